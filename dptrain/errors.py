@@ -1,0 +1,61 @@
+"""The errors that a user can meet, each with the exit code of the process that meets it.
+
+A message is one line: what, where, expected and found, what to do. The codes follow sysexits.h where it has
+a fitting one.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line, the same on every rank."""
+
+    OK = 0
+    CONFIG = 2
+    DATA = 65
+    DEVICE = 69
+    INTERNAL = 70
+    IO = 74
+    PREEMPTED = 75
+    DIVERGED = 76
+    STUCK = 77
+
+
+class DptrainError(Exception):
+    """Base of every error that ends in one clear line instead of a traceback.
+
+    Attributes:
+        exit_code: what the process exits with when nobody catches the error.
+    """
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+
+class ConfigError(DptrainError, ValueError):
+    """A setting or an argument is wrong; `ValueError` as in Keras."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class DataError(DptrainError, ValueError):
+    """A data set, model file or checkpoint is missing or malformed."""
+
+    exit_code = ExitCode.DATA
+
+
+class DeviceError(DptrainError, RuntimeError):
+    """The requested device cannot be used."""
+
+    exit_code = ExitCode.DEVICE
+
+
+class OutputError(DptrainError, OSError):
+    """Results cannot be written."""
+
+    exit_code = ExitCode.IO
+
+
+class DivergenceError(DptrainError, ArithmeticError):
+    """The loss or the parameters are no longer finite."""
+
+    exit_code = ExitCode.DIVERGED
