@@ -1,0 +1,164 @@
+"""The IDX format of MNIST: a magic number, the sizes, then the numbers in big-endian order; often inside gzip.
+
+    offset  bytes  meaning
+    0       2      zero
+    2       1      code of the dtype (`_DTYPES`)
+    3       1      number of dimensions D
+    4       4 D    sizes, big-endian unsigned
+    4+4D           the numbers, last index fastest
+
+The format is described at http://yann.lecun.com/exdb/mnist/.
+"""
+
+import gzip
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.data.sources import (
+    DEFAULT_MAX_BYTES,
+    ArraySource,
+    ByteStream,
+    StreamSource,
+    check_declared,
+    format_shape,
+    length_error,
+    stream_errors,
+)
+from dptrain.errors import DataError
+
+_DTYPES: dict[int, np.dtype[Any]] = {
+    0x08: np.dtype(np.uint8),
+    0x09: np.dtype(np.int8),
+    0x0B: np.dtype(">i2"),
+    0x0C: np.dtype(">i4"),
+    0x0D: np.dtype(">f4"),
+    0x0E: np.dtype(">f8"),
+}
+_CODES = {dtype.newbyteorder("="): code for code, dtype in _DTYPES.items()}
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> ArraySource:
+    """Open an IDX file; whether it is gzip-compressed is read from its first bytes, not from its name.
+
+    Only the header is read. The length of an uncompressed file is checked at once, that of a compressed one and its
+    checksum in the first `read_into`.
+
+    Args:
+        path: the file.
+        max_bytes: the largest array that may be declared.
+
+    Returns:
+        A source of the declared shape, in native byte order: uint8, int8, int16, int32, float32 or float64.
+
+    Raises:
+        DataError: missing or unreadable file, not IDX, too large, truncated or too long.
+    """
+    path = Path(path)
+    where = str(path)
+    with stream_errors(where), open(path, "rb") as raw:
+        compressed = raw.read(2) == GZIP_MAGIC
+        raw.seek(0)
+        with _decompressed(raw, compressed) as stream:
+            header, dtype, shape = _read_header(where, stream)
+        size = os.fstat(raw.fileno()).st_size - len(header)
+    check_declared(where, shape, dtype.itemsize, max_bytes)
+    declared = math.prod(shape) * dtype.itemsize
+    if not compressed and size != declared:
+        raise length_error(where, shape, declared, str(size))
+
+    @contextmanager
+    def open_payload() -> Iterator[ByteStream]:
+        with open(path, "rb") as raw, _decompressed(raw, compressed) as stream:
+            if _read_exactly(stream, len(header)) != header:
+                raise DataError(f"{where}: changed since it was opened; start again when nothing writes to it")
+            yield cast(ByteStream, stream)
+
+    return StreamSource(where, shape, dtype, open_payload, compressed=compressed)
+
+
+def write_idx(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
+    """Write `array` as an IDX file, gzip-compressed where the name ends in `.gz`.
+
+    Args:
+        path: the file; it is overwritten.
+        array: 1 to 255 dimensions below 2**32; uint8, int8, int16, int32, float32 or float64 in any byte order.
+
+    Raises:
+        DataError: IDX has no code for the dtype or the shape.
+        OSError: the file cannot be written.
+    """
+    code = _CODES.get(array.dtype.newbyteorder("="))
+    if code is None:
+        names = ", ".join(str(dtype) for dtype in _CODES)
+        raise DataError(f"{path}: IDX cannot hold {array.dtype}; expected one of {names}")
+    if not 1 <= array.ndim <= 255 or max(array.shape) >= 1 << 32:
+        raise DataError(f"{path}: IDX cannot hold the shape {format_shape(array.shape)}")
+    header = bytes((0, 0, code, array.ndim)) + np.array(array.shape, ">u4").tobytes()
+    with open(path, "wb") as raw:
+        # No time stamp, so that the same array gives the same file.
+        file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if Path(path).suffix == ".gz" else raw
+        file.write(header)
+        file.write(np.ascontiguousarray(array, _DTYPES[code]).reshape(-1).view(np.uint8).data)
+        if file is not raw:
+            file.close()
+
+
+def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:
+    """The header's bytes, the dtype as stored and the shape."""
+    magic = _read_exactly(stream, 4)
+    if len(magic) < 4:
+        raise DataError(f"{where}: not IDX: only {len(magic)} bytes; delete it and fetch it again")
+    dtype = _DTYPES.get(magic[2])
+    if magic[:2] != b"\0\0" or dtype is None or magic[3] == 0:
+        expected = "00000801" if "idx1" in Path(where).name else "00000803"
+        raise DataError(
+            f"{where}: not IDX: first bytes {magic.hex()}{_guess(magic)}, expected {expected}; delete it and fetch it "
+            "again"
+        )
+    sizes = _read_exactly(stream, 4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise DataError(
+            f"{where}: header of {magic[3]} dimensions declared = {4 + 4 * magic[3]} bytes, file has {4 + len(sizes)}; "
+            "delete it and fetch it again"
+        )
+    return magic + sizes, dtype, tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
+
+
+def _guess(first: bytes) -> str:
+    """What a file with these first four bytes may be."""
+    if first.lstrip()[:1] == b"<":
+        return " (HTML?)"
+    if first[:2] == GZIP_MAGIC:
+        return " (gzip twice?)"
+    if first[:2] == b"PK":
+        return " (zip?)"
+    if first[:1] == b"\x80":
+        return " (pickle?)"
+    return ""
+
+
+def _read_exactly(stream: BinaryIO, size: int) -> bytes:
+    """`size` bytes, or fewer at the end of the file."""
+    parts = b""
+    while len(parts) < size and (part := stream.read(size - len(parts))):
+        parts += part
+    return parts
+
+
+@contextmanager
+def _decompressed(raw: BinaryIO, compressed: bool) -> Iterator[BinaryIO]:
+    """`raw` itself, or what its gzip stream holds."""
+    if compressed:
+        with gzip.GzipFile(fileobj=raw, mode="rb") as stream:
+            yield cast(BinaryIO, stream)
+    else:
+        yield raw
