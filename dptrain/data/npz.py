@@ -1,0 +1,200 @@
+"""NumPy's `.npz`: a zip archive with one `.npy` member an array. Pickled objects are never loaded.
+
+The header of a member is parsed here and not by NumPy, whose reader trusts the lengths in a file that nobody checked:
+a 2 kB archive may make it allocate gigabytes.
+"""
+
+import ast
+import math
+import os
+import re
+import struct
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+
+from dptrain.data.sources import (
+    DEFAULT_MAX_BYTES,
+    ArraySource,
+    ByteStream,
+    DataSources,
+    StreamSource,
+    check_declared,
+    length_error,
+    one_line,
+    stream_errors,
+)
+from dptrain.errors import DataError
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+_NPY_MAGIC = b"\x93NUMPY"
+_MAX_HEADER_BYTES = 1 << 16
+_NUMBER = re.compile(r"[<>|=]?(i[1248]|u[1248]|f[248])")
+
+
+def open_npz(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> DataSources:
+    """Open an archive with the arrays x_train, y_train, x_test and y_test, as `numpy.savez` writes it.
+
+    Only headers are read. The length and checksum of a member are checked in its first `read_into`.
+
+    Args:
+        path: the file; the set is named after it.
+        max_bytes: the largest that each of the arrays may be.
+
+    Returns:
+        Sources of integers or floats in native byte order, of the shapes that were saved.
+
+    Raises:
+        DataError: missing or unreadable file, not a zip archive, a missing array, an array of other things than
+            numbers (pickled objects above all), too large, damaged, or the shapes do not fit together.
+    """
+    path = Path(path)
+    with stream_errors(str(path)), open(path, "rb") as raw:
+        first = raw.read(4)
+    if first[:2] != b"PK":
+        raise DataError(f"{path}: not an .npz archive: first bytes {first.hex() or 'none'}{_guess(first)}")
+    with _archive(path) as archive:
+        present = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        missing = [key for key in KEYS if key not in present]
+        if missing:
+            found = ", ".join(sorted(present)[:10]) or "nothing"
+            more = f" and {len(present) - 10} more" if len(present) > 10 else ""
+            raise DataError(
+                f"{path}: no {', '.join(missing)} in the archive; expected {', '.join(KEYS)}, found {found}{more}"
+            )
+        sources = {key: _open_member(path, archive, present[key], max_bytes) for key in KEYS}
+    return DataSources(name=path.stem, **sources)
+
+
+def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: int) -> ArraySource:
+    """The source for one array of an archive that is open."""
+    where = f"{path}:{member.removesuffix('.npy')}"
+    info = archive.getinfo(member)
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(
+            f"{where}: zip compression {info.compress_type}; save with numpy.savez or numpy.savez_compressed"
+        )
+    if info.flag_bits & 0x1:
+        raise DataError(f"{where}: encrypted; save with numpy.savez or numpy.savez_compressed")
+    with _archive_errors(where), archive.open(info) as stream:
+        header = _read_header(where, stream)
+    dtype, shape, fortran_order = _parse_header(where, header)
+    check_declared(where, shape, dtype.itemsize, max_bytes)
+    declared = math.prod(shape) * dtype.itemsize
+    if info.file_size != len(header) + declared:
+        raise length_error(where, shape, declared, str(info.file_size - len(header)))
+
+    @contextmanager
+    def open_payload() -> Iterator[ByteStream]:
+        with _archive(path) as archive, _archive_errors(where):
+            try:
+                stream = archive.open(member)
+            except KeyError:
+                stream = None
+            if stream is None or _read_exactly(stream, len(header)) != header:
+                raise DataError(f"{where}: changed since it was opened; start again when nothing writes to it")
+            with stream:
+                yield cast(ByteStream, stream)
+
+    # Stored members count as compressed as well: their checksum is worth one pass over the member.
+    return StreamSource(where, shape, dtype, open_payload, compressed=True, fortran_order=fortran_order)
+
+
+def _read_header(where: str, stream: IO[bytes]) -> bytes:
+    """Everything before the first number, as bytes."""
+    start = _read_exactly(stream, 8)
+    if start[:6] != _NPY_MAGIC:
+        raise DataError(
+            f"{where}: not .npy: first bytes {start[:6].hex() or 'none'}{_guess(start)}, expected {_NPY_MAGIC.hex()}"
+        )
+    # Version 3 differs from 2 only in the names of record fields, and records are refused anyway.
+    length_format = {1: "<H", 2: "<I", 3: "<I"}.get(start[6] if len(start) == 8 else 0)
+    if length_format is None:
+        raise DataError(f"{where}: .npy version {start[6:].hex('.')}, this build reads 1 to 3")
+    length_bytes = _read_exactly(stream, struct.calcsize(length_format))
+    if len(length_bytes) < struct.calcsize(length_format):
+        raise DataError(f"{where}: the .npy header ends early; delete it and fetch it again")
+    (length,) = struct.unpack(length_format, length_bytes)
+    if length > _MAX_HEADER_BYTES:
+        raise DataError(f"{where}: .npy header of {length} bytes declared, at most {_MAX_HEADER_BYTES} are read")
+    text = _read_exactly(stream, length)
+    if len(text) < length:
+        raise DataError(f"{where}: .npy header of {length} bytes declared, file has {len(text)}; fetch it again")
+    return start + length_bytes + text
+
+
+def _parse_header(where: str, header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """The dtype as stored, the shape, and whether the first index changes fastest."""
+    text = header[10 if header[6] == 1 else 12 :].decode("latin1")
+    try:
+        with warnings.catch_warnings():
+            # The parser warns of odd escapes in a damaged header; the checks below answer it.
+            warnings.simplefilter("ignore")
+            fields = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
+        raise DataError(f"{where}: damaged .npy header {text.strip()[:80]!a}; delete it and fetch it again")
+    descr, fortran_order, shape = fields["descr"], fields["fortran_order"], fields["shape"]
+    if isinstance(descr, str) and re.fullmatch(r"[<>|=]?O[0-9]*", descr):
+        raise DataError(f"{where}: holds pickled Python objects (dtype object), which are never loaded; save numbers")
+    if not isinstance(descr, str) or not _NUMBER.fullmatch(descr):
+        raise DataError(f"{where}: dtype {str(descr)[:40]!a}; expected integers or floats of at most 8 bytes")
+    if not isinstance(fortran_order, bool) or not _is_shape(shape):
+        raise DataError(f"{where}: damaged .npy header {text.strip()[:80]!a}; delete it and fetch it again")
+    return np.dtype(descr), shape, fortran_order
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, tuple) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _guess(first: bytes) -> str:
+    """What a file with these first bytes may be."""
+    if first[:1] == b"\x80":
+        return " (pickle? it is never loaded)"
+    if first.lstrip()[:1] == b"<":
+        return " (HTML?)"
+    if first[:4] == _NPY_MAGIC[:4]:
+        return " (a single .npy? save the four arrays with numpy.savez)"
+    return ""
+
+
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
+    """`size` bytes, or fewer at the end of the member."""
+    parts = b""
+    while len(parts) < size and (part := stream.read(size - len(parts))):
+        parts += part
+    return parts
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The open archive; what `zipfile` raises while opening it becomes a `DataError`."""
+    with stream_errors(str(path)), open(path, "rb") as raw:
+        with _archive_errors(str(path)):
+            archive = zipfile.ZipFile(raw)
+        with archive:
+            yield archive
+
+
+@contextmanager
+def _archive_errors(where: str) -> Iterator[None]:
+    """Turn whatever `zipfile` raises on damaged archives into a `DataError`.
+
+    Its documentation promises BadZipFile; damaged archives also bring NotImplementedError, RuntimeError, ValueError,
+    IndexError, struct.error, UnicodeDecodeError and OverflowError.
+    """
+    with stream_errors(where):
+        try:
+            yield
+        except (DataError, OSError, EOFError):
+            raise
+        except Exception as error:
+            raise DataError(f"{where}: damaged archive ({one_line(error)}); delete it and fetch it again") from None
