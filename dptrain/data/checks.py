@@ -1,0 +1,96 @@
+"""Checks of the numbers themselves, once they are in memory: finite features, labels that name a class."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dptrain.errors import DataError
+
+_CHUNK = 1 << 18
+"""Numbers looked at together: temporaries stay in the cache and below a megabyte or two."""
+
+
+def check_labels_integer(labels: NDArray[Any], where: str) -> None:
+    """Refuse labels that are not one class number a sample.
+
+    Args:
+        labels: (N,) or (N, 1).
+        where: begins the message.
+
+    Raises:
+        DataError: the dtype is not an integer type, or there is more than one number a sample.
+    """
+    if labels.ndim != 1 and labels.shape[1:] != (1,):
+        hint = "; one-hot? use its argmax over the last axis" if labels.ndim == 2 else ""
+        raise DataError(f"{where}: labels have shape {labels.shape}, expected one class number a sample{hint}")
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{where}: labels are {labels.dtype}, expected integers; convert them with astype('int64')")
+
+
+def check_labels(labels: NDArray[Any], num_classes: int, where: str, first_index: int = 0) -> None:
+    """Refuse a label that names no class.
+
+    Args:
+        labels: (N,) or (N, 1) integers.
+        num_classes: labels must lie in [0, num_classes).
+        where: begins the message.
+        first_index: the index of `labels[0]` in the whole data set.
+
+    Raises:
+        DataError: as `check_labels_integer`, or a label is out of range; the first such label is named.
+    """
+    check_labels_integer(labels, where)
+    flat = labels[:, 0] if labels.ndim == 2 else labels
+    for begin in range(0, len(flat), _CHUNK):
+        part = flat[begin : begin + _CHUNK]
+        if int(part.min()) >= 0 and int(part.max()) < num_classes:
+            continue
+        # An unsigned label must not be compared with a negative number, nor a small one with a bound it cannot hold.
+        wide = part.astype(np.int64) if part.dtype != np.uint64 else np.minimum(part, 2**63 - 1).astype(np.int64)
+        index = int(np.flatnonzero((wide < 0) | (wide >= num_classes))[0])
+        raise DataError(
+            f"{where}: label {int(part[index])} at index {first_index + begin + index}; {num_classes} classes allow "
+            f"0-{num_classes - 1}"
+        )
+
+
+def check_finite(x: NDArray[Any], where: str, first_index: int = 0) -> None:
+    """Refuse NaN and infinite features; integers are always finite.
+
+    Args:
+        x: (N, F...) of any dtype.
+        where: begins the message.
+        first_index: the index of `x[0]` in the whole data set.
+
+    Raises:
+        DataError: names the first such number, its feature as an index into the flattened sample, and the total.
+    """
+    if x.dtype.kind not in "fc" or not x.size:
+        return
+    features = x.size // len(x)
+    total, first = 0, ""
+    for begin, part in _flat_chunks(x, features):
+        finite = np.isfinite(part)
+        if finite.all():
+            continue
+        bad = np.flatnonzero(~finite)
+        total += len(bad)
+        if not first:
+            sample, feature = divmod(begin + int(bad[0]), features)
+            kind = "NaN" if np.isnan(part[bad[0]]) else "Inf"
+            first = f"{kind} at sample {first_index + sample}, feature {feature}"
+    if total:
+        raise DataError(f"{where}: {first} ({total} in all); remove or replace them")
+
+
+def _flat_chunks(x: NDArray[Any], features: int) -> Any:
+    """Pairs (index of the first number, some numbers in C order) that cover `x`."""
+    if x.flags.c_contiguous:
+        flat = x.reshape(-1)
+        for begin in range(0, flat.size, _CHUNK):
+            yield begin, flat[begin : begin + _CHUNK]
+        return
+    rows = max(1, _CHUNK // features)
+    for row in range(0, len(x), rows):
+        yield row * features, x[row : row + rows].reshape(-1)
