@@ -1,0 +1,373 @@
+"""Data sets by name or by path: where their files are looked for, and how missing ones come to be there.
+
+To add a named set, add one entry to `CATALOG`.
+
+`ensure_available` may write to the cache and is called by one process of a node; then all of them call `open_dataset`,
+which only reads.
+"""
+
+import difflib
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from gzip import GzipFile
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+from filelock import FileLock, Timeout
+
+from dptrain.data import strokes
+from dptrain.data.idx import open_idx
+from dptrain.data.npz import open_npz
+from dptrain.data.sources import CHUNK_BYTES, DEFAULT_MAX_BYTES, ArraySource, DataSources, format_bytes, stream_errors
+from dptrain.errors import ConfigError, DataError, OutputError
+
+__all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]
+
+CONNECT_TIMEOUT = 20.0
+"""Seconds without a byte from the server after which a download is given up."""
+
+FETCH_TIMEOUT = 600.0
+"""Seconds that one file may take in all, and that another process waits for the one that fetches."""
+
+_MAX_FETCH_BYTES = 64_000_000
+
+# Both spellings are in use: the archives' own, and that of copies unpacked by some tools.
+_IDX_NAMES = {
+    "x_train": ("train-images-idx3-ubyte", "train-images.idx3-ubyte"),
+    "y_train": ("train-labels-idx1-ubyte", "train-labels.idx1-ubyte"),
+    "x_test": ("t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte"),
+    "y_test": ("t10k-labels-idx1-ubyte", "t10k-labels.idx1-ubyte"),
+}
+
+
+def cache_dir() -> Path:
+    """The folder for fetched and generated files: `$DPTRAIN_CACHE`, else the user's cache folder."""
+    chosen = os.environ.get("DPTRAIN_CACHE")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("dptrain"))
+
+
+def ensure_available(name_or_path: str, *, data_dir: Path | None = None) -> None:
+    """Bring the files of a named set onto this machine; for a path there is nothing to do.
+
+    Safe when several processes call it at once: one works, the others wait for it.
+
+    Args:
+        name_or_path: a name in `CATALOG`, a folder of IDX files, or an `.npz` file.
+        data_dir: where the user keeps the files of a named set; it is looked at first and never written to.
+
+    Raises:
+        ConfigError: neither a name nor something that looks like a path.
+        DataError: the files are not here and cannot be fetched, or what was fetched is not the data set.
+        OutputError: the cache cannot be written.
+    """
+    named = _lookup(name_or_path)
+    if named is not None:
+        named.ensure(name_or_path, data_dir)
+
+
+def open_dataset(name_or_path: str, *, data_dir: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> DataSources:
+    """Open a data set; only headers are read.
+
+    Args:
+        name_or_path: a name in `CATALOG`, a folder that holds the four IDX files (.gz or not), or an `.npz` file.
+        data_dir: where the user keeps the files of a named set: directly in it or in a folder of that name.
+        max_bytes: the largest that each of the four arrays may be.
+
+    Raises:
+        ConfigError: neither a name nor something that looks like a path.
+        DataError: missing, malformed or too large files.
+    """
+    named = _lookup(name_or_path)
+    if named is not None:
+        return named.open(name_or_path, data_dir, max_bytes)
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return _open_idx_folder(path.name or str(path), path, max_bytes)
+    if not path.exists():
+        raise DataError(f"data: {path} not found; expected a folder of IDX files, an .npz file or one of {_names()}")
+    return open_npz(path, max_bytes=max_bytes)
+
+
+class NamedDataset(ABC):
+    """A set that is known by name."""
+
+    @abstractmethod
+    def ensure(self, name: str, data_dir: Path | None) -> None:
+        """Make the files present, as `ensure_available`."""
+
+    @abstractmethod
+    def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
+        """Open the files, as `open_dataset`."""
+
+
+class GeneratedStrokes(NamedDataset):
+    """The built-in set: drawn once, then kept in the cache as an uncompressed `.npz`."""
+
+    def ensure(self, name: str, data_dir: Path | None) -> None:
+        """Generate the cached file unless a good one is there."""
+        path = self._path(name)
+        if self._is_good(path):
+            return
+        with _locked(path.parent):
+            if self._is_good(path):
+                return
+            x_train, y_train, x_test, y_test = strokes.generate()
+            with _replacing(path) as part, open(part, "wb") as file:
+                np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+
+    def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
+        """Open the cached file."""
+        sources = open_npz(self._path(name), max_bytes=max_bytes)
+        return DataSources(name, sources.x_train, sources.y_train, sources.x_test, sources.y_test)
+
+    @staticmethod
+    def _path(name: str) -> Path:
+        return cache_dir() / name / f"{name}-v{strokes.VERSION}.npz"
+
+    @staticmethod
+    def _is_good(path: Path) -> bool:
+        """Whether a complete file is there: headers and length fit, which a partly written one fails."""
+        try:
+            open_npz(path)
+        except DataError:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class FetchedIdx(NamedDataset):
+    """Four gzip-compressed IDX files from an official address, in the layout of MNIST.
+
+    Attributes:
+        address: ends in a slash; the names of the files follow.
+        shapes: the shape of each array.
+        sha256: of the decompressed content of each array's file, where it could be verified. Not of the .gz file:
+            copies that were compressed again hold the same data.
+    """
+
+    address: str
+    shapes: Mapping[str, tuple[int, ...]]
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    def ensure(self, name: str, data_dir: Path | None) -> None:
+        """Fetch what is nowhere on this machine into the cache."""
+        folder = cache_dir() / name
+        if self._find(name, data_dir) is not None:
+            return
+        with _locked(folder):
+            for key, (file, _) in _IDX_NAMES.items():
+                path = folder / f"{file}.gz"
+                if _find_idx(folder, key) is None:
+                    with _replacing(path) as part:
+                        self._fetch(name, self.address + path.name, part)
+                        self._verify(key, self.address + path.name, part)
+
+    def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
+        """Open the files from the first place that has them."""
+        folder = self._find(name, data_dir)
+        if folder is None:
+            places = ", ".join(str(place) for place in self._places(name, data_dir))
+            raise DataError(f"data: {places}/{_IDX_NAMES['x_train'][0]}.gz not found; {_advice(name)}")
+        return _open_idx_folder(name, folder, max_bytes)
+
+    @staticmethod
+    def _places(name: str, data_dir: Path | None) -> list[Path]:
+        places = [data_dir, data_dir / name] if data_dir is not None else []
+        if chosen := os.environ.get("DPTRAIN_DATA"):
+            places.append(Path(chosen).expanduser() / name)
+        return [*places, cache_dir() / name]
+
+    def _find(self, name: str, data_dir: Path | None) -> Path | None:
+        """The first folder with all four files; one of the user's own that holds only some of them is an error."""
+        if data_dir is not None and not data_dir.is_dir():
+            raise DataError(f"data: {data_dir}/{_IDX_NAMES['x_train'][0]}.gz not found: there is no such folder")
+        for place in self._places(name, data_dir):
+            missing = [key for key in _IDX_NAMES if _find_idx(place, key) is None]
+            if not missing:
+                return place
+            if len(missing) < len(_IDX_NAMES) and place != cache_dir() / name:
+                raise _not_found(place, missing[0])
+        return None
+
+    @staticmethod
+    def _fetch(name: str, url: str, part: Path) -> None:
+        """Download `url` to `part`.
+
+        Raises:
+            DataError: unreachable, slow, too long or cut short.
+        """
+        deadline = time.monotonic() + FETCH_TIMEOUT
+        done, declared = 0, None
+        missing = f"data: {name} is not on this machine and {url}"
+        try:
+            with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT) as response:
+                declared = response.headers.get("Content-Length")
+                with open(part, "wb") as file:
+                    while chunk := response.read(CHUNK_BYTES):
+                        done += len(chunk)
+                        if done > _MAX_FETCH_BYTES:
+                            raise DataError(f"{url}: more than {format_bytes(_MAX_FETCH_BYTES)}; {_advice(name)}")
+                        if time.monotonic() > deadline:
+                            raise DataError(f"{url}: not complete after {FETCH_TIMEOUT:.0f} s; {_advice(name)}")
+                        file.write(chunk)
+        except http.client.IncompleteRead as error:
+            raise _cut_short(name, url, declared, done + len(error.partial)) from None
+        except urllib.error.HTTPError as error:
+            with error:
+                raise DataError(f"{missing} answers {error.code} {error.reason}; {_advice(name)}") from None
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise DataError(f"{missing} cannot be reached ({reason}); {_advice(name)}") from None
+        if declared is not None and declared.isdecimal() and done != int(declared):
+            raise _cut_short(name, url, declared, done)
+
+    def _verify(self, key: str, url: str, part: Path) -> None:
+        """Check that the downloaded file is the array that `key` names.
+
+        Raises:
+            DataError: not IDX, another shape, damaged, or another content.
+        """
+        try:
+            source = open_idx(part)
+            source.read()
+        except DataError as error:
+            raise DataError(str(error).replace(str(part), url)) from None
+        if source.shape != self.shapes[key] or source.dtype != np.uint8:
+            raise DataError(f"{url}: holds {source.dtype} {source.shape}, expected uint8 {self.shapes[key]}")
+        expected = self.sha256.get(key)
+        if expected is not None and (found := _content_sha256(part)) != expected:
+            raise DataError(
+                f"{url}: content has SHA-256 {found}, expected {expected}; fetch again from a trusted place"
+            )
+
+
+CATALOG: dict[str, NamedDataset] = {
+    "strokes": GeneratedStrokes(),
+    "mnist": FetchedIdx(
+        address="https://storage.googleapis.com/cvdf-datasets/mnist/",
+        shapes={"x_train": (60000, 28, 28), "y_train": (60000,), "x_test": (10000, 28, 28), "y_test": (10000,)},
+        sha256={
+            "x_train": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "y_train": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "x_test": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "y_test": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+    ),
+    # No SHA-256: there was no copy to verify one against. The IDX structure, the counts and gzip's CRC are checked.
+    "fashion-mnist": FetchedIdx(
+        address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        shapes={"x_train": (60000, 28, 28), "y_train": (60000,), "x_test": (10000, 28, 28), "y_test": (10000,)},
+    ),
+}
+
+
+def _names() -> str:
+    return ", ".join(CATALOG)
+
+
+def _lookup(name_or_path: str) -> NamedDataset | None:
+    """The named set, or None for a path."""
+    if name_or_path in CATALOG:
+        return CATALOG[name_or_path]
+    path = Path(name_or_path).expanduser()
+    looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~")) or path.suffix in (".npz", ".gz")
+    if name_or_path and (looks_like_path or path.exists()):
+        return None
+    close = difflib.get_close_matches(name_or_path, CATALOG, n=1, cutoff=0.5)
+    hint = (
+        f"did you mean {close[0]!r}?" if close else f"expected one of {_names()}, a folder of IDX files or an .npz file"
+    )
+    raise ConfigError(f"unknown data set {name_or_path!r}; {hint}")
+
+
+def _open_idx_folder(name: str, folder: Path, max_bytes: int) -> DataSources:
+    """The four IDX files of `folder`."""
+    sources: dict[str, ArraySource] = {}
+    for key in _IDX_NAMES:
+        path = _find_idx(folder, key)
+        if path is None:
+            raise _not_found(folder, key)
+        sources[key] = open_idx(path, max_bytes=max_bytes)
+    return DataSources(name=name, **sources)
+
+
+def _find_idx(folder: Path, key: str) -> Path | None:
+    """The file of one array under any of its spellings; the uncompressed one first, because it reads faster."""
+    candidates = (folder / f"{name}{ending}" for ending in ("", ".gz") for name in _IDX_NAMES[key])
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _not_found(folder: Path, key: str) -> DataError:
+    files = ", ".join(names[0] for names in _IDX_NAMES.values())
+    return DataError(f"data: {folder}/{_IDX_NAMES[key][0]}.gz not found; expected {files}, .gz or not")
+
+
+def _advice(name: str) -> str:
+    files = ", ".join(f"{names[0]}.gz" for names in _IDX_NAMES.values())
+    return f"put {files} into {cache_dir() / name}, or name their folder with --data-dir"
+
+
+def _cut_short(name: str, url: str, declared: str | None, done: int) -> DataError:
+    return DataError(f"{url}: {declared} bytes announced, {done} received; try again, or {_advice(name)}")
+
+
+def _content_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with stream_errors(str(path)), GzipFile(path) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of the cache, which is made if need be."""
+    lock = folder / ".lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=FETCH_TIMEOUT):
+            yield
+    except Timeout:
+        raise OutputError(
+            f"{lock}: held by another process for {FETCH_TIMEOUT:.0f} s; end it, or set DPTRAIN_CACHE"
+        ) from None
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot write the cache ({error.strerror or error}); set DPTRAIN_CACHE") from None
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`; what stands there afterwards becomes `path` in one step, and survives a crash.
+
+    The lock of the folder must be held, so that the temporary name can be a fixed one: whatever a killed process left
+    there is overwritten.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        _sync(part)
+        os.replace(part, path)
+        _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return  # elsewhere a folder cannot be opened, and renaming is made durable by the system
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
