@@ -1,1 +1,5 @@
-"""Data sets: sources of rows on disk or in memory, their formats, the built-in set and the catalogue of names."""
+"""Data sets: reading, generating, fetching, and sharing them out among ranks."""
+
+from dptrain.data.loading import load
+
+__all__ = ["load"]

@@ -1,0 +1,28 @@
+"""dptrain: data-parallel training of neural networks with MPI, in Keras' words.
+
+Importing it touches no GPU and no MPI.
+"""
+
+from dptrain.failure import install_excepthook
+from dptrain.launcher import limit_threads_before_numpy
+
+limit_threads_before_numpy()
+install_excepthook()
+
+from dptrain import data as datasets  # noqa: E402
+from dptrain import layers, losses, metrics, optimizers, utils  # noqa: E402
+from dptrain.sequential import Sequential  # noqa: E402
+from dptrain.train import callbacks  # noqa: E402
+from dptrain.version import __version__  # noqa: E402
+
+__all__ = [
+    "Sequential",
+    "__version__",
+    "callbacks",
+    "datasets",
+    "layers",
+    "losses",
+    "metrics",
+    "optimizers",
+    "utils",
+]

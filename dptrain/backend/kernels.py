@@ -1,0 +1,21 @@
+"""Where the CUDA sources are: `kernels/` of a checkout, or the copy that travels inside the wheel."""
+
+from pathlib import Path
+
+from dptrain.errors import DeviceError
+
+
+def kernels_dir(package: Path = Path(__file__).resolve().parents[1]) -> Path:
+    """Return the folder of the CUDA sources.
+
+    Args:
+        package: the folder of the installed `dptrain` package.
+
+    Raises:
+        DeviceError: it is at neither place.
+    """
+    places = (package / "_kernels", package.parent / "kernels")
+    for place in places:
+        if (place / "README.md").is_file():
+            return place
+    raise DeviceError(f"CUDA sources found neither in {places[0]} nor in {places[1]}: install dptrain again")

@@ -1,0 +1,350 @@
+"""The NumPy backend: the CPU's, and the reference that CUDA kernels are compared with.
+
+What costs on a CPU is memory passes and Python calls, not the matrix products of small networks. So every op writes
+into buffers that exist, scratch is allocated once per shape, and the update works through the flat buffers in chunks
+that stay in the cache, on as many threads as the rank may use.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend import denormals
+from dptrain.backend.base import Backend, HostArray
+from dptrain.random import Purpose, stream
+
+Array = npt.NDArray[Any]
+
+# Elements of a chunk: five float32 streams of it fit in a core's 1-2 MB second-level cache.
+_CHUNK = 32768
+# Below this many elements waking a second thread costs more than it saves (tens of microseconds).
+_PARALLEL_FROM = 6 * _CHUNK
+
+
+class NumpyBackend(Backend):
+    """Ops on NumPy arrays.
+
+    Args:
+        dtype: float32, or float64 for a reference.
+        threads: threads of elementwise work on large buffers; matrix products use the BLAS library's own.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int = 1) -> None:
+        self.name = "numpy"
+        self.dtype = np.dtype(dtype)
+        self.threads = threads
+        self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}"
+        self._scratch: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    # Memory
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
+        return np.empty(shape, self.dtype if dtype is None else dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
+        return np.zeros(shape, self.dtype if dtype is None else dtype)
+
+    def upload(self, array: HostArray) -> Array:
+        return array
+
+    def download(self, buffer: Array) -> HostArray:
+        return buffer.copy()
+
+    def write(self, buffer: Array, array: HostArray) -> None:
+        buffer[...] = array
+
+    def host_view(self, buffer: Array) -> HostArray:
+        return buffer
+
+    def commit(self, buffer: Array, host: HostArray) -> None:
+        pass  # the host view is the buffer
+
+    def step_scope(self) -> AbstractContextManager[None]:
+        return denormals.flush_to_zero()
+
+    # Batches
+
+    def gather(self, x_NF: Array, rows_B: Array, scale: float, offset: float, out_BF: Array) -> None:
+        stored = self._temporary("gather", out_BF.shape, x_NF.dtype)
+        # mode="clip" writes straight into `out`; the default checks bounds by way of a second copy.
+        np.take(x_NF, rows_B, axis=0, out=stored, mode="clip")
+        np.multiply(stored, self.dtype.type(scale), out=out_BF, casting="same_kind")
+        if offset:
+            np.add(out_BF, self.dtype.type(offset), out=out_BF)
+
+    def gather_targets(self, y_N: Array, rows_B: Array, out_B: Array) -> None:
+        np.take(y_N, rows_B, axis=0, out=out_B, mode="clip")
+
+    # Layers
+
+    def dense_forward(
+        self, x_BI: Array, kernel_IO: Array, bias_O: Array | None, activation: str, y_BO: Array
+    ) -> None:
+        np.matmul(x_BI, kernel_IO, out=y_BO)
+        if bias_O is not None:
+            np.add(y_BO, bias_O, out=y_BO)
+        if activation != "linear":
+            self.activation_forward(y_BO, activation, y_BO)
+
+    def dense_backward(
+        self,
+        x_BI: Array,
+        kernel_IO: Array,
+        y_BO: Array,
+        dy_BO: Array,
+        activation: str,
+        dkernel_IO: Array,
+        dbias_O: Array | None,
+        dx_BI: Array | None,
+    ) -> None:
+        if activation != "linear":
+            self.activation_backward(y_BO, dy_BO, activation, dy_BO)
+        np.matmul(x_BI.T, dy_BO, out=dkernel_IO)
+        if dbias_O is not None:
+            np.add.reduce(dy_BO, axis=0, out=dbias_O)
+        if dx_BI is not None:
+            np.matmul(dy_BO, kernel_IO.T, out=dx_BI)
+
+    def activation_forward(self, x_BF: Array, activation: str, y_BF: Array) -> None:
+        if activation == "relu":
+            np.maximum(x_BF, 0, out=y_BF)
+        elif activation == "sigmoid":
+            # 1 / (1 + exp(-x)) overflows harmlessly in float32 below -88; tanh never does.
+            np.multiply(x_BF, self.dtype.type(0.5), out=y_BF)
+            np.tanh(y_BF, out=y_BF)
+            np.multiply(y_BF, self.dtype.type(0.5), out=y_BF)
+            np.add(y_BF, self.dtype.type(0.5), out=y_BF)
+        elif activation == "tanh":
+            np.tanh(x_BF, out=y_BF)
+        elif activation == "softmax":
+            self._shifted_exp(x_BF, y_BF, y_BF)
+            np.divide(y_BF, np.add.reduce(y_BF, axis=-1, keepdims=True), out=y_BF)
+        else:
+            np.copyto(y_BF, x_BF)
+
+    def activation_backward(self, y_BF: Array, dy_BF: Array, activation: str, dx_BF: Array) -> None:
+        if activation == "relu":
+            positive = self._temporary("relu", y_BF.shape, np.bool_)
+            np.greater(y_BF, 0, out=positive)
+            np.multiply(dy_BF, positive, out=dx_BF)
+        elif activation in ("sigmoid", "tanh"):
+            slope = self._temporary("slope", y_BF.shape, self.dtype)
+            np.multiply(y_BF, y_BF, out=slope)  # tanh' = 1 - y^2, sigmoid' = y - y^2
+            np.subtract(y_BF if activation == "sigmoid" else self.dtype.type(1), slope, out=slope)
+            np.multiply(dy_BF, slope, out=dx_BF)
+        elif activation == "softmax":
+            weighted = self._temporary("slope", y_BF.shape, self.dtype)
+            np.multiply(y_BF, dy_BF, out=weighted)
+            np.subtract(dy_BF, np.add.reduce(weighted, axis=-1, keepdims=True), out=dx_BF)
+            np.multiply(dx_BF, y_BF, out=dx_BF)
+        elif dx_BF is not dy_BF:
+            np.copyto(dx_BF, dy_BF)
+
+    def affine(self, x_BF: Array, scale: float, offset: float, y_BF: Array) -> None:
+        np.multiply(x_BF, self.dtype.type(scale), out=y_BF)
+        if offset:
+            np.add(y_BF, self.dtype.type(offset), out=y_BF)
+
+    def dropout_mask(
+        self, rate: float, seed: int, step: int, layer: int, first_row: int, mask_BF: Array
+    ) -> None:
+        rows, features = mask_BF.shape
+        blocks = -(-features // 8)
+        bits = stream(seed, Purpose.DROPOUT, step, layer, offset=first_row * blocks).bit_generator.random_raw(
+            rows * blocks * 4
+        )
+        draws = bits.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
+        np.multiply(draws >= np.uint32(rate * 2**32), self.dtype.type(1 / (1 - rate)), out=mask_BF)
+
+    def multiply(self, a: Array, b: Array, out: Array) -> None:
+        np.multiply(a, b, out=out)
+
+    def copy(self, source: Array, out: Array) -> None:
+        np.copyto(out, source)
+
+    # Losses and metrics
+
+    def softmax_cross_entropy(
+        self, logits_BC: Array, labels_B: Array, dlogits_BC: Array | None, loss_sum: Array
+    ) -> None:
+        rows, classes = logits_BC.shape
+        exp_BC = dlogits_BC if dlogits_BC is not None else self._temporary("exp", logits_BC.shape, self.dtype)
+        shifted_BC = self._temporary("shifted", logits_BC.shape, self.dtype)
+        sum_B1 = self._temporary("sum", (rows, 1), self.dtype)
+        onehot_BC = self._temporary("onehot", logits_BC.shape, np.bool_)
+        np.equal(labels_B[:, None], np.arange(classes), out=onehot_BC)
+        self._shifted_exp(logits_BC, shifted_BC, exp_BC)
+        np.add.reduce(exp_BC, axis=-1, keepdims=True, out=sum_B1)
+        if dlogits_BC is not None:
+            np.divide(exp_BC, sum_B1, out=dlogits_BC)
+            np.subtract(dlogits_BC, onehot_BC, out=dlogits_BC)
+        # -log softmax[label] = log(sum exp(shifted)) - shifted[label]
+        np.multiply(shifted_BC, onehot_BC, out=shifted_BC)
+        np.log(sum_B1, out=sum_B1)
+        loss_sum += np.add.reduce(sum_B1, axis=None) - np.add.reduce(shifted_BC, axis=None)
+
+    def squared_error(
+        self, y_BF: Array, target_BF: Array, dy_BF: Array | None, loss_sum: Array
+    ) -> None:
+        difference = self._temporary("difference", y_BF.shape, self.dtype)
+        np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
+        features = y_BF.shape[-1]
+        if dy_BF is not None:
+            np.multiply(difference, self.dtype.type(2 / features), out=dy_BF)
+        np.multiply(difference, difference, out=difference)
+        loss_sum += np.add.reduce(difference, axis=None) / features
+
+    def count_correct(self, scores_BC: Array, labels_B: Array, correct_sum: Array) -> None:
+        best_B = self._temporary("best", labels_B.shape, np.intp)
+        np.argmax(scores_BC, axis=-1, out=best_B)
+        correct_sum += np.count_nonzero(best_B == labels_B)
+
+    def absolute_error(self, y_BF: Array, target_BF: Array, error_sum: Array) -> None:
+        difference = self._temporary("difference", y_BF.shape, self.dtype)
+        np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
+        np.absolute(difference, out=difference)
+        error_sum += np.add.reduce(difference, axis=None) / y_BF.shape[-1]
+
+    # Flat buffers
+
+    def fill(self, buffer: Array, value: float) -> None:
+        buffer.fill(value)
+
+    def add(self, source: Array, out: Array) -> None:
+        np.add(out, source, out=out)
+
+    def adam(
+        self,
+        params_P: Array,
+        grads_P: Array,
+        momentum_P: Array,
+        velocity_P: Array,
+        weight: Array,
+        alpha: float,
+        beta_1: float,
+        beta_2: float,
+        epsilon: float,
+    ) -> None:
+        # Moments are scaled sums: m = beta_1 m + (1 - beta_1) g. Folding the division by the weight into the factors
+        # and working in place on the gradient leaves twelve passes, each over a chunk that is in the cache.
+        number = self.dtype.type
+        to_m = number((1 - beta_1) / float(weight[0]))
+        to_v = number((1 - beta_2) / (1 - beta_1) ** 2)
+        b1, b2, eps, minus_alpha = number(beta_1), number(beta_2), number(epsilon), number(-alpha)
+
+        def update(begin: int, end: int, scratch: Array) -> None:
+            p, g, m, v = params_P[begin:end], grads_P[begin:end], momentum_P[begin:end], velocity_P[begin:end]
+            np.multiply(g, to_m, out=g)
+            np.multiply(m, b1, out=m)
+            np.add(m, g, out=m)
+            np.multiply(g, g, out=g)
+            np.multiply(g, to_v, out=g)
+            np.multiply(v, b2, out=v)
+            np.add(v, g, out=v)
+            np.sqrt(v, out=g)
+            np.add(g, eps, out=g)
+            np.divide(m, g, out=g)
+            np.multiply(g, minus_alpha, out=g)
+            np.add(p, g, out=p)
+
+        self._in_chunks(params_P.size, update)
+
+    def rmsprop(
+        self,
+        params_P: Array,
+        grads_P: Array,
+        velocity_P: Array,
+        weight: Array,
+        learning_rate: float,
+        rho: float,
+        epsilon: float,
+    ) -> None:
+        number = self.dtype.type
+        divide, rate, eps = number(1 / float(weight[0])), number(learning_rate), number(epsilon)
+        keep, take = number(rho), number(1 - rho)
+
+        def update(begin: int, end: int, scratch: Array) -> None:
+            p, g, v = params_P[begin:end], grads_P[begin:end], velocity_P[begin:end]
+            np.multiply(g, divide, out=g)
+            np.multiply(g, g, out=scratch)
+            np.multiply(scratch, take, out=scratch)
+            np.multiply(v, keep, out=v)
+            np.add(v, scratch, out=v)
+            np.add(v, eps, out=scratch)
+            np.sqrt(scratch, out=scratch)
+            np.divide(g, scratch, out=g)
+            np.multiply(g, rate, out=g)
+            np.subtract(p, g, out=p)
+
+        self._in_chunks(params_P.size, update)
+
+    def sgd(
+        self,
+        params_P: Array,
+        grads_P: Array,
+        momentum_P: Array | None,
+        weight: Array,
+        learning_rate: float,
+        momentum: float,
+    ) -> None:
+        number = self.dtype.type
+        minus_rate, keep = number(-learning_rate / float(weight[0])), number(momentum)
+
+        def update(begin: int, end: int, scratch: Array) -> None:
+            p, g = params_P[begin:end], grads_P[begin:end]
+            np.multiply(g, minus_rate, out=g)
+            if momentum_P is not None:
+                m = momentum_P[begin:end]
+                np.multiply(m, keep, out=m)
+                np.add(m, g, out=m)
+                np.add(p, m, out=p)
+            else:
+                np.add(p, g, out=p)
+
+        self._in_chunks(params_P.size, update)
+
+    # Helpers
+
+    def _shifted_exp(self, x_BF: Array, shifted_BF: Array, exp_BF: Array) -> None:
+        """shifted = x - max(x), exp = exp(shifted), over the last axis; the highest exponent is 0."""
+        highest = self._temporary("highest", (*x_BF.shape[:-1], 1), self.dtype)
+        np.maximum.reduce(x_BF, axis=-1, keepdims=True, out=highest)
+        np.subtract(x_BF, highest, out=shifted_BF)
+        np.exp(shifted_BF, out=exp_BF)
+
+    def _temporary(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+        """Return scratch of that name and shape, allocated at its first use."""
+        key = (name, shape, np.dtype(dtype))
+        buffer = self._scratch.get(key)
+        if buffer is None:
+            buffer = self._scratch[key] = np.empty(shape, dtype)
+        return buffer
+
+    def _in_chunks(self, size: int, update: Callable[[int, int, Array], None]) -> None:
+        """Call `update(begin, end, scratch)` for chunks that cover `size` elements, on this rank's threads if that pays.
+
+        `scratch` has the chunk's length and belongs to the calling thread.
+        """
+        scratch_TC = self._temporary("chunk", (self.threads, _CHUNK), self.dtype)
+
+        def work(first: int, last: int, thread: int) -> None:
+            for begin in range(first, last, _CHUNK):
+                end = min(begin + _CHUNK, last)
+                update(begin, end, scratch_TC[thread, : end - begin])
+
+        if self.threads == 1 or size < _PARALLEL_FROM:
+            work(0, size, 0)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads - 1, initializer=denormals.enable_flush_to_zero)
+        share = -(-size // (self.threads * _CHUNK)) * _CHUNK
+        parts = [(begin, min(begin + share, size)) for begin in range(0, size, share)]
+        others = [self._pool.submit(work, begin, end, 1 + i) for i, (begin, end) in enumerate(parts[1:])]
+        work(*parts[0], 0)
+        for other in others:
+            other.result()

@@ -1,0 +1,34 @@
+"""What joins ranks: `solo` (one process) or `mpi`."""
+
+from dptrain.comm.base import AgreedError, Communicator
+from dptrain.comm.solo import SoloCommunicator
+from dptrain.launcher import detect_launch
+
+__all__ = ["AgreedError", "Communicator", "SoloCommunicator", "current"]
+
+_current: Communicator | None = None
+
+
+def current() -> Communicator:
+    """Return this process's communicator, made at the first call: MPI's under a launcher, else the solo one.
+
+    Collective under a launcher, because starting MPI is.
+
+    Raises:
+        ConfigError: the launcher's number of processes is not MPI's.
+    """
+    global _current
+    if _current is None:
+        launch = detect_launch()
+        if launch is None:
+            _current = SoloCommunicator()
+        else:
+            from dptrain.comm.mpi import MpiCommunicator
+
+            _current = MpiCommunicator(launch)
+    return _current
+
+
+def is_started() -> bool:
+    """Whether `current` has been called, so that asking it again starts nothing."""
+    return _current is not None

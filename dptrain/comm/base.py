@@ -1,0 +1,142 @@
+"""What joins ranks: the abstract communicator.
+
+Buffers, not pickles: arrays travel as they lie in memory, small facts as bytes. Every method is a collective: all
+ranks call the same ones in the same order.
+"""
+
+import json
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy.typing as npt
+
+from dptrain.errors import DptrainError, ExitCode
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
+
+
+class AgreedError(DptrainError):
+    """An error that every rank knows of: rank 0 prints it, all ranks end together with its exit code.
+
+    Attributes:
+        exit_code: that of the lowest failed rank.
+        where: what was being done.
+        failures: the failed ranks, each with its message.
+    """
+
+    def __init__(self, where: str, exit_code: ExitCode, message: str, failures: Sequence[tuple[int, str]]) -> None:
+        super().__init__(message)
+        self.where = where
+        self.exit_code = exit_code
+        self.failures = tuple(failures)
+
+
+class Communicator(ABC):
+    """A fixed group of ranks.
+
+    Attributes:
+        rank: this process, 0 to size - 1.
+        size: the number of ranks (world size).
+        local_rank: this process among those of its node.
+        local_size: the ranks of this node.
+        host: this node's name.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def host(self) -> str:
+        """This node's name."""
+        return socket.gethostname()
+
+    @abstractmethod
+    def allreduce_sum(self, buffer: Array) -> None:
+        """Replace a contiguous buffer by its elementwise sum over all ranks, in place."""
+
+    @abstractmethod
+    def broadcast(self, buffer: Array) -> None:
+        """Replace a contiguous buffer by rank 0's, in place."""
+
+    @abstractmethod
+    def allgather_bytes(self, message: bytes) -> list[bytes]:
+        """Return every rank's message, in rank order."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+
+    @abstractmethod
+    def node_barrier(self) -> None:
+        """Return once every rank of this node has called it."""
+
+    @abstractmethod
+    def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
+        """Return an array that all ranks of this node see, and whether this rank is to fill it.
+
+        Every rank that is told to fill the array does, then all call `node_barrier`. The memory lives as long as the
+        process.
+        """
+
+    @abstractmethod
+    def abort(self, exit_code: int) -> None:
+        """End every rank at once with `exit_code`; does not return where there is more than one rank."""
+
+    def allgather(self, fact: Any) -> list[Any]:
+        """Return every rank's `fact` (anything that JSON can carry), in rank order."""
+        return [json.loads(message) for message in self.allgather_bytes(json.dumps(fact).encode())]
+
+    def broadcast_fact(self, fact: Any) -> Any:
+        """Return rank 0's `fact` (anything that JSON can carry) on every rank."""
+        return self.allgather(fact if self.rank == 0 else None)[0]
+
+    def agree(self, where: str, action: Callable[[], T]) -> T:
+        """Run `action` on every rank and return its result, or fail on every rank alike.
+
+        A rank on which `action` raises would otherwise leave the others waiting in their next collective. `action`
+        must not itself call collectives, which the failed rank would miss.
+
+        Args:
+            where: what is being done, for the message ("data", "output").
+            action: called once on this rank.
+
+        Raises:
+            AgreedError: on every rank, where `action` failed on any; it carries the lowest failed rank's exit code.
+        """
+        failure: BaseException | None = None
+        report: list[Any] | None = None
+        try:
+            result = action()
+        except Exception as error:
+            failure = error
+            code = error.exit_code if isinstance(error, DptrainError) else ExitCode.INTERNAL
+            text = str(error) if isinstance(error, DptrainError) else f"{type(error).__name__}: {error}"
+            report = [int(code), text]
+        reports = self.allgather([self.host, report]) if self.size > 1 else [[self.host, report]]
+        failed = [(rank, host, *found) for rank, (host, found) in enumerate(reports) if found is not None]
+        if failed:
+            raise AgreedError(
+                where,
+                ExitCode(failed[0][2]),
+                _merge([(rank, host, text) for rank, host, _, text in failed], self.size),
+                [(rank, text) for rank, _, _, text in failed],
+            ) from failure
+        return result
+
+
+def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:
+    """One line for what failed on some ranks: the first message, and which ranks met it or did not."""
+    rank, host, text = failures[0]
+    if len(failures) == size and all(other == text for _, _, other in failures):
+        return text
+    failed = {rank for rank, _, _ in failures}
+    others = [str(r) for r in range(size) if r not in failed]
+    line = f"{text} (rank {rank}, host {host}"
+    if len(failures) > 1:
+        line += f"; also failed: ranks {', '.join(str(r) for r, _, _ in failures[1:])}"
+    return line + (f"; no error on ranks {', '.join(others)})" if others else ")")

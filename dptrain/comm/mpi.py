@@ -1,0 +1,101 @@
+"""The communicator of ranks that MPI started. The only module that imports mpi4py."""
+
+import os
+import sys
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from dptrain.comm.base import Array, Communicator
+from dptrain.errors import ConfigError
+from dptrain.launcher import Launch
+
+# MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
+_MAX_COUNT = 1 << 28
+
+
+class MpiCommunicator(Communicator):
+    """All ranks of COMM_WORLD, through a duplicate, so that a user's own messages cannot be mistaken for ours.
+
+    Args:
+        launch: what the launcher said, to compare with what MPI says.
+
+    Raises:
+        ConfigError: the launcher started more processes than MPI knows of (the wrong `mpirun` for this MPI library,
+            or `srun` without PMI).
+    """
+
+    def __init__(self, launch: Launch | None) -> None:
+        world = MPI.COMM_WORLD
+        if launch is not None and launch.size != world.size:
+            raise ConfigError(
+                f"{launch.launcher} started {launch.size} processes, but MPI ({MPI.Get_library_version().split()[0]}) "
+                f"sees a world of {world.size}: start with the mpirun that belongs to this MPI "
+                f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix"
+            )
+        self._world = world.Dup()
+        self._node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._windows: list[MPI.Win] = []
+        self.rank, self.size = self._world.rank, self._world.size
+        self.local_rank, self.local_size = self._node.rank, self._node.size
+
+    def allreduce_sum(self, buffer: Array) -> None:
+        """Sum in place over all ranks, `MPI_Allreduce`."""
+        flat = buffer.reshape(-1)
+        for start in range(0, flat.size, _MAX_COUNT):
+            self._world.Allreduce(MPI.IN_PLACE, flat[start : start + _MAX_COUNT], op=MPI.SUM)
+
+    def broadcast(self, buffer: Array) -> None:
+        """Send rank 0's buffer to all, `MPI_Bcast`."""
+        flat = buffer.reshape(-1)
+        for start in range(0, flat.size, _MAX_COUNT):
+            self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
+
+    def allgather_bytes(self, message: bytes) -> list[bytes]:
+        """Exchange the lengths, then the bytes, `MPI_Allgatherv`."""
+        lengths = np.empty(self.size, np.int32)
+        self._world.Allgather(np.array([len(message)], np.int32), lengths)
+        together = bytearray(int(lengths.sum()))
+        self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
+        ends = np.cumsum(lengths).tolist()
+        return [bytes(together[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+    def barrier(self) -> None:
+        """`MPI_Barrier` over all ranks."""
+        self._world.Barrier()
+
+    def node_barrier(self) -> None:
+        """`MPI_Barrier` over this node's ranks."""
+        self._node.Barrier()
+
+    def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
+        """Return a view of a shared-memory window that local rank 0 fills.
+
+        Where the node's /dev/shm cannot hold it (containers often give it 64 MB, and writing past that is a bus
+        error, not an exception) every rank gets memory of its own, to be filled by itself.
+        """
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if self.local_size == 1 or not self._fits_in_shared_memory(nbytes):
+            return np.empty(shape, dtype), True
+        window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
+        self._windows.append(window)  # dropping it would unmap the memory under the array
+        memory, _ = window.Shared_query(0)
+        return np.ndarray(shape, dtype, buffer=memory), self.local_rank == 0
+
+    def _fits_in_shared_memory(self, nbytes: int) -> bool:
+        try:
+            status = os.statvfs("/dev/shm")
+            free = status.f_bavail * status.f_frsize
+        except OSError:
+            free = 0
+        fits = np.array([free > nbytes + (8 << 20)], np.int32)
+        self._node.Allreduce(MPI.IN_PLACE, fits, op=MPI.MIN)
+        return bool(fits[0])
+
+    def abort(self, exit_code: int) -> None:
+        """`MPI_Abort` on COMM_WORLD."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(exit_code)

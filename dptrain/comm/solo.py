@@ -1,0 +1,37 @@
+"""The communicator of a process that runs alone: one rank, every collective the identity."""
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.comm.base import Array, Communicator
+
+
+class SoloCommunicator(Communicator):
+    """One rank without MPI."""
+
+    def __init__(self) -> None:
+        self.rank = self.local_rank = 0
+        self.size = self.local_size = 1
+
+    def allreduce_sum(self, buffer: Array) -> None:
+        """The sum over one rank is the buffer."""
+
+    def broadcast(self, buffer: Array) -> None:
+        """Rank 0's buffer is this one."""
+
+    def allgather_bytes(self, message: bytes) -> list[bytes]:
+        """Return the one message."""
+        return [message]
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def node_barrier(self) -> None:
+        """Nobody to wait for."""
+
+    def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
+        """Return an ordinary array, to be filled by this rank."""
+        return np.empty(shape, dtype), True
+
+    def abort(self, exit_code: int) -> None:
+        """Return: there is no other rank to end."""

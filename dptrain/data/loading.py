@@ -1,0 +1,192 @@
+"""From a data set's files to the rows that a rank holds: one copy a node, or 1/world of the rows a rank."""
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.comm.base import Communicator
+from dptrain.data.catalog import DEFAULT_MAX_BYTES, ensure_available, open_dataset
+from dptrain.data.checks import check_finite, check_labels, check_labels_integer
+from dptrain.data.sampling import cut
+from dptrain.data.sources import ArraySource, DataSources
+from dptrain.errors import ConfigError
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The training or the test part of a data set, as one rank holds it.
+
+    Attributes:
+        x: (rows, ...) features in their stored dtype: all rows, or this rank's.
+        y: (rows,) targets.
+        total: rows over all ranks.
+        mine: (start, stop) within x of the rows that this rank evaluates.
+    """
+
+    x: Array
+    y: Array
+    total: int
+    mine: tuple[int, int]
+
+    @classmethod
+    def whole(cls, x: Array, y: Array, rank: int, world: int) -> "Split":
+        """Return the split of a rank that holds all rows."""
+        return cls(x, y, len(x), cut(0, len(x), world)[rank])
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """A data set in memory.
+
+    Attributes:
+        name: of the data set.
+        train: the training part.
+        test: the test part.
+        num_classes: one more than the highest label.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+
+
+def load_dataset(
+    name_or_path: str,
+    comm: Communicator,
+    *,
+    data_dir: Path | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    sharding: str = "global",
+) -> LoadedData:
+    """Bring a data set into memory on every rank. Collective.
+
+    Args:
+        name_or_path: as `open_dataset`.
+        comm: the ranks.
+        data_dir: where the user keeps the files of a named set.
+        max_bytes: the largest that each array may be.
+        sharding: "global" keeps one copy of all rows a node; "static" reads and keeps a rank's own 1/world of them.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any: files, contents, or sets that differ between nodes.
+    """
+    comm.agree("data", lambda: ensure_available(name_or_path, data_dir=data_dir) if comm.local_rank == 0 else None)
+    sources = comm.agree("data", lambda: open_dataset(name_or_path, data_dir=data_dir, max_bytes=max_bytes))
+    _check_same(comm, sources)
+    arrays = [_read(source, comm, sharding) for source in _in_order(sources)]
+    highest = comm.agree("data", lambda: _check(sources, arrays, comm, sharding))
+    num_classes = 1 + max(comm.allgather(highest))
+    comm.agree("data", lambda: _check_label_range(sources, arrays, num_classes, comm, sharding))
+    x_train, y_train, x_test, y_test = arrays
+    if sharding == "global":
+        train = Split.whole(x_train, y_train, comm.rank, comm.size)
+        test = Split.whole(x_test, y_test, comm.rank, comm.size)
+    else:
+        train = Split(x_train, y_train, sources.x_train.shape[0], (0, len(x_train)))
+        test = Split(x_test, y_test, sources.x_test.shape[0], (0, len(x_test)))
+    return LoadedData(sources.name, train, test, num_classes)
+
+
+def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Return `(x_train, y_train), (x_test, y_test)` of a data set, as `keras.datasets.*.load_data`.
+
+    Under mpirun it is collective, and the ranks of a node share one copy of the arrays, which are read-only.
+
+    Args:
+        name_or_path: "strokes" (built in), "mnist", "fashion-mnist", a folder of the four IDX files, or an .npz file
+            with x_train, y_train, x_test, y_test.
+        data_dir: where the files of a named set are, if not in the cache.
+
+    Returns:
+        Features in their stored dtype (images: uint8, (rows, 28, 28)) and integer labels (rows,).
+
+    Raises:
+        AgreedError: the data set is missing or malformed on any rank.
+    """
+    from dptrain.comm import current
+
+    data = load_dataset(name_or_path, current(), data_dir=None if data_dir is None else Path(data_dir))
+    for array in (data.train.x, data.train.y, data.test.x, data.test.y):
+        array.flags.writeable = False
+    return (data.train.x, data.train.y), (data.test.x, data.test.y)
+
+
+def fingerprint(x: Array, y: Array) -> list[Any]:
+    """Return what tells two data sets apart without reading all of them: shapes, dtypes, a checksum of labels and rows."""
+    rows = np.linspace(0, max(len(x) - 1, 0), num=min(len(x), 64), dtype=np.int64)
+    checksum = zlib.crc32(np.ascontiguousarray(x[rows]).tobytes(), zlib.crc32(np.ascontiguousarray(y).tobytes()))
+    return [list(x.shape), str(x.dtype), list(y.shape), str(y.dtype), checksum]
+
+
+def _in_order(sources: DataSources) -> tuple[ArraySource, ArraySource, ArraySource, ArraySource]:
+    return sources.x_train, sources.y_train, sources.x_test, sources.y_test
+
+
+def _check_same(comm: Communicator, sources: DataSources) -> None:
+    """Refuse nodes that see different files."""
+    mine = [[list(source.shape), str(source.dtype)] for source in _in_order(sources)]
+    found = comm.allgather(mine)
+
+    def compare() -> None:
+        for rank, other in enumerate(found):
+            if other != found[0]:
+                raise ConfigError(f"data: rank 0 sees {_shapes(found[0])}, rank {rank} sees {_shapes(other)}")
+
+    comm.agree("data", compare)
+
+
+def _shapes(found: list[Any]) -> str:
+    return ", ".join("x".join(map(str, shape)) + f" {dtype}" for shape, dtype in found)
+
+
+def _read(source: ArraySource, comm: Communicator, sharding: str) -> Array:
+    if sharding == "static":
+        start, stop = cut(0, source.shape[0], comm.size)[comm.rank]
+        own = np.empty((stop - start, *source.shape[1:]), source.dtype)
+        comm.agree("data", lambda: source.read_into(own, start))
+        return own
+    array, fill = comm.shared_array(source.shape, source.dtype)
+    comm.agree("data", lambda: source.read_into(array) if fill else None)
+    comm.node_barrier()
+    return array
+
+
+def _first_rows(sources: DataSources, comm: Communicator, sharding: str) -> tuple[int, int]:
+    """Index in the whole set of this rank's first training and first test row."""
+    if sharding == "global":
+        return 0, 0
+    return (
+        cut(0, sources.x_train.shape[0], comm.size)[comm.rank][0],
+        cut(0, sources.x_test.shape[0], comm.size)[comm.rank][0],
+    )
+
+
+def _check(sources: DataSources, arrays: list[Array], comm: Communicator, sharding: str) -> int:
+    """Check the numbers that this rank is the one to check, and return the highest label among them (or 0)."""
+    x_train, y_train, x_test, y_test = arrays
+    check_labels_integer(y_train, sources.y_train.where)
+    check_labels_integer(y_test, sources.y_test.where)
+    if sharding == "global" and comm.local_rank != 0:
+        return 0
+    first_train, first_test = _first_rows(sources, comm, sharding)
+    check_finite(x_train, sources.x_train.where, first_train)
+    check_finite(x_test, sources.x_test.where, first_test)
+    return int(y_train.max(initial=0))
+
+
+def _check_label_range(
+    sources: DataSources, arrays: list[Array], num_classes: int, comm: Communicator, sharding: str
+) -> None:
+    """The training labels say how many classes there are; no label may be negative, no test label may be higher."""
+    if sharding == "global" and comm.local_rank != 0:
+        return
+    first_train, first_test = _first_rows(sources, comm, sharding)
+    check_labels(arrays[1], num_classes, sources.y_train.where, first_train)
+    check_labels(arrays[3], num_classes, sources.y_test.where, first_test)

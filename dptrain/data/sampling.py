@@ -1,0 +1,209 @@
+"""Which samples a rank trains on in each step: permutation, global batches, shards.
+
+All ranks compute the same plan from (seed, epoch) and never talk about it. A global batch is cut into shards, and each
+rank takes a contiguous run of them. By default there is one shard a rank; with a fixed number of shards, whatever the
+world size, every shard is computed with the same shapes and shard gradients can be summed in one fixed tree.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.random import Purpose, stream
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's contiguous part of a global batch.
+
+    Attributes:
+        start: its first place in the rank's epoch order.
+        stop: one past its last place; equal to `start` where it is empty.
+        first_row: place of its first sample in the global batch.
+    """
+
+    start: int
+    stop: int
+    first_row: int
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+
+def cut(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
+    """Cut [start, stop) into `parts` contiguous pieces whose lengths differ by at most one; some may be empty."""
+    length = stop - start
+    bounds = [start + length * part // parts for part in range(parts + 1)]
+    return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+class Sampler(ABC):
+    """The plan of an epoch for one rank.
+
+    Attributes:
+        steps: updates an epoch, the same on all ranks.
+        capacity: samples of the largest shard.
+    """
+
+    steps: int
+    capacity: int
+
+    @abstractmethod
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the rows of the rank's data in the order of this epoch (shape (rows,), int64)."""
+
+    @abstractmethod
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's shards of a step, 0 to steps - 1, in order; some may be empty."""
+
+
+def _steps(samples: int, batch_size: int, drop_last: bool, steps_per_epoch: int | None) -> int:
+    """Updates an epoch.
+
+    Raises:
+        ConfigError: there would be none, or more are asked for than there are.
+    """
+    if samples < 1:
+        raise ConfigError("the training set is empty")
+    steps = samples // batch_size if drop_last else -(-samples // batch_size)
+    if steps == 0:
+        raise ConfigError(
+            f"batch_size = {batch_size} with drop_last leaves no step of {samples} samples: "
+            f"use a batch size of at most {samples}, or no drop_last"
+        )
+    if steps_per_epoch is not None and steps_per_epoch > steps:
+        raise ConfigError(f"steps_per_epoch = {steps_per_epoch}: {samples} samples at batch size {batch_size} give {steps} steps")
+    return steps if steps_per_epoch is None else steps_per_epoch
+
+
+class GlobalSampler(Sampler):
+    """Every rank sees all rows and takes its slice of each global batch of one permutation f(seed, epoch).
+
+    Args:
+        samples: rows of the training set.
+        batch_size: samples of a global batch.
+        rank: this rank.
+        world: number of ranks.
+        seed: of the permutation.
+        shuffle: False keeps the stored order.
+        drop_last: leave out a last batch that is not full.
+        steps_per_epoch: stop an epoch after that many steps; None for all.
+        shards_per_batch: a multiple of `world`; None for one shard a rank.
+
+    Raises:
+        ConfigError: a batch size below 1 or below the number of ranks, no step, or shards that ranks cannot share.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        steps_per_epoch: int | None = None,
+        shards_per_batch: int | None = None,
+    ) -> None:
+        check_batch_size(batch_size, world)
+        self.steps = _steps(samples, batch_size, drop_last, steps_per_epoch)
+        self._samples, self._batch_size, self._seed, self._shuffle = samples, batch_size, seed, shuffle
+        self._shards = world if shards_per_batch is None else shards_per_batch
+        if self._shards % world:
+            raise ConfigError(f"shards_per_batch = {self._shards}: expected a multiple of the {world} ranks")
+        self._mine = cut(0, self._shards, world)[rank]
+        self.capacity = -(-min(batch_size, samples) // self._shards)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the permutation of all rows, the same on every rank."""
+        return _order(self._samples, self._shuffle, self._seed, epoch)
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's shards of one global batch."""
+        first = step * self._batch_size
+        pieces = cut(first, min(first + self._batch_size, self._samples), self._shards)
+        return [Shard(start, stop, start - first) for start, stop in pieces[slice(*self._mine)]]
+
+
+class StaticSampler(Sampler):
+    """Each rank keeps 1/world of the rows and shuffles within them; global batches take a proportional part of each.
+
+    Args:
+        samples: rows of the training set over all ranks.
+        batch_size: samples of a global batch; where rows do not divide evenly a batch may have up to `world` more or
+            fewer, its weight being counted as it is.
+        rank: this rank.
+        world: number of ranks.
+        seed: of the permutations, which differ between ranks.
+        shuffle: False keeps the stored order.
+        drop_last: leave out a last batch that is not full.
+        steps_per_epoch: stop an epoch after that many steps; None for all.
+
+    Raises:
+        ConfigError: a batch size below 1 or below the number of ranks, or no step.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        check_batch_size(batch_size, world)
+        self.steps = _steps(samples, batch_size, drop_last, steps_per_epoch)
+        self._samples, self._batch_size, self._seed, self._shuffle = samples, batch_size, seed, shuffle
+        self._counts = [stop - start for start, stop in cut(0, samples, world)]
+        self._rank = rank
+        # floor(a + b) - floor(a) <= ceil(b), with b a rank's fraction of a full batch
+        self.capacity = -(-self._counts[rank] * min(batch_size, samples) // samples)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return a permutation of this rank's own rows, numbered from 0."""
+        return _order(self._counts[self._rank], self._shuffle, self._seed, epoch, self._rank)
+
+    def _bounds(self, step: int) -> list[tuple[int, int]]:
+        """Every rank's places of one step: the same fraction of each rank's rows."""
+        begin = step * self._batch_size
+        end = min(begin + self._batch_size, self._samples)
+        return [(count * begin // self._samples, count * end // self._samples) for count in self._counts]
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's one shard of a step."""
+        bounds = self._bounds(step)
+        first_row = sum(stop - start for start, stop in bounds[: self._rank])
+        return [Shard(*bounds[self._rank], first_row)]
+
+
+def check_batch_size(batch_size: int, world: int) -> None:
+    """Refuse a global batch that leaves a rank without a sample in every step.
+
+    Raises:
+        ConfigError: batch_size is below 1 or below `world`.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: expected an integer >= 1")
+    if batch_size < world:
+        raise ConfigError(
+            f"batch_size = {batch_size} is the global batch and leaves some of the {world} ranks without work: "
+            f"use at least {world}, or mpirun -n {batch_size}"
+        )
+
+
+def _order(samples: int, shuffle: bool, seed: int, epoch: int, *part: int) -> npt.NDArray[Any]:
+    if not shuffle:
+        return np.arange(samples, dtype=np.int64)
+    return stream(seed, Purpose.SHUFFLE, epoch, *part).permutation(samples)

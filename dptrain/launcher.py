@@ -1,0 +1,95 @@
+"""What the launcher says about this process, read from the environment before MPI is touched.
+
+`mpirun` and `srun` tell each process its rank through environment variables. Reading them costs nothing, so a
+process started alone never imports MPI, and a process started by a launcher whose MPI is a different one from
+ours (which makes N worlds of size 1) can be refused.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+# (launcher, size, rank, ranks on this node, rank on this node); a launcher may leave the last two out.
+_VARIABLES = (
+    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+    ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"),
+)  # fmt: skip
+
+# What BLAS libraries read, once, when they are loaded.
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a launcher started this process.
+
+    Attributes:
+        launcher: its name, for messages.
+        size: processes that it says it started.
+        rank: this process among them.
+        local_size: processes on this node, where the launcher tells it, else 1.
+    """
+
+    launcher: str
+    size: int
+    rank: int
+    local_size: int
+
+
+def detect_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """Return how this process was launched, or None where no launcher is at work."""
+    for launcher, size, rank, local_size, _ in _VARIABLES:
+        if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
+            local = environ.get(local_size, "1")
+            return Launch(launcher, int(environ[size]), int(environ[rank]), int(local) if local.isdigit() else 1)
+    return None
+
+
+def usable_cores(affinity: frozenset[int] | None = None) -> int:
+    """Cores that this process may use: its affinity mask, cut by the container's CPU quota where there is one."""
+    if affinity is None:
+        affinity = core_affinity()
+    cores = len(affinity)
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            cores = min(cores, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def core_affinity() -> frozenset[int]:
+    """The cores in this process's affinity mask (all of the machine's where the system has no such mask)."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def share_of_cores(local_size: int) -> int:
+    """Threads that this process should start when `local_size` processes share its node, at least 1.
+
+    Where the launcher bound each rank to cores of its own, the mask already is the share.
+    """
+    cores = usable_cores()
+    bound = len(core_affinity()) < (os.cpu_count() or 1)
+    return cores if bound and cores <= (os.cpu_count() or 1) // local_size else max(1, cores // local_size)
+
+
+def limit_threads_before_numpy(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let BLAS start only this rank's share of threads, where a launcher started several ranks on this node.
+
+    BLAS libraries read these variables once, while NumPy is first imported, and by default each rank would start as
+    many threads as the node has cores. What the user has set stands.
+    """
+    launch = detect_launch(environ)
+    if launch is None or launch.local_size == 1 or "numpy" in sys.modules:
+        return
+    share = str(share_of_cores(launch.local_size))
+    if not any(environ.get(variable) for variable in THREAD_VARIABLES):
+        for variable in THREAD_VARIABLES:
+            environ[variable] = share

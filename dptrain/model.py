@@ -1,0 +1,100 @@
+"""A model as a specification: layers in a row, their shapes, and where their parameters lie."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from dptrain.errors import ConfigError
+from dptrain.layers import Layer
+from dptrain.losses import Loss
+from dptrain.params import ParamLayout
+
+
+class Architecture:
+    """Layers in a row.
+
+    Args:
+        layers: at least one; the first states `input_shape` unless `input_shape` is given.
+        input_shape: shape of one sample.
+
+    Attributes:
+        layers: the layers, each with a name.
+        input_shapes: shape of one sample that goes into each layer.
+        output_shapes: shape of one sample that comes out of each layer.
+        layout: the parameters of all layers in one flat buffer, each named "layer/parameter".
+
+    Raises:
+        ConfigError: no layers, no input shape, two layers of one name, or a layer that cannot take its input.
+    """
+
+    def __init__(self, layers: Sequence[Layer], input_shape: tuple[int, ...] | None = None) -> None:
+        if not layers:
+            raise ConfigError("a model needs at least one layer")
+        if input_shape is None:
+            input_shape = layers[0].input_shape
+        if input_shape is None:
+            raise ConfigError(f"the first layer ({type(layers[0]).__name__}) needs input_shape=(...), the shape of one sample")
+        _name_layers(layers)
+        self.layers = tuple(layers)
+        self.input_shapes: list[tuple[int, ...]] = []
+        self.output_shapes: list[tuple[int, ...]] = []
+        specs = []
+        shape = tuple(input_shape)
+        for layer in self.layers:
+            self.input_shapes.append(shape)
+            specs += [(f"{layer.name}/{spec.name}", spec) for spec in layer.param_specs(shape)]
+            shape = layer.output_shape(shape)
+            self.output_shapes.append(shape)
+        self.layout = ParamLayout(specs)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input sample."""
+        return self.input_shapes[0]
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of one output sample."""
+        return self.output_shapes[-1]
+
+    def layers_for(self, loss: Loss) -> tuple[Layer, ...]:
+        """Return the layers with the last activation left to the loss, where the loss computes it itself.
+
+        Raises:
+            ConfigError: the loss needs the model to end in that activation, and it does not.
+        """
+        if loss.fused_activation is None:
+            return self.layers
+        last = self.layers[-1]
+        if last.final_activation != loss.fused_activation:
+            raise ConfigError(
+                f"loss {loss.name!r} expects a model that ends in activation {loss.fused_activation!r}, found "
+                f"{last.final_activation!r} in layer {last.name!r}; use {type(loss).__name__}(from_logits=True) for logits"
+            )
+        return (*self.layers[:-1], last.without_activation())
+
+    def summary(self) -> str:
+        """Return a table of layers, output shapes and parameter counts, as text."""
+        rows = [("Layer (type)", "Output Shape", "Param #")]
+        for layer, shape in zip(self.layers, self.output_shapes, strict=True):
+            count = sum(entry.size for entry in self.layout.entries if entry.name.startswith(f"{layer.name}/"))
+            sizes = ", ".join(["None", *map(str, shape)])
+            rows.append((f"{layer.name} ({type(layer).__name__})", f"({sizes})", f"{count:,}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.insert(1, "-" * (sum(widths) + 4))
+        return "\n".join([*lines, f"Total params: {self.layout.count:,}"])
+
+
+def _name_layers(layers: Sequence[Layer]) -> None:
+    """Give every nameless layer its class's name in snake case; the second of a kind gets "_1", as in Keras."""
+    taken = Counter(layer.name for layer in layers if layer.name is not None)
+    repeated = [name for name, times in taken.items() if times > 1]
+    if repeated:
+        raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
+    for layer in layers:
+        if layer.name is None:
+            kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(layer).__name__).lower()
+            names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
+            layer.name = next(name for name in names if name not in taken)
+            taken[layer.name] += 1

@@ -1,0 +1,30 @@
+"""Every random draw as a function of (seed, purpose, position): no state to save, the same on every rank.
+
+Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox4x64-10, as in NumPy).
+The key is (seed, purpose); the counter's upper words are the position, its lowest word is what a draw consumes.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Purpose(IntEnum):
+    """What a stream of random numbers is for; two purposes never share numbers."""
+
+    INITIALIZE = 1
+    SHUFFLE = 2
+    DROPOUT = 3
+
+
+def stream(seed: int, purpose: Purpose, *position: int, offset: int = 0) -> np.random.Generator:
+    """Return the generator at (seed, purpose, position).
+
+    Args:
+        seed: 0 to 2**64 - 1.
+        purpose: what the numbers are for.
+        position: up to three integers of 0 to 2**64 - 1, such as (epoch,) or (step, layer).
+        offset: how many blocks of four 64-bit numbers to skip.
+    """
+    upper = [*position, 0, 0, 0][:3]
+    return np.random.Generator(np.random.Philox(key=[seed, int(purpose)], counter=[offset, *upper]))

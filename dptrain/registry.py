@@ -1,0 +1,32 @@
+"""Looking names up: one place for the message that an unknown name gets."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from dptrain.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """Return `table[name]`.
+
+    Args:
+        kind: what the table holds, for the message ("optimizer").
+        name: as the user wrote it.
+        table: the known names.
+
+    Raises:
+        ConfigError: the name is unknown; the message suggests the nearest.
+    """
+    if name in table:
+        return table[name]
+    raise ConfigError(f"unknown {kind} {name!r}{suggestion(str(name), table)}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return the end of an 'unknown name' message: the nearest known name, else all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"

@@ -1,0 +1,398 @@
+"""The public face in Keras' words: a model that can be compiled, trained, evaluated and asked."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import backend as backends
+from dptrain import comm as comms
+from dptrain import losses, metrics, optimizers
+from dptrain.backend.base import flat_features
+from dptrain.comm import AgreedError, Communicator
+from dptrain.data.checks import check_labels
+from dptrain.data.loading import Split, fingerprint
+from dptrain.data.sampling import GlobalSampler, Sampler
+from dptrain.errors import ConfigError, DataError
+from dptrain.failure import end_job, phase
+from dptrain.layers import Layer
+from dptrain.losses import Loss
+from dptrain.metrics import Metric
+from dptrain.model import Architecture
+from dptrain.optimizers import Optimizer
+from dptrain.threads import limit_threads
+from dptrain.train.callbacks import Callback, History
+from dptrain.train.callbacks.progress import for_verbosity
+from dptrain.train.replica import Replica
+from dptrain.train.trainer import Trainer
+from dptrain.utils import default_seed
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
+
+
+class Sequential:
+    """Layers in a row, with training.
+
+    The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
+    rank calls the same methods with the same arguments, and all methods that compute are collective.
+
+    Args:
+        layers: the layers; more can be added with `add`.
+        name: for summaries.
+        seed: of initial weights, shuffling and dropout, the same on all ranks; by default that of
+            `dptrain.utils.set_random_seed`, or 0.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer] | None = None, *, name: str = "sequential", seed: int | None = None
+    ) -> None:
+        self.layers: list[Layer] = list(layers or [])
+        self.name = name
+        self.seed = default_seed() if seed is None else seed
+        self.stop_training = False
+        self._architecture: Architecture | None = None
+        self._replica: Replica | None = None
+        self._weights: Array | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], str, str] | None = None
+
+    # Setting up
+
+    def add(self, layer: Layer) -> None:
+        """Append a layer.
+
+        Raises:
+            ConfigError: the model's weights exist already.
+        """
+        if self._architecture is not None:
+            raise ConfigError("layers can be added only before the model is first used")
+        self.layers.append(layer)
+
+    def compile(
+        self,
+        optimizer: str | Optimizer = "rmsprop",
+        loss: str | Loss | None = None,
+        metrics: Sequence[str | Metric] | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+    ) -> None:
+        """Say how to train; the optimizer starts afresh, the weights stay.
+
+        Args:
+            optimizer: name or optimizer.
+            loss: name or loss.
+            metrics: names or metrics.
+            device: "auto", "cpu" or "cuda" (not in Keras).
+            dtype: "float32" or "float64" (not in Keras).
+
+        Raises:
+            ConfigError: an unknown name, or no loss.
+        """
+        if loss is None:
+            raise ConfigError("compile() needs a loss, such as 'sparse_categorical_crossentropy'")
+        chosen = losses.get(loss)
+        measured = tuple(_metric(one, chosen) for one in metrics or ())
+        self._weights = self._flat_weights() if self._architecture is not None else None
+        self._replica = None
+        self._compiled = (chosen, optimizers.get(optimizer), measured, device, dtype)
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        """Fix the shapes of all layers.
+
+        Args:
+            input_shape: shape of one sample.
+
+        Raises:
+            ConfigError: a layer cannot take its input.
+        """
+        if self._architecture is None:
+            self._architecture = Architecture(self.layers, input_shape)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model's shapes and parameter layout.
+
+        Raises:
+            ConfigError: the first layer has no input_shape and the model has not seen data.
+        """
+        if self._architecture is None:
+            self._architecture = Architecture(self.layers)
+        return self._architecture
+
+    # Training and using
+
+    def fit(
+        self,
+        x: Array,
+        y: Array,
+        batch_size: int = 32,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: Sequence[Callback] | None = None,
+        *,
+        validation_data: tuple[Array, Array] | None = None,
+        shuffle: bool = True,
+        steps_per_epoch: int | None = None,
+        drop_last: bool = False,
+    ) -> History:
+        """Train. Collective.
+
+        Args:
+            x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory.
+            y: (rows,) or (rows, 1) integer labels, or (rows, *output_shape) values, as the loss takes them.
+            batch_size: samples of a global batch, over all ranks together.
+            epochs: how many times through the data.
+            verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 on a terminal and else 2.
+            callbacks: called on every rank.
+            validation_data: (x, y) to evaluate after every epoch.
+            shuffle: a new order every epoch, f(seed, epoch).
+            steps_per_epoch: end epochs after that many steps.
+            drop_last: leave out a last batch that is not full (not in Keras).
+
+        Returns:
+            The history of losses and metrics, global values, the same on every rank.
+
+        Raises:
+            ConfigError: `compile` was not called, or an argument is out of range (a ValueError, as in Keras).
+            DataError: data that does not fit the model.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        comm = self._start("fit", x)
+        if epochs < 0:
+            raise ConfigError(f"epochs = {epochs}: expected an integer >= 0")
+
+        def prepare() -> tuple[Split, Split | None, Sampler]:
+            train = self._split(x, y, comm)
+            validation = None if validation_data is None else self._split(*validation_data, comm)
+            sampler = GlobalSampler(
+                len(train.x),
+                batch_size,
+                comm.rank,
+                comm.size,
+                seed=self.seed,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                steps_per_epoch=steps_per_epoch,
+            )
+            return train, validation, sampler
+
+        train, validation, sampler = self._agreed(comm, "fit", prepare)
+        self._check_same_data(comm, train)
+        return self.fit_splits(train, validation, sampler, epochs=epochs, verbose=verbose, callbacks=callbacks or ())
+
+    def fit_splits(
+        self,
+        train: Split,
+        validation: Split | None,
+        sampler: Sampler,
+        *,
+        epochs: int,
+        verbose: str | int = "auto",
+        callbacks: Sequence[Callback] = (),
+    ) -> History:
+        """Train on data that is already shared out among the ranks, in the order of a sampler. Collective.
+
+        What `fit` and the command line have in common.
+        """
+        comm = self._start("fit", train.x)
+        history = History()
+        shown = for_verbosity(verbose, comm.rank, sys.stdout.isatty())
+        trainer = self._trainer(comm)
+        self._collectively(
+            comm,
+            lambda: trainer.fit(
+                train, sampler, epochs=epochs, validation=validation, callbacks=[history, *shown, *callbacks]
+            ),
+        )
+        return history
+
+    def evaluate(
+        self, x: Array, y: Array, verbose: str | int = "auto", *, return_dict: bool = False
+    ) -> list[float] | float | dict[str, float]:
+        """Return the mean loss and metrics over x. Collective.
+
+        Args:
+            x: as in `fit`.
+            y: as in `fit`.
+            verbose: 0 prints nothing, anything else one line.
+            return_dict: return a dictionary by log key.
+
+        Returns:
+            [loss, metric, ...], or the loss alone where there is no metric, or a dictionary.
+
+        Raises:
+            ConfigError: `compile` was not called.
+            DataError: data that does not fit the model.
+        """
+        comm = self._start("evaluate", x)
+        split = self._agreed(comm, "evaluate", lambda: self._split(x, y, comm))
+        logs = self._collectively(comm, lambda: self._trainer(comm).evaluate(split))
+        if comm.rank == 0 and verbose != 0:
+            print(" - ".join(f"{key}: {value:.4f}" for key, value in logs.items()), flush=True)
+        if return_dict:
+            return logs
+        values = list(logs.values())
+        return values if len(values) > 1 else values[0]
+
+    def predict(self, x: Array) -> Array:
+        """Return the model's outputs, (rows, *output_shape), on every rank. Collective.
+
+        Args:
+            x: as in `fit`.
+
+        Raises:
+            DataError: data that does not fit the model.
+        """
+        comm = self._start(None, x)
+        samples = self._agreed(comm, "predict", lambda: self._features(x))
+        return self._collectively(comm, lambda: Trainer(self._on_device(comm), comm).predict(samples))
+
+    # Weights
+
+    def get_weights(self) -> list[Array]:
+        """Return copies of the weights in Keras' order: [kernel, bias, ...], kernels as (inputs, outputs)."""
+        flat = self._flat_weights()
+        return [entry.view(flat).copy() for entry in self.architecture.layout.entries]
+
+    def set_weights(self, weights: Sequence[Array]) -> None:
+        """Set all weights, in the order of `get_weights`.
+
+        Raises:
+            ConfigError: their number or a shape differs from the model's (a ValueError, as in Keras).
+        """
+        entries = self.architecture.layout.entries
+        if len(weights) != len(entries):
+            raise ConfigError(
+                f"You called `set_weights(weights)` on model {self.name!r} with a weight list of length {len(weights)}, "
+                f"but the model was expecting {len(entries)} weights."
+            )
+        flat = self._flat_weights()
+        for entry, weight in zip(entries, weights, strict=True):
+            array = np.asarray(weight)
+            if array.shape != entry.shape:
+                raise ConfigError(f"weight {entry.name!r}: expected shape {entry.shape}, found {array.shape}")
+            entry.view(flat)[...] = array
+        if self._replica is not None:
+            self._replica.backend.write(self._replica.params, flat)
+        self._weights = flat
+
+    def named_weights(self) -> dict[str, Array]:
+        """Return copies of the weights by name ("dense/kernel")."""
+        names = [entry.name for entry in self.architecture.layout.entries]
+        return dict(zip(names, self.get_weights(), strict=True))
+
+    def count_params(self) -> int:
+        """Return the number of weights."""
+        return self.architecture.layout.count
+
+    def summary(self) -> None:
+        """Print the layers, their output shapes and numbers of weights, on rank 0."""
+        if not comms.is_started() or comms.current().rank == 0:
+            print(f'Model: "{self.name}"\n{self.architecture.summary()}')
+
+    # Helpers
+
+    def describe_device(self, comm: Communicator) -> str:
+        """Return the device in words; allocates the model on it."""
+        return self._on_device(comm).backend.description
+
+    def _start(self, method: str | None, x: Array) -> Communicator:
+        if method is not None and self._compiled is None:
+            raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
+        phase.enter(method or "predict")
+        if self._architecture is None and self.layers and self.layers[0].input_shape is None:
+            self.build(tuple(np.shape(x)[1:]))
+        return comms.current()
+
+    def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
+        """Run what may find the user's arguments wrong: alone it raises as in Keras, on N ranks it raises on all."""
+        return action() if comm.size == 1 else comm.agree(where, action)
+
+    def _collectively(self, comm: Communicator, action: Callable[[], T]) -> T:
+        """Run what the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
+        try:
+            return action()
+        except AgreedError:
+            raise
+        except BaseException as error:
+            if comm.size > 1:
+                end_job(error)
+            raise
+
+    def _on_device(self, comm: Communicator) -> Replica:
+        if self._replica is None:
+            device, dtype = self._compiled[3:] if self._compiled else ("auto", "float32")
+            backend = backends.create(device, dtype, limit_threads(comm.local_size))
+            self._replica = Replica(backend, self.architecture, self.seed)
+            if self._weights is not None:
+                backend.write(self._replica.params, self._weights)
+            if self._compiled:
+                loss, optimizer, measured, _, _ = self._compiled
+                self._replica.compile(loss, optimizer, measured)
+        return self._replica
+
+    def _trainer(self, comm: Communicator) -> Trainer:
+        return Trainer(self._agreed(comm, "device", lambda: self._on_device(comm)), comm)
+
+    def _flat_weights(self) -> Array:
+        if self._replica is not None:
+            return self._replica.backend.download(self._replica.params)
+        if self._weights is None:
+            self._weights = self.architecture.layout.initial(self.seed, np.float64)
+        return self._weights.copy()
+
+    def _features(self, x: Array) -> Array:
+        """Return x as an array after checking it against the model."""
+        x = np.asarray(x)
+        expected = self.architecture.input_shape
+        if x.dtype.kind not in "uifb":
+            raise DataError(f"x has dtype {x.dtype}: expected real numbers")
+        if x.shape[1:] != expected:
+            raise DataError(
+                f"model expects {flat_features(expected)} features of shape {expected}, data has "
+                f"{flat_features(x.shape[1:])} of shape {x.shape[1:]}"
+            )
+        return x
+
+    def _split(self, x: Array, y: Array, comm: Communicator) -> Split:
+        """Return x and y as a split after checking them against the model and the loss."""
+        assert self._compiled is not None
+        features, targets = self._features(x), np.asarray(y)
+        if len(features) != len(targets):
+            raise DataError(f"x has {len(features)} samples, y has {len(targets)}")
+        output = self.architecture.output_shape
+        if self._compiled[0].takes_labels:
+            check_labels(targets, output[-1], "y")
+            targets = targets.reshape(len(targets))
+        else:
+            if targets.ndim == 1 and output == (1,):
+                targets = targets[:, None]
+            if targets.shape[1:] != output:
+                raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
+        return Split.whole(features, targets, comm.rank, comm.size)
+
+    def _check_same_data(self, comm: Communicator, train: Split) -> None:
+        """Refuse ranks with different training sets: each would compute the gradient of something else."""
+        if comm.size == 1:
+            return
+        found = comm.allgather(fingerprint(train.x, train.y))
+        for rank, other in enumerate(found):
+            if other != found[0]:
+                text = f"the training sets differ: rank 0 has {found[0]}, rank {rank} has {other} (shapes, dtypes, checksum)"
+                raise AgreedError("fit", ConfigError.exit_code, text, [(rank, text)])
+
+
+def _metric(identifier: str | Metric, loss: Loss) -> Metric:
+    """Return a metric that takes the same targets as the loss.
+
+    Raises:
+        ConfigError: unknown, or it takes others.
+    """
+    metric = metrics.get(identifier)
+    if metric.takes_labels != loss.takes_labels:
+        wanted = "integer labels" if metric.takes_labels else "values"
+        raise ConfigError(f"metric {metric.name!r} compares with {wanted}, loss {loss.name!r} does not")
+    return metric

@@ -1,0 +1,1 @@
+"""Training: the replica on its device, the loop over steps, the callbacks."""

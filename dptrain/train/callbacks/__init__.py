@@ -1,0 +1,7 @@
+"""Callbacks. A new one is one file here and one line in this one."""
+
+from dptrain.train.callbacks.base import Callback, CallbackList, Logs
+from dptrain.train.callbacks.history import History
+from dptrain.train.callbacks.progress import EpochPrinter, ProgressLine
+
+__all__ = ["Callback", "CallbackList", "EpochPrinter", "History", "Logs", "ProgressLine"]

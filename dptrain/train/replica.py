@@ -1,0 +1,295 @@
+"""One model on one device: all its memory, and the steps that run on it.
+
+Everything is allocated when the batch size is known; a step allocates nothing. The flat `reduction` buffer is what
+ranks exchange: the parameters' gradients, then the tail, whose first element is the sum of the sample weights and
+whose others are the sums of loss and metrics.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.base import Backend, Buffer, flat_features
+from dptrain.data.sampling import Shard
+from dptrain.layers import Layer, LayerBuffers, Rescaling, StepContext
+from dptrain.losses import Loss
+from dptrain.metrics import Metric
+from dptrain.model import Architecture
+from dptrain.optimizers import Optimizer
+from dptrain.params import ALIGNMENT
+
+# Elements of the tail; what follows are loss and metrics.
+_WEIGHT, _LOSS, _FIRST_METRIC = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class DeviceData:
+    """Samples on the device, in their stored dtype.
+
+    Attributes:
+        x: (rows, features).
+        y: (rows,) integer labels, or (rows, ...) values in the backend's dtype.
+    """
+
+    x: Buffer
+    y: Buffer
+
+
+class Replica:
+    """Parameters of a model on a device, and what it takes to train and run it there.
+
+    Args:
+        backend: the device.
+        architecture: the model.
+        seed: of the initial parameters and of random layers.
+
+    Attributes:
+        params: flat parameters.
+        slots: the optimizer's flat buffers by name.
+        iterations: updates made.
+    """
+
+    def __init__(self, backend: Backend, architecture: Architecture, seed: int) -> None:
+        self.backend = backend
+        self.architecture = architecture
+        self.seed = seed
+        self.params: Buffer = backend.empty((architecture.layout.size,))
+        backend.write(self.params, architecture.layout.initial(seed, backend.dtype))
+        self.slots: dict[str, Buffer] = {}
+        self.iterations = 0
+        self._capacity = 0
+        self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
+        self._first, self._scale, self._offset = _absorbed_by_batch_op(architecture.layers)
+
+    # Setting up
+
+    def compile(self, loss: Loss, optimizer: Optimizer, metrics: Sequence[Metric]) -> None:
+        """Allocate what training needs besides activations, and start the optimizer afresh.
+
+        Raises:
+            ConfigError: the loss does not fit the model's last layer.
+        """
+        self.loss, self.optimizer, self.metrics = loss, optimizer, tuple(metrics)
+        self._training_layers = self.architecture.layers_for(loss)
+        self._tail_size = _FIRST_METRIC + len(self.metrics)
+        self._partials: list[Buffer] = []
+        self.slots = {name: self.backend.zeros((self.architecture.layout.size,)) for name in optimizer.slots}
+        self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64)
+        self.iterations = 0
+        self._views.clear()
+
+    @property
+    def reduction(self) -> Buffer:
+        """Gradients and tail of this rank's part of the global batch, to be summed over ranks."""
+        return self._partial(0)
+
+    def reserve(self, rows: int) -> None:
+        """Allocate inputs and activations for batches of up to `rows` samples."""
+        rows = max(rows, 1)
+        if rows <= self._capacity:
+            return
+        backend, architecture = self.backend, self.architecture
+        self._capacity = rows
+        self._views.clear()
+        self._input = backend.empty((rows, *architecture.input_shapes[self._first]))
+        self._outputs: list[Buffer] = []
+        self._gradients: list[Buffer] = []
+        self._scratch: list[dict[str, Buffer]] = []
+        for position, layer in enumerate(architecture.layers):
+            owns = position >= self._first and not layer.is_view
+            shape = (rows, *architecture.output_shapes[position])
+            self._outputs.append(backend.empty(shape) if owns else None)
+            self._gradients.append(backend.empty(shape) if owns else None)
+            wanted = layer.scratch_shapes(architecture.input_shapes[position])
+            self._scratch.append({name: backend.empty((rows, *one)) for name, one in wanted.items()})
+
+    def upload(self, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> DeviceData:
+        """Put samples on the device: x in its stored dtype, y as the loss wants it."""
+        stored = np.int64 if self.loss.takes_labels else self.backend.dtype
+        targets = np.ascontiguousarray(y, stored)
+        flat = x.reshape(x.shape[0], flat_features(x.shape[1:]))
+        return DeviceData(self.backend.upload(flat), self.backend.upload(targets))
+
+    # One step
+
+    def forward_backward(self, data: DeviceData, order: Buffer, shards: Sequence[Shard]) -> None:
+        """Compute the gradients, weights, loss and metrics of this rank's shards of one global batch.
+
+        The shards' results are added in a binary tree whose shape depends on their number alone, so that a rank that
+        holds a whole subtree of a batch's shards gives that subtree's bits whatever the world size.
+
+        Args:
+            data: the rank's samples.
+            order: the epoch's order of rows.
+            shards: at least one; `reduction` holds their sum afterwards.
+        """
+        depth = 0
+        for number, shard in enumerate(shards, start=1):
+            self._shard_gradients(data, order, shard, depth)
+            depth += 1
+            while number % 2 == 0:
+                depth = self._merge(depth)
+                number //= 2
+        while depth > 1:
+            depth = self._merge(depth)
+
+    def update(self) -> None:
+        """Apply the optimizer to the summed gradients; the division by the summed weight happens in there.
+
+        Call it after `reduction` has been summed over the ranks. Also adds the global loss and metrics to `totals`.
+        """
+        size = self.architecture.layout.size
+        tail = self.reduction[size:]
+        self.iterations += 1
+        self.backend.add(tail[: self._tail_size], self.totals)
+        weight = tail[_WEIGHT : _WEIGHT + 1]
+        self.optimizer.apply(self.backend, self.params, self.reduction[:size], self.slots, weight, self.iterations)
+
+    def evaluate_rows(self, data: DeviceData, rows: Buffer) -> None:
+        """Add loss and metrics of the given rows to `totals`."""
+        tail = self.reduction[self.architecture.layout.size :]
+        self.backend.fill(tail, 0)
+        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], len(rows))
+        buffers = self._buffers(len(rows), 0)
+        self._gather(data.x, rows)
+        self._forward(self._training_layers, buffers, StepContext())
+        self._score(buffers[-1].y, self._gather_targets(data.y, rows), None, tail)
+        self.backend.add(tail[: self._tail_size], self.totals)
+
+    def predict_rows(self, x: Buffer, rows: Buffer) -> npt.NDArray[Any]:
+        """Return the model's outputs for the given rows of x, (rows, *output_shape) on the host."""
+        buffers = self._buffers(len(rows), 0)
+        self._gather(x, rows)
+        self._forward(self.architecture.layers, buffers, StepContext())
+        return self.backend.download(buffers[-1].y)
+
+    # Totals of loss and metrics
+
+    def reset_totals(self) -> None:
+        """Start new sums of loss and metrics."""
+        self.backend.fill(self.totals, 0)
+
+    def logs(self) -> dict[str, float]:
+        """Return the mean loss and metrics since `reset_totals`, under Keras' log names."""
+        totals = self.backend.download(self.totals)
+        weight = totals[_WEIGHT] or np.nan
+        names = ["loss", *(metric.name for metric in self.metrics)]
+        return {name: float(total / weight) for name, total in zip(names, totals[_LOSS:], strict=True)}
+
+    def samples_seen(self) -> int:
+        """Return the sum of the sample weights since `reset_totals`."""
+        return int(self.backend.download(self.totals)[_WEIGHT])
+
+    # Inside a step
+
+    def _shard_gradients(self, data: DeviceData, order: Buffer, shard: Shard, depth: int) -> None:
+        reduction = self._partial(depth)
+        size = self.architecture.layout.size
+        if shard.rows == 0:
+            self.backend.fill(reduction, 0)
+            return
+        tail = reduction[size:]
+        self.backend.fill(tail, 0)
+        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], shard.rows)
+        rows = order[shard.start : shard.stop]
+        buffers = self._buffers(shard.rows, depth)
+        self._gather(data.x, rows)
+        context = StepContext(True, self.seed, self.iterations, shard.first_row)
+        self._forward(self._training_layers, buffers, context)
+        self._score(buffers[-1].y, self._gather_targets(data.y, rows), buffers[-1].dy, tail)
+        first_trained = next((i for i, one in enumerate(buffers) if one.params), len(buffers))
+        for position in range(len(buffers) - 1, first_trained - 1, -1):
+            if not self._training_layers[position].is_view:
+                self._training_layers[position].backward(self.backend, buffers[position])
+
+    def _merge(self, depth: int) -> int:
+        """Add the top partial sum to the one below it; return the new depth."""
+        self.backend.add(self._partial(depth - 1), self._partial(depth - 2))
+        return depth - 1
+
+    def _gather(self, x: Buffer, rows: Buffer) -> None:
+        batch = self._input[: len(rows)]
+        self.backend.gather(x, rows, self._scale, self._offset, batch.reshape(len(rows), -1))
+
+    def _gather_targets(self, y: Buffer, rows: Buffer) -> Buffer:
+        targets = self._targets(len(rows), tuple(y.shape[1:]), y.dtype)
+        self.backend.gather_targets(y, rows, targets)
+        return targets
+
+    def _forward(self, layers: Sequence[Layer], buffers: list[LayerBuffers], context: StepContext) -> None:
+        for layer, one in zip(layers[self._first :], buffers[self._first :], strict=True):
+            if not layer.is_view:
+                layer.forward(self.backend, one, context)
+
+    def _score(self, y: Buffer, targets: Buffer, dy: Buffer | None, tail: Buffer) -> None:
+        # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
+        for number, metric in enumerate(self.metrics, start=_FIRST_METRIC):
+            metric.update(self.backend, y, targets, tail[number : number + 1])
+        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1])
+
+    # Memory, cut to the rows at hand
+
+    def _partial(self, depth: int) -> Buffer:
+        """Return the buffer of gradients and tail at a depth of the tree; depth 0 is `reduction`."""
+        while len(self._partials) <= depth:
+            tail = -(-self._tail_size // ALIGNMENT) * ALIGNMENT
+            self._partials.append(self.backend.zeros((self.architecture.layout.size + tail,)))
+        return self._partials[depth]
+
+    def _targets(self, rows: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+        key = (shape, np.dtype(dtype))
+        if getattr(self, "_targets_key", None) != (*key, self._capacity):
+            self._targets_key = (*key, self._capacity)
+            self._targets_buffer = self.backend.empty((self._capacity, *shape), dtype)
+        return self._targets_buffer[:rows]
+
+    def _buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
+        """Return every layer's memory for a batch of that many rows, made at the first use of (rows, depth)."""
+        key = (rows, depth)
+        if key not in self._views:
+            self._views[key] = self._cut_buffers(rows, depth)
+        return self._views[key]
+
+    def _cut_buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
+        architecture = self.architecture
+        params = architecture.layout.views(self.params)
+        grads = architecture.layout.views(self._partial(depth)) if hasattr(self, "loss") else {}
+        result: list[LayerBuffers] = []
+        x, dx = self._input[:rows], None
+        trained_below = False
+        for position, layer in enumerate(architecture.layers):
+            x = x.reshape(rows, *architecture.input_shapes[position])
+            dx = None if dx is None else dx.reshape(rows, *architecture.input_shapes[position])
+            prefix = f"{layer.name}/"
+            output, gradient = self._outputs[position], self._gradients[position]
+            one = LayerBuffers(
+                x=x,
+                y=x if output is None else output[:rows],
+                dx=dx if trained_below else None,
+                dy=dx if gradient is None else gradient[:rows],
+                params={name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)},
+                grads={name.removeprefix(prefix): v for name, v in grads.items() if name.startswith(prefix)},
+                scratch={name: buffer[:rows] for name, buffer in self._scratch[position].items()},
+                position=position,
+            )
+            result.append(one)
+            x, dx = one.y, one.dy
+            trained_below = trained_below or bool(one.params)
+        last = result[-1]
+        shape = (rows, *architecture.output_shape)
+        last.y = last.y.reshape(shape)
+        last.dy = None if last.dy is None else last.dy.reshape(shape)
+        return result
+
+
+def _absorbed_by_batch_op(layers: Sequence[Layer]) -> tuple[int, float, float]:
+    """Return how many leading layers the batch op replaces, with the scale and offset that it applies instead."""
+    first = 0
+    while first < len(layers) and layers[first].is_view:
+        first += 1
+    if first < len(layers) and isinstance(layer := layers[first], Rescaling):
+        return first + 1, layer.scale, layer.offset
+    return 0, 1.0, 0.0

@@ -1,0 +1,27 @@
+"""Small helpers with Keras' names."""
+
+from dptrain.errors import ConfigError
+
+_default_seed = 0
+
+
+def set_random_seed(seed: int) -> None:
+    """Set the seed of models made from now on: initial weights, shuffling, dropout.
+
+    Call it with the same seed on every rank.
+
+    Args:
+        seed: 0 to 2**63 - 1.
+
+    Raises:
+        ConfigError: the seed is out of range.
+    """
+    global _default_seed
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed = {seed}: expected 0 to 2**63 - 1")
+    _default_seed = seed
+
+
+def default_seed() -> int:
+    """Return the seed that `set_random_seed` set, else 0."""
+    return _default_seed
