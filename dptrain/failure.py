@@ -51,8 +51,8 @@ phase = Phase()
 show_traceback = False
 
 
-def exit_code_of(error: BaseException) -> int:
-    """Return the exit code that an error ends the process with."""
+def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
+    """Return the exit code that an error ends the process with; `unknown` for what is not dptrain's own."""
     if isinstance(error, DptrainError):
         return int(error.exit_code)
     if isinstance(error, KeyboardInterrupt):
@@ -61,7 +61,7 @@ def exit_code_of(error: BaseException) -> int:
         return int(ExitCode.DEVICE)
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return int(ExitCode.INTERNAL)
+    return unknown
 
 
 def describe(error: BaseException) -> str:
@@ -90,14 +90,27 @@ def report(error: BaseException) -> None:
     sys.stderr.flush()
 
 
-def end_job(error: BaseException) -> int:
+def report_agreed(error: DptrainError) -> None:
+    """Print an error that all ranks have; rank 0 calls it for all."""
+    if show_traceback:
+        traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.write(f"dptrain: {describe(error)}\n")
+    sys.stderr.flush()
+
+
+def pid() -> int:
+    """Return this process's number."""
+    return os.getpid()
+
+
+def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """Report an error that only this rank is known to have, end all ranks, and return the exit code for this one.
 
     Under a launcher it does not return. If MPI has not been started yet, the other ranks may be waiting in
     MPI_Init for this one, and only a process that has joined can end them.
     """
     report(error)
-    code = exit_code_of(error)
+    code = exit_code_of(error, unknown)
     launch = detect_launch()
     if launch is not None and launch.size > 1:
         from mpi4py import MPI
@@ -122,7 +135,7 @@ def install_excepthook() -> None:
                 previous(kind, error, trace)
             os_exit_code(int(error.exit_code))
         previous(kind, error, trace)
-        end_job(error)
+        end_job(error, unknown=1)  # as Python itself ends a script
 
     sys.excepthook = hook
 

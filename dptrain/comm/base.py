@@ -42,7 +42,6 @@ class Communicator(ABC):
         size: the number of ranks (world size).
         local_rank: this process among those of its node.
         local_size: the ranks of this node.
-        host: this node's name.
     """
 
     rank: int
@@ -54,6 +53,11 @@ class Communicator(ABC):
     def host(self) -> str:
         """This node's name."""
         return socket.gethostname()
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What joins the ranks, in words."""
 
     @abstractmethod
     def allreduce_sum(self, buffer: Array) -> None:

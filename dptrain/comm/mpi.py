@@ -40,6 +40,11 @@ class MpiCommunicator(Communicator):
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
 
+    @property
+    def description(self) -> str:
+        """The MPI library and its version."""
+        return " ".join(MPI.Get_library_version().split()[:3])
+
     def allreduce_sum(self, buffer: Array) -> None:
         """Sum in place over all ranks, `MPI_Allreduce`."""
         flat = buffer.reshape(-1)

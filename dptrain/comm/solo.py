@@ -13,6 +13,11 @@ class SoloCommunicator(Communicator):
         self.rank = self.local_rank = 0
         self.size = self.local_size = 1
 
+    @property
+    def description(self) -> str:
+        """One process, no MPI."""
+        return "single process"
+
     def allreduce_sum(self, buffer: Array) -> None:
         """The sum over one rank is the buffer."""
 

@@ -1,0 +1,348 @@
+"""The command line: `python -m dptrain [train] [options]`."""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dptrain import comm as comms
+from dptrain import failure, layers, optimizers
+from dptrain.comm import AgreedError, Communicator
+from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.data.loading import LoadedData, Split, load_dataset
+from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
+from dptrain.errors import ConfigError, DptrainError
+from dptrain.failure import phase
+from dptrain.launcher import detect_launch
+from dptrain.registry import lookup, suggestion
+from dptrain.runs.directory import RunDirectory, default_path
+from dptrain.sequential import Sequential
+from dptrain.train.callbacks import Callback, EpochRecorder, StopOnDivergence
+from dptrain.version import __version__
+
+# What --fast-dev-run runs.
+_DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
+
+_DESCRIPTION = """\
+Train a neural network on one process, or on several ranks with mpirun:
+
+  python -m dptrain                                      the built-in data set, one process
+  mpirun -n 4 python -m dptrain                          the same training on four ranks
+  python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
+  python -m dptrain --config runs/X/config.yaml          repeat a run
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code, the same on every rank.
+
+    An error that all ranks know of is printed by rank 0; one that a single rank meets ends them all.
+    """
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except AgreedError as error:
+        if comms.current().rank == 0:
+            failure.report_agreed(error)
+        return int(error.exit_code)
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not failure.exit_code_of(error):
+            raise  # --help and --version, on every rank alike
+        return failure.end_job(error)
+
+
+def _run(argv: Sequence[str]) -> int:
+    command, arguments = _split_command(argv)
+    parsed = _parse(arguments) if {"-h", "--help", "--version"} & set(arguments) else None
+    comm = comms.current()
+    run = comm.agree("command line", lambda: lookup("command", command, COMMANDS))
+    parsed = comm.agree("command line", lambda: parsed or _parse(arguments))
+    config = comm.agree("configuration", lambda: _configure(parsed))
+    failure.show_traceback = config.debug
+    _check_same_everywhere(comm, config)
+    if parsed.print_config:
+        if comm.rank == 0:
+            print(to_yaml(config), end="")
+        return 0
+    return run(config, comm)
+
+
+def train(config: Config, comm: Communicator) -> int:
+    """Train as configured, and leave a run directory."""
+    started = time.time()
+    phase.enter("data")
+    data = load_dataset(
+        config.data.name,
+        comm,
+        data_dir=None if config.data.dir is None else Path(config.data.dir),
+        max_bytes=config.data.max_bytes,
+        sharding=config.data.sharding,
+    )
+    if config.fast_dev_run:
+        data = _small_evaluation(data)
+    phase.enter("model")
+    sampler = comm.agree("configuration", lambda: _sampler(config, data, comm))
+    model = comm.agree("model", lambda: build_model(config, data))
+    device = comm.agree("device", lambda: model.describe_device(comm))
+    quiet = config.verbose == 0
+    devices = _show_start(config, data, model, sampler, device, comm, quiet)
+    with ExitStack() as stack:
+        run = _open_run(config, data, comm, stack)
+        callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch)]
+        history = model.fit_splits(
+            data.train,
+            data.test,
+            sampler,
+            epochs=_epochs(config),
+            verbose="auto" if config.verbose is None else config.verbose,
+            callbacks=[*callbacks, StopOnDivergence()],
+        )
+        phase.enter("saving")
+        final = {key: values[-1] for key, values in history.history.items()}
+        seconds = round(time.time() - started, 3)
+
+        def finish() -> list[str]:
+            if run is None:
+                return []
+            summary = {
+                "metrics": final,
+                "epochs": len(history.epoch),
+                "seconds": seconds,
+                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+                "world_size": comm.size,
+                "devices": devices,
+                "data": {"name": data.name, "train": data.train.total, "test": data.test.total},
+                "parameters": model.count_params(),
+                "versions": {
+                    "dptrain": __version__,
+                    "python": platform.python_version(),
+                    "numpy": np.__version__,
+                    "communicator": comm.description,
+                },
+            }
+            architecture = [{"class": type(layer).__name__, "config": layer.config()} for layer in model.layers]
+            return run.finish(model.named_weights(), architecture, summary)
+
+        files = comm.agree("saving", finish)
+        if run is not None and not quiet:
+            if config.fast_dev_run and config.out is None:
+                print(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
+            else:
+                missing = "" if "curves.png" in files else " (no curves.png: pip install 'dptrain[plots]')"
+                print(f"Results in {run.path}: {', '.join(files)}{missing}")
+    return 0
+
+
+# Subcommands by name; the first is what runs where none is given.
+COMMANDS: dict[str, Callable[[Config, Communicator], int]] = {"train": train}
+
+
+def build_model(config: Config, data: LoadedData) -> Sequential:
+    """Return the configured network, compiled for the data set's samples and classes."""
+    shape = data.train.x.shape[1:]
+    stack: list[layers.Layer] = []
+    if data.train.x.dtype.kind in "ui":
+        stack.append(layers.Rescaling(1 / np.iinfo(data.train.x.dtype).max, input_shape=shape))
+    stack.append(layers.Flatten(input_shape=shape))
+    for units in config.model.hidden:
+        stack.append(layers.Dense(units, activation=config.model.activation))
+        if config.model.dropout:
+            stack.append(layers.Dropout(config.model.dropout))
+    stack.append(layers.Dense(data.num_classes, activation="softmax"))
+    model = Sequential(stack, name=_run_name(config, data), seed=config.seed)
+    model.compile(
+        optimizer=_optimizer(config),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        device=config.device,
+        dtype=config.dtype,
+    )
+    return model
+
+
+def _optimizer(config: Config) -> optimizers.Optimizer:
+    chosen = config.optimizer
+    rate = {} if chosen.learning_rate is None else {"learning_rate": chosen.learning_rate}
+    if chosen.name == "adam":
+        return optimizers.Adam(**rate, beta_1=chosen.beta_1, beta_2=chosen.beta_2, epsilon=chosen.epsilon)
+    if chosen.name == "rmsprop":
+        return optimizers.RMSprop(**rate, rho=chosen.rho, epsilon=chosen.epsilon)
+    return optimizers.SGD(**rate, momentum=chosen.momentum)
+
+
+def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
+    chosen = config.train
+    common: dict[str, Any] = {
+        "seed": config.seed,
+        "shuffle": chosen.shuffle,
+        "drop_last": chosen.drop_last,
+        "steps_per_epoch": _DEV_STEPS if config.fast_dev_run else chosen.steps_per_epoch,
+    }
+    if config.data.sharding == "static":
+        if chosen.shards_per_batch is not None:
+            raise ConfigError("train.shards_per_batch needs --sharding global: static shards are a rank's own rows")
+        return StaticSampler(data.train.total, chosen.batch_size, comm.rank, comm.size, **common)
+    return GlobalSampler(
+        data.train.total, chosen.batch_size, comm.rank, comm.size, shards_per_batch=chosen.shards_per_batch, **common
+    )
+
+
+def _epochs(config: Config) -> int:
+    return min(config.train.epochs, 1) if config.fast_dev_run else config.train.epochs
+
+
+def _small_evaluation(data: LoadedData) -> LoadedData:
+    start, stop = data.test.mine
+    test = Split(data.test.x, data.test.y, data.test.total, (start, min(stop, start + _DEV_EVALUATION_ROWS)))
+    return LoadedData(data.name, data.train, test, data.num_classes)
+
+
+def _run_name(config: Config, data: LoadedData) -> str:
+    return config.name or data.name
+
+
+def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitStack) -> RunDirectory | None:
+    """Claim the run directory on rank 0, before anything is trained; a fast dev run's is removed in the end."""
+
+    def claim() -> RunDirectory | None:
+        if comm.rank != 0:
+            return None
+        if config.out is not None:
+            path = Path(config.out)
+        elif config.fast_dev_run:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-")))
+        else:
+            path = default_path(_run_name(config, data))
+        return RunDirectory(path, to_yaml(config))
+
+    return comm.agree("output", claim)
+
+
+def _show_start(
+    config: Config, data: LoadedData, model: Sequential, sampler: Sampler, device: str, comm: Communicator, quiet: bool
+) -> list[list[Any]]:
+    """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
+    rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, failure.pid(), device]))]
+    if comm.rank == 0 and not quiet:
+        table = Table("rank", "host", "PID", "device")
+        for row in rows:
+            table.add_row(*map(str, row))
+        Console(highlight=False).print(table)
+        network = " -> ".join(["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)])
+        print(
+            f"{data.name}: {data.train.total} + {data.test.total} samples; {network}, {model.count_params():,} parameters; "
+            f"{config.optimizer.name}, global batch {config.train.batch_size}, {sampler.steps} steps an epoch",
+            flush=True,
+        )
+    return rows
+
+
+def _check_same_everywhere(comm: Communicator, config: Config) -> None:
+    """Refuse ranks with different configurations or versions."""
+    versions = {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()}
+    flat = {leaf.path: _at(to_dict(config), leaf.path) for leaf in leaves()}
+    found = comm.allgather(flat | {f"version of {name}": version for name, version in versions.items()})
+
+    def compare() -> None:
+        differences = [
+            f"{key}: {', '.join(f'rank {rank} has {other[key]!r}' for rank, other in enumerate(found))}"
+            for key in found[0]
+            if any(other[key] != found[0][key] for other in found)
+        ]
+        if differences:
+            raise ConfigError(f"the ranks are set up differently: {'; '.join(differences)}")
+
+    comm.agree("configuration", compare)
+
+
+def _at(tree: dict[str, Any], path: str) -> Any:
+    value: Any = tree
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+# Parsing
+
+
+def _split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
+    if argv and not argv[0].startswith("-"):
+        return argv[0], list(argv[1:])
+    return next(iter(COMMANDS)), list(argv)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours, and whose help is printed by rank 0 alone."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        launch = detect_launch()
+        if launch is None or launch.rank == 0:
+            super()._print_message(message, file)
+
+
+def _build_parser() -> _Parser:
+    parser = _Parser(
+        prog="dptrain",
+        description=_DESCRIPTION,
+        epilog="Every option can also be written as its dotted name. The command line overrides the file.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
+    parser.add_argument("--config", metavar="FILE", help="read options from a YAML file, such as a run's config.yaml")
+    parser.add_argument("--print-config", action="store_true", help="print the configuration as YAML and exit")
+    groups: dict[str, Any] = {}
+    for leaf in leaves():
+        section = leaf.path.rpartition(".")[0] or "run"
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section)
+        names = [f"--{leaf.flag}"] if leaf.flag else []
+        if f"--{leaf.path}" not in names:
+            names.append(f"--{leaf.path}")
+        default = "" if leaf.default is None or leaf.is_flag else f" (default: {_shown(leaf.default)})"
+        groups[section].add_argument(
+            *names,
+            dest=leaf.path,
+            default=argparse.SUPPRESS,
+            metavar=leaf.path.rpartition(".")[2].upper(),
+            help=(leaf.help + default).replace("%", "%%"),
+            **({"nargs": "?", "const": "true"} if leaf.is_flag else {}),
+        )
+    return parser
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the options.
+
+    Raises:
+        ConfigError: an unknown option, or one without its value.
+    """
+    parser = _build_parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        known = [name for action in parser._actions for name in action.option_strings]
+        raise ConfigError(f"unknown {unknown[0]!r}{suggestion(unknown[0].partition('=')[0], known)}")
+    return parsed
+
+
+def _configure(parsed: argparse.Namespace) -> Config:
+    file = {} if parsed.config is None else read_file(Path(parsed.config))
+    paths = {leaf.path for leaf in leaves()}
+    overrides = {path: value for path, value in vars(parsed).items() if path in paths}
+    return resolve(file, str(parsed.config), overrides)

@@ -1,0 +1,251 @@
+"""The configuration of a run: frozen dataclasses, filled from defaults, a file and the command line, in that order.
+
+Everything that a user can set is a field here, with its type, its range and its help; the command line, the file
+format and `config.yaml` follow from the fields.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from dptrain.data.sources import DEFAULT_MAX_BYTES
+from dptrain.errors import ConfigError
+from dptrain.registry import suggestion
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+# Field paths and where each value came from, for messages.
+Sources = dict[str, str]
+
+
+def _comma_separated(value: object) -> object:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, int) else value
+
+
+def _none_word(value: object) -> object:
+    return None if isinstance(value, str) and value.lower() in ("none", "null", "") else value
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+def _field(default: Any, text: str, flag: str | None = None) -> Any:
+    """A field with its help and, where it has one, its short flag on the command line."""
+    return dataclasses.field(default=default, metadata={"help": text, "flag": flag})
+
+
+@dataclass(frozen=True, config=_STRICT)
+class DataConfig:
+    """Which samples, and how they are shared out."""
+
+    name: str = _field("strokes", "strokes (built in), mnist, fashion-mnist, a folder of IDX files, or an .npz file", "data")
+    dir: Annotated[str | None, BeforeValidator(_none_word)] = _field(None, "folder with the files of a named data set", "data-dir")
+    sharding: Literal["global", "static"] = _field(
+        "global", "global: one copy of the data a node, one permutation; static: a rank keeps 1/world of the rows", "sharding"
+    )
+    max_bytes: PositiveInt = _field(DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ModelConfig:
+    """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax."""
+
+    hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_comma_separated)] = _field(
+        (128,), "units of the hidden layers, comma-separated", "hidden"
+    )
+    activation: Literal["relu", "tanh", "sigmoid", "linear", "softmax"] = _field(
+        "relu", "of the hidden layers", "activation"
+    )
+    dropout: Rate = _field(0.0, "rate after each hidden layer", "dropout")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class OptimizerConfig:
+    """The update rule."""
+
+    name: Literal["adam", "rmsprop", "sgd"] = _field("adam", "update rule", "optimizer")
+    learning_rate: Annotated[Positive | None, BeforeValidator(_none_word)] = _field(
+        None, "step size; the optimizer's own default if not set (adam, rmsprop: 0.001, sgd: 0.01)", "learning-rate"
+    )
+    beta_1: Rate = _field(0.9, "adam: decay of the first moment")
+    beta_2: Rate = _field(0.999, "adam: decay of the second moment")
+    rho: Rate = _field(0.9, "rmsprop: decay of the mean square")
+    momentum: Rate = _field(0.0, "sgd: momentum", "momentum")
+    epsilon: Positive = _field(1e-7, "adam, rmsprop: keeps the division finite")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class TrainConfig:
+    """How long and in what pieces."""
+
+    batch_size: PositiveInt = _field(128, "samples of a global batch, over all ranks together", "batch-size")
+    epochs: Annotated[int, Field(ge=0)] = _field(5, "how many times through the data", "epochs")
+    steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after that many steps", "steps-per-epoch")
+    drop_last: bool = _field(False, "leave out a last batch that is not full", "drop-last")
+    shuffle: bool = _field(True, "a new order every epoch")
+    shards_per_batch: OptionalPositiveInt = _field(
+        None, "cut global batches into that many shards, a multiple of the ranks; none: one a rank"
+    )
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Config:
+    """Everything about a run."""
+
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
+    device: Literal["auto", "cpu", "cuda"] = _field("auto", "what computes", "device")
+    dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
+    out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "run directory; runs/<date-time>-<name> if not set", "out"
+    )
+    name: Annotated[str | None, BeforeValidator(_none_word)] = _field(None, "of the run; the data set's if not set", "name")
+    verbose: Annotated[Literal[0, 1, 2] | None, BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v))] = _field(
+        None, "0 silent, 1 live line, 2 one line an epoch; if not set, 1 on a terminal and else 2", "verbose"
+    )
+    fast_dev_run: bool = _field(False, "two steps and a small evaluation, to see that everything works", "fast-dev-run")
+    debug: bool = _field(False, "show tracebacks", "debug")
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One settable field.
+
+    Attributes:
+        path: dotted, such as "optimizer.learning_rate".
+        flag: short flag without dashes, such as "learning-rate", or None.
+        help: one line.
+        default: its value if nobody sets it.
+        is_flag: whether it is on or off.
+    """
+
+    path: str
+    flag: str | None
+    help: str
+    default: Any
+    is_flag: bool
+
+
+def leaves() -> Iterator[Leaf]:
+    """Yield every settable field, in the order of the dataclasses."""
+    yield from _leaves(Config(), "")
+
+
+def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, f"{field.name}.")
+        else:
+            yield Leaf(prefix + field.name, field.metadata["flag"], field.metadata["help"], value, field.type is bool)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return the configuration as nested dictionaries of plain values."""
+    tree = dataclasses.asdict(config)
+    tree["model"]["hidden"] = list(tree["model"]["hidden"])
+    return tree
+
+
+def to_yaml(config: Config) -> str:
+    """Return the configuration as text that `--config` reads."""
+    text: str = yaml.safe_dump(to_dict(config), sort_keys=False)
+    return text
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return a configuration file's content as nested dictionaries, with every key checked.
+
+    Args:
+        path: a YAML (or JSON) file.
+
+    Raises:
+        ConfigError: missing, unreadable, not YAML, or with an unknown or repeated key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    try:
+        tree = yaml.load(text, _UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"--config {path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
+    if tree is None:
+        return {}
+    _check_keys(tree, Config(), str(path), "")
+    result: dict[str, Any] = tree
+    return result
+
+
+def resolve(file: Mapping[str, Any], file_name: str, overrides: Mapping[str, str]) -> Config:
+    """Return the configuration: defaults, then the file, then the command line.
+
+    Args:
+        file: what `read_file` returned.
+        file_name: for messages.
+        overrides: dotted path -> value as typed.
+
+    Raises:
+        ConfigError: a value of the wrong type or out of range; the message says where it was set.
+    """
+    tree: dict[str, Any] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in file.items()}
+    for path, value in overrides.items():
+        *section, key = path.split(".")
+        place = tree
+        for name in section:
+            place = place.setdefault(name, {})
+        place[key] = value
+    try:
+        return TypeAdapter(Config).validate_python(tree)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error, file_name, overrides)) from None
+
+
+def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[str, str]) -> str:
+    problem = error.errors()[0]
+    known = {leaf.path for leaf in leaves()}
+    parts = [str(part) for part in problem["loc"]]
+    path = next((".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known), ".".join(parts))
+    value = overrides.get(path, problem["input"])
+    where = "on the command line" if path in overrides else f"in {file_name}"
+    message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
+    return f"{path} = {value!r}, set {where}: {message}"
+
+
+def _check_keys(tree: Any, section: Any, file_name: str, prefix: str) -> None:
+    if not isinstance(tree, dict):
+        raise ConfigError(f"--config {file_name}: expected keys and values{f' under {prefix[:-1]!r}' if prefix else ''}")
+    known = [field.name for field in dataclasses.fields(section)]
+    for key, value in tree.items():
+        if key not in known:
+            raise ConfigError(f"--config {file_name}: unknown {prefix + str(key)!r}{suggestion(str(key), known)}")
+        if dataclasses.is_dataclass(inner := getattr(section, key)):
+            _check_keys(value, inner, file_name, f"{prefix}{key}.")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML without repeated keys, of which plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

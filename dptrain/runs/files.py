@@ -1,0 +1,65 @@
+"""Writing files so that a reader never sees half of one."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+from dptrain.errors import OutputError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk, and rename it into place.
+
+    Args:
+        path: the file; an existing one is replaced.
+        content: all of it.
+
+    Raises:
+        OutputError: the disk is full, read-only or denied; says what is needed and free.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise output_error(path, error, len(content)) from error
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line to a file and flush it to the disk.
+
+    Raises:
+        OutputError: as `write_atomically`.
+    """
+    content = f"{line}\n".encode()
+    try:
+        with open(path, "ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise output_error(path, error, len(content)) from error
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory's entries, so that a rename in it survives a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def output_error(path: Path, error: OSError, needed: int = 0) -> OutputError:
+    """Return an operating system's error as one line with path, cause and, on a full disk, bytes needed and free."""
+    text = f"{path}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        parent = next((place for place in path.parents if place.exists()), Path("/"))
+        text += f" (needs {needed} bytes, {shutil.disk_usage(parent).free} free)"
+    return OutputError(f"{text}; choose another --out")
