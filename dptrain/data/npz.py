@@ -102,8 +102,8 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: i
             with stream:
                 yield cast(ByteStream, stream)
 
-    # Stored members count as compressed as well: their checksum is worth one pass over the member.
-    return StreamSource(where, shape, dtype, open_payload, compressed=True, fortran_order=fortran_order)
+    # Sequential even where the member is stored uncompressed: its checksum is worth one pass.
+    return StreamSource(where, shape, dtype, open_payload, sequential=True, fortran_order=fortran_order)
 
 
 def _read_header(where: str, stream: IO[bytes]) -> bytes:
@@ -161,6 +161,8 @@ def _guess(first: bytes) -> str:
         return " (pickle? it is never loaded)"
     if first.lstrip()[:1] == b"<":
         return " (HTML?)"
+    if first[:2] in (b"\0\0", b"\x1f\x8b"):
+        return " (IDX? name the folder that holds the four files)"
     if first[:4] == _NPY_MAGIC[:4]:
         return " (a single .npy? save the four arrays with numpy.savez)"
     return ""
