@@ -102,7 +102,9 @@ def open_dataset(name_or_path: str, *, data_dir: Path | None = None, max_bytes: 
     if path.is_dir():
         return _open_idx_folder(path.name or str(path), path, max_bytes)
     if not path.exists():
-        raise DataError(f"data: {path} not found; expected a folder of IDX files, an .npz file or one of {_names()}")
+        raise DataError(
+            f"data: {name_or_path} not found; expected a folder of IDX files, an .npz file or one of {_names()}"
+        )
     return open_npz(path, max_bytes=max_bytes)
 
 

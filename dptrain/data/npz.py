@@ -152,7 +152,7 @@ def _parse_header(where: str, header: bytes) -> tuple[np.dtype[Any], tuple[int, 
 
 
 def _is_shape(value: object) -> bool:
-    return isinstance(value, tuple) and all(type(size) is int and size >= 0 for size in value)
+    return isinstance(value, tuple) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
 
 
 def _guess(first: bytes) -> str:
@@ -190,7 +190,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 def _archive_errors(where: str) -> Iterator[None]:
     """Turn whatever `zipfile` raises on damaged archives into a `DataError`.
 
-    Its documentation promises BadZipFile; damaged archives also bring NotImplementedError, RuntimeError, ValueError,
+    Its documentation promises BadZipFile; damaged archives bring as well NotImplementedError, RuntimeError, ValueError,
     IndexError, struct.error, UnicodeDecodeError and OverflowError.
     """
     with stream_errors(where):
@@ -199,4 +199,4 @@ def _archive_errors(where: str) -> Iterator[None]:
         except (DataError, OSError, EOFError):
             raise
         except Exception as error:
-            raise DataError(f"{where}: damaged archive ({one_line(error)}); delete it and fetch it again") from None
+            raise DataError(f"{where}: damaged ({one_line(error)}); delete it and fetch it again") from None

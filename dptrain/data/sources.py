@@ -326,6 +326,8 @@ def format_bytes(count: int) -> str:
     """`8.0 GB`, in powers of 1000."""
     if count < 1000:
         return f"{count} bytes"
+    if count >= 10**21:
+        return "more than 1000 EB"  # the product of damaged sizes may be too large for a float
     value = float(count)
     for unit in ("kB", "MB", "GB", "TB", "PB"):
         value /= 1000
