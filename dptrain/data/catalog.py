@@ -27,7 +27,16 @@ from filelock import FileLock, Timeout
 from dptrain.data import strokes
 from dptrain.data.idx import open_idx
 from dptrain.data.npz import open_npz
-from dptrain.data.sources import CHUNK_BYTES, DEFAULT_MAX_BYTES, ArraySource, DataSources, format_bytes, stream_errors
+from dptrain.data.sources import (
+    CHUNK_BYTES,
+    DEFAULT_MAX_BYTES,
+    ArraySource,
+    DataSources,
+    format_bytes,
+    format_shape,
+    one_line,
+    stream_errors,
+)
 from dptrain.errors import ConfigError, DataError, OutputError
 
 __all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]
@@ -52,7 +61,7 @@ _IDX_NAMES = {
 def cache_dir() -> Path:
     """The folder for fetched and generated files: `$DPTRAIN_CACHE`, else the user's cache folder."""
     chosen = os.environ.get("DPTRAIN_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("dptrain"))
+    return _expand(chosen) if chosen else Path(platformdirs.user_cache_dir("dptrain"))
 
 
 def ensure_available(name_or_path: str, *, data_dir: Path | None = None) -> None:
@@ -89,11 +98,13 @@ def open_dataset(name_or_path: str, *, data_dir: Path | None = None, max_bytes: 
     named = _lookup(name_or_path)
     if named is not None:
         return named.open(name_or_path, data_dir, max_bytes)
-    path = Path(name_or_path).expanduser()
+    path = _expand(name_or_path)
     if path.is_dir():
         return _open_idx_folder(path.name or str(path), path, max_bytes)
     if not path.exists():
-        raise DataError(f"data: {path} not found; expected a folder of IDX files, an .npz file or one of {_names()}")
+        raise DataError(
+            f"data: {name_or_path} not found; expected a folder of IDX files, an .npz file or one of {_names()}"
+        )
     return open_npz(path, max_bytes=max_bytes)
 
 
@@ -169,26 +180,28 @@ class FetchedIdx(NamedDataset):
                 if _find_idx(folder, key) is None:
                     with _replacing(path) as part:
                         self._fetch(name, self.address + path.name, part)
-                        self._verify(key, self.address + path.name, part)
+                        self._verify(name, key, self.address + path.name, part)
 
     def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
         """Open the files from the first place that has them."""
         folder = self._find(name, data_dir)
         if folder is None:
-            places = ", ".join(str(place) for place in self._places(name, data_dir))
-            raise DataError(f"data: {places}/{_IDX_NAMES['x_train'][0]}.gz not found; {_advice(name)}")
+            places = [str(place) for place in self._places(name, data_dir)]
+            looked = f" (looked in {', '.join(places)})" if len(places) > 1 else ""
+            raise DataError(f"data: {places[0]}/{_IDX_NAMES['x_train'][0]}.gz not found{looked}; {_advice(name)}")
         return _open_idx_folder(name, folder, max_bytes)
 
     @staticmethod
     def _places(name: str, data_dir: Path | None) -> list[Path]:
-        places = [data_dir, data_dir / name] if data_dir is not None else []
+        own = _expand(data_dir) if data_dir is not None else None
+        places = [own, own / name] if own is not None else []
         if chosen := os.environ.get("DPTRAIN_DATA"):
-            places.append(Path(chosen).expanduser() / name)
+            places.append(_expand(chosen) / name)
         return [*places, cache_dir() / name]
 
     def _find(self, name: str, data_dir: Path | None) -> Path | None:
         """The first folder with all four files; one of the user's own that holds only some of them is an error."""
-        if data_dir is not None and not data_dir.is_dir():
+        if data_dir is not None and not _expand(data_dir).is_dir():
             raise DataError(f"data: {data_dir}/{_IDX_NAMES['x_train'][0]}.gz not found: there is no such folder")
         for place in self._places(name, data_dir):
             missing = [key for key in _IDX_NAMES if _find_idx(place, key) is None]
@@ -205,32 +218,15 @@ class FetchedIdx(NamedDataset):
         Raises:
             DataError: unreachable, slow, too long or cut short.
         """
-        deadline = time.monotonic() + FETCH_TIMEOUT
-        done, declared = 0, None
-        missing = f"data: {name} is not on this machine and {url}"
-        try:
-            with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT) as response:
-                declared = response.headers.get("Content-Length")
-                with open(part, "wb") as file:
-                    while chunk := response.read(CHUNK_BYTES):
-                        done += len(chunk)
-                        if done > _MAX_FETCH_BYTES:
-                            raise DataError(f"{url}: more than {format_bytes(_MAX_FETCH_BYTES)}; {_advice(name)}")
-                        if time.monotonic() > deadline:
-                            raise DataError(f"{url}: not complete after {FETCH_TIMEOUT:.0f} s; {_advice(name)}")
-                        file.write(chunk)
-        except http.client.IncompleteRead as error:
-            raise _cut_short(name, url, declared, done + len(error.partial)) from None
-        except urllib.error.HTTPError as error:
-            with error:
-                raise DataError(f"{missing} answers {error.code} {error.reason}; {_advice(name)}") from None
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise DataError(f"{missing} cannot be reached ({reason}); {_advice(name)}") from None
-        if declared is not None and declared.isdecimal() and done != int(declared):
-            raise _cut_short(name, url, declared, done)
+        done = 0
+        with open(part, "wb") as file:
+            for chunk in _download(name, url):
+                done += len(chunk)
+                if done > _MAX_FETCH_BYTES:
+                    raise DataError(f"{url}: longer than {format_bytes(_MAX_FETCH_BYTES)}; {_advice(name)}")
+                file.write(chunk)
 
-    def _verify(self, key: str, url: str, part: Path) -> None:
+    def _verify(self, name: str, key: str, url: str, part: Path) -> None:
         """Check that the downloaded file is the array that `key` names.
 
         Raises:
@@ -238,16 +234,18 @@ class FetchedIdx(NamedDataset):
         """
         try:
             source = open_idx(part)
-            source.read()
+            if source.shape != self.shapes[key] or source.dtype != np.uint8:
+                expected = format_shape(self.shapes[key])
+                raise DataError(f"{part}: {source.dtype} {format_shape(source.shape)}, expected uint8 {expected}")
+            # No rows wanted: the whole stream passes through a small buffer, up to its length and checksum.
+            source.read_into(np.empty((0, *source.shape[1:]), source.dtype))
+            digest, pinned = _content_sha256(part), self.sha256.get(key)
+            if pinned is not None and digest != pinned:
+                raise DataError(f"{part}: content has SHA-256 {digest}, expected {pinned}")
         except DataError as error:
-            raise DataError(str(error).replace(str(part), url)) from None
-        if source.shape != self.shapes[key] or source.dtype != np.uint8:
-            raise DataError(f"{url}: holds {source.dtype} {source.shape}, expected uint8 {self.shapes[key]}")
-        expected = self.sha256.get(key)
-        if expected is not None and (found := _content_sha256(part)) != expected:
-            raise DataError(
-                f"{url}: content has SHA-256 {found}, expected {expected}; fetch again from a trusted place"
-            )
+            # The temporary file is gone when the user reads this.
+            fault = str(error).replace(str(part), url).partition("; ")[0]
+            raise DataError(f"{fault}; try again, or {_advice(name)}") from None
 
 
 CATALOG: dict[str, NamedDataset] = {
@@ -270,6 +268,11 @@ CATALOG: dict[str, NamedDataset] = {
 }
 
 
+def _expand(path: str | Path) -> Path:
+    # Not Path.expanduser, which raises where the user of `~user` does not exist.
+    return Path(os.path.expanduser(path))
+
+
 def _names() -> str:
     return ", ".join(CATALOG)
 
@@ -278,11 +281,11 @@ def _lookup(name_or_path: str) -> NamedDataset | None:
     """The named set, or None for a path."""
     if name_or_path in CATALOG:
         return CATALOG[name_or_path]
-    path = Path(name_or_path).expanduser()
+    path = _expand(name_or_path)
     looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~")) or path.suffix in (".npz", ".gz")
     if name_or_path and (looks_like_path or path.exists()):
         return None
-    close = difflib.get_close_matches(name_or_path, CATALOG, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name_or_path.lower(), CATALOG, n=1, cutoff=0.5)
     hint = (
         f"did you mean {close[0]!r}?" if close else f"expected one of {_names()}, a folder of IDX files or an .npz file"
     )
@@ -316,8 +319,34 @@ def _advice(name: str) -> str:
     return f"put {files} into {cache_dir() / name}, or name their folder with --data-dir"
 
 
-def _cut_short(name: str, url: str, declared: str | None, done: int) -> DataError:
-    return DataError(f"{url}: {declared} bytes announced, {done} received; try again, or {_advice(name)}")
+def _download(name: str, url: str) -> Iterator[bytes]:
+    """The body of `url` in pieces; everything that a network does wrong becomes a `DataError`."""
+    deadline = time.monotonic() + FETCH_TIMEOUT
+    missing = f"data: {name} is not on this machine and {url}"
+    try:
+        with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT) as response:
+            announced, done = response.headers.get("Content-Length"), 0
+            while True:
+                try:
+                    chunk = response.read(CHUNK_BYTES)
+                except http.client.IncompleteRead as error:
+                    done += len(error.partial)
+                    chunk = b""
+                    announced = announced or "more"
+                if not chunk:
+                    break
+                done += len(chunk)
+                if time.monotonic() > deadline:
+                    raise DataError(f"{missing} takes longer than {FETCH_TIMEOUT:.0f} s; {_advice(name)}")
+                yield chunk
+            if announced is not None and announced != str(done):
+                raise DataError(f"{url}: {announced} bytes announced, {done} received; try again, or {_advice(name)}")
+    except urllib.error.HTTPError as error:
+        with error:
+            raise DataError(f"{missing} answers {error.code} {error.reason}; {_advice(name)}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = one_line(getattr(error, "reason", None) or error)
+        raise DataError(f"{missing} cannot be reached ({reason}); {_advice(name)}") from None
 
 
 def _content_sha256(path: Path) -> str:
@@ -342,8 +371,9 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from None
     except OutputError:
         raise
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot write the cache ({error.strerror or error}); set DPTRAIN_CACHE") from None
+    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise OutputError(f"{folder}: cannot write the cache ({reason}); set DPTRAIN_CACHE to another folder") from None
 
 
 @contextmanager

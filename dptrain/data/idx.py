@@ -82,7 +82,7 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
                 raise DataError(f"{where}: changed since it was opened; start again when nothing writes to it")
             yield cast(ByteStream, stream)
 
-    return StreamSource(where, shape, dtype, open_payload, compressed=compressed)
+    return StreamSource(where, shape, dtype, open_payload, sequential=compressed)
 
 
 def write_idx(path: str | os.PathLike[str], array: NDArray[Any]) -> None:

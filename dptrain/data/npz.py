@@ -102,8 +102,8 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: i
             with stream:
                 yield cast(ByteStream, stream)
 
-    # Stored members count as compressed as well: their checksum is worth one pass over the member.
-    return StreamSource(where, shape, dtype, open_payload, compressed=True, fortran_order=fortran_order)
+    # Sequential even where the member is stored uncompressed: its checksum is worth one pass.
+    return StreamSource(where, shape, dtype, open_payload, sequential=True, fortran_order=fortran_order)
 
 
 def _read_header(where: str, stream: IO[bytes]) -> bytes:
@@ -152,7 +152,7 @@ def _parse_header(where: str, header: bytes) -> tuple[np.dtype[Any], tuple[int, 
 
 
 def _is_shape(value: object) -> bool:
-    return isinstance(value, tuple) and all(type(size) is int and size >= 0 for size in value)
+    return isinstance(value, tuple) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
 
 
 def _guess(first: bytes) -> str:
@@ -161,6 +161,8 @@ def _guess(first: bytes) -> str:
         return " (pickle? it is never loaded)"
     if first.lstrip()[:1] == b"<":
         return " (HTML?)"
+    if first[:2] in (b"\0\0", b"\x1f\x8b"):
+        return " (IDX? name the folder that holds the four files)"
     if first[:4] == _NPY_MAGIC[:4]:
         return " (a single .npy? save the four arrays with numpy.savez)"
     return ""
@@ -188,7 +190,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 def _archive_errors(where: str) -> Iterator[None]:
     """Turn whatever `zipfile` raises on damaged archives into a `DataError`.
 
-    Its documentation promises BadZipFile; damaged archives also bring NotImplementedError, RuntimeError, ValueError,
+    Its documentation promises BadZipFile; damaged archives bring as well NotImplementedError, RuntimeError, ValueError,
     IndexError, struct.error, UnicodeDecodeError and OverflowError.
     """
     with stream_errors(where):
@@ -197,4 +199,4 @@ def _archive_errors(where: str) -> Iterator[None]:
         except (DataError, OSError, EOFError):
             raise
         except Exception as error:
-            raise DataError(f"{where}: damaged archive ({one_line(error)}); delete it and fetch it again") from None
+            raise DataError(f"{where}: damaged ({one_line(error)}); delete it and fetch it again") from None

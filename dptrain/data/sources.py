@@ -113,7 +113,7 @@ class ByteStream(Protocol):
         """Fill `buffer` as far as one read goes; the number of bytes, 0 at the end."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to a position; called only where the file is uncompressed."""
+        """Move to a position; not called on a sequential stream."""
 
 
 class StreamSource(ArraySource):
@@ -126,7 +126,7 @@ class StreamSource(ArraySource):
         stored_dtype: np.dtype[Any],
         open_payload: Callable[[], AbstractContextManager[ByteStream]],
         *,
-        compressed: bool,
+        sequential: bool,
         fortran_order: bool = False,
     ) -> None:
         """Describe the stream; nothing is read yet.
@@ -136,19 +136,19 @@ class StreamSource(ArraySource):
             shape: (N, F...).
             stored_dtype: dtype in the byte order of the file.
             open_payload: opens the stream at the first byte of the first number; called once a read.
-            compressed: rows can be skipped only by reading them, and a checksum stands at the end.
+            sequential: rows can be skipped only by reading them, and a length or checksum stands at the end.
             fortran_order: the first index changes fastest in the stream.
         """
         super().__init__(where, shape, stored_dtype)
         self._stored_dtype = stored_dtype
         self._open_payload = open_payload
-        self._compressed = compressed
+        self._sequential = sequential
         self._fortran_order = fortran_order and sum(size > 1 for size in shape) > 1
-        self._verified = not compressed
+        self._verified = not sequential
 
     def _read_rows(self, out: NDArray[Any], start: int) -> None:
         with stream_errors(self.where), self._open_payload() as stream:
-            reader = _PayloadReader(self, stream, seekable=not self._compressed)
+            reader = _PayloadReader(self, stream, seekable=not self._sequential)
             if self._fortran_order:
                 self._read_columns(reader, out, start)
             else:
@@ -162,14 +162,25 @@ class StreamSource(ArraySource):
 
     def _read_columns(self, reader: "_PayloadReader", out: NDArray[Any], start: int) -> None:
         """Scatter a stream in Fortran order: for each index into a row, the N numbers of all rows."""
-        rows, size = self.shape[0], self.dtype.itemsize
-        column = np.empty(len(out), self.dtype)
-        out_T = out.T  # (reversed F..., n): its leading indices in C order are the order of the stream
-        for index in np.ndindex(out_T.shape[:-1]):
-            reader.skip(start * size)
-            reader.fill(column)
-            reader.skip((rows - start - len(out)) * size)
-            out_T[index] = column
+        rows, n, size = self.shape[0], len(out), self.dtype.itemsize
+        sample = self.shape[1:]
+        features = math.prod(sample)
+        out_nF = out.reshape(n, features)
+        # As many whole columns at a time as the buffer holds; of a longer column only the wanted part is kept.
+        columns = max(1, CHUNK_BYTES // max(rows * size, 1))
+        for first in range(0, features, columns):
+            in_stream = np.arange(first, min(first + columns, features))
+            in_row = np.ravel_multi_index(np.unravel_index(in_stream, sample, order="F"), sample)
+            if columns == 1:
+                part = np.empty((1, n), self.dtype)
+                reader.skip(start * size)
+                reader.fill(part)
+                reader.skip((rows - start - n) * size)
+            else:
+                block = np.empty((len(in_stream), rows), self.dtype)
+                reader.fill(block)
+                part = block[:, start : start + n]
+            out_nF[:, in_row] = part.T
 
 
 class _PayloadReader:
@@ -315,6 +326,8 @@ def format_bytes(count: int) -> str:
     """`8.0 GB`, in powers of 1000."""
     if count < 1000:
         return f"{count} bytes"
+    if count >= 10**21:
+        return "more than 1000 EB"  # the product of damaged sizes may be too large for a float
     value = float(count)
     for unit in ("kB", "MB", "GB", "TB", "PB"):
         value /= 1000
@@ -343,6 +356,6 @@ def stream_errors(where: str) -> Iterator[None]:
         raise DataError(f"{where}: cannot be read ({error.strerror or error}); check the path and its rights") from None
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: object) -> str:
     """The text of `error` on one line."""
     return " ".join(str(error).split()) or type(error).__name__
