@@ -1,7 +1,6 @@
 """The command line: `python -m dptrain [train] [options]`."""
 
 import argparse
-import json
 import platform
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from dptrain.comm import AgreedError, Communicator
 from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
-from dptrain.errors import ConfigError, DptrainError
+from dptrain.errors import ConfigError
 from dptrain.failure import phase
 from dptrain.launcher import detect_launch
 from dptrain.registry import lookup, suggestion
@@ -237,10 +236,12 @@ def _show_start(
         for row in rows:
             table.add_row(*map(str, row))
         Console(highlight=False).print(table)
-        network = " -> ".join(["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)])
+        network = " -> ".join(
+            ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
+        )
         print(
-            f"{data.name}: {data.train.total} + {data.test.total} samples; {network}, {model.count_params():,} parameters; "
-            f"{config.optimizer.name}, global batch {config.train.batch_size}, {sampler.steps} steps an epoch",
+            f"{data.name}: {data.train.total} + {data.test.total} samples; {network}, {model.count_params():,} parameters"
+            f"; {config.optimizer.name}, global batch {config.train.batch_size}, {sampler.steps} steps an epoch",
             flush=True,
         )
     return rows

@@ -48,10 +48,16 @@ def _field(default: Any, text: str, flag: str | None = None) -> Any:
 class DataConfig:
     """Which samples, and how they are shared out."""
 
-    name: str = _field("strokes", "strokes (built in), mnist, fashion-mnist, a folder of IDX files, or an .npz file", "data")
-    dir: Annotated[str | None, BeforeValidator(_none_word)] = _field(None, "folder with the files of a named data set", "data-dir")
+    name: str = _field(
+        "strokes", "strokes (built in), mnist, fashion-mnist, a folder of IDX files, or an .npz file", "data"
+    )
+    dir: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "folder with the files of a named data set", "data-dir"
+    )
     sharding: Literal["global", "static"] = _field(
-        "global", "global: one copy of the data a node, one permutation; static: a rank keeps 1/world of the rows", "sharding"
+        "global",
+        "global: one copy of the data a node, one permutation; static: a rank keeps 1/world of the rows",
+        "sharding",
     )
     max_bytes: PositiveInt = _field(DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this")
 
@@ -112,10 +118,13 @@ class Config:
     out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "run directory; runs/<date-time>-<name> if not set", "out"
     )
-    name: Annotated[str | None, BeforeValidator(_none_word)] = _field(None, "of the run; the data set's if not set", "name")
-    verbose: Annotated[Literal[0, 1, 2] | None, BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v))] = _field(
-        None, "0 silent, 1 live line, 2 one line an epoch; if not set, 1 on a terminal and else 2", "verbose"
+    name: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "of the run; the data set's if not set", "name"
     )
+    verbose: Annotated[
+        Literal[0, 1, 2] | None,
+        BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v)),
+    ] = _field(None, "0 silent, 1 live line, 2 one line an epoch; if not set, 1 on a terminal and else 2", "verbose")
     fast_dev_run: bool = _field(False, "two steps and a small evaluation, to see that everything works", "fast-dev-run")
     debug: bool = _field(False, "show tracebacks", "debug")
 
@@ -180,7 +189,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
     try:
-        tree = yaml.load(text, _UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+        tree = yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -220,7 +229,9 @@ def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[st
     problem = error.errors()[0]
     known = {leaf.path for leaf in leaves()}
     parts = [str(part) for part in problem["loc"]]
-    path = next((".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known), ".".join(parts))
+    path = next(
+        (".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known), ".".join(parts)
+    )
     value = overrides.get(path, problem["input"])
     where = "on the command line" if path in overrides else f"in {file_name}"
     message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
@@ -229,7 +240,9 @@ def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[st
 
 def _check_keys(tree: Any, section: Any, file_name: str, prefix: str) -> None:
     if not isinstance(tree, dict):
-        raise ConfigError(f"--config {file_name}: expected keys and values{f' under {prefix[:-1]!r}' if prefix else ''}")
+        raise ConfigError(
+            f"--config {file_name}: expected keys and values{f' under {prefix[:-1]!r}' if prefix else ''}"
+        )
     known = [field.name for field in dataclasses.fields(section)]
     for key, value in tree.items():
         if key not in known:
@@ -244,7 +257,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
             seen.add(key)

@@ -33,7 +33,9 @@ class Architecture:
         if input_shape is None:
             input_shape = layers[0].input_shape
         if input_shape is None:
-            raise ConfigError(f"the first layer ({type(layers[0]).__name__}) needs input_shape=(...), the shape of one sample")
+            raise ConfigError(
+                f"the first layer ({type(layers[0]).__name__}) needs input_shape=(...), the shape of one sample"
+            )
         _name_layers(layers)
         self.layers = tuple(layers)
         self.input_shapes: list[tuple[int, ...]] = []
@@ -68,7 +70,8 @@ class Architecture:
         last = self.layers[-1]
         if last.final_activation != loss.fused_activation:
             raise ConfigError(
-                f"loss {loss.name!r} expects a model that ends in activation {loss.fused_activation!r}, found "
+                f"loss {loss.name!r} expects a model that ends in activation {loss.fused_activation!r}, "
+                f"found "
                 f"{last.final_activation!r} in layer {last.name!r}; use {type(loss).__name__}(from_logits=True) for logits"
             )
         return (*self.layers[:-1], last.without_activation())

@@ -266,7 +266,8 @@ class Sequential:
         entries = self.architecture.layout.entries
         if len(weights) != len(entries):
             raise ConfigError(
-                f"You called `set_weights(weights)` on model {self.name!r} with a weight list of length {len(weights)}, "
+                f"You called `set_weights(weights)` on model {self.name!r} with a weight list of length "
+                f"{len(weights)}, "
                 f"but the model was expecting {len(entries)} weights."
             )
         flat = self._flat_weights()
@@ -381,7 +382,9 @@ class Sequential:
         found = comm.allgather(fingerprint(train.x, train.y))
         for rank, other in enumerate(found):
             if other != found[0]:
-                text = f"the training sets differ: rank 0 has {found[0]}, rank {rank} has {other} (shapes, dtypes, checksum)"
+                text = (
+                    f"the training sets differ: rank 0 has {found[0]}, rank {rank} {other} (shapes, dtypes, checksum)"
+                )
                 raise AgreedError("fit", ConfigError.exit_code, text, [(rank, text)])
 
 

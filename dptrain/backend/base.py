@@ -83,7 +83,9 @@ class Backend(ABC):
     # Layers
 
     @abstractmethod
-    def dense_forward(self, x_BI: Buffer, kernel_IO: Buffer, bias_O: Buffer | None, activation: str, y_BO: Buffer) -> None:
+    def dense_forward(
+        self, x_BI: Buffer, kernel_IO: Buffer, bias_O: Buffer | None, activation: str, y_BO: Buffer
+    ) -> None:
         """y = activation(x @ kernel + bias)."""
 
     @abstractmethod
@@ -135,7 +137,10 @@ class Backend(ABC):
     def softmax_cross_entropy(
         self, logits_BC: Buffer, labels_B: Buffer, dlogits_BC: Buffer | None, loss_sum: Buffer
     ) -> None:
-        """Adds sum_b -log softmax(logits)[b, labels[b]] to loss_sum, stably; dlogits = softmax(logits) - onehot(labels)."""
+        """Adds sum_b -log softmax(logits)[b, labels[b]] to loss_sum; dlogits = softmax(logits) - onehot(labels).
+
+        The highest logit of a row is subtracted first, so that no exponential overflows.
+        """
 
     @abstractmethod
     def squared_error(self, y_BF: Buffer, target_BF: Buffer, dy_BF: Buffer | None, loss_sum: Buffer) -> None:
@@ -172,10 +177,12 @@ class Backend(ABC):
         beta_2: float,
         epsilon: float,
     ) -> None:
-        """With g = grads / weight[0]: m += (g - m)(1 - beta_1), v += (g^2 - v)(1 - beta_2), p -= alpha m / (sqrt(v) + epsilon).
+        """Adam's update with g = grads / weight[0]; grads is destroyed.
+
+        m += (g - m)(1 - beta_1), v += (g^2 - v)(1 - beta_2), p -= alpha m / (sqrt(v) + epsilon).
 
         Source: D. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, in the order of the
-        paragraph before section 2.1 (epsilon-hat), as Keras. `alpha` holds the bias corrections. grads is destroyed.
+        paragraph before section 2.1 (epsilon-hat), as Keras. `alpha` holds the bias corrections.
         """
 
     @abstractmethod
@@ -189,7 +196,10 @@ class Backend(ABC):
         rho: float,
         epsilon: float,
     ) -> None:
-        """With g = grads / weight[0]: v = rho v + (1 - rho) g^2, p -= learning_rate g / sqrt(v + epsilon), as Keras. grads is destroyed."""
+        """RMSprop's update with g = grads / weight[0], as Keras; grads is destroyed.
+
+        v = rho v + (1 - rho) g^2, p -= learning_rate g / sqrt(v + epsilon).
+        """
 
     @abstractmethod
     def sgd(
@@ -201,7 +211,10 @@ class Backend(ABC):
         learning_rate: float,
         momentum: float,
     ) -> None:
-        """With g = grads / weight[0]: m = momentum m - learning_rate g, p += m; without m, p -= learning_rate g. grads is destroyed."""
+        """Gradient descent with g = grads / weight[0]; grads is destroyed.
+
+        m = momentum m - learning_rate g, p += m; without m, p -= learning_rate g.
+        """
 
 
 def flat_features(shape: Sequence[int]) -> int:

@@ -5,7 +5,10 @@ from pathlib import Path
 from dptrain.errors import DeviceError
 
 
-def kernels_dir(package: Path = Path(__file__).resolve().parents[1]) -> Path:
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def kernels_dir(package: Path = _PACKAGE) -> Path:
     """Return the folder of the CUDA sources.
 
     Args:

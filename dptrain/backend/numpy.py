@@ -82,9 +82,7 @@ class NumpyBackend(Backend):
 
     # Layers
 
-    def dense_forward(
-        self, x_BI: Array, kernel_IO: Array, bias_O: Array | None, activation: str, y_BO: Array
-    ) -> None:
+    def dense_forward(self, x_BI: Array, kernel_IO: Array, bias_O: Array | None, activation: str, y_BO: Array) -> None:
         np.matmul(x_BI, kernel_IO, out=y_BO)
         if bias_O is not None:
             np.add(y_BO, bias_O, out=y_BO)
@@ -150,9 +148,7 @@ class NumpyBackend(Backend):
         if offset:
             np.add(y_BF, self.dtype.type(offset), out=y_BF)
 
-    def dropout_mask(
-        self, rate: float, seed: int, step: int, layer: int, first_row: int, mask_BF: Array
-    ) -> None:
+    def dropout_mask(self, rate: float, seed: int, step: int, layer: int, first_row: int, mask_BF: Array) -> None:
         rows, features = mask_BF.shape
         blocks = -(-features // 8)
         bits = stream(seed, Purpose.DROPOUT, step, layer, offset=first_row * blocks).bit_generator.random_raw(
@@ -188,9 +184,7 @@ class NumpyBackend(Backend):
         np.log(sum_B1, out=sum_B1)
         loss_sum += np.add.reduce(sum_B1, axis=None) - np.add.reduce(shifted_BC, axis=None)
 
-    def squared_error(
-        self, y_BF: Array, target_BF: Array, dy_BF: Array | None, loss_sum: Array
-    ) -> None:
+    def squared_error(self, y_BF: Array, target_BF: Array, dy_BF: Array | None, loss_sum: Array) -> None:
         difference = self._temporary("difference", y_BF.shape, self.dtype)
         np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
         features = y_BF.shape[-1]
@@ -326,7 +320,7 @@ class NumpyBackend(Backend):
         return buffer
 
     def _in_chunks(self, size: int, update: Callable[[int, int, Array], None]) -> None:
-        """Call `update(begin, end, scratch)` for chunks that cover `size` elements, on this rank's threads if that pays.
+        """Call `update(begin, end, scratch)` for chunks that cover `size` elements, on threads if that pays.
 
         `scratch` has the chunk's length and belongs to the calling thread.
         """

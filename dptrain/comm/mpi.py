@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ class MpiCommunicator(Communicator):
                 f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix"
             )
         self._world = world.Dup()
-        self._node = self._world.Split_type(MPI.COMM_TYPE_SHARED)
+        self._node = cast(MPI.Intracomm, self._world.Split_type(MPI.COMM_TYPE_SHARED))
         self._windows: list[MPI.Win] = []
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
@@ -86,7 +87,7 @@ class MpiCommunicator(Communicator):
             return np.empty(shape, dtype), True
         window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
         self._windows.append(window)  # dropping it would unmap the memory under the array
-        memory, _ = window.Shared_query(0)
+        memory: Any = window.Shared_query(0)[0]
         return np.ndarray(shape, dtype, buffer=memory), self.local_rank == 0
 
     def _fits_in_shared_memory(self, nbytes: int) -> bool:

@@ -119,7 +119,7 @@ def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tupl
 
 
 def fingerprint(x: Array, y: Array) -> list[Any]:
-    """Return what tells two data sets apart without reading all of them: shapes, dtypes, a checksum of labels and rows."""
+    """Return shapes, dtypes and a checksum of labels and some rows: tells sets apart without reading all of them."""
     rows = np.linspace(0, max(len(x) - 1, 0), num=min(len(x), 64), dtype=np.int64)
     checksum = zlib.crc32(np.ascontiguousarray(x[rows]).tobytes(), zlib.crc32(np.ascontiguousarray(y).tobytes()))
     return [list(x.shape), str(x.dtype), list(y.shape), str(y.dtype), checksum]

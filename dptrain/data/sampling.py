@@ -7,6 +7,7 @@ world size, every shard is computed with the same shapes and shard gradients can
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def cut(start: int, stop: int, parts: int) -> list[tuple[int, int]]:
     """Cut [start, stop) into `parts` contiguous pieces whose lengths differ by at most one; some may be empty."""
     length = stop - start
     bounds = [start + length * part // parts for part in range(parts + 1)]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 class Sampler(ABC):
@@ -78,7 +79,9 @@ def _steps(samples: int, batch_size: int, drop_last: bool, steps_per_epoch: int 
             f"use a batch size of at most {samples}, or no drop_last"
         )
     if steps_per_epoch is not None and steps_per_epoch > steps:
-        raise ConfigError(f"steps_per_epoch = {steps_per_epoch}: {samples} samples at batch size {batch_size} give {steps} steps")
+        raise ConfigError(
+            f"steps_per_epoch = {steps_per_epoch}: {samples} samples at batch size {batch_size} give {steps} steps"
+        )
     return steps if steps_per_epoch is None else steps_per_epoch
 
 

@@ -19,9 +19,7 @@ class Activation(Layer):
         ConfigError: the activation is unknown.
     """
 
-    def __init__(
-        self, activation: str, *, input_shape: tuple[int, ...] | None = None, name: str | None = None
-    ) -> None:
+    def __init__(self, activation: str, *, input_shape: tuple[int, ...] | None = None, name: str | None = None) -> None:
         super().__init__(input_shape=input_shape, name=name)
         self.activation = activation_name(activation)
 

@@ -48,7 +48,9 @@ class Dense(Layer):
     ) -> None:
         super().__init__(input_shape=input_shape, name=name)
         if isinstance(units, bool) or not isinstance(units, int) or units < 1:
-            raise ConfigError(f"Received an invalid value for `units`, expected a positive integer. Received: units={units}")
+            raise ConfigError(
+                f"Received an invalid value for `units`, expected a positive integer. Received: units={units}"
+            )
         self.units = units
         self.activation = activation_name(activation)
         self.use_bias = use_bias
@@ -58,7 +60,9 @@ class Dense(Layer):
     def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return (units,); the input must be flat."""
         if len(input_shape) != 1:
-            raise ConfigError(f"layer {self.name!r} takes flat samples, found shape {input_shape}: put a Flatten before it")
+            raise ConfigError(
+                f"layer {self.name!r} takes flat samples, found shape {input_shape}: put a Flatten before it"
+            )
         return (self.units,)
 
     def param_specs(self, input_shape: tuple[int, ...]) -> list[ParamSpec]:

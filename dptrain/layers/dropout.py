@@ -25,7 +25,9 @@ class Dropout(Layer):
     def __init__(self, rate: float, *, input_shape: tuple[int, ...] | None = None, name: str | None = None) -> None:
         super().__init__(input_shape=input_shape, name=name)
         if not 0 <= rate < 1:
-            raise ConfigError(f"Invalid value received for argument `rate`. Expected 0 <= rate < 1. Received: rate={rate}")
+            raise ConfigError(
+                f"Invalid value received for argument `rate`. Expected 0 <= rate < 1. Received: rate={rate}"
+            )
         self.rate = float(rate)
 
     def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dptrain.optimizers.sgd import SGD
 from dptrain.registry import lookup
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
-OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "rmsprop": RMSprop, "sgd": SGD}
+OPTIMIZERS: dict[str, type[Adam] | type[RMSprop] | type[SGD]] = {"adam": Adam, "rmsprop": RMSprop, "sgd": SGD}
 
 __all__ = ["OPTIMIZERS", "SGD", "Adam", "Optimizer", "RMSprop", "get"]
 

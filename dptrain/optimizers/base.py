@@ -37,7 +37,7 @@ class Optimizer(ABC):
             params_P: flat parameters.
             grads_P: flat sum of the gradients over the global batch; may be destroyed.
             slots: the buffers named by `slots`.
-            weight: one element, the sum of the sample weights over the global batch; dividing by it is the update's part.
+            weight: one element, the sum of the sample weights over the global batch, to divide the gradients by.
             iteration: 1 for the first update.
         """
 
@@ -46,14 +46,21 @@ class Optimizer(ABC):
         """Return the constructor's arguments as Keras names them."""
 
 
-def check_range(name: str, value: float, *, above: float | None = None, least: float | None = None, below: float = math.inf) -> float:
+def check_range(
+    name: str, value: float, *, above: float | None = None, least: float | None = None, below: float = math.inf
+) -> float:
     """Return `value` as a float.
 
     Raises:
         ConfigError: it is not finite or not in the range.
     """
     value = float(value)
-    if not math.isfinite(value) or value >= below or (above is not None and value <= above) or (least is not None and value < least):
+    if (
+        not math.isfinite(value)
+        or value >= below
+        or (above is not None and value <= above)
+        or (least is not None and value < least)
+    ):
         low = f"> {above:g}" if above is not None else f">= {least:g}" if least is not None else ""
         high = f"< {below:g}" if math.isfinite(below) else ""
         raise ConfigError(f"{name} = {value:g}: expected a number {' and '.join(part for part in (low, high) if part)}")

@@ -6,4 +6,13 @@ from dptrain.train.callbacks.history import History
 from dptrain.train.callbacks.progress import EpochPrinter, ProgressLine
 from dptrain.train.callbacks.recorder import EpochRecorder
 
-__all__ = ["Callback", "CallbackList", "EpochPrinter", "EpochRecorder", "History", "Logs", "ProgressLine", "StopOnDivergence"]
+__all__ = [
+    "Callback",
+    "CallbackList",
+    "EpochPrinter",
+    "EpochRecorder",
+    "History",
+    "Logs",
+    "ProgressLine",
+    "StopOnDivergence",
+]

@@ -56,7 +56,9 @@ class CallbackList:
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = list(callbacks)
         # Most callbacks have no hook at each step, and a step is short: ask once.
-        self._at_batch_end = [c for c in self._callbacks if type(c).on_train_batch_end is not Callback.on_train_batch_end]
+        self._at_batch_end = [
+            c for c in self._callbacks if type(c).on_train_batch_end is not Callback.on_train_batch_end
+        ]
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Hand over the parameters."""
