@@ -70,9 +70,9 @@ class Architecture:
         last = self.layers[-1]
         if last.final_activation != loss.fused_activation:
             raise ConfigError(
-                f"loss {loss.name!r} expects a model that ends in activation {loss.fused_activation!r}, "
-                f"found "
-                f"{last.final_activation!r} in layer {last.name!r}; use {type(loss).__name__}(from_logits=True) for logits"
+                f"loss {loss.name!r} expects a model that ends in activation {loss.fused_activation!r}, found "
+                f"{last.final_activation!r} in layer {last.name!r}; for logits use "
+                f"{type(loss).__name__}(from_logits=True)"
             )
         return (*self.layers[:-1], last.without_activation())
 

@@ -1,0 +1,43 @@
+"""What all tests share: one BLAS thread, a cache of their own, the real MNIST where it is."""
+
+import os
+from pathlib import Path
+
+# Before NumPy is imported: machines have few cores and tests start several ranks at once.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MNIST = ROOT.parent / "shared" / "data" / "mnist"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory):
+    """Keep the user's cache out of the tests, and the tests out of the user's cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPTRAIN_CACHE", str(cache))
+        patch.delenv("DPTRAIN_DATA", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    if not MNIST.is_dir():
+        pytest.skip(f"the real MNIST is not at {MNIST}")
+    return MNIST
+
+
+@pytest.fixture(scope="session")
+def small_npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of 1003 + 201 strokes, whose sizes no number of ranks divides."""
+    import numpy as np
+
+    from dptrain.data.strokes import generate
+
+    x_train, y_train, x_test, y_test = generate(1003, 201)
+    path = tmp_path_factory.mktemp("data") / "small.npz"
+    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return path

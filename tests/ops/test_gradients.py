@@ -1,0 +1,111 @@
+"""Gradients of every layer, activation and loss by central differences in float64."""
+
+import numpy as np
+import pytest
+
+from dptrain import layers as all_layers
+from dptrain.backend.base import ACTIVATIONS
+from dptrain.backend.numpy import NumpyBackend
+from dptrain.data.sampling import Shard
+from dptrain.layers import LAYERS, Activation, Dense, Dropout, Flatten, Rescaling
+from dptrain.losses import LOSSES, Loss, MeanSquaredError, SparseCategoricalCrossentropy
+from dptrain.model import Architecture
+from dptrain.optimizers import SGD
+from dptrain.train.replica import Replica
+
+ROWS = 7
+
+
+def check(stack: list[all_layers.Layer], loss: Loss, input_shape: tuple[int, ...] = (6,), seed: int = 3) -> None:
+    """Compare every parameter's gradient with (loss(p + h) - loss(p - h)) / 2h."""
+    rng = np.random.default_rng(seed)
+    replica = Replica(NumpyBackend(np.float64), Architecture(stack, input_shape), seed)
+    replica.compile(loss, SGD(0.1), [])
+    replica.reserve(ROWS)
+    size = replica.architecture.layout.size
+    replica.params[:] = rng.standard_normal(size) * 0.5
+    for entry in replica.architecture.layout.entries:  # gaps stay zero, as in training
+        replica.params[entry.offset + entry.size : -(-(entry.offset + entry.size) // 64) * 64] = 0
+    x = rng.standard_normal((ROWS, *input_shape))
+    if loss.takes_labels:
+        y = rng.integers(0, replica.architecture.output_shape[-1], ROWS)
+    else:
+        y = rng.standard_normal((ROWS, *replica.architecture.output_shape))
+    data = replica.upload(x, y)
+    order, shard = np.arange(ROWS), Shard(0, ROWS, 0)
+
+    def loss_at(params: np.ndarray) -> float:
+        replica.params[:] = params
+        replica.forward_backward(data, order, [shard])
+        return float(replica.reduction[size + 1])
+
+    start = replica.params.copy()
+    loss_at(start)
+    gradient = replica.reduction[:size].copy()
+    assert float(replica.reduction[size]) == ROWS
+    step = 1e-6
+    for entry in replica.architecture.layout.entries:
+        for index in range(entry.offset, entry.offset + entry.size):
+            moved = np.zeros(size)
+            moved[index] = step
+            expected = (loss_at(start + moved) - loss_at(start - moved)) / (2 * step)
+            np.testing.assert_allclose(gradient[index], expected, rtol=1e-6, atol=1e-7, err_msg=f"{entry.name}")
+
+
+def losses_for(output: str) -> list[Loss]:
+    return [SparseCategoricalCrossentropy()] if output == "softmax" else [MeanSquaredError()]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_dense_with_every_activation(activation):
+    check([Dense(5, activation), Dense(4, "softmax")], SparseCategoricalCrossentropy())
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_layer(activation):
+    check([Dense(5), Activation(activation), Dense(4)], MeanSquaredError())
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_dense_with_and_without_bias(use_bias):
+    check([Dense(5, "tanh", use_bias), Dense(3, None, use_bias)], MeanSquaredError())
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [Dropout(0.4), Rescaling(-1.7, 0.3), Activation("tanh"), Flatten(), Dense(6, "sigmoid"), Dropout(0.0)],
+    ids=lambda layer: type(layer).__name__ + str(layer.config()),
+)
+def test_every_layer_between_dense_layers(middle):
+    check([Dense(5, "tanh"), middle, Dense(4, "softmax")], SparseCategoricalCrossentropy())
+
+
+def test_every_layer_class_is_covered():
+    covered = {"Activation", "Dense", "Dropout", "Flatten", "Rescaling"}
+    assert set(LAYERS) == covered, "a new layer needs a gradient test in this file"
+
+
+@pytest.mark.parametrize(
+    ("loss", "last"),
+    [
+        (SparseCategoricalCrossentropy(), Dense(4, "softmax")),
+        (SparseCategoricalCrossentropy(from_logits=True), Dense(4)),
+        (SparseCategoricalCrossentropy(from_logits=True), Dense(4, "softmax")),
+        (MeanSquaredError(), Dense(4)),
+        (MeanSquaredError(), Dense(4, "softmax")),
+    ],
+)
+def test_every_loss(loss, last):
+    check([Dense(5, "tanh"), last], loss)
+
+
+def test_every_loss_class_is_covered():
+    assert set(LOSSES.values()) == {SparseCategoricalCrossentropy, MeanSquaredError}, "a new loss needs a gradient test"
+
+
+def test_layers_before_the_first_parameters():
+    check([Flatten(), Rescaling(0.5, 0.1), Dropout(0.3), Dense(4, "softmax")], SparseCategoricalCrossentropy(), (2, 3))
+
+
+def test_softmax_as_a_layer_of_its_own():
+    check([Dense(5, "relu"), Dense(4), Activation("softmax")], SparseCategoricalCrossentropy())

@@ -1,0 +1,250 @@
+"""Every op of every backend against NumPy float64, written here in the plainest way."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dptrain.backend.base import ACTIVATIONS, Backend
+from tests.ops.conftest import poisoned
+from tests.tolerances import assert_near
+
+# Ones, odd and prime sizes, and the edges of powers of two, where tiles and vector loads end.
+SIZES = st.sampled_from([1, 2, 3, 5, 8, 10, 17, 31, 32, 33, 64, 127, 129])
+SEEDS = st.integers(0, 2**32 - 1)
+relaxed = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+def draw(ops: Backend, seed: int, *shape: int) -> tuple[object, np.ndarray]:
+    """Return a normal array on the device, and the same numbers in float64."""
+    host = np.random.default_rng(seed).standard_normal(shape).astype(ops.dtype)
+    buffer = ops.empty(shape)
+    ops.write(buffer, host)
+    return buffer, host.astype(np.float64)
+
+
+def activate(x: np.ndarray, name: str) -> np.ndarray:
+    if name == "softmax":
+        e = np.exp(x - x.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+    return {"linear": x, "relu": x * (x > 0), "sigmoid": 1 / (1 + np.exp(-x)), "tanh": np.tanh(x)}[name]
+
+
+def activation_gradient(y: np.ndarray, dy: np.ndarray, name: str) -> np.ndarray:
+    if name == "softmax":
+        return y * (dy - (y * dy).sum(-1, keepdims=True))
+    return dy * {"linear": 1 + 0 * y, "relu": 1.0 * (y > 0), "sigmoid": y * (1 - y), "tanh": 1 - y**2}[name]
+
+
+@relaxed
+@given(B=SIZES, F=SIZES, seed=SEEDS, scale=st.sampled_from([1.0, 1 / 255, -2.5]), offset=st.sampled_from([0.0, -1.0]))
+@pytest.mark.parametrize("stored", [np.uint8, np.int16, np.float32, np.float64])
+def test_gather(ops, stored, B, F, seed, scale, offset):
+    rng = np.random.default_rng(seed)
+    x = (rng.random((50, F)) * 255).astype(stored)
+    rows = rng.integers(0, 50, B)
+    out = poisoned(ops, (B, F))
+    ops.gather(ops.upload(x), ops.upload(rows), scale, offset, out)
+    assert_near(ops.download(out), x[rows].astype(np.float64) * scale + offset, ops.dtype, scale=255)
+
+
+@relaxed
+@given(B=SIZES, seed=SEEDS)
+def test_gather_targets(ops, B, seed):
+    rng = np.random.default_rng(seed)
+    labels, rows = rng.integers(0, 10, 50), rng.integers(0, 50, B)
+    out = poisoned(ops, (B,), np.int64)
+    ops.gather_targets(ops.upload(labels), ops.upload(rows), out)
+    assert ops.download(out).tolist() == labels[rows].tolist()
+
+
+@relaxed
+@given(B=SIZES, I=SIZES, O=SIZES, seed=SEEDS, use_bias=st.booleans())
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_dense(ops, activation, B, I, O, seed, use_bias):  # noqa: E741 - the legend's letters
+    x, x64 = draw(ops, seed, B, I)
+    kernel, kernel64 = draw(ops, seed + 1, I, O)
+    bias, bias64 = draw(ops, seed + 2, O)
+    y = poisoned(ops, (B, O))
+    ops.dense_forward(x, kernel, bias if use_bias else None, activation, y)
+    y64 = activate(x64 @ kernel64 + (bias64 if use_bias else 0), activation)
+    assert_near(ops.download(y), y64, ops.dtype, scale=4 * I)
+
+    dy, dy64 = draw(ops, seed + 3, B, O)
+    dkernel, dbias, dx = poisoned(ops, (I, O)), poisoned(ops, (O,)), poisoned(ops, (B, I))
+    # From the backend's own y: at a relu's corner rounding may fall on either side.
+    dz64 = activation_gradient(ops.download(y).astype(np.float64), dy64, activation)
+    ops.dense_backward(x, kernel, y, dy, activation, dkernel, dbias if use_bias else None, dx)
+    assert_near(ops.download(dkernel), x64.T @ dz64, ops.dtype, scale=4 * B)
+    assert_near(ops.download(dx), dz64 @ kernel64.T, ops.dtype, scale=4 * O)
+    if use_bias:
+        assert_near(ops.download(dbias), dz64.sum(0), ops.dtype, scale=4 * B)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_of_extreme_values(ops, activation):
+    x64 = np.array([[-1e4, -50.0, 0.0, 50.0, 1e4]])
+    x, y = ops.empty(x64.shape), poisoned(ops, x64.shape)
+    ops.write(x, x64.astype(ops.dtype))
+    ops.activation_forward(x, activation, y)
+    with np.errstate(over="ignore"):
+        assert_near(ops.download(y), activate(x64, activation), ops.dtype)
+
+
+@relaxed
+@given(B=SIZES, F=SIZES, seed=SEEDS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_backward(ops, activation, B, F, seed):
+    x, _ = draw(ops, seed, B, F)
+    y, dx = poisoned(ops, (B, F)), poisoned(ops, (B, F))
+    ops.activation_forward(x, activation, y)
+    dy, dy64 = draw(ops, seed + 1, B, F)
+    ops.activation_backward(y, dy, activation, dx)
+    assert_near(ops.download(dx), activation_gradient(ops.download(y).astype(np.float64), dy64, activation), ops.dtype, 4)
+
+
+@relaxed
+@given(B=SIZES, C=SIZES, seed=SEEDS, spread=st.sampled_from([1.0, 100.0]))
+def test_softmax_cross_entropy(ops, B, C, seed, spread):
+    logits, logits64 = draw(ops, seed, B, C)
+    ops.write(logits, (logits64 * spread).astype(ops.dtype))
+    logits64 = ops.download(logits).astype(np.float64)
+    labels = np.random.default_rng(seed).integers(0, C, B)
+    dlogits, loss = poisoned(ops, (B, C)), ops.zeros((1,))
+    ops.fill(loss, 1.0)
+    ops.softmax_cross_entropy(logits, ops.upload(labels), dlogits, loss)
+    shifted = logits64 - logits64.max(-1, keepdims=True)
+    log_probability = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    onehot = np.eye(C)[labels]
+    assert_near(ops.download(dlogits), np.exp(log_probability) - onehot, ops.dtype)
+    assert_near(ops.download(loss), [1.0 - (log_probability * onehot).sum()], ops.dtype, scale=B * spread)
+
+    without_gradient = ops.zeros((1,))
+    ops.softmax_cross_entropy(logits, ops.upload(labels), None, without_gradient)
+    assert_near(ops.download(without_gradient), [-(log_probability * onehot).sum()], ops.dtype, scale=B * spread)
+
+
+@relaxed
+@given(B=SIZES, F=SIZES, seed=SEEDS)
+def test_squared_and_absolute_error(ops, B, F, seed):
+    y, y64 = draw(ops, seed, B, F)
+    target, target64 = draw(ops, seed + 1, B, F)
+    dy, squared, absolute = poisoned(ops, (B, F)), ops.zeros((1,)), ops.zeros((1,))
+    ops.squared_error(y, target, dy, squared)
+    ops.absolute_error(y, target, absolute)
+    assert_near(ops.download(squared), [((y64 - target64) ** 2).mean(1).sum()], ops.dtype, scale=B)
+    assert_near(ops.download(absolute), [np.abs(y64 - target64).mean(1).sum()], ops.dtype, scale=B)
+    assert_near(ops.download(dy), 2 * (y64 - target64) / F, ops.dtype)
+
+
+def test_count_correct_takes_the_first_of_equals(ops):
+    scores = ops.empty((4, 3))
+    ops.write(scores, np.array([[1, 2, 2], [3, 1, 2], [0, 0, 0], [1, 2, 5]], ops.dtype))
+    total = ops.zeros((1,))
+    ops.fill(total, 10)
+    ops.count_correct(scores, ops.upload(np.array([1, 1, 0, 2])), total)
+    assert ops.download(total).tolist() == [13]  # rows 0, 2 and 3 are right
+
+
+@pytest.mark.parametrize("features", [1, 7, 8, 13, 64])
+def test_dropout_mask_is_a_function_of_the_place_in_the_global_batch(ops, features):
+    whole = poisoned(ops, (40, features))
+    ops.dropout_mask(0.25, 7, 3, 2, 0, whole)
+    part = poisoned(ops, (11, features))
+    ops.dropout_mask(0.25, 7, 3, 2, 29, part)
+    assert np.array_equal(ops.download(part), ops.download(whole)[29:])
+    others = [(8, 3, 2), (7, 4, 2), (7, 3, 1)]
+    for seed, step, layer in others:
+        ops.dropout_mask(0.25, seed, step, layer, 0, part)
+        assert features < 3 or not np.array_equal(ops.download(part), ops.download(whole)[:11])
+
+
+def test_dropout_mask_has_its_rate_and_scale(ops):
+    mask = poisoned(ops, (500, 100))
+    ops.dropout_mask(0.3, 1, 0, 0, 0, mask)
+    host = ops.download(mask)
+    assert set(np.unique(host)) == {ops.dtype.type(0), ops.dtype.type(1 / 0.7)}
+    # 50,000 draws: five standard deviations of the fraction are 0.0102
+    assert abs((host == 0).mean() - 0.3) < 0.0103
+
+
+def test_affine_multiply_copy_add_fill(ops):
+    a, a64 = draw(ops, 1, 6, 5)
+    b, b64 = draw(ops, 2, 6, 5)
+    out = poisoned(ops, (6, 5))
+    ops.affine(a, 3.0, -0.5, out)
+    assert_near(ops.download(out), 3 * a64 - 0.5, ops.dtype)
+    ops.multiply(a, b, out)
+    assert_near(ops.download(out), a64 * b64, ops.dtype)
+    ops.copy(a, out)
+    assert np.array_equal(ops.download(out), a64.astype(ops.dtype))
+    ops.add(b, out)
+    assert_near(ops.download(out), a64 + b64, ops.dtype)
+    ops.fill(out, 2.5)
+    assert np.array_equal(ops.download(out), np.full((6, 5), 2.5))
+
+
+# Below, at and above where chunks end and a second thread starts.
+FLAT_SIZES = [1, 64, 1000, 32768, 32769, 200_001]
+
+
+@pytest.mark.parametrize("P", FLAT_SIZES)
+def test_adam(ops, P):
+    p, p64 = draw(ops, 1, P)
+    m64, v64 = np.zeros(P), np.zeros(P)
+    m, v, weight = ops.zeros((P,)), ops.zeros((P,)), ops.empty((1,))
+    ops.fill(weight, 32)
+    for iteration in (1, 2, 3):
+        g, g64 = draw(ops, 10 + iteration, P)
+        g64 = g64 / 32
+        alpha = 0.01 * np.sqrt(1 - 0.999**iteration) / (1 - 0.9**iteration)
+        ops.adam(p, g, m, v, weight, alpha, 0.9, 0.999, 1e-7)
+        m64 += (g64 - m64) * (1 - 0.9)
+        v64 += (g64**2 - v64) * (1 - 0.999)
+        p64 = p64 - alpha * m64 / (np.sqrt(v64) + 1e-7)
+    assert_near(ops.download(p), p64, ops.dtype)
+    assert_near(ops.download(m), m64, ops.dtype)
+    assert_near(ops.download(v), v64, ops.dtype)
+
+
+@pytest.mark.parametrize("P", FLAT_SIZES)
+def test_rmsprop(ops, P):
+    p, p64 = draw(ops, 1, P)
+    v64 = np.zeros(P)
+    v, weight = ops.zeros((P,)), ops.empty((1,))
+    ops.fill(weight, 4)
+    for step in range(3):
+        g, g64 = draw(ops, 10 + step, P)
+        ops.rmsprop(p, g, v, weight, 0.01, 0.9, 1e-7)
+        v64 = 0.9 * v64 + (1 - 0.9) * (g64 / 4) ** 2
+        p64 = p64 - 0.01 * (g64 / 4) / np.sqrt(v64 + 1e-7)
+    assert_near(ops.download(p), p64, ops.dtype)
+    assert_near(ops.download(v), v64, ops.dtype)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("P", FLAT_SIZES)
+def test_sgd(ops, P, momentum):
+    p, p64 = draw(ops, 1, P)
+    m64 = np.zeros(P)
+    m, weight = ops.zeros((P,)), ops.empty((1,))
+    ops.fill(weight, 4)
+    for step in range(3):
+        g, g64 = draw(ops, 10 + step, P)
+        ops.sgd(p, g, m if momentum else None, weight, 0.1, momentum)
+        m64 = momentum * m64 - 0.1 * g64 / 4
+        p64 = p64 + m64
+    assert_near(ops.download(p), p64, ops.dtype)
+
+
+def test_the_same_bits_on_every_run(ops):
+    def once() -> np.ndarray:
+        x, _ = draw(ops, 1, 33, 129)
+        kernel, _ = draw(ops, 2, 129, 65)
+        y = ops.empty((33, 65))
+        ops.dense_forward(x, kernel, None, "tanh", y)
+        return ops.download(y)
+
+    assert once().tobytes() == once().tobytes()

@@ -1,0 +1,42 @@
+"""Choosing a backend, and finding the CUDA sources."""
+
+import pytest
+
+from dptrain import backend
+from dptrain.backend.kernels import kernels_dir
+from dptrain.errors import ConfigError, DeviceError
+
+
+def test_create():
+    assert backend.create("auto", "float32", 3).description == "CPU, 3 threads, float32"
+    assert backend.create("cpu", "float64", 1).description == "CPU, 1 thread, float64"
+
+
+def test_refused():
+    with pytest.raises(DeviceError, match="no CUDA backend"):
+        backend.create("cuda", "float32", 1)
+    with pytest.raises(ConfigError, match="device = 'gpu'"):
+        backend.create("gpu", "float32", 1)
+    with pytest.raises(ConfigError, match="dtype = 'float16'"):
+        backend.create("cpu", "float16", 1)
+
+
+def test_kernels_of_this_checkout():
+    assert (kernels_dir() / "README.md").is_file()
+
+
+def test_kernels_inside_a_wheel_come_first(tmp_path):
+    package = tmp_path / "dptrain"
+    for place in (package / "_kernels", tmp_path / "kernels"):
+        place.mkdir(parents=True)
+        (place / "README.md").write_text("")
+    assert kernels_dir(package) == package / "_kernels"
+    (package / "_kernels" / "README.md").unlink()
+    assert kernels_dir(package) == tmp_path / "kernels"
+
+
+def test_no_kernels_names_both_places(tmp_path):
+    with pytest.raises(DeviceError) as caught:
+        kernels_dir(tmp_path / "dptrain")
+    assert str(tmp_path / "dptrain" / "_kernels") in str(caught.value)
+    assert str(tmp_path / "kernels") in str(caught.value)

@@ -1,0 +1,83 @@
+"""Imports run downward only, and importing dptrain touches no GPU and no MPI."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
+
+# Every module by its first path component; a module may import from its own layer and those to its right.
+LAYERS = [
+    {"__main__"},
+    {"cli"},
+    {"config"},
+    {"__init__", "sequential"},
+    {"train"},
+    {"runs", "data", "threads", "model", "utils"},
+    {"comm", "losses", "metrics"},
+    {"optimizers", "layers"},
+    {"backend"},
+    {"params"},
+    {"initializers"},
+    {"random", "registry", "failure"},
+    {"errors", "launcher", "version"},
+]
+RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+# Where a third-party library may be imported; every other one is free to use.
+ONLY_IN = {"pycuda": "backend/cuda.py", "mpi4py": ("comm/mpi.py", "failure.py"), "matplotlib": "runs/curves.py"}
+NEVER = {"torch", "keras", "tensorflow", "jax"}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """Return (dotted name, whether it is imported when the module is) of everything that a module imports."""
+    found = []
+
+    def visit(node: ast.AST, at_import: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            inside = at_import and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
+            if isinstance(child, ast.Import):
+                found.extend((alias.name, inside) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                module = child.module or ""
+                names = [f"{module}.{alias.name}" for alias in child.names] if module == "dptrain" else [module]
+                found.extend((name, inside) for name in names)
+            visit(child, inside)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    return found
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_downward(path):
+    own = layer_of(path)
+    for name, at_import in imports(path):
+        parts = name.split(".")
+        assert parts[0] not in NEVER, f"{path.name} imports the peer {name}"
+        if parts[0] in ONLY_IN:
+            assert str(path.relative_to(PACKAGE)) in ONLY_IN[parts[0]], f"{path.name} imports {name}"
+        # What a function imports when it is called may point upward: the excepthook asks comm what an error is.
+        if parts[0] == "dptrain" and len(parts) > 1 and at_import and own != "__init__":
+            assert RANK[own] <= RANK[parts[1]], f"{own} imports {name}, which is above it"
+
+
+def test_every_module_has_a_layer():
+    assert {layer_of(path) for path in MODULES} == set(RANK)
+
+
+def test_import_touches_no_mpi_no_gpu_and_no_plotting():
+    code = (
+        "import sys, dptrain, dptrain.cli\n"
+        "print([m for m in ('mpi4py', 'pycuda', 'matplotlib', 'torch', 'keras', 'jax') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
