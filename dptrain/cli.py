@@ -1,6 +1,7 @@
 """The command line: `python -m dptrain [train] [options]`."""
 
 import argparse
+import os
 import platform
 import sys
 import tempfile
@@ -50,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except AgreedError as error:
-        if comms.current().rank == 0:
-            failure.report_agreed(error)
-        return int(error.exit_code)
+        return failure.end_together(error)
     except BaseException as error:
         if isinstance(error, SystemExit) and not failure.exit_code_of(error):
             raise  # --help and --version, on every rank alike
@@ -230,7 +229,7 @@ def _show_start(
     config: Config, data: LoadedData, model: Sequential, sampler: Sampler, device: str, comm: Communicator, quiet: bool
 ) -> list[list[Any]]:
     """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
-    rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, failure.pid(), device]))]
+    rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
     if comm.rank == 0 and not quiet:
         table = Table("rank", "host", "PID", "device")
         for row in rows:
@@ -240,8 +239,9 @@ def _show_start(
             ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
         )
         print(
-            f"{data.name}: {data.train.total} + {data.test.total} samples; {network}, {model.count_params():,} parameters"
-            f"; {config.optimizer.name}, global batch {config.train.batch_size}, {sampler.steps} steps an epoch",
+            f"{data.name}: {data.train.total} + {data.test.total} samples; "
+            f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
+            f"global batch {config.train.batch_size}, {sampler.steps} steps an epoch",
             flush=True,
         )
     return rows

@@ -8,9 +8,12 @@ by rank 0 alone and each rank ends by itself.
 import os
 import socket
 import sys
+import time
 import traceback
+import warnings
 from dataclasses import dataclass
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from dptrain.errors import DptrainError, ExitCode
 from dptrain.launcher import detect_launch
@@ -90,17 +93,12 @@ def report(error: BaseException) -> None:
     sys.stderr.flush()
 
 
-def report_agreed(error: DptrainError) -> None:
-    """Print an error that all ranks have; rank 0 calls it for all."""
-    if show_traceback:
-        traceback.print_exception(error, file=sys.stderr)
-    sys.stderr.write(f"dptrain: {describe(error)}\n")
-    sys.stderr.flush()
-
-
-def pid() -> int:
-    """Return this process's number."""
-    return os.getpid()
+def start_mpi() -> ModuleType:
+    """Import mpi4py, which starts MPI where it has not been started; its warnings are errors of ours, said better."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mpi4py import MPI
+    return MPI
 
 
 def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
@@ -111,11 +109,30 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """
     report(error)
     code = exit_code_of(error, unknown)
-    launch = detect_launch()
-    if launch is not None and launch.size > 1:
-        from mpi4py import MPI
+    if _world_size() > 1:
+        _abort(code)
+    return code
 
-        MPI.COMM_WORLD.Abort(code)
+
+def end_together(error: DptrainError) -> int:
+    """End all ranks with an error that they all have, after rank 0 has reported it; return the exit code.
+
+    Under a launcher it does not return. Ranks that simply exited one after the other would not do: MPICH's mpirun
+    kills the others when the first exits with an error, and may then exit with the signal's number instead.
+    """
+    launch = detect_launch()
+    if launch is None or launch.rank == 0:
+        if show_traceback:
+            traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(f"dptrain: {describe(error)}\n")
+        sys.stderr.flush()
+    code = int(error.exit_code)
+    if _world_size() > 1:
+        world = start_mpi().COMM_WORLD
+        world.Barrier()  # rank 0 has reported
+        if world.rank == 0:
+            _abort(code)
+        world.Barrier()  # until rank 0's abort
     return code
 
 
@@ -129,23 +146,32 @@ def install_excepthook() -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         from dptrain.comm import AgreedError
 
+        agreed = isinstance(error, AgreedError)
+        if not agreed or launch.rank == 0:
+            previous(kind, error, trace)  # a script's author wants to see where
         if isinstance(error, AgreedError):
-            # Every rank is here with the same error: rank 0 speaks for all, then each ends by itself.
-            if launch.rank == 0:
-                previous(kind, error, trace)
-            os_exit_code(int(error.exit_code))
-        previous(kind, error, trace)
-        end_job(error, unknown=1)  # as Python itself ends a script
+            end_together(error)
+        else:
+            end_job(error, unknown=1)  # as Python itself ends a script
 
     sys.excepthook = hook
 
 
-def os_exit_code(code: int) -> None:
-    """End this process with `code` from inside an excepthook, where `sys.exit` has no effect, MPI closed in order."""
-    from mpi4py import MPI
+def _world_size() -> int:
+    """Ranks that would wait for this one; 1 where MPI's world is not the launcher's."""
+    launch = detect_launch()
+    if launch is None or launch.size == 1:
+        return 1
+    return int(start_mpi().COMM_WORLD.size)
 
+
+def _abort(code: int) -> NoReturn:
+    """End all ranks through MPI, without MPI's own message: ours says more, and is one line."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if MPI.Is_initialized() and not MPI.Is_finalized():
-        MPI.Finalize()
+    if not show_traceback:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    start_mpi().COMM_WORLD.Abort(code)
+    # MPI_Abort may return before the launcher has killed this process; whatever ran then would race with the kill.
+    time.sleep(5)
     os._exit(code)

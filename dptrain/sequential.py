@@ -315,7 +315,9 @@ class Sequential:
     def _collectively(self, comm: Communicator, action: Callable[[], T]) -> T:
         """Run what the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
         try:
-            return action()
+            result = action()
+            phase.enter("user code")
+            return result
         except AgreedError:
             raise
         except BaseException as error:

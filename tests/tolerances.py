@@ -1,4 +1,7 @@
-"""How near a result must be to NumPy float64: |a - b| <= atol + rtol * |reference|. Widening one needs a stated cause."""
+"""How near a result must be to NumPy float64: |a - b| <= atol + rtol * |reference|.
+
+Widening one needs a stated cause.
+"""
 
 import numpy as np
 import numpy.typing as npt

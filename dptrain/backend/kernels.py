@@ -4,7 +4,6 @@ from pathlib import Path
 
 from dptrain.errors import DeviceError
 
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 

@@ -5,9 +5,9 @@ into buffers that exist, scratch is allocated once per shape, and the update wor
 that stay in the cache, on as many threads as the rank may use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,11 @@ class NumpyBackend(Backend):
     def commit(self, buffer: Array, host: HostArray) -> None:
         pass  # the host view is the buffer
 
-    def step_scope(self) -> AbstractContextManager[None]:
-        return denormals.flush_to_zero()
+    @contextmanager
+    def step_scope(self) -> Iterator[None]:
+        # Overflow is no event here but a number, as on a GPU: whether a loss is finite is asked where it is read.
+        with denormals.flush_to_zero(), np.errstate(all="ignore"):
+            yield
 
     # Batches
 
@@ -335,10 +338,16 @@ class NumpyBackend(Backend):
             work(0, size, 0)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads - 1, initializer=denormals.enable_flush_to_zero)
+            self._pool = ThreadPoolExecutor(self.threads - 1, initializer=_start_worker)
         share = -(-size // (self.threads * _CHUNK)) * _CHUNK
         parts = [(begin, min(begin + share, size)) for begin in range(0, size, share)]
         others = [self._pool.submit(work, begin, end, 1 + i) for i, (begin, end) in enumerate(parts[1:])]
         work(*parts[0], 0)
         for other in others:
             other.result()
+
+
+def _start_worker() -> None:
+    """Give a worker thread what `step_scope` gives the calling one."""
+    denormals.enable_flush_to_zero()
+    np.seterr(all="ignore")

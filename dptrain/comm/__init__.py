@@ -2,6 +2,7 @@
 
 from dptrain.comm.base import AgreedError, Communicator
 from dptrain.comm.solo import SoloCommunicator
+from dptrain.failure import start_mpi
 from dptrain.launcher import detect_launch
 
 __all__ = ["AgreedError", "Communicator", "SoloCommunicator", "current"]
@@ -15,7 +16,7 @@ def current() -> Communicator:
     Collective under a launcher, because starting MPI is.
 
     Raises:
-        ConfigError: the launcher's number of processes is not MPI's.
+        AgreedError: the launcher's number of processes is not MPI's.
     """
     global _current
     if _current is None:
@@ -23,6 +24,7 @@ def current() -> Communicator:
         if launch is None:
             _current = SoloCommunicator()
         else:
+            start_mpi()
             from dptrain.comm.mpi import MpiCommunicator
 
             _current = MpiCommunicator(launch)

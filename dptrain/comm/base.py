@@ -87,10 +87,6 @@ class Communicator(ABC):
         process.
         """
 
-    @abstractmethod
-    def abort(self, exit_code: int) -> None:
-        """End every rank at once with `exit_code`; does not return where there is more than one rank."""
-
     def allgather(self, fact: Any) -> list[Any]:
         """Return every rank's `fact` (anything that JSON can carry), in rank order."""
         return [json.loads(message) for message in self.allgather_bytes(json.dumps(fact).encode())]

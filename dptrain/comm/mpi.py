@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from dptrain.comm.base import Array, Communicator
+from dptrain.comm.base import AgreedError, Array, Communicator
 from dptrain.errors import ConfigError
 from dptrain.launcher import Launch
 
@@ -23,17 +23,20 @@ class MpiCommunicator(Communicator):
         launch: what the launcher said, to compare with what MPI says.
 
     Raises:
-        ConfigError: the launcher started more processes than MPI knows of (the wrong `mpirun` for this MPI library,
+        AgreedError: the launcher started more processes than MPI knows of (the wrong `mpirun` for this MPI library,
             or `srun` without PMI).
     """
 
     def __init__(self, launch: Launch | None) -> None:
         world = MPI.COMM_WORLD
         if launch is not None and launch.size != world.size:
-            raise ConfigError(
+            raise AgreedError(
+                "start-up",
+                ConfigError.exit_code,
                 f"{launch.launcher} started {launch.size} processes, but MPI ({MPI.Get_library_version().split()[0]}) "
                 f"sees a world of {world.size}: start with the mpirun that belongs to this MPI "
-                f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix"
+                f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix",
+                [],
             )
         self._world = world.Dup()
         self._node = cast(MPI.Intracomm, self._world.Split_type(MPI.COMM_TYPE_SHARED))
@@ -99,9 +102,3 @@ class MpiCommunicator(Communicator):
         fits = np.array([free > nbytes + (8 << 20)], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, fits, op=MPI.MIN)
         return bool(fits[0])
-
-    def abort(self, exit_code: int) -> None:
-        """`MPI_Abort` on COMM_WORLD."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(exit_code)

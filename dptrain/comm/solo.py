@@ -37,6 +37,3 @@ class SoloCommunicator(Communicator):
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
         """Return an ordinary array, to be filled by this rank."""
         return np.empty(shape, dtype), True
-
-    def abort(self, exit_code: int) -> None:
-        """Return: there is no other rank to end."""

@@ -102,7 +102,9 @@ def test_activation_backward(ops, activation, B, F, seed):
     ops.activation_forward(x, activation, y)
     dy, dy64 = draw(ops, seed + 1, B, F)
     ops.activation_backward(y, dy, activation, dx)
-    assert_near(ops.download(dx), activation_gradient(ops.download(y).astype(np.float64), dy64, activation), ops.dtype, 4)
+    assert_near(
+        ops.download(dx), activation_gradient(ops.download(y).astype(np.float64), dy64, activation), ops.dtype, 4
+    )
 
 
 @relaxed

@@ -114,7 +114,9 @@ def test_empty_file_is_the_defaults(tmp_path):
 def test_saved_configuration_repeats_the_run(hidden, rate, seed, name):
     if name is not None and name.lower() in ("none", "null"):
         name = "run"
-    config = resolve({"model": {"hidden": hidden}, "optimizer": {"learning_rate": rate}, "seed": seed, "name": name}, "-", {})
+    config = resolve(
+        {"model": {"hidden": hidden}, "optimizer": {"learning_rate": rate}, "seed": seed, "name": name}, "-", {}
+    )
     assert resolve(yaml.safe_load(to_yaml(config)), "-", {}) == config
 
 

@@ -27,7 +27,9 @@ def run(optimizer: optimizers.Optimizer, gradients: list[float], weight: float =
 def test_adam_first_step_by_hand():
     # m = 0.1 * 0.5 = 0.05, v = 0.001 * 0.25 = 2.5e-4, alpha = 0.1 * sqrt(0.001) / 0.1 = 0.0316227766
     # p = 1 - 0.0316227766 * 0.05 / (0.0158113883 + 1e-7)
-    assert run(Adam(0.1), [0.5]) == pytest.approx([1 - 0.0316227766016838 * 0.05 / (0.0158113883008419 + 1e-7)], rel=1e-14)
+    assert run(Adam(0.1), [0.5]) == pytest.approx(
+        [1 - 0.0316227766016838 * 0.05 / (0.0158113883008419 + 1e-7)], rel=1e-14
+    )
 
 
 def test_rmsprop_first_step_by_hand():

@@ -1,5 +1,7 @@
 """Permutations, global batches and shards."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -17,7 +19,7 @@ def test_cut_covers_evenly(start, length, parts):
     assert len(pieces) == parts
     assert pieces[0][0] == start
     assert pieces[-1][1] == start + length
-    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(pieces))
     sizes = [stop - begin for begin, stop in pieces]
     assert max(sizes) - min(sizes) <= 1
 
@@ -48,7 +50,9 @@ def test_static_shards_use_every_row_of_every_rank_once(samples, batch_size, wor
     own = [stop - start for start, stop in cut(0, samples, world)]
     for rank, sampler in enumerate(samplers):
         assert sampler.steps == -(-samples // batch_size)
-        places = [p for s in range(sampler.steps) for shard in sampler.shards(s) for p in range(shard.start, shard.stop)]
+        places = [
+            p for s in range(sampler.steps) for shard in sampler.shards(s) for p in range(shard.start, shard.stop)
+        ]
         assert places == list(range(own[rank]))
         assert sorted(sampler.order(0)) == list(range(own[rank]))
         assert all(shard.rows <= sampler.capacity for s in range(sampler.steps) for shard in sampler.shards(s))

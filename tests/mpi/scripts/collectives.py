@@ -1,0 +1,57 @@
+"""Checks every collective of the MPI communicator on all ranks."""
+
+import numpy as np
+
+from dptrain import comm as comms
+from dptrain.comm import mpi
+
+comm = comms.current()
+rank, size = comm.rank, comm.size
+assert (comm.local_rank, comm.local_size) == (rank, size)
+assert comm.description
+
+for dtype in (np.float32, np.float64):
+    for count in (0, 1, 7, 1000, 300_001):
+        buffer = np.arange(count, dtype=dtype) + rank
+        comm.allreduce_sum(buffer)
+        expected = np.arange(count) * size + size * (size - 1) / 2
+        np.testing.assert_array_equal(buffer, expected.astype(dtype))
+
+two_d = np.full((3, 5), float(rank))
+comm.allreduce_sum(two_d)
+assert (two_d == size * (size - 1) / 2).all(), "a buffer with two dimensions is summed in place"
+
+# Several messages where a buffer is longer than a message may be
+mpi._MAX_COUNT = 10
+long = np.arange(37, dtype=np.float32)
+comm.allreduce_sum(long)
+np.testing.assert_array_equal(long, np.arange(37) * size)
+sent = np.arange(37) if rank == 0 else np.zeros(37, int)
+comm.broadcast(sent)
+np.testing.assert_array_equal(sent, np.arange(37))
+
+messages = comm.allgather_bytes(bytes([65 + rank]) * rank)
+assert messages == [bytes([65 + r]) * r for r in range(size)], messages
+assert comm.allgather({"rank": rank}) == [{"rank": r} for r in range(size)]
+assert comm.broadcast_fact(f"from {rank}") == "from 0"
+
+array, fill = comm.shared_array((1000, 7), np.uint8)
+assert fill == (rank == 0)
+if fill:
+    array[...] = 42
+comm.node_barrier()
+assert (array == 42).all()
+comm.node_barrier()
+if rank == size - 1:
+    array[0, 0] = 7
+comm.node_barrier()
+assert array[0, 0] == 7, "all ranks see one memory"
+
+# Where /dev/shm is too small every rank fills memory of its own
+comm._fits_in_shared_memory = lambda nbytes: False
+array, fill = comm.shared_array((10,), np.uint8)
+assert fill
+comm.barrier()
+comm.barrier()
+if rank == 0:
+    print(f"all {size} ranks agree")

@@ -1,0 +1,47 @@
+"""Fails on one rank, in one of many ways. Arguments: way rank."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import dptrain as dp
+
+way, bad = sys.argv[1], int(sys.argv[2])
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)
+y = (x[:, 0] // 128).astype(np.int64)
+
+
+class Bomb(dp.callbacks.Callback):
+    def on_train_batch_end(self, batch: int) -> None:
+        if batch == 2 and rank == bad:
+            if way == "exit in callback":
+                sys.exit(3)
+            raise RuntimeError("bomb")
+
+
+if way == "before mpi" and rank == bad:
+    raise ValueError("early")
+if way == "before mpi late" and rank == bad:
+    time.sleep(1)
+    raise ValueError("early")
+model = dp.Sequential([dp.layers.Dense(2, "softmax", input_shape=(4,))])
+model.compile("sgd", "sparse_categorical_crossentropy")
+if way == "labels" and rank == bad:
+    y[5] = 2
+if way == "shape" and rank == bad:
+    x = x[:, :3]
+if way == "other data" and rank == bad:
+    x = x[::-1].copy()
+callbacks = [Bomb()] if way in ("callback", "exit in callback", "swallowed") else []
+try:
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+except Exception:
+    if way != "swallowed":
+        raise
+    time.sleep(30)
+if way == "after fit" and rank == bad:
+    raise KeyError("late")
+model.evaluate(x, y, verbose=0)

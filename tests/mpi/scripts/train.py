@@ -1,0 +1,39 @@
+"""What a user's own script looks like; rank 0 saves the weights and the history. Arguments: data.npz out.npz JSON."""
+
+import json
+import sys
+
+import numpy as np
+
+import dptrain as dp
+
+data, out, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+(x, y), (x_test, y_test) = dp.datasets.load(data)
+x, y = x[: options.get("samples", len(x))], y[: options.get("samples", len(y))]
+dp.utils.set_random_seed(3)
+stack = [dp.layers.Rescaling(1 / 255, input_shape=(28, 28)), dp.layers.Flatten(), dp.layers.Dense(16, "relu")]
+if options.get("dropout"):
+    stack.append(dp.layers.Dropout(options["dropout"]))
+model = dp.Sequential([*stack, dp.layers.Dense(10, "softmax")])
+model.compile(options.get("optimizer", "adam"), "sparse_categorical_crossentropy", ["accuracy"], dtype=options["dtype"])
+history = model.fit(
+    x,
+    y,
+    batch_size=options.get("batch_size", 64),
+    epochs=options.get("epochs", 3),
+    validation_data=(x_test, y_test),
+    drop_last=options.get("drop_last", False),
+    verbose=0,
+)
+prediction = model.predict(x_test[:37])
+score = model.evaluate(x_test, y_test, verbose=0)
+
+from dptrain.comm import current  # noqa: E402 - after fit, as a script would
+
+weights = model.named_weights()
+digests = current().allgather(
+    [float(sum(w.astype(np.float64).sum() for w in weights.values())), float(prediction.sum())]
+)
+assert all(other == digests[0] for other in digests), digests
+if current().rank == 0:
+    np.savez(out, **weights, prediction=prediction, score=score, history=json.dumps(history.history))

@@ -1,0 +1,83 @@
+"""N ranks train what one rank trains."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.launching import mpirun, run
+
+SCRIPT = "tests/mpi/scripts/train.py"
+
+
+@pytest.fixture(scope="session")
+def train(small_npz, tmp_path_factory):
+    """Return a function that trains on N ranks (0: without mpirun) and returns what was saved; results are kept."""
+    import sys
+
+    from tests.conftest import ROOT
+
+    kept: dict[str, dict[str, np.ndarray]] = {}
+
+    def train(ranks: int, **options) -> dict[str, np.ndarray]:
+        key = json.dumps([ranks, options], sort_keys=True)
+        if key not in kept:
+            out = tmp_path_factory.mktemp("trained") / "weights.npz"
+            arguments = [str(ROOT / SCRIPT), str(small_npz), str(out), json.dumps(options)]
+            done = mpirun(ranks, *arguments) if ranks else run([sys.executable, *arguments])
+            assert (done.code, done.err) == (0, "")
+            with np.load(out) as saved:
+                kept[key] = dict(saved)
+        return kept[key]
+
+    return train
+
+
+CASES = {
+    "uneven last batch": {},
+    "drop last": {"drop_last": True},
+    "fewer samples than ranks": {"samples": 3, "batch_size": 8, "epochs": 5},
+    "batch as small as the ranks": {"samples": 41, "batch_size": 8},
+    "dropout": {"dropout": 0.3},
+    "rmsprop": {"optimizer": "rmsprop"},
+    "sgd": {"optimizer": "sgd"},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_float64_agrees_to_1e_12(train, case, ranks):
+    if ranks in (1, 3, 8) and case not in ("uneven last batch", "fewer samples than ranks"):
+        pytest.skip("2 and 4 ranks stand for the others in this case")
+    options = CASES[case] | {"dtype": "float64"}
+    alone, together = train(0, **options), train(ranks, **options)
+    for name in alone:
+        if name == "history":
+            a, b = (json.loads(str(one[name])) for one in (alone, together))
+            assert list(a) == ["loss", "accuracy", "val_loss", "val_accuracy"]
+            for key in a:
+                np.testing.assert_allclose(b[key], a[key], rtol=1e-12, err_msg=key)
+        else:
+            scale = np.abs(alone[name]).max()
+            np.testing.assert_allclose(together[name], alone[name], rtol=1e-12, atol=1e-12 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("case", ["uneven last batch", "dropout"])
+def test_float32_agrees_to_1e_5_after_three_epochs(train, case, ranks):
+    options = CASES[case] | {"dtype": "float32"}
+    alone, together = train(0, **options), train(ranks, **options)
+    for name in ("dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"):
+        difference = np.linalg.norm(together[name] - alone[name]) / np.linalg.norm(alone[name])
+        assert difference < 1e-5, name
+
+
+def test_the_same_bits_on_every_run(train, small_npz, tmp_path):
+    from tests.conftest import ROOT
+
+    first = train(2, dtype="float32")
+    out = tmp_path / "again.npz"
+    done = mpirun(2, str(ROOT / SCRIPT), str(small_npz), str(out), json.dumps({"dtype": "float32"}))
+    assert done.code == 0
+    with np.load(out) as again:
+        assert all(again[name].tobytes() == first[name].tobytes() for name in first)

@@ -1,0 +1,179 @@
+"""A failure on one rank ends the job: soon, with its exit code, and with a line that says who."""
+
+import os
+import time
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import Finished, dptrain, mpirun
+
+SCRIPT = str(ROOT / "tests/mpi/scripts/fail.py")
+
+
+def fail(way: str, bad: int, ranks: int = 3) -> Finished:
+    return mpirun(ranks, SCRIPT, way, str(bad), timeout=30)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(
+    ("way", "code", "message"),
+    [
+        ("before mpi", 1, "start-up: ValueError: early (fail.py:"),
+        ("before mpi late", 1, "start-up: ValueError: early (fail.py:"),
+        ("callback", 70, "training, epoch 1, step 3: RuntimeError: bomb (fail.py:"),
+        ("swallowed", 70, "training, epoch 1, step 3: RuntimeError: bomb (fail.py:"),
+        ("exit in callback", 3, "training, epoch 1, step 3: SystemExit: 3"),
+        ("after fit", 1, "user code: KeyError: 'late' (fail.py:"),
+    ],
+)
+def test_an_exception_on_one_rank_ends_all(way, code, message, bad):
+    done = fail(way, bad)
+    assert done.code == code
+    assert len(done.messages) == 1
+    assert done.messages[0].startswith(f"dptrain: rank {bad}/3 host ")
+    assert message in done.messages[0]
+    assert " pid " in done.messages[0]
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(
+    ("way", "code", "message"),
+    [
+        ("labels", 65, "y: label 2 at index 5; 2 classes allow 0-1"),
+        ("shape", 65, "model expects 4 features of shape (4,), data has 3 of shape (3,)"),
+        ("other data", 2, "the training sets differ"),
+    ],
+)
+def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code, message, bad):
+    done = fail(way, bad)
+    assert done.code == code
+    assert done.err.count("dptrain.comm.base.AgreedError: ") == 1, "rank 0 speaks for all"
+    assert message in done.err
+    if way != "other data":
+        assert f"(rank {bad}, host " in done.err
+
+
+def test_the_job_ends_within_a_second_of_the_failure(tmp_path):
+    """The failing rank notes the time; interpreter start-up is not counted."""
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, time, numpy as np, dptrain as dp\n"
+        "from dptrain.comm import current\n"
+        "comm = current(); comm.barrier()\n"
+        "if comm.rank == 1:\n"
+        f"    open({str(tmp_path / 'time')!r}, 'w').write(str(time.time())); raise ValueError('x')\n"
+        "comm.barrier()\n"
+    )
+    done = mpirun(3, str(script), timeout=30)
+    assert done.code == 1
+    assert time.time() - float((tmp_path / "time").read_text()) < 5, "a second, and what a loaded machine adds"
+
+
+def damage(folder, kind):
+    path = folder / "small.npz"
+    if kind == "missing":
+        path.unlink()
+    elif kind == "html":
+        path.write_bytes(b"<!DOCTYPE html><html>not found</html>")
+    elif kind == "truncated":
+        path.write_bytes(path.read_bytes()[:-50])
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("sharding", ["global", "static"])
+@pytest.mark.parametrize("kind", ["missing", "html", "truncated"])
+def test_damaged_data_on_one_rank(small_npz, tmp_path, kind, sharding, bad):
+    """Each rank has a working directory of its own, as on nodes without a shared file system."""
+    for rank in range(3):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        (folder / "small.npz").write_bytes(small_npz.read_bytes())
+    damage(tmp_path / str(bad), kind)
+    script = tmp_path / "start.py"
+    script.write_text(
+        f"import os, sys\nos.chdir(os.path.join({str(tmp_path)!r}, os.environ['PMI_RANK']))\n"
+        "from dptrain.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    arguments = ["--data", "./small.npz", "--sharding", sharding, "--epochs", "1", "--out", "run"]
+    done = mpirun(3, str(script), *arguments, timeout=30)
+    assert done.code == 65, done.err
+    assert len(done.messages) == 1
+    assert done.messages[0].startswith("dptrain: ")
+    assert f"(rank {bad}, host " in done.messages[0]
+    assert "small.npz" in done.messages[0]
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "0" / "run").exists(), "nothing is written before the data is known to be good"
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_different_configurations(small_npz, tmp_path, bad):
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import os, sys\nfrom dptrain.cli import main\n"
+        f"more = ['--epochs', '7'] if os.environ['PMI_RANK'] == '{bad}' else []\n"
+        f"sys.exit(main(['--data', {str(small_npz)!r}, '--out', {str(tmp_path / 'run')!r}, *more]))\n"
+    )
+    done = mpirun(2, str(script), timeout=30)
+    values = ["5", "5"]
+    values[bad] = "7"
+    assert done.code == 2
+    assert done.messages == [
+        f"dptrain: the ranks are set up differently: train.epochs: rank 0 has {values[0]}, rank 1 has {values[1]}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--learing-rate", "1"], 2, "unknown '--learing-rate'; did you mean '--learning-rate'?"),
+        (["--optimizer.learning_rate", "nan"], 2, "optimizer.learning_rate = 'nan', set on the command line: "),
+        (["trian"], 2, "unknown command 'trian'; did you mean 'train'?"),
+        (["--batch-size", "2"], 2, "use at least 3, or mpirun -n 2"),
+        (["--data", "mnits"], 2, "did you mean 'mnist'?"),
+        (["--data", "/nowhere/at/all"], 65, "/nowhere/at/all not found"),
+        (["--device", "cuda"], 69, "no CUDA backend"),
+        (["--config", "/nowhere.yaml"], 2, "No such file"),
+        (["--epochs"], 2, "--epochs"),
+        (["--steps-per-epoch", "9999"], 2, "give 8 steps"),
+    ],
+)
+def test_bad_command_lines_are_one_line_on_any_number_of_ranks(small_npz, tmp_path, arguments, code, message):
+    data = [] if "--data" in arguments else ["--data", str(small_npz)]
+    command = [*arguments, *data] if arguments[0] == "trian" else [*data, *arguments]
+    for ranks in (3,) if "--batch-size" in arguments else (0, 3):
+        done = dptrain(ranks, *command, cwd=tmp_path, timeout=30)
+        assert done.code == code, done.err
+        assert len(done.messages) == 1, done.err
+        assert message in done.messages[0]
+        assert "Traceback" not in done.err
+        assert done.out == ""
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_output_that_cannot_be_written(small_npz, tmp_path, ranks):
+    (tmp_path / "file").write_text("")
+    done = dptrain(ranks, "--data", str(small_npz), "--out", str(tmp_path / "file" / "run"), timeout=30)
+    assert done.code == 74
+    assert len(done.messages) == 1
+    assert "Not a directory; choose another --out" in done.messages[0]
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_divergence(small_npz, tmp_path, ranks):
+    arguments = ["--optimizer", "sgd", "--learning-rate", "1e38", "--out", str(tmp_path / "run")]
+    done = dptrain(ranks, "--data", str(small_npz), *arguments, timeout=30)
+    assert done.code == 76, done.err
+    assert len(done.messages) == 1
+    assert "training diverged: loss = " in done.messages[0]
+    assert (tmp_path / "run" / "metrics.jsonl").exists(), "what was measured until then is kept"
+
+
+def test_a_launcher_of_another_mpi_is_refused():
+    """Open MPI's mpirun starts MPICH's processes as worlds of one: each would train alone and overwrite the others."""
+    alone = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}
+    clean = {name: "" for name in os.environ if name.startswith("PMI_")}
+    done = dptrain(0, "--fast-dev-run", timeout=30, **alone, **clean)
+    assert done.code == 2
+    assert "Open MPI started 4 processes, but MPI " in done.err
+    assert "sees a world of 1" in done.err

@@ -1,0 +1,136 @@
+"""Agreement between ranks, without MPI: ranks are threads that meet at a barrier."""
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dptrain.comm import AgreedError, SoloCommunicator, current
+from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError, DataError
+
+
+class ThreadCommunicator(Communicator):
+    """A rank that is a thread; only what `agree` needs."""
+
+    description = "threads"
+
+    def __init__(self, rank: int, board: list[bytes], barrier: threading.Barrier) -> None:
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(board)
+        self._board, self._barrier = board, barrier
+
+    @property
+    def host(self) -> str:
+        return f"host{self.rank}"
+
+    def allgather_bytes(self, message: bytes) -> list[bytes]:
+        self._board[self.rank] = message
+        self._barrier.wait(10)
+        found = list(self._board)
+        self._barrier.wait(10)
+        return found
+
+    def allreduce_sum(self, buffer) -> None:
+        raise NotImplementedError
+
+    def broadcast(self, buffer) -> None:
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        raise NotImplementedError
+
+    def node_barrier(self) -> None:
+        raise NotImplementedError
+
+    def shared_array(self, shape, dtype):
+        raise NotImplementedError
+
+
+def on_ranks(size: int, action: Callable[[Communicator], object]) -> list[object]:
+    """Run `action` on every rank; return results or exceptions."""
+    board, barrier = [b""] * size, threading.Barrier(size)
+    results: list[object] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = action(ThreadCommunicator(rank, board, barrier))
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_one_failure_fails_all_with_one_message(bad):
+    def action(comm: Communicator) -> None:
+        def check() -> None:
+            if comm.rank == bad:
+                raise DataError("truncated")
+
+        comm.agree("data", check)
+
+    found = on_ranks(3, action)
+    assert all(isinstance(error, AgreedError) for error in found)
+    others = ", ".join(str(rank) for rank in range(3) if rank != bad)
+    assert {str(error) for error in found} == {f"truncated (rank {bad}, host host{bad}; no error on ranks {others})"}
+    assert {error.exit_code for error in found} == {65}
+
+
+def test_the_same_failure_everywhere_is_one_line():
+    def action(comm: Communicator) -> None:
+        def check() -> None:
+            raise ConfigError("bad value")
+
+        comm.agree("configuration", check)
+
+    found = on_ranks(4, action)
+    assert {str(error) for error in found} == {"bad value"}
+    assert {error.exit_code for error in found} == {2}
+
+
+def test_different_failures_name_the_first_and_the_others():
+    def action(comm: Communicator) -> None:
+        def check() -> None:
+            if comm.rank:
+                raise DataError(f"file {comm.rank}")
+
+        comm.agree("data", check)
+
+    assert {str(e) for e in on_ranks(3, action)} == {
+        "file 1 (rank 1, host host1; also failed: ranks 2; no error on ranks 0)"
+    }
+
+
+def test_unexpected_exceptions_are_internal_errors_everywhere():
+    def action(comm: Communicator) -> None:
+        comm.agree("model", lambda: 1 / 0 if comm.rank == 1 else 1)
+
+    found = on_ranks(2, action)
+    assert {error.exit_code for error in found} == {70}
+    assert all("ZeroDivisionError" in str(error) for error in found)
+
+
+def test_success_returns_each_ranks_own_result():
+    assert on_ranks(3, lambda comm: comm.agree("x", lambda: comm.rank * 10)) == [0, 10, 20]
+    assert on_ranks(3, lambda comm: comm.broadcast_fact({"r": comm.rank})) == [{"r": 0}] * 3
+
+
+def test_solo():
+    comm = SoloCommunicator()
+    buffer = np.arange(3.0)
+    comm.allreduce_sum(buffer)
+    comm.broadcast(buffer)
+    comm.barrier()
+    assert buffer.tolist() == [0, 1, 2]
+    array, fill = comm.shared_array((2, 3), np.uint8)
+    assert (array.shape, array.dtype, fill) == ((2, 3), np.uint8, True)
+    assert comm.allgather({"a": 1}) == [{"a": 1}]
+    assert current() is current()
+    assert isinstance(current(), SoloCommunicator)

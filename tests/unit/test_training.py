@@ -1,0 +1,404 @@
+"""The replica, the loop and the Keras face, in one process."""
+
+import io
+import math
+from contextlib import redirect_stdout
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.backend.numpy import NumpyBackend
+from dptrain.comm import AgreedError, SoloCommunicator
+from dptrain.data.loading import Split
+from dptrain.data.sampling import GlobalSampler, Shard
+from dptrain.errors import ConfigError, DataError
+from dptrain.layers import Dense, Dropout, Flatten, Rescaling
+from dptrain.losses import SparseCategoricalCrossentropy
+from dptrain.metrics import SparseCategoricalAccuracy
+from dptrain.model import Architecture
+from dptrain.optimizers import SGD, Adam
+from dptrain.train.callbacks import Callback, EpochRecorder, StopOnDivergence
+from dptrain.train.callbacks.progress import EpochPrinter, ProgressLine, for_verbosity
+from dptrain.train.replica import Replica
+from dptrain.train.trainer import Trainer
+
+
+def toy(rows: int = 50, features: int = 6, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (rows, features), dtype=np.uint8)
+    return x, (x[:, 0] // 86).astype(np.uint8)
+
+
+def build(dtype: str = "float64", **options) -> dp.Sequential:
+    model = dp.Sequential(
+        [Rescaling(1 / 255, input_shape=(6,)), Dense(8, activation="tanh"), Dense(3, activation="softmax")], seed=1
+    )
+    options = {"optimizer": Adam(0.01), "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]} | options
+    model.compile(**options, dtype=dtype)
+    return model
+
+
+def replica_with(shards_max: int, dropout: float = 0.0) -> tuple[Replica, object]:
+    x, y = toy()
+    stack = [Rescaling(1 / 255), Dense(8, "tanh"), Dropout(dropout), Dense(3, "softmax")]
+    replica = Replica(NumpyBackend(np.float64), Architecture(stack, (6,)), 1)
+    replica.compile(SparseCategoricalCrossentropy(), SGD(0.5), [SparseCategoricalAccuracy("accuracy")])
+    replica.reserve(shards_max)
+    return replica, replica.upload(x, y)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 7, 8, 40])
+def test_any_cut_into_shards_gives_the_whole_batch(parts, dropout):
+    whole, data = replica_with(30, dropout)
+    order = np.arange(50)[::-1].copy()
+    whole.forward_backward(data, order, [Shard(10, 40, 0)])
+    cut, data = replica_with(30, dropout)
+    cut.forward_backward(data, order, GlobalSamplerCut(parts).shards)
+    np.testing.assert_allclose(cut.reduction, whole.reduction, rtol=1e-12, atol=1e-14)
+    size = whole.architecture.layout.size
+    assert whole.reduction[size] == 30
+
+
+class GlobalSamplerCut:
+    """Rows 10 to 40 in some number of shards, some of them empty."""
+
+    def __init__(self, parts: int) -> None:
+        bounds = [10 + 30 * part // parts for part in range(parts + 1)]
+        self.shards = [Shard(a, b, a - 10) for a, b in pairwise(bounds)]
+
+
+def test_shards_are_added_in_one_fixed_tree():
+    """Two ranks that hold half the shards each, and add, give the bits of one that holds all."""
+    order = np.arange(50)
+    shards = GlobalSamplerCut(8).shards
+    whole, data = replica_with(30)
+    whole.forward_backward(data, order, shards)
+    halves = []
+    for part in (shards[:4], shards[4:]):
+        replica, data = replica_with(30)
+        replica.forward_backward(data, order, part)
+        halves.append(replica.reduction.copy())
+    assert (halves[0] + halves[1]).tobytes() == whole.reduction.tobytes()
+
+
+def test_a_step_allocates_no_arrays():
+    """After the first step of each shape, a step leaves memory as it was and peaks far below one activation."""
+    import tracemalloc
+
+    stack = [Rescaling(1 / 255), Dense(512, "relu"), Dense(10, "softmax")]
+    rng = np.random.default_rng(0)
+    replica = Replica(NumpyBackend(np.float32), Architecture(stack, (784,)), 1)
+    replica.compile(SparseCategoricalCrossentropy(), Adam(), [SparseCategoricalAccuracy("accuracy")])
+    replica.reserve(256)
+    data = replica.upload(rng.integers(0, 256, (600, 784), np.uint8), rng.integers(0, 10, 600))
+    trainer = Trainer(replica, SoloCommunicator())
+    order = rng.permutation(600)
+    shards = [[Shard(0, 256, 0)], [Shard(256, 512, 0)], [Shard(512, 600, 0)]]
+    for shard in shards:
+        trainer._step(data, order, shard)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    for shard in shards:
+        trainer._step(data, order, shard)
+    after, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 4_000
+    # NumPy casts through a buffer of its own of 8192 elements, 64 KiB; an activation here has 512 KiB.
+    assert peak - before < 100_000
+
+
+def test_fit_learns_and_history_has_keras_keys():
+    x, y = toy(400)
+    model = build("float32")
+    history = model.fit(x, y, batch_size=32, epochs=40, validation_data=(x[:50], y[:50]), verbose=0)
+    assert list(history.history) == ["loss", "accuracy", "val_loss", "val_accuracy"]
+    assert history.epoch == list(range(40))
+    assert history.history["accuracy"][-1] > 0.9
+    assert history.history["loss"][-1] < history.history["loss"][0]
+
+
+def test_loss_and_accuracy_are_means_over_samples_with_an_uneven_last_batch():
+    x, y = toy(50)
+    model = build(optimizer=SGD(1e-300))
+    history = model.fit(x, y, batch_size=16, epochs=1, verbose=0)
+    p = model.predict(x)
+    expected = -np.log(p[np.arange(50), y]).mean()
+    np.testing.assert_allclose(history.history["loss"], [expected], rtol=1e-12)
+    np.testing.assert_allclose(history.history["accuracy"], [(p.argmax(1) == y).mean()], rtol=1e-12)
+    loss, accuracy = model.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose([loss, accuracy], [expected, (p.argmax(1) == y).mean()], rtol=1e-12)
+    assert model.evaluate(x, y, verbose=0, return_dict=True) == {"loss": loss, "accuracy": accuracy}
+
+
+def test_one_step_of_sgd_by_hand():
+    x, y = np.array([[1.0, 2.0], [3.0, -1.0]]), np.array([0, 1])
+    model = dp.Sequential([Dense(2, activation="softmax", input_shape=(2,))])
+    model.compile(SGD(0.1), "sparse_categorical_crossentropy", dtype="float64")
+    kernel, bias = np.array([[0.1, -0.2], [0.3, 0.4]]), np.array([0.0, 0.1])
+    model.set_weights([kernel, bias])
+    model.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+    z = x @ kernel + bias
+    p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+    dz = (p - np.eye(2)) / 2
+    np.testing.assert_allclose(model.get_weights()[0], kernel - 0.1 * x.T @ dz, rtol=1e-12)
+    np.testing.assert_allclose(model.get_weights()[1], bias - 0.1 * dz.sum(0), rtol=1e-12)
+
+
+def test_weights_survive_compile_and_come_back_as_set():
+    model = build("float32")
+    before = model.get_weights()
+    assert [w.shape for w in before] == [(6, 8), (8,), (8, 3), (3,)]
+    model.set_weights([w + 1 for w in before])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_allclose(new, old + 1)
+    assert list(model.named_weights()) == ["dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"]
+    assert model.count_params() == 6 * 8 + 8 + 8 * 3 + 3
+
+
+def test_seed_fixes_everything():
+    x, y = toy(100)
+
+    def weights(seed: int) -> bytes:
+        model = dp.Sequential([Dense(8, "relu", input_shape=(6,)), Dropout(0.5), Dense(3, "softmax")], seed=seed)
+        model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+        return b"".join(w.tobytes() for w in model.get_weights())
+
+    assert weights(4) == weights(4)
+    assert weights(4) != weights(5)
+
+
+def test_set_random_seed():
+    dp.utils.set_random_seed(9)
+    try:
+        assert dp.Sequential([Dense(2, input_shape=(2,))]).seed == 9
+    finally:
+        dp.utils.set_random_seed(0)
+    with pytest.raises(ConfigError, match="seed = -1"):
+        dp.utils.set_random_seed(-1)
+
+
+def test_rescaling_first_is_what_rescaling_anywhere_computes():
+    x, y = toy(64)
+
+    def train(stack: list[dp.layers.Layer], data: np.ndarray) -> list[np.ndarray]:
+        model = dp.Sequential(stack, seed=2)
+        model.compile(SGD(0.1), "sparse_categorical_crossentropy", dtype="float64")
+        model.fit(data, y, batch_size=16, verbose=0)
+        return [*model.get_weights(), model.predict(data)]
+
+    absorbed = train([Flatten(input_shape=(2, 3)), Rescaling(1 / 255, -0.5), Dense(3, "softmax")], x.reshape(64, 2, 3))
+    layer = train([Dropout(0.0, input_shape=(6,)), Rescaling(1 / 255, -0.5), Dense(3, "softmax")], x)
+    by_hand = train([Dense(3, "softmax", input_shape=(6,))], x / 255 - 0.5)
+    for a, b, c in zip(absorbed, layer, by_hand, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+        np.testing.assert_allclose(a, c, rtol=1e-10)
+
+
+def test_raw_pixels_are_not_scaled_behind_the_users_back():
+    x = np.array([[10, 200]], np.uint8)
+    model = dp.Sequential([Dense(1, input_shape=(2,))])
+    model.set_weights([np.array([[1.0], [1.0]]), np.zeros(1)])
+    assert model.predict(x).tolist() == [[210.0]]
+
+
+def test_dropout_is_off_in_evaluation():
+    x, _ = toy(20)
+    model = dp.Sequential([Dropout(0.9, input_shape=(6,))])
+    np.testing.assert_array_equal(model.predict(x), x.astype(np.float32))
+
+
+def test_regression_with_mse_and_mae():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 4))
+    target = x @ np.array([1.0, -2.0, 0.5, 3.0]) + 0.25
+    model = dp.Sequential([Dense(1, input_shape=(4,))])
+    model.compile(SGD(0.1), "mse", metrics=["mae"], dtype="float64")
+    history = model.fit(x, target, batch_size=50, epochs=60, verbose=0)
+    assert list(history.history) == ["loss", "mae"]
+    np.testing.assert_allclose(model.get_weights()[0].ravel(), [1.0, -2.0, 0.5, 3.0], atol=1e-3)
+    np.testing.assert_allclose(model.get_weights()[1], [0.25], atol=1e-3)
+
+
+def test_batches_larger_than_reserved_grow_the_buffers():
+    x, y = toy(300)
+    model = build()
+    model.fit(x, y, batch_size=4, steps_per_epoch=2, verbose=0)
+    small = model.predict(x[:3])
+    np.testing.assert_allclose(model.predict(x)[:3], small, rtol=1e-12)
+    model.fit(x, y, batch_size=300, verbose=0)
+
+
+def test_compiling_starts_the_optimizer_afresh():
+    x, y = toy(40)
+    model = build(optimizer=Adam(0.1))
+    start = model.get_weights()
+    model.fit(x, y, batch_size=40, verbose=0)
+    once = model.get_weights()
+    model.compile(Adam(0.1), "sparse_categorical_crossentropy", dtype="float64")
+    model.set_weights(start)
+    model.fit(x, y, batch_size=40, verbose=0)
+    for a, b in zip(model.get_weights(), once, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda x, y: dp.Sequential([Dense(2)]).fit(x, y),
+            ValueError,
+            r"You must call `compile\(\)` before calling `fit",
+        ),
+        (lambda x, y: dp.Sequential([Dense(2)]).evaluate(x, y), ValueError, r"before calling `evaluate"),
+        (lambda x, y: build().fit(x[:, :5], y), DataError, "model expects 6 features of shape .*, data has 5"),
+        (lambda x, y: build().fit(x, y[:-1]), DataError, "x has 50 samples, y has 49"),
+        (lambda x, y: build().fit(x, y + 1), DataError, "3 classes allow 0-2"),
+        (lambda x, y: build().fit(x, y + 0.5), DataError, "expected integers"),
+        (lambda x, y: build().fit(x.astype("U3"), y), DataError, "expected real numbers"),
+        (lambda x, y: build().fit(x, y, batch_size=0), ConfigError, "batch_size = 0"),
+        (lambda x, y: build().fit(x, y, epochs=-1), ConfigError, "epochs = -1"),
+        (lambda x, y: build().fit(x, y, batch_size=64, drop_last=True), ConfigError, "at most 50"),
+        (lambda x, y: build(loss=None), ConfigError, "needs a loss"),
+        (lambda x, y: build(loss="cross"), ConfigError, "unknown loss"),
+        (lambda x, y: build(metrics=["mae"]), ConfigError, "compares with values"),
+        (lambda x, y: build().set_weights([np.zeros((6, 8))]), ValueError, "expecting 4 weights"),
+        (lambda x, y: build().set_weights([np.zeros(1)] * 4), ValueError, "expected shape"),
+        (lambda x, y: build(loss="mse", metrics=[]).fit(x, y), DataError, "expected targets of shape"),
+        (lambda x, y: dp.Sequential([Dense(2)]).get_weights(), ConfigError, "needs input_shape"),
+    ],
+)
+def test_wrong_use_is_a_clear_error(call, error, message):
+    x, y = toy()
+    with pytest.raises(error, match=message):
+        call(x, y)
+
+
+def test_input_shape_is_taken_from_the_data():
+    x, y = toy()
+    model = dp.Sequential()
+    model.add(Dense(3, activation="softmax"))
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(x, y, verbose=0)
+    assert model.get_weights()[0].shape == (6, 3)
+    with pytest.raises(ConfigError, match="before the model is first used"):
+        model.add(Dense(3))
+
+
+def test_column_labels_are_labels():
+    x, y = toy()
+    a, b = build(), build()
+    a.fit(x, y, verbose=0)
+    b.fit(x, y[:, None], verbose=0)
+    assert a.get_weights()[0].tobytes() == b.get_weights()[0].tobytes()
+
+
+class Recorder(Callback):
+    def __init__(self) -> None:
+        self.events: list[object] = []
+
+    def on_train_begin(self) -> None:
+        self.events.append(("begin", self.params["epochs"], self.params["steps"]))
+
+    def on_train_end(self) -> None:
+        self.events.append("end")
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        self.events.append(("epoch", epoch))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        self.events.append(("epoch end", epoch, sorted(logs)))
+
+    def on_train_batch_end(self, batch: int) -> None:
+        self.events.append(("batch", batch, math.isfinite(self.trainer.logs()["loss"])))
+
+
+def test_callbacks_are_called_in_keras_order():
+    x, y = toy(20)
+    recorder = Recorder()
+    build().fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=[recorder])
+    batches = [("batch", 0, True), ("batch", 1, True)]
+    assert recorder.events == [
+        ("begin", 2, 2),
+        ("epoch", 0),
+        *batches,
+        ("epoch end", 0, ["accuracy", "loss"]),
+        ("epoch", 1),
+        *batches,
+        ("epoch end", 1, ["accuracy", "loss"]),
+        "end",
+    ]
+
+
+def test_epoch_recorder_counts_samples():
+    x, y = toy(50)
+    found: list[dict[str, float]] = []
+    build().fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[EpochRecorder(found.append)])
+    assert [one["epoch"] for one in found] == [1, 2]
+    assert list(found[0]) == ["epoch", "loss", "accuracy", "seconds", "samples_per_second"]
+    assert found[0]["samples_per_second"] == pytest.approx(50 / found[0]["seconds"], rel=0.05)
+
+
+def test_divergence_ends_with_its_code():
+    x, y = toy(50)
+    model = build("float32", optimizer=SGD(1e38))
+    with np.errstate(all="ignore"), pytest.raises(AgreedError, match="training diverged: loss = ") as caught:
+        model.fit(x, y, batch_size=10, epochs=20, verbose=0, callbacks=[StopOnDivergence()])
+    assert caught.value.exit_code == 76
+
+
+@pytest.mark.parametrize(
+    ("verbose", "rank", "terminal", "expected"),
+    [
+        ("auto", 0, True, [ProgressLine]),
+        ("auto", 0, False, [EpochPrinter]),
+        ("auto", 1, True, []),
+        (0, 0, True, []),
+        (1, 0, False, [ProgressLine]),
+        (2, 0, True, [EpochPrinter]),
+        (2, 3, True, []),
+    ],
+)
+def test_verbosity(verbose, rank, terminal, expected):
+    assert [type(callback) for callback in for_verbosity(verbose, rank, terminal)] == expected
+
+
+def test_epoch_lines():
+    x, y = toy(50)
+    text = io.StringIO()
+    with redirect_stdout(text):
+        build().fit(x, y, batch_size=16, epochs=2, verbose=2, validation_data=(x, y))
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("Epoch 2/2 - 4 steps - ")
+    for part in (" samples/s - loss: ", " - accuracy: ", " - val_loss: ", " - val_accuracy: "):
+        assert part in lines[1]
+
+
+def test_summary_is_printed():
+    text = io.StringIO()
+    with redirect_stdout(text):
+        build().summary()
+    assert 'Model: "sequential"' in text.getvalue()
+    assert "Total params: 83" in text.getvalue()
+
+
+def test_trainer_with_nothing_to_evaluate_on_this_rank():
+    replica, _ = replica_with(30)
+    x, y = toy()
+    logs = Trainer(replica, SoloCommunicator()).evaluate(Split(x, y, 50, (0, 0)))
+    assert all(math.isnan(value) for value in logs.values())
+
+
+def test_sampler_and_trainer_agree_on_the_samples_of_an_epoch():
+    x, y = toy(53)
+    replica, _ = replica_with(8)
+    trainer = Trainer(replica, SoloCommunicator())
+    trainer.fit(Split.whole(x, y, 0, 1), GlobalSampler(53, 8, shards_per_batch=3), epochs=2)
+    assert trainer.timing.samples == 53
+    assert replica.iterations == 14
