@@ -281,6 +281,19 @@ def _split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
     return next(iter(COMMANDS)), list(argv)
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that names each option once: by its short flag, where it has one."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = action.option_strings
+        dotted = [name for name in names[1:] if "." in name or "_" in name]
+        action.option_strings = [name for name in names if name not in dotted]
+        try:
+            return super()._format_action_invocation(action)
+        finally:
+            action.option_strings = names
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ours, and whose help is printed by rank 0 alone."""
 
@@ -296,9 +309,11 @@ class _Parser(argparse.ArgumentParser):
 def _build_parser() -> _Parser:
     parser = _Parser(
         prog="dptrain",
+        usage="python -m dptrain [train] [options]",
         description=_DESCRIPTION,
-        epilog="Every option can also be written as its dotted name. The command line overrides the file.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Every option can also be written with its group, as in a file: --optimizer.learning_rate. "
+        "The command line overrides the file.",
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
@@ -317,7 +332,7 @@ def _build_parser() -> _Parser:
             *names,
             dest=leaf.path,
             default=argparse.SUPPRESS,
-            metavar=leaf.path.rpartition(".")[2].upper(),
+            metavar="on|off" if leaf.is_flag else "|".join(leaf.choices) or leaf.path.rpartition(".")[2].upper(),
             help=(leaf.help + default).replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if leaf.is_flag else {}),
         )

@@ -7,7 +7,7 @@ format and `config.yaml` follow from the fields.
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -139,6 +139,7 @@ class Leaf:
         help: one line.
         default: its value if nobody sets it.
         is_flag: whether it is on or off.
+        choices: the words that it may be; empty where it is no choice of words.
     """
 
     path: str
@@ -146,6 +147,7 @@ class Leaf:
     help: str
     default: Any
     is_flag: bool
+    choices: tuple[str, ...]
 
 
 def leaves() -> Iterator[Leaf]:
@@ -159,7 +161,9 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
         if dataclasses.is_dataclass(value):
             yield from _leaves(value, f"{field.name}.")
         else:
-            yield Leaf(prefix + field.name, field.metadata["flag"], field.metadata["help"], value, field.type is bool)
+            words = get_args(field.type) if get_origin(field.type) is Literal else ()
+            about = field.metadata
+            yield Leaf(prefix + field.name, about["flag"], about["help"], value, field.type is bool, words)
 
 
 def to_dict(config: Config) -> dict[str, Any]:

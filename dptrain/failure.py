@@ -169,6 +169,8 @@ def _abort(code: int) -> NoReturn:
     """End all ranks through MPI, without MPI's own message: ours says more, and is one line."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # MPICH's launcher drops what it has not forwarded yet when it sees the abort: let it read our message first.
+    time.sleep(0.3)
     if not show_traceback:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     start_mpi().COMM_WORLD.Abort(code)

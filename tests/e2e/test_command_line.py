@@ -1,0 +1,207 @@
+"""The command line as users type it."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import yaml
+
+from tests.launching import dptrain, run
+
+
+def weights(path: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(path / "model.safetensors")
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2, 3, 4, 8])
+def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
+    arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "64", "--name", "my run"]
+    done = dptrain(ranks, *arguments, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    (path,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-my-run", path.name)
+    assert f"Results in runs/{path.name}: " in done.out
+
+    # on rank 0 only, and once: the table, a line about the training, one line an epoch
+    lines = done.out.splitlines()
+    rows = [line for line in lines if "CPU, " in line]
+    assert len(rows) == max(ranks, 1)
+    assert [row.split("│")[1].strip() for row in rows] == [str(rank) for rank in range(max(ranks, 1))]
+    assert len({row.split("│")[3] for row in rows}) == max(ranks, 1), "a PID a rank"
+    assert sum("1003 + 201 samples; 28x28 -> 128 -> 10, 101,770 parameters" in line for line in lines) == 1
+    assert [line.split(" - ")[0] for line in lines if line.startswith("Epoch ")] == ["Epoch 1/2", "Epoch 2/2"]
+
+    epochs = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    keys = ["epoch", "loss", "accuracy", "val_loss", "val_accuracy", "seconds", "samples_per_second"]
+    assert [list(epoch) for epoch in epochs] == [keys, keys]
+    assert epochs[1]["loss"] < epochs[0]["loss"]
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["metrics"] == {key: epochs[-1][key] for key in keys[1:5]}
+    assert summary["world_size"] == max(ranks, 1)
+    assert summary["parameters"] == 101770
+    assert set(summary["versions"]) == {"dptrain", "python", "numpy", "communicator"}
+    assert {name: w.shape for name, w in weights(path).items()} == {
+        "dense/kernel": (784, 128),
+        "dense/bias": (128,),
+        "dense_1/kernel": (128, 10),
+        "dense_1/bias": (10,),
+    }
+    assert yaml.safe_load((path / "config.yaml").read_text())["train"]["batch_size"] == 64
+
+
+def test_the_saved_configuration_repeats_the_run(small_npz, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "again"
+    arguments = ["--hidden", "32,16", "--activation", "tanh", "--dropout", "0.1", "--seed", "5", "--epochs", "2"]
+    more = ["--optimizer", "rmsprop", "--learning-rate", "0.002", "--drop-last", "--train.steps_per_epoch=5"]
+    done = dptrain(0, "train", "--data", str(small_npz), *arguments, *more, "--out", str(first))
+    assert (done.code, done.err) == (0, "")
+    assert ", 5 steps an epoch" in done.out
+    done = dptrain(0, "--config", str(first / "config.yaml"), "--out", str(again))
+    assert (done.code, done.err) == (0, "")
+    a, b = weights(first), weights(again)
+    assert list(a) == list(b)
+    assert a["dense_1/kernel"].shape == (32, 16)
+    assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def test_print_config_shows_file_and_command_line(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("train: {epochs: 9}\noptimizer: {name: sgd, momentum: 0.5}\n")
+    for ranks in (0, 2):
+        done = dptrain(ranks, "--config", str(file), "--epochs", "4", "--print-config")
+        assert (done.code, done.err) == (0, "")
+        tree = yaml.safe_load(done.out)
+        assert tree["train"]["epochs"] == 4
+        assert (tree["optimizer"]["name"], tree["optimizer"]["momentum"]) == ("sgd", 0.5)
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_help_and_version_are_printed_once(ranks):
+    version = dptrain(ranks, "--version")
+    assert (version.code, version.err) == (0, "")
+    assert re.fullmatch(r"dptrain \d+\.\d+\.\d+\n", version.out)
+    done = dptrain(ranks, "--help")
+    assert (done.code, done.err) == (0, "")
+    flags = """--data --data-dir --hidden --activation --optimizer --learning-rate --batch-size --epochs --seed --device
+    --sharding --drop-last --steps-per-epoch --out --config --print-config --fast-dev-run --verbose --debug --version"""
+    for flag in flags.split():
+        assert len(re.findall(rf"^  {flag}( |$)", done.out, re.MULTILINE)) == 1, flag
+    assert "mpirun -n 4 python -m dptrain" in done.out
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_fast_dev_run_leaves_nothing(small_npz, tmp_path, ranks):
+    done = dptrain(ranks, "--data", str(small_npz), "--fast-dev-run", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert ", 2 steps an epoch" in done.out
+    assert "Fast dev run: everything works" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verbose_0_prints_nothing(small_npz, tmp_path):
+    done = dptrain(2, "--data", str(small_npz), "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "run"))
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_run_is_never_overwritten(small_npz, tmp_path):
+    arguments = ["--data", str(small_npz), "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert dptrain(0, *arguments).code == 0
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    for ranks in (0, 2):
+        done = dptrain(ranks, *arguments, "--seed", "9")
+        assert done.code == 74
+        assert len(done.messages) == 1
+        assert "holds a run already; choose another --out" in done.messages[0]
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_static_sharding_trains(small_npz, tmp_path):
+    scores = []
+    for ranks, sharding in ((0, "global"), (3, "static")):
+        out = tmp_path / sharding
+        arguments = ["--sharding", sharding, "--epochs", "6", "--out", str(out), "--batch-size", "32"]
+        done = dptrain(ranks, "--data", str(small_npz), *arguments)
+        assert (done.code, done.err) == (0, "")
+        scores.append(json.loads((out / "summary.json").read_text())["metrics"]["val_accuracy"])
+    assert min(scores) > 0.5, "ten classes: chance is 0.1"
+    assert abs(scores[0] - scores[1]) < 0.15
+
+
+def test_one_process_imports_no_mpi(small_npz, tmp_path):
+    code = (
+        "import sys\nfrom dptrain.cli import main\n"
+        f"code = main(['--data', {str(small_npz)!r}, '--fast-dev-run', '--verbose', '0'])\n"
+        "print(code, [m for m in ('mpi4py', 'pycuda') if m in sys.modules])"
+    )
+    done = run([sys.executable, "-c", code], cwd=tmp_path)
+    assert (done.out, done.err) == ("0 []\n", "")
+
+
+def test_debug_shows_the_traceback_and_others_do_not(tmp_path):
+    for more, expected in (([], 0), (["--debug"], 1)):
+        done = dptrain(0, "--data", str(tmp_path / "none.npz"), *more)
+        assert done.code == 65
+        assert done.err.count("Traceback") >= expected
+        assert bool(done.err.count("Traceback")) == bool(expected)
+
+
+def test_shards_per_batch_give_the_same_bits_on_one_and_two_ranks(small_npz, tmp_path):
+    found = []
+    for ranks in (0, 1, 2):
+        out = tmp_path / str(ranks)
+        arguments = ["--train.shards_per_batch", "4", "--epochs", "2", "--out", str(out)]
+        done = dptrain(ranks, "--data", str(small_npz), *arguments)
+        assert (done.code, done.err) == (0, "")
+        found.append(weights(out))
+    for name in found[0]:
+        assert found[1][name].tobytes() == found[0][name].tobytes()
+        assert found[2][name].tobytes() == found[0][name].tobytes()
+
+
+def test_a_live_line_on_a_terminal(small_npz, tmp_path):
+    parent, child = pty.openpty()
+    arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1", "--out", str(tmp_path / "run")]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dptrain", *arguments], stdin=child, stdout=child, stderr=child, env=env
+    )
+    os.close(child)
+    text, end = b"", time.monotonic() + 60
+    while time.monotonic() < end:
+        ready, _, _ = select.select([parent], [], [], 0.5)
+        if ready:
+            try:
+                piece = os.read(parent, 65536)
+            except OSError:  # the terminal is gone with the process
+                break
+            if not piece:
+                break
+            text += piece
+    process.kill() if process.poll() is None and time.monotonic() >= end else None
+    assert process.wait(10) == 0
+    os.close(parent)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
+    assert re.search(r"Epoch 1/2 +\d+/1003 [^\r\n]*ETA[^\r\n]*samples/s - loss: ", plain), plain
+    assert "Epoch 2/2 - 1003 steps - " in plain
+
+
+def test_local_launch_script(small_npz, tmp_path):
+    script = Path(__file__).resolve().parents[2] / "launch" / "local.sh"
+    done = run(
+        ["bash", str(script), "--data", str(small_npz), "--fast-dev-run"],
+        cwd=tmp_path,
+        RANKS="2",
+        PYTHON=sys.executable,
+    )
+    assert (done.code, done.err) == (0, "")
+    assert sum("CPU, " in line for line in done.out.splitlines()) == 2
