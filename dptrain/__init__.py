@@ -4,9 +4,9 @@ Importing it touches no GPU and no MPI.
 """
 
 from dptrain.failure import install_excepthook
-from dptrain.launcher import limit_threads_before_numpy
+from dptrain.launcher import prepare_blas_before_numpy
 
-limit_threads_before_numpy()
+prepare_blas_before_numpy()
 install_excepthook()
 
 from dptrain import data as datasets  # noqa: E402

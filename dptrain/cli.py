@@ -163,6 +163,7 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         metrics=["accuracy"],
         device=config.device,
         dtype=config.dtype,
+        loops=config.loops,
     )
     return model
 

@@ -115,6 +115,9 @@ class Config:
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "what computes", "device")
     dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
+    loops: Literal["auto", "numpy", "numba"] = _field(
+        "auto", "inner loops on the CPU; auto takes numba (the extra 'jit') where it is installed"
+    )
     out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "run directory; runs/<date-time>-<name> if not set", "out"
     )

@@ -80,16 +80,18 @@ def share_of_cores(local_size: int) -> int:
     return cores if bound and cores <= (os.cpu_count() or 1) // local_size else max(1, cores // local_size)
 
 
-def limit_threads_before_numpy(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let BLAS start only this rank's share of threads, where a launcher started several ranks on this node.
+def prepare_blas_before_numpy(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set what BLAS libraries read once, while NumPy is first imported. What the user has set stands.
 
-    BLAS libraries read these variables once, while NumPy is first imported, and by default each rank would start as
-    many threads as the node has cores. What the user has set stands.
+    By default each rank would start as many threads as the node has cores. And an idle OpenBLAS thread spins for tens
+    of milliseconds, which takes its core from the other threads and ranks; 2^10 cycles bridge the gaps between the
+    matrix products of a step.
     """
-    launch = detect_launch(environ)
-    if launch is None or launch.local_size == 1 or "numpy" in sys.modules:
+    if "numpy" in sys.modules:
         return
-    share = str(share_of_cores(launch.local_size))
-    if not any(environ.get(variable) for variable in THREAD_VARIABLES):
-        for variable in THREAD_VARIABLES:
-            environ[variable] = share
+    environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
+    launch = detect_launch(environ)
+    if launch is None or launch.local_size == 1 or any(environ.get(variable) for variable in THREAD_VARIABLES):
+        return
+    for variable in THREAD_VARIABLES:
+        environ[variable] = str(share_of_cores(launch.local_size))

@@ -56,7 +56,8 @@ class Sequential:
         self._architecture: Architecture | None = None
         self._replica: Replica | None = None
         self._weights: Array | None = None
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], str, str] | None = None
+        self._compared = False
+        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str]] | None = None
 
     # Setting up
 
@@ -78,6 +79,7 @@ class Sequential:
         *,
         device: str = "auto",
         dtype: str = "float32",
+        loops: str = "auto",
     ) -> None:
         """Say how to train; the optimizer starts afresh, the weights stay.
 
@@ -87,6 +89,7 @@ class Sequential:
             metrics: names or metrics.
             device: "auto", "cpu" or "cuda" (not in Keras).
             dtype: "float32" or "float64" (not in Keras).
+            loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
 
         Raises:
             ConfigError: an unknown name, or no loss.
@@ -97,7 +100,8 @@ class Sequential:
         measured = tuple(_metric(one, chosen) for one in metrics or ())
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = None
-        self._compiled = (chosen, optimizers.get(optimizer), measured, device, dtype)
+        self._compared = False
+        self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops))
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -327,18 +331,22 @@ class Sequential:
 
     def _on_device(self, comm: Communicator) -> Replica:
         if self._replica is None:
-            device, dtype = self._compiled[3:] if self._compiled else ("auto", "float32")
-            backend = backends.create(device, dtype, limit_threads(comm.local_size))
+            device, dtype, loops = self._compiled[3] if self._compiled else ("auto", "float32", "auto")
+            backend = backends.create(device, dtype, limit_threads(comm.local_size), loops)
             self._replica = Replica(backend, self.architecture, self.seed)
             if self._weights is not None:
                 backend.write(self._replica.params, self._weights)
             if self._compiled:
-                loss, optimizer, measured, _, _ = self._compiled
+                loss, optimizer, measured, _ = self._compiled
                 self._replica.compile(loss, optimizer, measured)
         return self._replica
 
     def _trainer(self, comm: Communicator) -> Trainer:
-        return Trainer(self._agreed(comm, "device", lambda: self._on_device(comm)), comm)
+        replica = self._agreed(comm, "device", lambda: self._on_device(comm))
+        if not self._compared:
+            self._require_same(comm, "the ranks compute differently", replica.backend.numerics)
+            self._compared = True
+        return Trainer(replica, comm)
 
     def _flat_weights(self) -> Array:
         if self._replica is not None:
@@ -379,15 +387,18 @@ class Sequential:
 
     def _check_same_data(self, comm: Communicator, train: Split) -> None:
         """Refuse ranks with different training sets: each would compute the gradient of something else."""
-        if comm.size == 1:
-            return
-        found = comm.allgather(fingerprint(train.x, train.y))
+        if comm.size > 1:
+            self._require_same(
+                comm, "the training sets (shapes, dtypes, checksum) differ", fingerprint(train.x, train.y)
+            )
+
+    def _require_same(self, comm: Communicator, what: str, mine: Any) -> None:
+        """Fail on all ranks where `mine` (anything that JSON can carry) is not the same on all."""
+        found = comm.allgather(mine)
         for rank, other in enumerate(found):
             if other != found[0]:
-                text = (
-                    f"the training sets differ: rank 0 has {found[0]}, rank {rank} {other} (shapes, dtypes, checksum)"
-                )
-                raise AgreedError("fit", ConfigError.exit_code, text, [(rank, text)])
+                text = f"{what}: rank 0 has {found[0]}, rank {rank} has {other}"
+                raise AgreedError(what, ConfigError.exit_code, text, [(rank, text)])
 
 
 def _metric(identifier: str | Metric, loss: Loss) -> Metric:

@@ -6,13 +6,14 @@ from dptrain.errors import ConfigError, DeviceError
 __all__ = ["Backend", "create"]
 
 
-def create(device: str, dtype: str, threads: int) -> Backend:
+def create(device: str, dtype: str, threads: int, loops: str = "auto") -> Backend:
     """Return the backend of a device.
 
     Args:
         device: "cpu", "cuda", or "auto" for the best that there is.
         dtype: "float32", or "float64" on the CPU.
         threads: CPU threads of elementwise work.
+        loops: "numpy", "numba", or "auto" for Numba's where it is installed: the CPU's inner loops.
 
     Raises:
         ConfigError: the device or dtype is unknown.
@@ -24,6 +25,7 @@ def create(device: str, dtype: str, threads: int) -> Backend:
         raise DeviceError("--device cuda: this version of dptrain has no CUDA backend yet; use --device cpu or auto")
     if device not in ("auto", "cpu"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
+    from dptrain.backend.loops import best_loops
     from dptrain.backend.numpy import NumpyBackend
 
-    return NumpyBackend(dtype, threads)
+    return NumpyBackend(dtype, threads, best_loops(loops))

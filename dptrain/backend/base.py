@@ -30,11 +30,13 @@ class Backend(ABC):
         name: "numpy" or "cuda".
         dtype: floating-point type of parameters, activations and gradients.
         description: the device in words, for the start-up table.
+        numerics: what the bits of results depend on; must be the same on all ranks.
     """
 
     name: str
     dtype: np.dtype[Any]
     description: str
+    numerics: str
 
     # Memory
 

@@ -42,7 +42,7 @@ def test_an_exception_on_one_rank_ends_all(way, code, message, bad):
     [
         ("labels", 65, "y: label 2 at index 5; 2 classes allow 0-1"),
         ("shape", 65, "model expects 4 features of shape (4,), data has 3 of shape (3,)"),
-        ("other data", 2, "the training sets differ"),
+        ("other data", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
     ],
 )
 def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code, message, bad):

@@ -4,13 +4,27 @@ import numpy as np
 import pytest
 
 from dptrain.backend.base import Backend
+from dptrain.backend.loops import best_loops
 from dptrain.backend.numpy import NumpyBackend
 
 
-@pytest.fixture(scope="session", params=["numpy-float32", "numpy-float64", "numpy-float32-2-threads"])
+@pytest.fixture(
+    scope="session",
+    params=[
+        "numpy-float32-1",
+        "numpy-float64-1",
+        "numpy-float32-2",
+        "numba-float32-1",
+        "numba-float64-1",
+        "numba-float32-2",
+    ],
+)
 def ops(request: pytest.FixtureRequest) -> Backend:
-    name = request.param
-    return NumpyBackend(np.float64 if "float64" in name else np.float32, threads=2 if "threads" in name else 1)
+    """A backend; the parameter is its loops, dtype and threads."""
+    loops, dtype, threads = request.param.split("-")
+    if loops == "numba":
+        pytest.importorskip("numba", reason="compiled loops need the extra 'jit'")
+    return NumpyBackend(np.dtype(dtype), int(threads), best_loops(loops))
 
 
 def poisoned(ops: Backend, shape: tuple[int, ...], dtype=None):

@@ -189,7 +189,7 @@ def test_affine_multiply_copy_add_fill(ops):
 
 
 # Below, at and above where chunks end and a second thread starts.
-FLAT_SIZES = [1, 64, 1000, 32768, 32769, 200_001]
+FLAT_SIZES = [1, 64, 1000, 102_400, 102_401, 300_001]
 
 
 @pytest.mark.parametrize("P", FLAT_SIZES)

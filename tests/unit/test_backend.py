@@ -1,5 +1,7 @@
 """Choosing a backend, and finding the CUDA sources."""
 
+import sys
+
 import pytest
 
 from dptrain import backend
@@ -8,8 +10,22 @@ from dptrain.errors import ConfigError, DeviceError
 
 
 def test_create():
-    assert backend.create("auto", "float32", 3).description == "CPU, 3 threads, float32"
-    assert backend.create("cpu", "float64", 1).description == "CPU, 1 thread, float64"
+    assert backend.create("auto", "float32", 3, "numpy").description == "CPU, 3 threads, float32"
+    assert backend.create("cpu", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
+
+
+def test_compiled_loops_where_they_are_installed(monkeypatch):
+    pytest.importorskip("numba", reason="compiled loops need the extra 'jit'")
+    compiled = backend.create("cpu", "float32", 1)
+    assert compiled.description == "CPU, 1 thread, float32, numba"
+    assert compiled.numerics != backend.create("cpu", "float32", 1, "numpy").numerics
+
+
+def test_without_numba_numpy_does_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dptrain.backend.loops_numba", None)
+    assert backend.create("cpu", "float32", 1).description == "CPU, 1 thread, float32"
+    with pytest.raises(ConfigError, match=r"Numba is not installed; pip install 'dptrain\[jit\]'"):
+        backend.create("cpu", "float32", 1, "numba")
 
 
 def test_refused():

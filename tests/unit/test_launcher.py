@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dptrain import launcher
-from dptrain.launcher import Launch, detect_launch, limit_threads_before_numpy
+from dptrain.launcher import Launch, detect_launch, prepare_blas_before_numpy
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_nothing_changes_once_numpy_is_loaded():
     import numpy as np  # noqa: F401
 
     environment = {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"}
-    limit_threads_before_numpy(environment)
+    prepare_blas_before_numpy(environment)
     assert "OPENBLAS_NUM_THREADS" not in environment
 
 

@@ -1,0 +1,118 @@
+"""The memory-bound inner loops of the CPU backend, once as NumPy passes and once compiled.
+
+NumPy makes one pass over memory for each operation: twelve for an Adam update, which on small batches is half of a
+step. Numba (the extra `jit`) compiles the same loops into one pass each. Both are held to the same tests; results
+differ in the last bit, so all ranks must use the same (`Backend.numerics`).
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+
+Array = npt.NDArray[Any]
+
+
+class Loops(ABC):
+    """Inner loops on contiguous arrays; shapes and meaning are at the ops of `Backend` that use them.
+
+    Attributes:
+        name: "numpy" or "numba".
+        chunk: elements of a flat buffer to pass to `adam` at a time, at most.
+    """
+
+    name: str
+    chunk: int
+
+    @abstractmethod
+    def warm_up(self, dtype: np.dtype[Any], samples: Array) -> None:
+        """Do what the first use of these types would otherwise do inside a timed step."""
+
+    @abstractmethod
+    def gather(self, x_NF: Array, rows_B: Array, scale: Any, offset: Any, stored_BF: Array, out_BF: Array) -> None:
+        """out[b] = x[rows[b]] * scale + offset; stored is scratch of x's dtype."""
+
+    @abstractmethod
+    def add_bias_relu(self, y_BO: Array, bias_O: Array) -> None:
+        """y = max(y + bias, 0)."""
+
+    @abstractmethod
+    def relu_gradient(self, y_BO: Array, dy_BO: Array, dbias_O: Array, positive_BO: Array) -> None:
+        """dy = dy where y > 0, else 0; dbias = sum over rows of dy; positive is boolean scratch."""
+
+    @abstractmethod
+    def adam(
+        self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any
+    ) -> None:
+        """Adam's update with the mean gradient g * divide; g is destroyed."""
+
+
+class NumpyLoops(Loops):
+    """A NumPy pass for each operation."""
+
+    name = "numpy"
+    # Larger is faster until four float32 arrays leave a core's 2 MB second-level cache: each pass has a fixed cost.
+    chunk = 102_400
+
+    def warm_up(self, dtype: np.dtype[Any], samples: Array) -> None:
+        """Nothing to compile."""
+
+    def gather(self, x_NF: Array, rows_B: Array, scale: Any, offset: Any, stored_BF: Array, out_BF: Array) -> None:
+        """Two passes, three with an offset."""
+        # mode="clip" writes straight into `out`; the default checks bounds by way of a second copy.
+        np.take(x_NF, rows_B, axis=0, out=stored_BF, mode="clip")
+        np.multiply(stored_BF, scale, out=out_BF, casting="same_kind")
+        if offset:
+            np.add(out_BF, offset, out=out_BF)
+
+    def add_bias_relu(self, y_BO: Array, bias_O: Array) -> None:
+        """Two passes."""
+        np.add(y_BO, bias_O, out=y_BO)
+        np.maximum(y_BO, 0, out=y_BO)
+
+    def relu_gradient(self, y_BO: Array, dy_BO: Array, dbias_O: Array, positive_BO: Array) -> None:
+        """Three passes."""
+        np.greater(y_BO, 0, out=positive_BO)
+        np.multiply(dy_BO, positive_BO, out=dy_BO)
+        np.add.reduce(dy_BO, axis=0, out=dbias_O)
+
+    def adam(
+        self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any
+    ) -> None:
+        """Twelve passes, the division by the weight folded into the moments' factors, in place on the gradient."""
+        number = p.dtype.type
+        np.multiply(g, number(divide * (1 - beta_1)), out=g)
+        np.multiply(m, number(beta_1), out=m)
+        np.add(m, g, out=m)
+        np.multiply(g, g, out=g)
+        np.multiply(g, number((1 - beta_2) / (1 - beta_1) ** 2), out=g)
+        np.multiply(v, number(beta_2), out=v)
+        np.add(v, g, out=v)
+        np.sqrt(v, out=g)
+        np.add(g, number(epsilon), out=g)
+        np.divide(m, g, out=g)
+        np.multiply(g, number(-alpha), out=g)
+        np.add(p, g, out=p)
+
+
+def best_loops(choice: str = "auto") -> Loops:
+    """Return the loops to use.
+
+    Args:
+        choice: "numpy", "numba", or "auto" for Numba's where it is installed.
+
+    Raises:
+        ConfigError: "numba" is asked for and not installed.
+    """
+    if choice == "numpy":
+        return NumpyLoops()
+    try:
+        from dptrain.backend.loops_numba import NumbaLoops
+    except ImportError as error:
+        if choice == "numba":
+            raise ConfigError("loops = 'numba': Numba is not installed; pip install 'dptrain[jit]'") from error
+        return NumpyLoops()
+    return NumbaLoops()
