@@ -46,6 +46,46 @@ def _relu_gradient(y_BO: Array, dy_BO: Array, dbias_O: Array) -> None:
 
 
 @_compiled
+def _shift_rows(x_BC: Array, shifted_BC: Array) -> None:
+    for b in range(x_BC.shape[0]):
+        highest = x_BC[b, 0]
+        for c in range(1, x_BC.shape[1]):
+            # Written so that NaN wins, as in NumPy's maximum.
+            highest = highest if highest >= x_BC[b, c] or highest != highest else x_BC[b, c]
+        for c in range(x_BC.shape[1]):
+            shifted_BC[b, c] = x_BC[b, c] - highest
+
+
+@_compiled
+def _cross_entropy(shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
+    one = exp_BC.dtype.type(1)
+    loss = 0.0
+    for b in range(exp_BC.shape[0]):
+        total = exp_BC.dtype.type(0)
+        for c in range(exp_BC.shape[1]):
+            total += exp_BC[b, c]
+        for c in range(exp_BC.shape[1]):
+            exp_BC[b, c] /= total
+        label = labels_B[b]
+        exp_BC[b, label] -= one
+        loss += np.log(total) - shifted_BC[b, label]
+    return loss
+
+
+@_compiled
+def _count_correct(scores_BC: Array, labels_B: Array) -> int:
+    correct = 0
+    for b in range(scores_BC.shape[0]):
+        best = 0
+        for c in range(1, scores_BC.shape[1]):
+            # NaN counts as the highest, as in NumPy's argmax.
+            if not scores_BC[b, c] <= scores_BC[b, best] and scores_BC[b, best] == scores_BC[b, best]:
+                best = c
+        correct += best == labels_B[b]
+    return correct
+
+
+@_compiled
 def _adam(p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, to_m: Any, to_v: Any, epsilon: Any) -> None:
     for i in range(p.size):
         mean = g[i] * divide
@@ -74,12 +114,16 @@ class NumbaLoops(Loops):
         self._warm.add(key)
         number = dtype.type
         row, one = np.zeros((1, samples.shape[1]), dtype), np.ones(1, dtype)
-        self.gather(samples, np.zeros(min(1, len(samples)), np.int64), number(1), number(0), row, row)
+        self.gather(samples, np.zeros(min(1, len(samples)), np.int64), number(1), number(0), row)
         self.add_bias_relu(row, row[0])
-        self.relu_gradient(row, row.copy(), row[0], row)
+        self.relu_gradient(row, row.copy(), row[0])
+        label = np.zeros(1, np.int64)
+        self.shift_rows(row, row)
+        self.cross_entropy(row, row.copy() + 1, label)
+        self.count_correct(row, label)
         self.adam(one, one.copy(), one.copy(), one.copy(), 1, 0, 0, 0, 1)
 
-    def gather(self, x_NF: Array, rows_B: Array, scale: Any, offset: Any, stored_BF: Array, out_BF: Array) -> None:
+    def gather(self, x_NF: Array, rows_B: Array, scale: Any, offset: Any, out_BF: Array) -> None:
         """Read x once, write out once."""
         _gather(x_NF, rows_B, scale, offset, out_BF)
 
@@ -87,9 +131,21 @@ class NumbaLoops(Loops):
         """Read and write y once."""
         _add_bias_relu(y_BO, bias_O)
 
-    def relu_gradient(self, y_BO: Array, dy_BO: Array, dbias_O: Array, positive_BO: Array) -> None:
+    def relu_gradient(self, y_BO: Array, dy_BO: Array, dbias_O: Array) -> None:
         """Read y once, read and write dy once."""
         _relu_gradient(y_BO, dy_BO, dbias_O)
+
+    def shift_rows(self, x_BC: Array, shifted_BC: Array) -> None:
+        """A row at a time."""
+        _shift_rows(x_BC, shifted_BC)
+
+    def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
+        """A row at a time."""
+        return float(_cross_entropy(shifted_BC, exp_BC, labels_B))
+
+    def count_correct(self, scores_BC: Array, labels_B: Array) -> int:
+        """A row at a time."""
+        return int(_count_correct(scores_BC, labels_B))
 
     def adam(
         self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any

@@ -15,13 +15,11 @@ import numpy.typing as npt
 
 from dptrain.backend import denormals
 from dptrain.backend.base import Backend, HostArray
-from dptrain.backend.loops import Loops, NumpyLoops
+from dptrain.backend.loops import CACHE_LINE, Loops, NumpyLoops, Scratch, aligned_empty
 from dptrain.random import Purpose, stream
 
 Array = npt.NDArray[Any]
 
-# Bytes.
-_CACHE_LINE = 64
 # Below this many elements waking a second thread costs more than it saves (tens of microseconds).
 _PARALLEL_FROM = 200_000
 
@@ -43,13 +41,13 @@ class NumpyBackend(Backend):
         self.numerics = f"numpy, {self.dtype}, loops {self.loops.name}"
         compiled = "" if self.loops.name == "numpy" else f", {self.loops.name}"
         self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}{compiled}"
-        self._scratch: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
+        self._scratch = Scratch()
         self._pool: ThreadPoolExecutor | None = None
 
     # Memory
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
-        return _aligned(shape, self.dtype if dtype is None else dtype)
+        return aligned_empty(shape, self.dtype if dtype is None else dtype)
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
         buffer = self.empty(shape, dtype)
@@ -81,8 +79,12 @@ class NumpyBackend(Backend):
     # Batches
 
     def gather(self, x_NF: Array, rows_B: Array, scale: float, offset: float, out_BF: Array) -> None:
-        stored = self._temporary("gather", out_BF.shape, x_NF.dtype)
-        self.loops.gather(x_NF, rows_B, self.dtype.type(scale), self.dtype.type(offset), stored, out_BF)
+        factor, shift = self.dtype.type(scale), self.dtype.type(offset)
+
+        def part(begin: int, end: int, thread: int) -> None:
+            self.loops.gather(x_NF, rows_B[begin:end], factor, shift, out_BF[begin:end])
+
+        self._in_parallel(len(rows_B), out_BF.shape[1], part)
 
     def gather_targets(self, y_N: Array, rows_B: Array, out_B: Array) -> None:
         np.take(y_N, rows_B, axis=0, out=out_B, mode="clip")
@@ -92,7 +94,12 @@ class NumpyBackend(Backend):
     def dense_forward(self, x_BI: Array, kernel_IO: Array, bias_O: Array | None, activation: str, y_BO: Array) -> None:
         np.matmul(x_BI, kernel_IO, out=y_BO)
         if bias_O is not None and activation == "relu":
-            self.loops.add_bias_relu(y_BO, bias_O)
+            bias = bias_O
+
+            def part(begin: int, end: int, thread: int) -> None:
+                self.loops.add_bias_relu(y_BO[begin:end], bias)
+
+            self._in_parallel(len(y_BO), y_BO.shape[1], part)
             return
         if bias_O is not None:
             np.add(y_BO, bias_O, out=y_BO)
@@ -111,7 +118,7 @@ class NumpyBackend(Backend):
         dx_BI: Array | None,
     ) -> None:
         if dbias_O is not None and activation == "relu":
-            self.loops.relu_gradient(y_BO, dy_BO, dbias_O, self._temporary("relu", y_BO.shape, np.bool_))
+            self.loops.relu_gradient(y_BO, dy_BO, dbias_O)
         else:
             if activation != "linear":
                 self.activation_backward(y_BO, dy_BO, activation, dy_BO)
@@ -133,23 +140,25 @@ class NumpyBackend(Backend):
         elif activation == "tanh":
             np.tanh(x_BF, out=y_BF)
         elif activation == "softmax":
-            self._shifted_exp(x_BF, y_BF, y_BF)
+            classes = x_BF.shape[-1]
+            self.loops.shift_rows(x_BF.reshape(-1, classes), y_BF.reshape(-1, classes))
+            np.exp(y_BF, out=y_BF)
             np.divide(y_BF, np.add.reduce(y_BF, axis=-1, keepdims=True), out=y_BF)
         else:
             np.copyto(y_BF, x_BF)
 
     def activation_backward(self, y_BF: Array, dy_BF: Array, activation: str, dx_BF: Array) -> None:
         if activation == "relu":
-            positive = self._temporary("relu", y_BF.shape, np.bool_)
+            positive = self._scratch("relu", y_BF.shape, np.bool_)
             np.greater(y_BF, 0, out=positive)
             np.multiply(dy_BF, positive, out=dx_BF)
         elif activation in ("sigmoid", "tanh"):
-            slope = self._temporary("slope", y_BF.shape, self.dtype)
+            slope = self._scratch("slope", y_BF.shape, self.dtype)
             np.multiply(y_BF, y_BF, out=slope)  # tanh' = 1 - y^2, sigmoid' = y - y^2
             np.subtract(y_BF if activation == "sigmoid" else self.dtype.type(1), slope, out=slope)
             np.multiply(dy_BF, slope, out=dx_BF)
         elif activation == "softmax":
-            weighted = self._temporary("slope", y_BF.shape, self.dtype)
+            weighted = self._scratch("slope", y_BF.shape, self.dtype)
             np.multiply(y_BF, dy_BF, out=weighted)
             np.subtract(dy_BF, np.add.reduce(weighted, axis=-1, keepdims=True), out=dx_BF)
             np.multiply(dx_BF, y_BF, out=dx_BF)
@@ -181,24 +190,15 @@ class NumpyBackend(Backend):
     def softmax_cross_entropy(
         self, logits_BC: Array, labels_B: Array, dlogits_BC: Array | None, loss_sum: Array
     ) -> None:
-        rows, classes = logits_BC.shape
-        exp_BC = dlogits_BC if dlogits_BC is not None else self._temporary("exp", logits_BC.shape, self.dtype)
-        shifted_BC = self._temporary("shifted", logits_BC.shape, self.dtype)
-        sum_B1 = self._temporary("sum", (rows, 1), self.dtype)
-        onehot_BC = self._temporary("onehot", logits_BC.shape, np.bool_)
-        np.equal(labels_B[:, None], np.arange(classes), out=onehot_BC)
-        self._shifted_exp(logits_BC, shifted_BC, exp_BC)
-        np.add.reduce(exp_BC, axis=-1, keepdims=True, out=sum_B1)
-        if dlogits_BC is not None:
-            np.divide(exp_BC, sum_B1, out=dlogits_BC)
-            np.subtract(dlogits_BC, onehot_BC, out=dlogits_BC)
-        # -log softmax[label] = log(sum exp(shifted)) - shifted[label]
-        np.multiply(shifted_BC, onehot_BC, out=shifted_BC)
-        np.log(sum_B1, out=sum_B1)
-        loss_sum += np.add.reduce(sum_B1, axis=None) - np.add.reduce(shifted_BC, axis=None)
+        # Without a gradient to return, its memory is scratch.
+        exp_BC = dlogits_BC if dlogits_BC is not None else self._scratch("exp", logits_BC.shape, self.dtype)
+        shifted_BC = self._scratch("shifted", logits_BC.shape, self.dtype)
+        self.loops.shift_rows(logits_BC, shifted_BC)
+        np.exp(shifted_BC, out=exp_BC)
+        loss_sum += self.loops.cross_entropy(shifted_BC, exp_BC, labels_B)
 
     def squared_error(self, y_BF: Array, target_BF: Array, dy_BF: Array | None, loss_sum: Array) -> None:
-        difference = self._temporary("difference", y_BF.shape, self.dtype)
+        difference = self._scratch("difference", y_BF.shape, self.dtype)
         np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
         features = y_BF.shape[-1]
         if dy_BF is not None:
@@ -207,12 +207,10 @@ class NumpyBackend(Backend):
         loss_sum += np.add.reduce(difference, axis=None) / features
 
     def count_correct(self, scores_BC: Array, labels_B: Array, correct_sum: Array) -> None:
-        best_B = self._temporary("best", labels_B.shape, np.intp)
-        np.argmax(scores_BC, axis=-1, out=best_B)
-        correct_sum += np.count_nonzero(best_B == labels_B)
+        correct_sum += self.loops.count_correct(scores_BC, labels_B)
 
     def absolute_error(self, y_BF: Array, target_BF: Array, error_sum: Array) -> None:
-        difference = self._temporary("difference", y_BF.shape, self.dtype)
+        difference = self._scratch("difference", y_BF.shape, self.dtype)
         np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
         np.absolute(difference, out=difference)
         error_sum += np.add.reduce(difference, axis=None) / y_BF.shape[-1]
@@ -301,54 +299,34 @@ class NumpyBackend(Backend):
 
     # Helpers
 
-    def _shifted_exp(self, x_BF: Array, shifted_BF: Array, exp_BF: Array) -> None:
-        """shifted = x - max(x), exp = exp(shifted), over the last axis; the highest exponent is 0."""
-        highest = self._temporary("highest", (*x_BF.shape[:-1], 1), self.dtype)
-        np.maximum.reduce(x_BF, axis=-1, keepdims=True, out=highest)
-        np.subtract(x_BF, highest, out=shifted_BF)
-        np.exp(shifted_BF, out=exp_BF)
-
-    def _temporary(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Return scratch of that name and shape, allocated at its first use."""
-        key = (name, shape, np.dtype(dtype))
-        buffer = self._scratch.get(key)
-        if buffer is None:
-            buffer = self._scratch[key] = _aligned(shape, dtype)
-        return buffer
-
     def _in_chunks(self, size: int, update: Callable[[int, int, Array], None], chunk: int = NumpyLoops.chunk) -> None:
         """Call `update(begin, end, scratch)` for chunks that cover `size` elements, on threads if that pays.
 
         `scratch` has the chunk's length and belongs to the calling thread.
         """
-        scratch_TC = self._temporary("chunk", (self.threads, min(chunk, NumpyLoops.chunk)), self.dtype)
+        scratch_TC = self._scratch("chunk", (self.threads, min(chunk, NumpyLoops.chunk)), self.dtype)
 
-        def work(first: int, last: int, thread: int) -> None:
+        def part(first: int, last: int, thread: int) -> None:
             for begin in range(first, last, chunk):
                 end = min(begin + chunk, last)
                 update(begin, end, scratch_TC[thread, : end - begin])
 
-        if self.threads == 1 or size < _PARALLEL_FROM:
-            work(0, size, 0)
+        self._in_parallel(size, 1, part)
+
+    def _in_parallel(self, rows: int, width: int, part: Callable[[int, int, int], None]) -> None:
+        """Call `part(begin, end, thread)` for parts that cover `rows` of `width` elements, on threads if that pays."""
+        if self.threads == 1 or rows * width < _PARALLEL_FROM:
+            part(0, rows, 0)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads - 1, initializer=_start_worker)
-        line = _CACHE_LINE // self.dtype.itemsize  # no two threads write to one cache line
-        share = -(-size // (self.threads * line)) * line
-        parts = [(begin, min(begin + share, size)) for begin in range(0, size, share)]
-        others = [self._pool.submit(work, begin, end, 1 + i) for i, (begin, end) in enumerate(parts[1:])]
-        work(*parts[0], 0)
+        line = CACHE_LINE // self.dtype.itemsize  # no two threads write to one cache line
+        share = -(-rows // (self.threads * line)) * line
+        bounds = [(begin, min(begin + share, rows)) for begin in range(0, rows, share)]
+        others = [self._pool.submit(part, begin, end, 1 + i) for i, (begin, end) in enumerate(bounds[1:])]
+        part(*bounds[0], 0)
         for other in others:
             other.result()
-
-
-def _aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return an uninitialised array that begins on a cache line, without which AVX-512 passes are a tenth slower."""
-    kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    memory = np.empty(size + _CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % _CACHE_LINE
-    return memory[start : start + size].view(kind).reshape(shape)
 
 
 def _start_worker() -> None:

@@ -50,6 +50,21 @@ def test_gather(ops, stored, B, F, seed, scale, offset):
     assert_near(ops.download(out), x[rows].astype(np.float64) * scale + offset, ops.dtype, scale=255)
 
 
+def test_large_batches_that_threads_share(ops):
+    """Large enough to be cut among threads, where each needs intermediate memory of its own."""
+    B, F = 1024, 784
+    rng = np.random.default_rng(0)
+    x, rows = rng.integers(0, 256, (2000, F), np.uint8), rng.integers(0, 2000, B)
+    bias, bias64 = draw(ops, 1, F)
+    identity = ops.upload(np.eye(F).astype(ops.dtype))
+    batch, y = poisoned(ops, (B, F)), poisoned(ops, (B, F))
+    for _ in range(10):
+        ops.gather(ops.upload(x), ops.upload(rows), 1 / 255, -0.5, batch)
+        ops.dense_forward(batch, identity, bias, "relu", y)
+        assert_near(ops.download(batch), x[rows] / 255 - 0.5, ops.dtype)
+        assert_near(ops.download(y), activate(x[rows] / 255 - 0.5 + bias64, "relu"), ops.dtype, scale=4)
+
+
 @relaxed
 @given(B=SIZES, seed=SEEDS)
 def test_gather_targets(ops, B, seed):
