@@ -32,7 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-FRAMEWORKS = {"dptrain": "dptrain", "PyTorch": "torch", "JAX": "jax"}  # name -> module
+FRAMEWORKS = {"dptrain": "dptrain", "dptrain-numpy": "dptrain", "PyTorch": "torch", "JAX": "jax"}  # name -> module
 LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-7
 CLASSES = 10
 # Orders of samples and the place of epsilon in Adam differ between the frameworks, so their losses do, by this much.
@@ -106,7 +106,9 @@ class Trainee(ABC):
 
 
 class Dptrain(Trainee):
-    """The public API as a user calls it; a callback reads the clock."""
+    """The public API as a user calls it, with compiled loops where Numba is installed; a callback reads the clock."""
+
+    loops = "auto"
 
     def __init__(self, work: Work) -> None:
         import dptrain as dp
@@ -140,12 +142,19 @@ class Dptrain(Trainee):
             "sparse_categorical_crossentropy",
             ["accuracy"] if self.work.accuracy else None,
             device="cpu",
+            loops=self.loops,
         )
         self.model.set_weights(self.initial)
         # Stopwatch last: its clock starts after the other callbacks' work at an epoch's begin.
         callbacks = [*more, Stopwatch()]
         self.model.fit(self.x_NF, self.y_N, self.work.batch_size, epochs, verbose=0, callbacks=callbacks)
         return done
+
+
+class DptrainNumpy(Dptrain):
+    """The same without Numba."""
+
+    loops = "numpy"
 
 
 class PyTorch(Trainee):
@@ -307,6 +316,7 @@ class Denormals(Dptrain):
 
 WORKERS: dict[str, Any] = {
     "dptrain": Dptrain,
+    "dptrain-numpy": DptrainNumpy,
     "PyTorch": PyTorch,
     "JAX": Jax,
     "normal": lambda work: Denormals(work, 1e-8, flush=True),
@@ -468,7 +478,7 @@ def machine(threads: int) -> list[str]:
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    packages = ("dptrain", "numpy", "torch", "jax", "jaxlib")
+    packages = ("dptrain", "numpy", "numba", "torch", "jax", "jaxlib")
     versions = [f"Python {platform.python_version()}"]
     for package in packages:
         if importlib.util.find_spec(package) is not None:
