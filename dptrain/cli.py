@@ -17,11 +17,11 @@ from rich.table import Table
 
 from dptrain import comm as comms
 from dptrain import failure, layers, optimizers
-from dptrain.comm import AgreedError, Communicator
+from dptrain.comm import Communicator
 from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
-from dptrain.errors import ConfigError
+from dptrain.errors import AgreedError, ConfigError
 from dptrain.failure import phase
 from dptrain.launcher import detect_launch
 from dptrain.registry import lookup, suggestion

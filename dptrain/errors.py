@@ -4,6 +4,7 @@ A message is one line: what, where, expected and found, what to do. The codes fo
 a fitting one.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -59,3 +60,19 @@ class DivergenceError(DptrainError, ArithmeticError):
     """The loss or the parameters are no longer finite."""
 
     exit_code = ExitCode.DIVERGED
+
+
+class AgreedError(DptrainError):
+    """An error that every rank knows of: rank 0 prints it, all ranks end together with its exit code.
+
+    Attributes:
+        exit_code: that of the lowest failed rank.
+        where: what was being done.
+        failures: the failed ranks, each with its message.
+    """
+
+    def __init__(self, where: str, exit_code: ExitCode, message: str, failures: Sequence[tuple[int, str]]) -> None:
+        super().__init__(message)
+        self.where = where
+        self.exit_code = exit_code
+        self.failures = tuple(failures)

@@ -10,13 +10,12 @@ import socket
 import sys
 import time
 import traceback
-import warnings
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import NoReturn
 
-from dptrain.errors import DptrainError, ExitCode
-from dptrain.launcher import detect_launch
+from dptrain.errors import AgreedError, DptrainError, ExitCode
+from dptrain.launcher import detect_launch, start_mpi
 
 
 @dataclass
@@ -93,14 +92,6 @@ def report(error: BaseException) -> None:
     sys.stderr.flush()
 
 
-def start_mpi() -> ModuleType:
-    """Import mpi4py, which starts MPI where it has not been started; its warnings are errors of ours, said better."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from mpi4py import MPI
-    return MPI
-
-
 def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """Report an error that only this rank is known to have, end all ranks, and return the exit code for this one.
 
@@ -144,8 +135,6 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        from dptrain.comm import AgreedError
-
         agreed = isinstance(error, AgreedError)
         if not agreed or launch.rank == 0:
             previous(kind, error, trace)  # a script's author wants to see where

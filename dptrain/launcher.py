@@ -7,8 +7,10 @@ ours (which makes N worlds of size 1) can be refused.
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from types import ModuleType
 
 # (launcher, size, rank, ranks on this node, rank on this node); a launcher may leave the last two out.
 _VARIABLES = (
@@ -95,3 +97,11 @@ def prepare_blas_before_numpy(environ: MutableMapping[str, str] = os.environ) ->
         return
     for variable in THREAD_VARIABLES:
         environ[variable] = str(share_of_cores(launch.local_size))
+
+
+def start_mpi() -> ModuleType:
+    """Import mpi4py, which starts MPI where it has not been started; its warnings are errors of ours, said better."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mpi4py import MPI
+    return MPI

@@ -11,11 +11,11 @@ from dptrain import backend as backends
 from dptrain import comm as comms
 from dptrain import losses, metrics, optimizers
 from dptrain.backend.base import flat_features
-from dptrain.comm import AgreedError, Communicator
+from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
 from dptrain.data.loading import Split, fingerprint
 from dptrain.data.sampling import GlobalSampler, Sampler
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import AgreedError, ConfigError, DataError
 from dptrain.failure import end_job, phase
 from dptrain.layers import Layer
 from dptrain.losses import Loss

@@ -1,6 +1,7 @@
 """Backends: what executes ops. `numpy` runs everywhere; `cuda` is not part of this version."""
 
 from dptrain.backend.base import Backend
+from dptrain.backend.loops import Loops, NumpyLoops
 from dptrain.errors import ConfigError, DeviceError
 
 __all__ = ["Backend", "create"]
@@ -25,7 +26,26 @@ def create(device: str, dtype: str, threads: int, loops: str = "auto") -> Backen
         raise DeviceError("--device cuda: this version of dptrain has no CUDA backend yet; use --device cpu or auto")
     if device not in ("auto", "cpu"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
-    from dptrain.backend.loops import best_loops
     from dptrain.backend.numpy import NumpyBackend
 
     return NumpyBackend(dtype, threads, best_loops(loops))
+
+
+def best_loops(choice: str = "auto") -> Loops:
+    """Return the loops to use.
+
+    Args:
+        choice: "numpy", "numba", or "auto" for Numba's where it is installed.
+
+    Raises:
+        ConfigError: "numba" is asked for and not installed.
+    """
+    if choice == "numpy":
+        return NumpyLoops()
+    try:
+        from dptrain.backend.loops_numba import NumbaLoops
+    except ImportError as error:
+        if choice == "numba":
+            raise ConfigError("loops = 'numba': Numba is not installed; pip install 'dptrain[jit]'") from error
+        return NumpyLoops()
+    return NumbaLoops()

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError
-
 Array = npt.NDArray[Any]
 
 # Bytes.
@@ -168,23 +166,3 @@ class NumpyLoops(Loops):
         np.divide(m, g, out=g)
         np.multiply(g, number(-alpha), out=g)
         np.add(p, g, out=p)
-
-
-def best_loops(choice: str = "auto") -> Loops:
-    """Return the loops to use.
-
-    Args:
-        choice: "numpy", "numba", or "auto" for Numba's where it is installed.
-
-    Raises:
-        ConfigError: "numba" is asked for and not installed.
-    """
-    if choice == "numpy":
-        return NumpyLoops()
-    try:
-        from dptrain.backend.loops_numba import NumbaLoops
-    except ImportError as error:
-        if choice == "numba":
-            raise ConfigError("loops = 'numba': Numba is not installed; pip install 'dptrain[jit]'") from error
-        return NumpyLoops()
-    return NumbaLoops()

@@ -1,11 +1,10 @@
 """What joins ranks: `solo` (one process) or `mpi`."""
 
-from dptrain.comm.base import AgreedError, Communicator
+from dptrain.comm.base import Communicator
 from dptrain.comm.solo import SoloCommunicator
-from dptrain.failure import start_mpi
-from dptrain.launcher import detect_launch
+from dptrain.launcher import detect_launch, start_mpi
 
-__all__ = ["AgreedError", "Communicator", "SoloCommunicator", "current"]
+__all__ = ["Communicator", "SoloCommunicator", "current"]
 
 _current: Communicator | None = None
 

@@ -12,26 +12,10 @@ from typing import Any, TypeVar
 
 import numpy.typing as npt
 
-from dptrain.errors import DptrainError, ExitCode
+from dptrain.errors import AgreedError, DptrainError, ExitCode
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
-
-
-class AgreedError(DptrainError):
-    """An error that every rank knows of: rank 0 prints it, all ranks end together with its exit code.
-
-    Attributes:
-        exit_code: that of the lowest failed rank.
-        where: what was being done.
-        failures: the failed ranks, each with its message.
-    """
-
-    def __init__(self, where: str, exit_code: ExitCode, message: str, failures: Sequence[tuple[int, str]]) -> None:
-        super().__init__(message)
-        self.where = where
-        self.exit_code = exit_code
-        self.failures = tuple(failures)
 
 
 class Communicator(ABC):

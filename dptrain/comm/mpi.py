@@ -1,4 +1,4 @@
-"""The communicator of ranks that MPI started. The only module that imports mpi4py."""
+"""The communicator of ranks that MPI started. The only module that calls MPI, but for the abort in failure.py."""
 
 import os
 import sys
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from dptrain.comm.base import AgreedError, Array, Communicator
-from dptrain.errors import ConfigError
+from dptrain.comm.base import Array, Communicator
+from dptrain.errors import AgreedError, ConfigError
 from dptrain.launcher import Launch
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.

@@ -48,7 +48,7 @@ def test_an_exception_on_one_rank_ends_all(way, code, message, bad):
 def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code, message, bad):
     done = fail(way, bad)
     assert done.code == code
-    assert done.err.count("dptrain.comm.base.AgreedError: ") == 1, "rank 0 speaks for all"
+    assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
     assert message in done.err
     if way != "other data":
         assert f"(rank {bad}, host " in done.err

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.backend.base import Backend
-from dptrain.backend.loops import best_loops
+from dptrain.backend import Backend, best_loops
 from dptrain.backend.numpy import NumpyBackend
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dptrain.comm import AgreedError, SoloCommunicator, current
+from dptrain.comm import SoloCommunicator, current
 from dptrain.comm.base import Communicator
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import AgreedError, ConfigError, DataError
 
 
 class ThreadCommunicator(Communicator):

@@ -29,7 +29,7 @@ RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 # Where a third-party library may be imported; every other one is free to use.
 ONLY_IN = {
     "pycuda": "backend/cuda.py",
-    "mpi4py": ("comm/mpi.py", "failure.py"),
+    "mpi4py": ("comm/mpi.py", "launcher.py"),
     "matplotlib": "runs/curves.py",
     "numba": "backend/loops_numba.py",
 }

@@ -10,10 +10,10 @@ import pytest
 
 import dptrain as dp
 from dptrain.backend.numpy import NumpyBackend
-from dptrain.comm import AgreedError, SoloCommunicator
+from dptrain.comm import SoloCommunicator
 from dptrain.data.loading import Split
 from dptrain.data.sampling import GlobalSampler, Shard
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import AgreedError, ConfigError, DataError
 from dptrain.layers import Dense, Dropout, Flatten, Rescaling
 from dptrain.losses import SparseCategoricalCrossentropy
 from dptrain.metrics import SparseCategoricalAccuracy

@@ -2,8 +2,7 @@
 
 import math
 
-from dptrain.comm import AgreedError
-from dptrain.errors import ExitCode
+from dptrain.errors import AgreedError, ExitCode
 from dptrain.train.callbacks.base import Callback, Logs
 
 
