@@ -21,6 +21,7 @@ struct EmuThread {
     unsigned cluster_rank, cluster_size;
     unsigned linear;  // index of the thread in its block, x fastest
     unsigned lane, warp;
+    uint64_t cluster_token;  // of the last barrier_arrive
     unsigned cooperative;  // the launch allows grid barriers
     char *shared_static;   // this block's copy of every __shared__ variable of the module
     char *shared_dynamic;  // this block's `extern __shared__` bytes
