@@ -501,7 +501,7 @@ def compile_source(arguments: Arguments, source: str, output: Path) -> None:
     """Compiles one source to a module."""
     rewriter = Rewriter(preprocess(arguments, source))
     text = rewriter.run() + rewriter.trampolines()
-    flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-g1", "-fno-gnu-unique", "-fno-strict-aliasing",
+    flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique", "-fno-strict-aliasing",
              "-fno-math-errno", "-fno-semantic-interposition", "-fwrapv", *machine_flags()]  # fmt: skip
     if checked():
         flags += ["-O1", "-finline-functions", "-fno-tree-vectorize", "-fsanitize=thread,alignment",

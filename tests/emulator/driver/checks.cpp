@@ -258,13 +258,13 @@ void check_access(const void *pointer, size_t bytes, EmuAccess kind, const void 
             return;  // literals and tables
         }
         if (find_freed(address))
-            out_of_bounds(*fiber, bytes, kind, pc, describe_address(address, bytes), true);
+            out_of_bounds(*fiber, bytes, kind, pc, "at " + describe_address(address, bytes), true);
         else
-            out_of_bounds(*fiber, bytes, kind, pc, describe_address(address, bytes));
+            out_of_bounds(*fiber, bytes, kind, pc, "at " + describe_address(address, bytes));
         return;
     }
     if (!allocation->contains(address, bytes)) {
-        out_of_bounds(*fiber, bytes, kind, pc, describe_address(address, bytes));
+        out_of_bounds(*fiber, bytes, kind, pc, "at " + describe_address(address, bytes));
         return;
     }
     if (allocation->kind == Kind::module_data) {

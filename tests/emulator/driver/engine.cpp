@@ -359,7 +359,8 @@ void Worker::run_unit(uint64_t unit) {
             std::string what = fault_signal == SIGFPE    ? "integer division by zero"
                                : fault_signal == SIGILL  ? "illegal instruction"
                                : fault_signal == SIGABRT ? "abort"
-                                                         : "out of bounds: access at " + describe_address(address, 1);
+                               : std::string(find_freed(address) ? "use after free" : "out of bounds") +
+                                     ": access at " + describe_address(address, 1);
             failed = CUDA_ERROR_ILLEGAL_ADDRESS;
             say("%s, in kernel %s at %s", what.c_str(), kernel_name().c_str(),
                 code_text(reinterpret_cast<void *>(fault_pc)).c_str());
