@@ -129,7 +129,7 @@ Allocation *allocate(Kind kind, size_t bytes, DeviceContext *context, int device
     auto *start = reinterpret_cast<char *>(allocation->base);
     fill_poison(start, bytes);
     memset(start + bytes, canary, room - bytes);
-    if (options().check_memory && (kind == Kind::device || kind == Kind::managed))
+    if (options().check_memory && kind == Kind::device)  // the host writes to the other kinds unseen
         allocation->written = static_cast<uint8_t *>(reserve(bytes));
     Allocation *result = allocation.get();
     live[result->base] = std::move(allocation);

@@ -422,11 +422,11 @@ EMU_INLINE float rsqrtf(float x) { return static_cast<float>(1.0 / sqrt(static_c
 EMU_INLINE double rsqrt(double x) { return 1.0 / sqrt(x); }
 EMU_INLINE float rsqrt(float x) { return rsqrtf(x); }
 EMU_INLINE float rcbrtf(float x) { return 1.0f / cbrtf(x); }
-EMU_INLINE float exp10f_(float x) { return powf(10.0f, x); }
 EMU_INLINE float normcdff(float x) { return 0.5f * erfcf(-x * 0.70710678118654752f); }
 EMU_INLINE float sinpif(float x) { return static_cast<float>(sin(M_PI * static_cast<double>(x))); }
 EMU_INLINE float cospif(float x) { return static_cast<float>(cos(M_PI * static_cast<double>(x))); }
 EMU_INLINE void sincospif(float x, float *s, float *c) { *s = sinpif(x), *c = cospif(x); }
+EMU_INLINE void sincos(float x, float *s, float *c) { sincosf(x, s, c); }
 EMU_INLINE float fdividef(float x, float y) { return x / y; }
 
 #define EMU_MIN_MAX(type)                                         \
