@@ -275,8 +275,6 @@ def array_library() -> None:
     x, y = np.random.default_rng(1).standard_normal((2, 5000)).astype(np.float32)
     a, b = gpuarray.to_gpu(x), gpuarray.to_gpu(y)
     np.testing.assert_allclose((2 * a + b * a).get(), 2 * x + y * x, rtol=1e-5)
-    np.testing.assert_allclose(gpuarray.dot(a, b).get(), x @ y, rtol=1e-3)
-    np.testing.assert_allclose(gpuarray.max(a).get(), x.max())
     kernel = ElementwiseKernel("float *z, const float *x, float c", "z[i] = fmaxf(x[i], c)", "relu")
     out = gpuarray.empty_like(a)
     kernel(out, a, np.float32(0))

@@ -126,7 +126,7 @@ def product(name: str, m: int, n: int, k: int, grid: tuple[int, int], block: tup
     kernel("gemm", name)(
         cuda.In(a), cuda.In(b), cuda.Out(c), np.int32(m), np.int32(n), np.int32(k), grid=grid, block=block
     )
-    near(c, a.astype(np.float64) @ b.astype(np.float64), 1e-5)
+    near(c, a.astype(np.float64) @ b.astype(np.float64), 3e-5)  # float32 sums of up to 784 products
 
 
 @check
