@@ -7,6 +7,7 @@ Checks that need a second device pass over it when there is none.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from collections.abc import Callable
@@ -115,6 +116,23 @@ def pinned_and_async() -> None:
     stream.synchronize()
     assert stream.is_done()
     np.testing.assert_array_equal(out, 2 * np.arange(1000))
+
+
+@check
+def registered_host_memory() -> None:
+    # Through the driver: PyCUDA 2026.1's register_host_memory ends in a segmentation fault of its own.
+    driver = ctypes.CDLL("libcuda.so.1")
+    host = cuda.aligned_zeros(4096, np.uint8)
+    host[:] = 7
+    address = ctypes.c_void_p(host.ctypes.data)
+    assert driver.cuMemHostRegister_v2(address, ctypes.c_size_t(4096), 0) == 0
+    assert driver.cuMemHostRegister_v2(address, ctypes.c_size_t(4096), 0) == 712
+    memory, stream = cuda.mem_alloc(4096), cuda.Stream()
+    cuda.memcpy_htod_async(memory, host, stream)
+    stream.synchronize()
+    equal(memory, host)
+    assert driver.cuMemHostUnregister(address) == 0
+    assert driver.cuMemHostUnregister(address) == 713
 
 
 @check

@@ -188,7 +188,7 @@ def build_headers(root: Path) -> Path:
 
 def driver_sources() -> list[Path]:
     """Everything that goes into libcuda.so.1."""
-    return sorted((HERE / "driver").iterdir()) + [HERE / "include" / "emulator" / "abi.h"]
+    return [*sorted((HERE / "driver").iterdir()), HERE / "include" / "emulator" / "abi.h"]
 
 
 def build_driver(root: Path, headers: Path) -> Path:

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).resolve().parent
+Completed = subprocess.CompletedProcess[str]
 
 
 def load(name: str) -> ModuleType:
@@ -29,21 +30,22 @@ class Emulator:
     """Runs commands on the emulator."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = {k: v for k, v in environment.items() if not k.startswith("EMULATOR_") or k == "EMULATOR_HOME"}
+        options = [name for name in environment if name.startswith("EMULATOR_") and name != "EMULATOR_HOME"]
+        self.environment = {name: value for name, value in environment.items() if name not in options}
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
 
-    def run(self, *command: str, timeout: float = 120, **options: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, timeout: float = 120, **options: str) -> Completed:
         """Runs a command with these environment variables; its output is text."""
         return subprocess.run(
             command, env=self.environment | options, capture_output=True, text=True, timeout=timeout, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def python(self, script: str, *arguments: str, timeout: float = 120, **options: str) -> subprocess.CompletedProcess[str]:
+    def python(self, script: str, *arguments: str, timeout: float = 120, **options: str) -> Completed:
         """Runs a script of this folder."""
         return self.run(sys.executable, str(HERE / script), *arguments, timeout=timeout, **options)
 
-    def code(self, text: str, *arguments: str, timeout: float = 120, **options: str) -> subprocess.CompletedProcess[str]:
+    def code(self, text: str, *arguments: str, timeout: float = 120, **options: str) -> Completed:
         """Runs Python code."""
         return self.run(sys.executable, "-c", text, *arguments, timeout=timeout, **options)
 

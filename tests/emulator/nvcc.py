@@ -198,7 +198,10 @@ def strip_line_marks(text: str) -> str:
     return re.sub(r"^[ \t]*#[^\n]*$", "", text, flags=re.MULTILINE)
 
 
-ALIGNMENT = re.compile(r"__attribute__\s*\(\(\s*aligned\s*\([^()]*(?:\([^()]*\))?[^()]*\)\s*\)\)|\balignas\s*\([^()]*\)")
+ALIGNMENT = re.compile(
+    r"__attribute__\s*\(\(\s*aligned\s*\([^()]*(?:\([^()]*\))?[^()]*\)\s*\)\)|\balignas\s*\([^()]*\)"
+)
+SPECIFIERS = re.compile(rf"((?:\b(?:static|extern|volatile|const|inline)\b|{ALIGNMENT.pattern}|\s)*)$")
 
 
 class Rewriter:
@@ -296,11 +299,10 @@ class Rewriter:
             return
         name = re.search(r"([\w:~]+|operator\s*\S+)\s*\(", head)
         scope = Scope(None, None, name[1] if name else "", brace)
-        if kernel and name:
-            if not re.search(r"\btemplate\s*<", head):
-                kernel.name = self.qualified(name[1])
-                scope.kernel = kernel
-                self.kernels.append(kernel)
+        if kernel and name and not re.search(r"\btemplate\s*<", head):
+            kernel.name = self.qualified(name[1])
+            scope.kernel = kernel
+            self.kernels.append(kernel)
         self.scopes.append(scope)
 
     def close_scope(self, brace: int) -> None:
@@ -311,10 +313,7 @@ class Rewriter:
             return
         if scope.kernel:
             scope.kernel.words |= set(re.findall(r"\w+", self.text[scope.start : brace]))
-        if scope.function and "__shared__" in self.text[scope.start : brace]:
-            words, _ = self.functions.setdefault(scope.function, (set(), set()))
-            words |= set(re.findall(r"\w+", self.text[scope.start : brace]))
-        elif scope.function and self.is_user_text(scope.start):
+        if scope.function and ("__shared__" in self.text[scope.start : brace] or self.is_user_text(scope.start)):
             words, _ = self.functions.setdefault(scope.function, (set(), set()))
             words |= set(re.findall(r"\w+", self.text[scope.start : brace]))
 
@@ -353,7 +352,7 @@ class Rewriter:
             stop += 1
         before = strip_line_marks(self.text[statement:start])
         # Only the specifiers directly in front belong to the declaration; labels and the like stay.
-        specifiers = re.search(r"((?:\b(?:static|extern|volatile|const|inline)\b|%s|\s)*)$" % ALIGNMENT.pattern, before)
+        specifiers = SPECIFIERS.search(before)
         front = specifiers[1] if specifiers else ""
         body = strip_line_marks(self.text[end:stop]).strip()
         declaration = " ".join((front + " " + body).split())
@@ -501,8 +500,9 @@ def compile_source(arguments: Arguments, source: str, output: Path) -> None:
     """Compiles one source to a module."""
     rewriter = Rewriter(preprocess(arguments, source))
     text = rewriter.run() + rewriter.trampolines()
-    flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique", "-fno-strict-aliasing",
-             "-fno-math-errno", "-fno-semantic-interposition", "-fwrapv", *machine_flags()]  # fmt: skip
+    flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique",
+             "-fno-strict-aliasing", "-fno-math-errno", "-fno-semantic-interposition",
+             "-fwrapv", *machine_flags()]  # fmt: skip
     if checked():
         flags += ["-O1", "-finline-functions", "-fno-tree-vectorize", "-fsanitize=thread,alignment",
                   "--param=tsan-distinguish-volatile=1"]  # fmt: skip
