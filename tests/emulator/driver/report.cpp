@@ -204,9 +204,9 @@ void trace(const std::string &name, const char *category, int device, unsigned s
            const std::string &arguments) {
     if (options().trace.empty()) return;
     trace_lines().push_back(text("{\"name\":%s,\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,"
-                                 "\"tid\":\"device %d stream %u\",\"args\":{%s}}",
-                                 json(name).c_str(), category, start * 1e6, (end - start) * 1e6, getpid(), device,
-                                 stream, arguments.c_str()));
+                                 "\"tid\":%u,\"args\":{\"device\":%d,\"stream\":%u,%s}}",
+                                 json(name).c_str(), category, start * 1e6, (end - start) * 1e6, getpid(),
+                                 static_cast<unsigned>(device) * 1000 + stream, device, stream, arguments.c_str()));
 }
 
 void write_trace() {
