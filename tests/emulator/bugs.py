@@ -1,0 +1,415 @@
+"""Kernels and host programs with one planted bug each; `test_bugs.py` says which mode must report it, and how.
+
+    tests/emulator/run python tests/emulator/bugs.py NAME
+
+Ends with status 3 and a line `error: ...` when CUDA raised an exception, with status 0 and `result: ...` otherwise.
+Numbers behind a bug's name in the output are what the program computed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pycuda.compiler
+import pycuda.driver as cuda
+
+BUGS: dict[str, Callable[[], object]] = {}
+
+SOURCE = r"""
+#include <cooperative_groups.h>
+#include <cuda_pipeline.h>
+#include <assert.h>
+namespace cg = cooperative_groups;
+extern "C" {
+__constant__ float table[4];
+
+__global__ void copy(const float *x, float *y, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i];
+}
+__global__ void fill(float *y, float value, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = value;
+}
+__global__ void static_overrun(float *y) {
+    __shared__ float a[8];
+    float *p = a;
+    for (int i = 0; i <= 8; ++i) p[i] = i;
+    y[0] = p[0];
+}
+__global__ void dynamic_overrun(float *y) {
+    extern __shared__ float s[];
+    s[threadIdx.x] = 1.0f;
+    y[threadIdx.x] = s[threadIdx.x];
+}
+__global__ void unwritten_shared(float *y) {
+    __shared__ float a[32];
+    if (threadIdx.x != 7) a[threadIdx.x] = 1.0f;
+    __syncthreads();
+    y[threadIdx.x] = a[threadIdx.x];
+}
+__global__ void mirror(const float *x, float *y) {
+    __shared__ float a[64];
+    a[threadIdx.x] = x[threadIdx.x];
+    // here a __syncthreads is missing
+    y[threadIdx.x] = a[63 - threadIdx.x];
+}
+__global__ void mirror_global(float *x, float *y) {
+    x[threadIdx.x] += 1.0f;
+    // here a __syncthreads is missing
+    y[threadIdx.x] = x[63 - threadIdx.x];
+}
+__global__ void mirror_warp(const float *x, float *y) {
+    __shared__ float a[32];
+    a[threadIdx.x] = x[threadIdx.x];
+    // here a __syncwarp is missing
+    y[threadIdx.x] = a[31 - threadIdx.x];
+}
+__global__ void neighbours(float *x) {
+    if (threadIdx.x == 0) x[blockIdx.x + 1] = x[blockIdx.x] + 1.0f;
+}
+__global__ void lost_updates(int *counter) { *counter += 1; }
+__global__ void zero_and_add(int *counter) {
+    if (threadIdx.x == 0) *counter = 0;
+    // here a __syncthreads is missing
+    atomicAdd(counter, 1);
+}
+__global__ void two_barriers(float *y) {
+    if (threadIdx.x < 16) {
+        y[threadIdx.x] = 1.0f;
+        __syncthreads();
+    } else {
+        __syncthreads();
+    }
+}
+__global__ void early_exit(float *y) {
+    if (threadIdx.x >= 24) return;
+    __syncthreads();
+    y[threadIdx.x] = 1.0f;
+}
+__global__ void lonely_shuffle(float *y) {
+    float v = threadIdx.x;
+    if (threadIdx.x < 16) v = __shfl_down_sync(0xffffffffu, v, 1);
+    else __syncthreads();
+    y[threadIdx.x] = v;
+}
+__global__ void misaligned(const float *x, float *y) {
+    float4 v = *reinterpret_cast<const float4 *>(x + 1);
+    y[0] = v.x + v.w;
+}
+__global__ void no_wait(const float *x, float *y) {
+    __shared__ __align__(16) float a[32 * 4];
+    __pipeline_memcpy_async(&a[4 * threadIdx.x], &x[4 * threadIdx.x], 16);
+    __pipeline_commit();
+    // here __pipeline_wait_prior(0) is missing
+    y[threadIdx.x] = a[4 * threadIdx.x];
+}
+__global__ void write_constant(float value) { const_cast<volatile float *>(table)[0] = value; }
+__global__ void __cluster_dims__(2, 1, 1) early_leaver(float *y) {
+    __shared__ float value;
+    cg::cluster_group cluster = cg::this_cluster();
+    value = 1.0f;
+    cluster.sync();
+    if (cluster.block_rank() == 1) return;
+    // here a last cluster.sync() is missing: block 1 may be gone
+    for (int i = 0; i < 100; ++i) __nanosleep(1);
+    y[0] = *cluster.map_shared_rank(&value, 1);
+}
+__global__ void ordinary_grid_sync(float *y) {
+    y[blockIdx.x] = 1.0f;
+    cg::this_grid().sync();
+}
+__global__ void wait_forever(int *flag) { while (atomicAdd(flag, 0) == 0) __nanosleep(10); }
+__global__ void failing_assert(const int *x) { assert(x[threadIdx.x] >= 0); }
+__global__ void add_one(float *x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] += 1.0f;
+}
+}
+"""
+
+
+def bug(function: Callable[[], object]) -> Callable[[], object]:
+    """Registers a planted bug under its name."""
+    BUGS[function.__name__] = function
+    return function
+
+
+def kernel(name: str) -> cuda.Function:
+    """One kernel of SOURCE; its first line counts as line 1 of bugs.cu."""
+    image = pycuda.compiler.compile('#line 1 "bugs.cu"\n' + SOURCE, no_extern_c=True)
+    return cuda.module_from_buffer(image).get_function(name)
+
+
+def run(name: str, *arguments: object, block: int = 32, grid: int = 1, shared: int = 0) -> None:
+    """Launches and waits."""
+    kernel(name)(*arguments, block=(block, 1, 1), grid=(grid, 1), shared=shared)
+    cuda.Context.synchronize()
+
+
+def zeros(n: int) -> cuda.DeviceAllocation:
+    """n floats of device memory, written."""
+    return cuda.to_device(np.zeros(n, np.float32))
+
+
+def floats(memory: cuda.DeviceAllocation, n: int) -> list[float]:
+    """The first n floats."""
+    out = np.empty(n, np.float32)
+    cuda.memcpy_dtoh(out, memory)
+    return out.tolist()
+
+
+@bug
+def read_past_end() -> None:
+    run("copy", zeros(100), zeros(128), np.int32(101), block=128)
+
+
+@bug
+def write_past_end() -> None:
+    run("fill", zeros(100), np.float32(1), np.int32(101), block=128)
+
+
+@bug
+def write_far_past_end() -> None:
+    run("fill", zeros(1024), np.float32(1), np.int32(1025), block=1024, grid=2)
+
+
+@bug
+def write_past_end_found_at_free() -> None:
+    memory = zeros(100)
+    run("fill", memory, np.float32(1), np.int32(101), block=128)
+    memory.free()
+
+
+@bug
+def copy_past_end() -> None:
+    cuda.memcpy_dtoh(np.empty(101, np.float32), zeros(100))
+
+
+@bug
+def static_shared_past_end() -> None:
+    run("static_overrun", zeros(1), block=1)
+
+
+@bug
+def dynamic_shared_past_end() -> None:
+    run("dynamic_overrun", zeros(64), block=64, shared=63 * 4)
+
+
+@bug
+def null_pointer() -> None:
+    run("fill", np.uintp(0), np.float32(1), np.int32(1))
+
+
+@bug
+def host_pointer() -> None:
+    host = np.zeros(32, np.float32)
+    run("fill", np.uintp(host.ctypes.data), np.float32(1), np.int32(32))
+
+
+@bug
+def constant_written() -> None:
+    run("write_constant", np.float32(1), block=1)
+
+
+@bug
+def use_after_free() -> None:
+    memory = zeros(32)
+    address = np.uintp(int(memory))
+    memory.free()
+    run("fill", address, np.float32(1), np.int32(32))
+
+
+@bug
+def memset_after_free() -> None:
+    memory = cuda.mem_alloc(64)
+    other = int(memory)
+    memory.free()
+    cuda.memset_d8(other, 0, 64)
+
+
+@bug
+def unwritten_global() -> None:
+    run("copy", cuda.mem_alloc(128), zeros(32), np.int32(32))
+
+
+@bug
+def unwritten_shared() -> None:
+    run("unwritten_shared", zeros(32))
+
+
+@bug
+def missing_syncthreads() -> list[float]:
+    x, y = np.arange(64, dtype=np.float32), zeros(64)
+    run("mirror", cuda.In(x), y, block=64)
+    return (np.array(floats(y, 64)) - x[::-1]).nonzero()[0].tolist()
+
+
+@bug
+def missing_syncthreads_global() -> None:
+    run("mirror_global", zeros(64), zeros(64), block=64)
+
+
+@bug
+def missing_syncwarp() -> None:
+    run("mirror_warp", zeros(32), zeros(32))
+
+
+@bug
+def race_between_blocks() -> None:
+    run("neighbours", zeros(5), grid=4)
+
+
+@bug
+def lost_updates() -> None:
+    run("lost_updates", zeros(1), grid=2, block=1)
+
+
+@bug
+def atomic_beside_store() -> None:
+    run("zero_and_add", zeros(1))
+
+
+@bug
+def barrier_in_both_branches() -> None:
+    run("two_barriers", zeros(32))
+
+
+@bug
+def barrier_after_exit() -> None:
+    run("early_exit", zeros(32))
+
+
+@bug
+def shuffle_without_all() -> None:
+    run("lonely_shuffle", zeros(32))
+
+
+@bug
+def misaligned_vector() -> None:
+    run("misaligned", zeros(8), zeros(1), block=1)
+
+
+@bug
+def missing_pipeline_wait() -> list[float]:
+    y = zeros(32)
+    run("no_wait", zeros(128), y)
+    return floats(y, 2)
+
+
+@bug
+def cluster_block_left() -> None:
+    run("early_leaver", zeros(1), grid=2, block=1)
+
+
+@bug
+def grid_sync_without_cooperation() -> None:
+    run("ordinary_grid_sync", zeros(2), grid=2)
+
+
+@bug
+def endless_wait() -> None:
+    run("wait_forever", zeros(1), block=1)
+
+
+@bug
+def device_assert() -> None:
+    run("failing_assert", cuda.In(np.array([0, 1, -1, 2], np.int32)), block=4)
+
+
+def streams_program(with_event: bool) -> list[float]:
+    """Fill on one stream, add on another, read on the second; only the event orders them."""
+    first = cuda.Stream()
+    second = cuda.Stream()
+    memory, host = zeros(64), cuda.pagelocked_zeros(64, np.float32)
+    fill, add_one = kernel("fill").prepare("Pfi"), kernel("add_one").prepare("Pi")
+    cuda.Context.synchronize()
+    fill.prepared_async_call((2, 1), (32, 1, 1), first, memory, 5.0, 64)
+    if with_event:
+        event = cuda.Event()
+        event.record(first)
+        second.wait_for_event(event)
+    add_one.prepared_async_call((2, 1), (32, 1, 1), second, memory, 64)
+    cuda.memcpy_dtoh_async(host, memory, second)
+    second.synchronize()
+    first.synchronize()
+    return sorted(set(host.tolist()))
+
+
+@bug
+def missing_event() -> list[float]:
+    return streams_program(False)
+
+
+@bug
+def event_present() -> list[float]:
+    return streams_program(True)
+
+
+@bug
+def missing_synchronize() -> list[float]:
+    """Reads pinned memory before the stream has reached the copy."""
+    stream = cuda.Stream()
+    host = cuda.pagelocked_zeros(4, np.float32)
+    memory = cuda.to_device(np.ones(4, np.float32))
+    cuda.memcpy_dtoh_async(host, memory, stream)
+    seen = host.tolist()
+    stream.synchronize()
+    return seen
+
+
+@bug
+def too_many_threads() -> None:
+    run("fill", zeros(1), np.float32(0), np.int32(1), block=1025)
+
+
+@bug
+def too_much_shared_memory() -> None:
+    run("dynamic_overrun", zeros(64), shared=48 * 1024 + 4)
+
+
+@bug
+def grid_too_large() -> None:
+    kernel("fill")(zeros(1), np.float32(0), np.int32(1), block=(1, 1, 1), grid=(1, 65536))
+
+
+@bug
+def wrong_argument_size() -> None:
+    run("fill", zeros(1), np.float64(0), np.int32(1))
+
+
+@bug
+def out_of_memory() -> None:
+    cuda.mem_alloc(600 << 20)
+    first = cuda.mem_alloc(600 << 20)
+    cuda.mem_alloc(600 << 20)
+    first.free()
+
+
+@bug
+def leak() -> None:
+    import ctypes
+
+    address = ctypes.c_uint64()
+    ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(12345))
+
+
+def main(name: str) -> int:
+    """Runs one bug."""
+    cuda.init()
+    context = cuda.Device(0).retain_primary_context()
+    context.push()
+    try:
+        print(f"result: {BUGS[name]()}", flush=True)
+        return 0
+    except (cuda.Error, cuda.CompileError) as error:
+        print(f"error: {type(error).__name__}: {error}", flush=True)
+        return 3
+    finally:
+        context.pop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,364 @@
+// Checked runs: every memory access of a kernel passes through here.
+//
+// The nvcc stand-in compiles kernels with -fsanitize=thread but links none of its runtime: the __tsan_* calls that
+// the compiler puts before each access land in this file, which knows what ThreadSanitizer cannot: CUDA's memory
+// spaces, which bytes were written, and which barriers order which threads. -fsanitize=alignment works the same way.
+// All blocks of a checked launch run on one OS thread, so nothing here needs a lock.
+#include <cstring>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include <sys/mman.h>
+
+#include "driver.hpp"
+
+namespace emu {
+
+int stack_owner(const Fiber &fiber, uintptr_t address);
+bool worker_unchecked(const Fiber &fiber);
+Block *peer_block_of(const Fiber &fiber, uintptr_t address);
+Block *resident_block(const Fiber &fiber, uint64_t index);
+uint64_t grid_barrier_tick(const Fiber &fiber);
+uint64_t last_fence_tick();
+
+namespace {
+// Who touched a word, and when. Time is a counter that every barrier and fence of the launch advances.
+struct Record {
+    uint32_t launch;
+    uint32_t block, thread;
+    uint32_t site_and_bytes;  // code site in the upper 28 bits, touched bytes of the word in the lower 4
+    uint64_t tick;
+};
+}  // namespace
+
+struct RaceCell {
+    Record write, atomic, read[2];  // the last of each; reads by two different threads
+};
+
+size_t race_cell_bytes() { return sizeof(RaceCell); }
+
+namespace {
+uint64_t tick_counter = 1;
+uint32_t launch_counter = 0;
+std::vector<const void *> sites;
+std::unordered_map<const void *, uint32_t> site_numbers;
+std::unordered_set<std::string> said;  // one report per pair of lines
+Allocation *last_hit = nullptr;
+
+uint32_t site_number(const void *pc) {
+    auto [entry, fresh] = site_numbers.try_emplace(pc, static_cast<uint32_t>(sites.size()));
+    if (fresh) sites.push_back(pc);
+    return entry->second;
+}
+
+constexpr uint8_t shared_outside = 0, shared_unwritten = 1, shared_written = 2;
+
+const char *verb(EmuAccess kind) {
+    return kind == EMU_READ ? "read" : kind == EMU_WRITE ? "write" : "atomic";
+}
+
+void out_of_bounds(const Fiber &fiber, size_t bytes, EmuAccess kind, const void *pc,
+                   const std::string &where, bool freed = false) {
+    finding(CUDA_ERROR_ILLEGAL_ADDRESS,
+            text("%s: %s of %zu bytes %s, in kernel %s, %s, at %s", freed ? "use after free" : "out of bounds",
+                 verb(kind), bytes, where.c_str(), kernel_name().c_str(), thread_text(fiber).c_str(),
+                 code_text(pc).c_str()));
+}
+
+// Is everything `a` did before the running access of `fiber`?
+bool ordered(const Fiber &fiber, const Record &a) {
+    if (a.block == fiber.block->index) {
+        if (a.thread == fiber.linear) return true;
+        if (a.tick < fiber.block->barrier.tick) return true;
+        if (a.thread / warp_size == fiber.warp) {
+            const Warp &warp = fiber.block->warps[fiber.warp];
+            if (warp.joined[(a.thread % warp_size) * warp_size + fiber.lane] > a.tick) return true;
+        }
+        if (fiber.block->fence_tick > a.tick && fiber.atomic_tick > fiber.block->fence_tick) return true;
+        return false;
+    }
+    if (a.tick < grid_barrier_tick(fiber)) return true;
+    Block *other = resident_block(fiber, a.block);
+    if (other && other->cluster && other->cluster == fiber.block->cluster && a.tick < other->cluster->barrier.tick)
+        return true;
+    // A fence by the other side's block, then an atomic here: the "last block" pattern. Blocks that have left the
+    // device are not remembered one by one; they are ordered if any fence came between.
+    uint64_t fence = other ? other->fence_tick : last_fence_tick();
+    return fence > a.tick && fiber.atomic_tick > fence;
+}
+
+void race(const Fiber &fiber, const Record &a, EmuAccess a_kind, const void *address, EmuAccess kind, const void *pc,
+          const char *space) {
+    std::string here = code_text(pc), there = code_text(sites[a.site_and_bytes >> 4]);
+    std::string key = here + there + verb(kind) + verb(a_kind);
+    if (!said.insert(key).second) return;
+    unsigned threads_x = fiber.block_dim.x, threads_y = fiber.block_dim.y;
+    unsigned gx = fiber.grid_dim.x, gy = fiber.grid_dim.y;
+    finding(CUDA_ERROR_LAUNCH_FAILED,
+            text("race: %s at %s by %s and %s at %s by block (%u,%u,%u), thread (%u,%u,%u) touch the same word of %s "
+                 "memory (0x%llx) without a barrier between, in kernel %s",
+                 verb(kind), here.c_str(), thread_text(fiber).c_str(), verb(a_kind), there.c_str(), a.block % gx,
+                 a.block / gx % gy, a.block / gx / gy, a.thread % threads_x, a.thread / threads_x % threads_y,
+                 a.thread / threads_x / threads_y, space,
+                 static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)), kernel_name().c_str()));
+}
+
+void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address, size_t bytes, EmuAccess kind,
+                const void *pc, const char *space) {
+    uint32_t site = site_number(pc) << 4;
+    for (uintptr_t at = address; at < address + bytes;) {
+        uintptr_t word = (at - base) / 4;
+        uintptr_t end = std::min<uintptr_t>(base + word * 4 + 4, address + bytes);
+        uint32_t touched = ((1u << (end - at)) - 1) << (at - base) % 4;
+        RaceCell &cell = cells[word];
+        auto conflict = [&](const Record &a, EmuAccess a_kind) {
+            if (a.launch != launch_counter || !(a.site_and_bytes & touched) || ordered(fiber, a)) return;
+            race(fiber, a, a_kind, reinterpret_cast<void *>(at), kind, pc, space);
+        };
+        conflict(cell.write, EMU_WRITE);
+        if (kind != EMU_ATOMIC) conflict(cell.atomic, EMU_ATOMIC);
+        if (kind != EMU_READ) {
+            conflict(cell.read[0], EMU_READ);
+            conflict(cell.read[1], EMU_READ);
+        }
+        Record record{launch_counter, static_cast<uint32_t>(fiber.block->index), fiber.linear, site | touched,
+                      tick_counter};
+        if (kind == EMU_WRITE) {
+            cell.write = record;
+        } else if (kind == EMU_ATOMIC) {
+            cell.atomic = record;
+        } else {
+            if (cell.read[0].launch == launch_counter &&
+                (cell.read[0].thread != record.thread || cell.read[0].block != record.block))
+                cell.read[1] = cell.read[0];
+            cell.read[0] = record;
+        }
+        at = end;
+    }
+    if (kind == EMU_ATOMIC) fiber.atomic_tick = next_tick();
+}
+
+// Shared memory of the running block, or of a peer in its cluster.
+void check_shared(Fiber &fiber, Block &block, uintptr_t address, size_t bytes, EmuAccess kind, const void *pc) {
+    auto low = reinterpret_cast<uintptr_t>(block.shared_low);
+    size_t offset = address - low;
+    uint8_t *state = block.shared_state + offset;
+    bool past = address + bytes > reinterpret_cast<uintptr_t>(block.shared_high);
+    for (size_t i = 0; i < bytes && options().check_memory; ++i) {
+        if (past || state[i] == shared_outside) {
+            size_t dynamic = static_cast<size_t>(fiber.shared_dynamic - fiber.shared_static);
+            std::string where =
+                offset + bytes > dynamic
+                    ? text("at byte %zu of %u bytes of dynamic shared memory", offset - dynamic, fiber.dynamic_bytes)
+                    : std::string("outside every __shared__ variable");
+            out_of_bounds(fiber, bytes, kind, pc, where);
+            return;
+        }
+        if (kind != EMU_WRITE && state[i] == shared_unwritten) {
+            finding(CUDA_ERROR_LAUNCH_FAILED,
+                    text("unwritten memory: %s of %zu bytes of shared memory that nothing wrote, in kernel %s, %s, "
+                         "at %s",
+                         verb(kind), bytes, kernel_name().c_str(), thread_text(fiber).c_str(), code_text(pc).c_str()));
+            memset(state, shared_written, bytes);
+            break;
+        }
+    }
+    if (past) return;
+    if (kind != EMU_READ) memset(state, shared_written, bytes);
+    if (options().check_races && block.shared_races)
+        check_race(fiber, block.shared_races, low, address, bytes, kind, pc, "shared");
+}
+}  // namespace
+
+uint64_t next_tick() { return ++tick_counter; }
+uint64_t current_tick() { return tick_counter; }
+
+namespace {
+uint64_t fence_of_gone_blocks = 0;
+}
+uint64_t last_fence_tick() { return fence_of_gone_blocks; }
+
+void begin_checked_launch(const Launch &) {
+    ++launch_counter;
+    fence_of_gone_blocks = 0;
+    last_hit = nullptr;
+    said.clear();
+}
+
+void begin_checked_block(Block &block, const Module &module, const EmuKernelInfo &) {
+    size_t bytes = static_cast<size_t>(block.shared_high - block.shared_low);
+    if (!bytes) return;
+    block.shared_state = static_cast<uint8_t *>(calloc(bytes, 1));
+    for (EmuSharedSlot *slot : module.slots) memset(block.shared_state + slot->offset, shared_unwritten, slot->size);
+    const Fiber &fiber = block.fibers[0];
+    memset(block.shared_state + (fiber.shared_dynamic - fiber.shared_static), shared_unwritten, fiber.dynamic_bytes);
+    if (options().check_races)
+        block.shared_races = static_cast<RaceCell *>(calloc((bytes + 3) / 4, sizeof(RaceCell)));
+}
+
+void release_checked_block(Block &block) {
+    free(block.shared_state);
+    free(block.shared_races);
+    block.shared_state = nullptr;
+    block.shared_races = nullptr;
+    fence_of_gone_blocks = std::max(fence_of_gone_blocks, block.fence_tick);
+}
+
+void finding(CUresult code, const std::string &message) {
+    if (options().continue_after_report && code != CUDA_ERROR_ILLEGAL_ADDRESS) {
+        say("%s", message.c_str());
+        return;
+    }
+    fail_launch(code, message);
+}
+
+void check_access(const void *pointer, size_t bytes, EmuAccess kind, const void *pc, bool is_volatile) {
+    auto *fiber = static_cast<Fiber *>(emu_self);
+    if (!fiber || bytes == 0) return;  // host code of the module: static constructors
+    auto address = reinterpret_cast<uintptr_t>(pointer);
+    if (address - reinterpret_cast<uintptr_t>(fiber) < sizeof(Fiber)) return;  // threadIdx and friends
+    if (pointer == &emu_self) return;
+    if (int owner = stack_owner(*fiber, address)) {
+        if (owner == 2 && options().check_memory && !worker_unchecked(*fiber))
+            out_of_bounds(*fiber, bytes, kind, pc, "to a local variable of another thread");
+        return;
+    }
+    if (worker_unchecked(*fiber)) return;
+    if (is_volatile) {
+        // A volatile access is how kernels wait for each other's flags: no race of its own, and a reason to let
+        // others run.
+        kind = kind == EMU_WRITE ? EMU_WRITE : EMU_READ;
+        if (kind == EMU_READ) emu_spin();
+    }
+    Block *block = fiber->block;
+    if (pointer >= block->shared_low && pointer < block->shared_high) {
+        check_shared(*fiber, *block, address, bytes, kind, pc);
+        return;
+    }
+    if (pointer >= block->shared_high && pointer < block->shared_high + page_bytes) {
+        out_of_bounds(*fiber, bytes, kind, pc,
+                      text("behind the %u bytes of dynamic shared memory", fiber->dynamic_bytes));
+        return;
+    }
+    if (Block *peer = peer_block_of(*fiber, address)) {
+        check_shared(*fiber, *peer, address, bytes, kind, pc);
+        return;
+    }
+    Allocation *allocation = last_hit;
+    if (!allocation || !allocation->contains(address, 1)) {
+        allocation = find_allocation(address);
+        if (allocation) last_hit = allocation;
+    }
+    if (!allocation) {
+        Module *module = module_of_data(address);
+        if (module) {
+            if (kind != EMU_READ && address >= module->constant_low && address < module->constant_high)
+                out_of_bounds(*fiber, bytes, kind, pc, "to a __constant__ variable");
+            return;  // literals and tables
+        }
+        if (find_freed(address))
+            out_of_bounds(*fiber, bytes, kind, pc, "at " + describe_address(address, bytes), true);
+        else
+            out_of_bounds(*fiber, bytes, kind, pc, "at " + describe_address(address, bytes));
+        return;
+    }
+    if (!allocation->contains(address, bytes)) {
+        out_of_bounds(*fiber, bytes, kind, pc, "at " + describe_address(address, bytes));
+        return;
+    }
+    if (allocation->kind == Kind::module_data) {
+        Module *module = module_of_data(address);
+        if (module && kind != EMU_READ && address >= module->constant_low && address < module->constant_high) {
+            out_of_bounds(*fiber, bytes, kind, pc, "to a __constant__ variable");
+            return;
+        }
+    }
+    if (options().check_memory && allocation->written) {
+        uint8_t *written = allocation->written + (address - allocation->base);
+        if (kind == EMU_READ || kind == EMU_ATOMIC) {
+            for (size_t i = 0; i < bytes; ++i)
+                if (!written[i]) {
+                    finding(CUDA_ERROR_LAUNCH_FAILED,
+                            text("unwritten memory: %s of %zu bytes that nothing wrote, %s, in kernel %s, %s, at %s",
+                                 verb(kind), bytes, describe_address(address, bytes).c_str(), kernel_name().c_str(),
+                                 thread_text(*fiber).c_str(), code_text(pc).c_str()));
+                    memset(written, 1, bytes);
+                    break;
+                }
+        }
+        if (kind != EMU_READ) memset(written, 1, bytes);
+    }
+    if (options().check_races && !is_volatile) {
+        if (!allocation->races)
+            allocation->races = static_cast<RaceCell *>(reserve((allocation->bytes / 4 + 1) * sizeof(RaceCell)));
+        check_race(*fiber, allocation->races, allocation->base, address, bytes, kind, pc, "global");
+    }
+}
+
+}  // namespace emu
+
+// ---------------------------------------------------------------- what instrumented code calls
+
+using emu::check_access;
+
+#define CALLER __builtin_return_address(0)
+
+extern "C" {
+
+void emu_check(const volatile void *address, size_t bytes, EmuAccess kind) {
+    check_access(const_cast<const void *>(address), bytes, kind, CALLER);
+}
+
+void __tsan_init(void) {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit(void) {}
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_vptr_read(void **) {}
+
+#define ACCESS(bytes)                                                                                               \
+    void __tsan_read##bytes(void *p) { check_access(p, bytes, EMU_READ, CALLER); }                                  \
+    void __tsan_write##bytes(void *p) { check_access(p, bytes, EMU_WRITE, CALLER); }                                \
+    void __tsan_unaligned_read##bytes(void *p) { check_access(p, bytes, EMU_READ, CALLER); }                        \
+    void __tsan_unaligned_write##bytes(void *p) { check_access(p, bytes, EMU_WRITE, CALLER); }                      \
+    void __tsan_volatile_read##bytes(void *p) { check_access(p, bytes, EMU_READ, CALLER, true); }                   \
+    void __tsan_volatile_write##bytes(void *p) { check_access(p, bytes, EMU_WRITE, CALLER, true); }                 \
+    void __tsan_unaligned_volatile_read##bytes(void *p) { check_access(p, bytes, EMU_READ, CALLER, true); }         \
+    void __tsan_unaligned_volatile_write##bytes(void *p) { check_access(p, bytes, EMU_WRITE, CALLER, true); }
+
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+
+void __tsan_read_range(void *p, size_t bytes) { check_access(p, bytes, EMU_READ, CALLER); }
+void __tsan_write_range(void *p, size_t bytes) { check_access(p, bytes, EMU_WRITE, CALLER); }
+
+// -fsanitize=alignment: a float4 through a pointer that is not a multiple of 16 faults on a GPU.
+struct UbsanType {
+    uint16_t kind, info;
+    char name[1];
+};
+struct UbsanLocation {
+    const char *file;
+    uint32_t line, column;
+};
+struct UbsanMismatch {
+    UbsanLocation location;
+    const UbsanType *type;
+    unsigned char log_alignment, check_kind;
+};
+
+void __ubsan_handle_type_mismatch_v1(UbsanMismatch *data, uintptr_t pointer) {
+    auto *fiber = static_cast<emu::Fiber *>(emu_self);
+    if (!fiber) return;
+    emu::fail_launch(CUDA_ERROR_MISALIGNED_ADDRESS,
+                     emu::text("misaligned address: %s at 0x%llx, which is not a multiple of %u, in kernel %s, %s, "
+                               "at %s:%u",
+                               data->type->name, static_cast<unsigned long long>(pointer), 1u << data->log_alignment,
+                               emu::kernel_name().c_str(), emu::thread_text(*fiber).c_str(), data->location.file,
+                               data->location.line));
+}
+
+}  // extern "C"

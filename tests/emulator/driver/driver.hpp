@@ -1,0 +1,311 @@
+// Shared by the parts of the emulated driver: options, memory, modules, launches, reports.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "emulator/abi.h"
+#include "fiber.hpp"
+
+namespace emu {
+
+constexpr size_t page_bytes = 4096;
+constexpr unsigned warp_size = 32;
+
+// ---------------------------------------------------------------- options (options.cpp)
+
+enum class Order { forward, reverse, shuffled };
+
+struct Options {
+    Order order = Order::forward;
+    bool random_streams = false;
+    bool check_memory = false;  // bounds, freed and unwritten memory
+    bool check_races = false;
+    bool continue_after_report = false;
+    bool strict_barriers = true;
+    enum { leaks_off, leaks_report, leaks_fail } leaks = leaks_report;
+    uint64_t seed = 0;
+    unsigned threads = 1;
+    unsigned devices = 1;
+    unsigned multiprocessors = 132;
+    size_t memory = size_t{8} << 30;
+    size_t stack = 64 * 1024;
+    double timeout = 60;
+    std::string trace;
+
+    bool checked() const { return check_memory || check_races; }
+};
+
+const Options &options();
+
+// ---------------------------------------------------------------- reports (report.cpp)
+
+// One line on standard error, "emulator: ...".
+void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+std::string site_text(const EmuSite &site);
+// File and line of an instruction of a loaded module, through addr2line; the innermost frame outside the device
+// header.
+std::string code_text(const void *pc);
+
+// ---------------------------------------------------------------- memory (memory.cpp)
+
+struct DeviceContext;
+
+enum class Kind { device, managed, pinned, registered, ipc, module_data };
+
+// Race records of one 4-byte word; see checks.cpp.
+struct RaceCell;
+
+struct Allocation {
+    uintptr_t base = 0;
+    size_t bytes = 0;
+    Kind kind = Kind::device;
+    DeviceContext *context = nullptr;
+    int device = 0;
+    unsigned number = 0;  // the order of allocation, for reports
+    char *mapping = nullptr;
+    size_t mapping_bytes = 0;
+    unsigned flags = 0;
+    uint8_t *written = nullptr;  // one byte per byte, checked runs only
+    RaceCell *races = nullptr;
+    std::string shared_name;  // name in /dev/shm once exported
+    unsigned opened = 0;      // IPC: how often this process opened it
+    bool contains(uintptr_t address, size_t n) const {
+        return address >= base && n <= bytes && address - base <= bytes - n;
+    }
+};
+
+Allocation *find_allocation(uintptr_t address);           // the live allocation that holds the address
+const Allocation *find_freed(uintptr_t address);          // the last freed one that held it
+std::string describe_address(uintptr_t address, size_t bytes);  // "16 bytes after the 1024-byte allocation 3"
+const std::map<uintptr_t, std::unique_ptr<Allocation>> &allocations();
+
+Allocation *allocate(Kind kind, size_t bytes, DeviceContext *context, int device);
+Allocation *adopt(Kind kind, void *base, size_t bytes, DeviceContext *context, int device);
+// Returns false after reporting that bytes behind the end of the allocation were written.
+bool release(Allocation *allocation);
+void mark_written(uintptr_t address, size_t bytes);
+void copy_written(uintptr_t to, uintptr_t from, size_t bytes);
+bool export_shared(Allocation *allocation);  // moves the bytes to POSIX shared memory, at the same address
+Allocation *open_shared(const std::string &name, size_t bytes, DeviceContext *context, int device);
+void remove_shared_names();
+void fill_poison(void *to, size_t bytes);
+void *reserve(size_t bytes);  // zero pages, given out when touched
+
+// ---------------------------------------------------------------- modules (module.cpp)
+
+struct Module;
+
+struct Function {
+    Module *module = nullptr;
+    std::string symbol;
+    EmuKernelInfo info{};
+    unsigned static_shared = 0;
+    int max_dynamic_shared = 48 * 1024;
+    int carveout = -1;
+    int non_portable_cluster = 0;
+    // The legacy interface: cuFuncSetBlockShape, cuParamSet*, cuLaunchGrid.
+    unsigned block[3] = {1, 1, 1};
+    unsigned shared = 0;
+    std::string parameters;
+};
+
+struct Module {
+    DeviceContext *context = nullptr;
+    void *handle = nullptr;
+    int file = -1;
+    std::map<std::string, std::unique_ptr<Function>> functions;
+    std::vector<EmuSharedSlot *> slots;
+    unsigned static_bytes = 0;  // of all slots together
+    uintptr_t code_low = 0, code_high = 0;
+    Allocation *data = nullptr;  // its writable variables
+    uintptr_t constant_low = 0, constant_high = 0;
+    bool checked = false;
+};
+
+CUresult load_module(Module *&result, const void *image, size_t bytes, DeviceContext *context);
+void unload_module(Module *module);
+Module *module_of_code(const void *pc);
+Module *module_of_data(uintptr_t address);
+
+// ---------------------------------------------------------------- launches (engine.cpp)
+
+struct Launch {
+    Function *function = nullptr;
+    emu_uint3 grid{1, 1, 1}, block{1, 1, 1}, cluster{1, 1, 1};
+    unsigned dynamic_shared = 0;
+    bool cooperative = false;
+    std::string arguments;
+    int device = 0;
+    DeviceContext *context = nullptr;
+
+    unsigned threads_per_block() const { return block.x * block.y * block.z; }
+    uint64_t blocks() const { return uint64_t{grid.x} * grid.y * grid.z; }
+    unsigned cluster_blocks() const { return cluster.x * cluster.y * cluster.z; }
+};
+
+CUresult execute(const Launch &launch);
+
+struct Block;
+struct Cluster;
+struct Worker;
+
+enum class State : uint8_t { fresh, ready, waiting, finished };
+
+struct AsyncCopy {
+    void *to;
+    const void *from;
+    unsigned bytes, zero_fill;
+    const void *pc;
+    unsigned group;
+};
+
+// A CUDA thread.
+struct Fiber : EmuThread {
+    Block *block;
+    Worker *worker;
+    Context context;
+    char *stack;
+    const char *waits_for;  // what it waits for, for the report of a barrier that not all reach
+    EmuSite site;
+    int result;  // of a block barrier
+    State state;
+    uint8_t wait_scope;
+    unsigned spins;
+    uint64_t atomic_tick;
+    unsigned copy_group;
+    std::vector<AsyncCopy> *copies;
+};
+
+struct Collective {
+    unsigned mask = 0, arrived = 0;
+    const char *what = nullptr;
+    EmuSite site{};
+    void (*combine)(void **, unsigned) = nullptr;
+    void *lanes[warp_size];
+};
+
+struct Warp {
+    unsigned alive = 0;
+    std::vector<Collective> pending;
+    // Tick of the last barrier that lanes i and j both took part in (race mode).
+    std::vector<uint64_t> joined;
+};
+
+struct Barrier {
+    unsigned arrived = 0;
+    uint64_t generation = 0;
+    uint64_t tick = 0;  // of its last completion
+    EmuSite site{};
+    int sum = 0;
+    bool mixed = false;
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    unsigned alive = 0;
+    Barrier barrier;
+    Cluster *cluster = nullptr;
+    uint64_t index = 0;  // in the grid
+    char *shared_map = nullptr;
+    size_t shared_map_bytes = 0;
+    char *shared_low = nullptr, *shared_high = nullptr;
+    size_t shared_capacity = 0;
+    uint8_t *shared_state = nullptr;
+    RaceCell *shared_races = nullptr;
+    uint64_t fence_tick = 0;
+};
+
+struct Cluster {
+    std::vector<Block *> blocks;
+    unsigned alive = 0;
+    Barrier barrier;
+};
+
+Worker *current_worker();
+
+// ---------------------------------------------------------------- checks (checks.cpp)
+
+void check_access(const void *address, size_t bytes, EmuAccess kind, const void *pc, bool is_volatile = false);
+void begin_checked_launch(const Launch &launch);
+void begin_checked_block(Block &block, const Module &module, const EmuKernelInfo &info);
+void release_checked_block(Block &block);
+uint64_t next_tick();
+uint64_t current_tick();
+size_t race_cell_bytes();
+
+// Ends the running launch with this error (from a CUDA thread; does not return).
+[[noreturn]] void fail_launch(CUresult code, const std::string &message);
+// Reports a finding of the checks; ends the launch unless EMULATOR_ON_REPORT=continue.
+void finding(CUresult code, const std::string &message);
+std::string thread_text(const Fiber &fiber);
+std::string kernel_name();
+
+// ---------------------------------------------------------------- contexts and streams (state.cpp, api.cpp)
+
+struct Stream;
+
+struct Operation {
+    std::string name;
+    std::function<CUresult()> run;
+    std::vector<std::shared_ptr<Operation>> after;
+    Stream *stream = nullptr;
+    bool done = false;
+    double start = 0, end = 0;  // seconds
+};
+
+struct Stream {
+    DeviceContext *context = nullptr;
+    unsigned number = 0;
+    bool non_blocking = false;
+    int priority = 0;
+    std::deque<std::shared_ptr<Operation>> queue;
+    std::shared_ptr<Operation> last;
+    std::vector<std::shared_ptr<Operation>> waits;  // for the next operation
+};
+
+struct Event {
+    DeviceContext *context = nullptr;
+    unsigned flags = 0;
+    std::shared_ptr<Operation> recorded;
+};
+
+struct DeviceContext {
+    int device = 0;
+    bool primary = false;
+    bool destroyed = false;
+    unsigned users = 0;
+    unsigned flags = 0;
+    CUresult error = CUDA_SUCCESS;  // sticky, as after a fault on a real device
+    Stream null_stream;
+    std::vector<std::unique_ptr<Stream>> streams;
+    std::vector<std::unique_ptr<Event>> events;
+    std::vector<std::unique_ptr<Module>> modules;
+    std::map<int, size_t> limits;
+    std::vector<DeviceContext *> peers;
+};
+
+std::recursive_mutex &big_lock();
+double now();
+
+// ---------------------------------------------------------------- trace (trace.cpp)
+
+void trace(const std::string &name, const char *category, int device, unsigned stream, double start, double end,
+           const std::string &arguments_json);
+void write_trace();
+
+}  // namespace emu

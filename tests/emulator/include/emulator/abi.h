@@ -1,0 +1,101 @@
+// What a compiled kernel and the emulated driver know of each other.
+//
+// A "cubin" of the emulator is a shared object for the host. It links libcuda.so.1, registers its kernels from a
+// static constructor while cuModuleLoadData opens it, and calls the functions below whenever a CUDA thread has to
+// wait, to be checked, or to reach another block. Everything here is plain C so that both sides stay independent
+// of the device header's own types.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct emu_uint3 {
+    unsigned x, y, z;
+};
+
+// The part of a running CUDA thread that device code reads directly (threadIdx and friends are macros over it).
+// The driver's Fiber derives from it.
+struct EmuThread {
+    emu_uint3 thread_idx, block_idx, block_dim, grid_dim;
+    emu_uint3 cluster_dim, cluster_idx, block_in_cluster;  // cluster_dim is (1,1,1) for an ordinary launch
+    unsigned cluster_rank, cluster_size;
+    unsigned linear;  // index of the thread in its block, x fastest
+    unsigned lane, warp;
+    uint64_t cluster_token;  // of the last barrier_arrive
+    unsigned cooperative;  // the launch allows grid barriers
+    char *shared_static;   // this block's copy of every __shared__ variable of the module
+    char *shared_dynamic;  // this block's `extern __shared__` bytes
+    unsigned dynamic_bytes;
+};
+
+// One __shared__ variable (or group declared together): its place in the module's static shared area.
+struct EmuSharedSlot {
+    const char *name;
+    uint32_t size, align;
+    uint32_t id;  // the number the nvcc stand-in gave to the declaration
+    uint32_t offset;
+    struct EmuSharedSlot *next;
+};
+
+// What the stand-in's trampoline tells about one __global__ function.
+struct EmuKernelInfo {
+    const char *name;        // as written in the source
+    void *function;          // address of the kernel itself: its symbol is the name cuModuleGetFunction looks up
+    void (*entry)(const char *arguments);
+    const uint32_t *offsets;  // of each parameter in the packed argument buffer
+    const uint32_t *sizes;
+    uint32_t parameters;
+    uint32_t argument_bytes;  // end of the last parameter
+    uint32_t max_threads;     // __launch_bounds__, 0 when absent
+    emu_uint3 cluster;        // __cluster_dims__, zeros when absent
+    const uint32_t *shared_ids;  // EmuSharedSlot ids this kernel can reach
+    uint32_t shared_count;
+};
+
+struct EmuSite {
+    const char *file;
+    int line;
+};
+
+enum EmuScope { EMU_WARP = 0, EMU_BLOCK = 1, EMU_CLUSTER = 2, EMU_GRID = 3 };
+enum EmuReduce { EMU_COUNT = 0, EMU_AND = 1, EMU_OR = 2 };
+enum EmuAccess { EMU_READ = 0, EMU_WRITE = 1, EMU_ATOMIC = 2 };
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// initial-exec: the variable lives in libcuda.so.1, which the process loads before any module, so a kernel reads it
+// with one instruction instead of a call to __tls_get_addr.
+extern __thread struct EmuThread *emu_self __attribute__((tls_model("initial-exec")));
+
+void emu_register_kernel(const struct EmuKernelInfo *info);
+void emu_register_slot(struct EmuSharedSlot *slot);
+
+// __syncthreads and its counting variants: the value is the count, and or or of `predicate` over the block.
+int emu_block_barrier(enum EmuReduce reduce, int predicate, struct EmuSite site);
+void emu_warp_barrier(unsigned mask, struct EmuSite site);
+// Every lane of `mask` hands in a pointer; the last one to arrive runs `combine` over all of them, then all go on.
+void emu_warp_collective(unsigned mask, void *mine, void (*combine)(void **lanes, unsigned mask), const char *what,
+                         struct EmuSite site);
+uint64_t emu_barrier_arrive(enum EmuScope scope, struct EmuSite site);
+void emu_barrier_wait(enum EmuScope scope, uint64_t token, struct EmuSite site);
+unsigned emu_active_mask(void);
+
+char *emu_map_shared(char *address, unsigned rank);  // the same variable in another block of the cluster
+int emu_is_shared(const void *address);
+void emu_fence(void);
+void emu_spin(void);  // called by atomics: a thread that spins lets others run
+void emu_trap(struct EmuSite site);
+void emu_assert_failed(const char *expression, const char *function, struct EmuSite site);
+
+void emu_async_copy(void *shared, const void *global, unsigned bytes, unsigned zero_fill);
+void emu_async_commit(void);
+void emu_async_wait(unsigned pending);
+
+// Checked builds only: one access that the compiler did not instrument itself.
+void emu_check(const volatile void *address, size_t bytes, enum EmuAccess kind);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,570 @@
+"""Stand-in for nvcc: compiles a .cu file with g++ into a shared object that the emulated driver loads as a cubin.
+
+The source is preprocessed with the emulator's headers in front. What C++ cannot express by macros is then rewritten
+in the preprocessed text, whose line markers keep every error and report at the place of the .cu file:
+
+- `__global__` becomes a visible function, and a trampoline is appended that unpacks its arguments;
+- `__shared__` variables become references into the memory of the running block;
+- `__launch_bounds__` and `__cluster_dims__` go into the trampoline's record.
+
+Environment: EMULATOR_HOME is the folder that `build.py` made, EMULATOR_SANITIZE chooses a checked build.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+INCLUDE = Path(__file__).resolve().parent / "include"
+
+
+class CompileError(Exception):
+    """What nvcc would print before it gives up."""
+
+
+# ------------------------------------------------------------------ command line
+
+
+@dataclass
+class Arguments:
+    """The part of nvcc's command line that matters here; what only tunes code generation is accepted and dropped."""
+
+    inputs: list[str] = field(default_factory=list)
+    action: str = ""
+    output: str = ""
+    preprocessor: list[str] = field(default_factory=list)
+    standard: str = "c++17"
+    arch: int = 900
+    no_line_markers: bool = False
+    usage: bool = False  # -Xptxas -v
+    host: list[str] = field(default_factory=list)
+
+
+VALUE_OPTIONS = {
+    "-arch": "arch", "--gpu-architecture": "arch", "-code": "", "--gpu-code": "", "-gencode": "gencode",
+    "--generate-code": "gencode", "-o": "output", "--output-file": "output", "-std": "standard", "--std": "standard",
+    "-Xptxas": "ptxas", "--ptxas-options": "ptxas", "-Xcompiler": "host", "--compiler-options": "host",
+    "-maxrregcount": "", "--maxrregcount": "", "-ccbin": "", "--compiler-bindir": "", "-Xnvlink": "",
+    "--relocatable-device-code": "", "-rdc": "", "-diag-suppress": "", "--diag-suppress": "", "-fmad": "", "--fmad": "",
+    "-ftz": "", "--ftz": "", "-prec-div": "", "--prec-div": "", "-prec-sqrt": "", "--prec-sqrt": "",
+    "--threads": "", "-t": "", "-Xcudafe": "",
+}  # fmt: skip
+FLAGS = {
+    "--use_fast_math", "-use_fast_math", "-lineinfo", "--generate-line-info", "-G", "--device-debug", "-g", "--debug",
+    "-O0", "-O1", "-O2", "-O3", "--keep", "-keep", "-m64", "-w", "--disable-warnings", "--expt-relaxed-constexpr",
+    "-expt-relaxed-constexpr", "--expt-extended-lambda", "-extended-lambda", "--extended-lambda", "-res-usage",
+    "--restrict", "-restrict", "-Wno-deprecated-gpu-targets", "-dc", "-dlto", "--extra-device-vectorization",
+}  # fmt: skip
+ACTIONS = {"--cubin", "-cubin", "--ptx", "-ptx", "--fatbin", "-fatbin", "--preprocess", "-E", "--version", "-V"}
+
+
+def parse(argv: list[str]) -> Arguments:
+    """Reads nvcc's options.
+
+    Raises:
+        CompileError: for an option nvcc does not know either.
+    """
+    result = Arguments()
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        position += 1
+        name, joined, value = word.partition("=")
+        if word in ACTIONS:
+            result.action = {"-E": "preprocess", "-V": "version"}.get(word, word.lstrip("-"))
+        elif word in FLAGS:
+            result.usage |= word == "-res-usage"
+        elif word[:2] in ("-I", "-D", "-U") and not word.startswith("--"):
+            if len(word) == 2:
+                word += argv[position]
+                position += 1
+            result.preprocessor.append(word)
+        elif name in ("--include-path", "--define-macro"):
+            if not joined:
+                value = argv[position]
+                position += 1
+            result.preprocessor.append({"--include-path": "-I", "--define-macro": "-D"}[name] + value)
+        elif name in VALUE_OPTIONS:
+            if not joined:
+                if position == len(argv):
+                    raise CompileError(f"nvcc fatal   : Option '{word}' needs a value")
+                value = argv[position]
+                position += 1
+            apply(result, VALUE_OPTIONS[name], value)
+        elif word.startswith("-"):
+            raise CompileError(f"nvcc fatal   : Unknown option '{word}'")
+        else:
+            result.inputs.append(word)
+    return result
+
+
+def apply(result: Arguments, kind: str, value: str) -> None:
+    """Enters one option that has a value."""
+    if kind == "output":
+        result.output = value
+    elif kind == "standard":
+        result.standard = value
+    elif kind in ("arch", "gencode"):
+        if value in ("native", "all", "all-major"):
+            return
+        number = re.search(r"(?:sm|compute)_(\d+)[af]?", value)
+        if not number:
+            raise CompileError(f"nvcc fatal   : Unsupported gpu architecture '{value}'")
+        result.arch = int(number[1]) * 10
+        if not 500 <= result.arch <= 900:
+            raise CompileError(f"nvcc fatal   : Unsupported gpu architecture '{value}' (the emulated device is sm_90)")
+    elif kind == "ptxas":
+        result.usage |= "-v" in value
+    elif kind == "host":
+        result.no_line_markers |= "-P" in value.split(",")
+
+
+# ------------------------------------------------------------------ rewriting
+
+
+@dataclass
+class Kernel:
+    """One __global__ function that can be launched."""
+
+    name: str  # as C++ spells it from file scope
+    launch_bounds: str = ""
+    cluster: str = ""
+    words: set[str] = field(default_factory=set)
+    shared: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Scope:
+    """An open brace: a namespace (or extern "C"), or the body of something."""
+
+    namespace: str | None  # None for a body
+    kernel: Kernel | None = None
+    function: str = ""
+    start: int = 0
+
+
+TOKEN = re.compile(
+    r"""(?P<line>^[ \t]*\#[^\n]*$)
+      | (?P<string>(?:u8|[uUL])?R"(?P<delimiter>[^()\\\s]*)\(.*?\)(?P=delimiter)"
+          | "(?:[^"\\\n]|\\.)*" | (?<![0-9a-fA-F])'(?:[^'\\\n]|\\.)+')
+      | (?P<word>\b(?:__global__|__shared__|__launch_bounds__|__cluster_dims__)\b)
+      | (?P<mark>[{};()])""",
+    re.VERBOSE | re.MULTILINE | re.DOTALL,
+)
+OPENING = {"(": ")", "[": "]", "{": "}"}
+
+
+def closing(text: str, start: int) -> int:
+    """The index behind the bracket that closes the one at `start`."""
+    depth = 0
+    for match in re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{}]').finditer(text, start):
+        mark = match[0]
+        if mark in "([{":
+            depth += 1
+        elif mark in ")]}":
+            depth -= 1
+            if depth == 0:
+                return match.end()
+    raise CompileError("error: unbalanced brackets")
+
+
+def split_top(text: str, separator: str) -> Iterator[str]:
+    """Splits at a separator that stands in no bracket."""
+    depth = 0
+    start = 0
+    for index, mark in enumerate(text):
+        if mark in "([{<":
+            depth += 1
+        elif mark in ")]}>":
+            depth -= 1
+        elif mark == separator and depth == 0:
+            yield text[start:index]
+            start = index + 1
+    yield text[start:]
+
+
+def strip_line_marks(text: str) -> str:
+    """The text without the preprocessor's line markers."""
+    return re.sub(r"^[ \t]*#[^\n]*$", "", text, flags=re.MULTILINE)
+
+
+ALIGNMENT = re.compile(
+    r"__attribute__\s*\(\(\s*aligned\s*\([^()]*(?:\([^()]*\))?[^()]*\)\s*\)\)|\balignas\s*\([^()]*\)"
+)
+SPECIFIERS = re.compile(rf"((?:\b(?:static|extern|volatile|const|inline)\b|{ALIGNMENT.pattern}|\s)*)$")
+
+
+class Rewriter:
+    """Walks over preprocessed text once and collects what has to change."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.out: list[str] = []
+        self.copied = 0
+        self.kernels: list[Kernel] = []
+        self.functions: dict[str, tuple[set[str], set[int]]] = {}  # words of the body, ids of its __shared__
+        self.scopes: list[Scope] = []
+        self.shared_count = 0
+
+    def replace(self, start: int, end: int, new: str) -> None:
+        """Puts `new` in place of a stretch, keeping its line ends."""
+        old = self.text[start:end]
+        self.out.append(self.text[self.copied : start])
+        self.out.append(new)
+        missing = old.count("\n") - new.count("\n")
+        self.out.append("\n" * max(0, missing))
+        self.copied = end
+
+    @property
+    def in_body(self) -> bool:
+        return bool(self.scopes) and self.scopes[-1].namespace is None
+
+    def run(self) -> str:
+        """Returns the rewritten text."""
+        statement = 0  # where the running declaration begins
+        parentheses = 0
+        skip_to = 0
+        pending: Kernel | None = None
+        for match in TOKEN.finditer(self.text):
+            if match.start() < skip_to:
+                continue
+            if match["line"] is not None or match["string"] is not None:
+                continue
+            token = match[0]
+            if token == "(":
+                parentheses += 1
+            elif token == ")":
+                parentheses -= 1
+            elif token == "__global__":
+                self.replace(match.start(), match.end(), '__attribute__((used, visibility("default")))')
+                pending = Kernel("")
+            elif token in ("__launch_bounds__", "__cluster_dims__"):
+                opening = self.text.index("(", match.end())
+                end = closing(self.text, opening)
+                value = strip_line_marks(self.text[opening + 1 : end - 1])
+                self.replace(match.start(), end, "")
+                skip_to = end
+                if pending and token == "__launch_bounds__":
+                    pending.launch_bounds = value
+                elif pending:
+                    pending.cluster = value
+            elif token == "__shared__":
+                skip_to = self.shared_declaration(statement, match.start(), match.end())
+                statement = skip_to
+            elif token == ";" and parentheses == 0:
+                if pending:
+                    self.explicit_instantiation(statement, match.start(), pending)
+                    pending = None
+                statement = match.end()
+            elif token == "{":
+                self.open_scope(statement, match.start(), pending)
+                pending = None
+                statement = match.end()
+                parentheses = 0
+            elif token == "}":
+                self.close_scope(match.start())
+                statement = match.end()
+                parentheses = 0
+        self.out.append(self.text[self.copied :])
+        return "".join(self.out)
+
+    # -- functions
+
+    def head(self, start: int, end: int) -> str:
+        """A declaration up to its body, without attributes."""
+        text = strip_line_marks(self.text[start:end])
+        for word in ("__launch_bounds__", "__cluster_dims__", "__attribute__"):
+            while (at := text.find(word)) >= 0:
+                text = text[:at] + text[closing(text, text.index("(", at)) :]
+        return text
+
+    def open_scope(self, statement: int, brace: int, kernel: Kernel | None) -> None:
+        head = self.head(statement, brace)
+        if self.in_body:
+            self.scopes.append(Scope(None, None, "", brace))
+            return
+        space = re.search(r"\bnamespace\s*([\w:]*)\s*$", head)
+        if space or re.search(r'\bextern\s*"C(\+\+)?"\s*$', head):
+            self.scopes.append(Scope(space[1] if space else "", None, "", brace))
+            return
+        name = re.search(r"([\w:~]+|operator\s*\S+)\s*\(", head)
+        scope = Scope(None, None, name[1] if name else "", brace)
+        if kernel and name and not re.search(r"\btemplate\s*<", head):
+            kernel.name = self.qualified(name[1])
+            scope.kernel = kernel
+            self.kernels.append(kernel)
+        self.scopes.append(scope)
+
+    def close_scope(self, brace: int) -> None:
+        if not self.scopes:
+            return
+        scope = self.scopes.pop()
+        if scope.namespace is not None or (self.scopes and self.scopes[-1].namespace is None):
+            return
+        if scope.kernel:
+            scope.kernel.words |= set(re.findall(r"\w+", self.text[scope.start : brace]))
+        if scope.function and ("__shared__" in self.text[scope.start : brace] or self.is_user_text(scope.start)):
+            words, _ = self.functions.setdefault(scope.function, (set(), set()))
+            words |= set(re.findall(r"\w+", self.text[scope.start : brace]))
+
+    def is_user_text(self, position: int) -> bool:
+        """Whether the place comes from the .cu file or its own includes, not from a header of the system."""
+        marker = self.text.rfind("\n# ", 0, position)
+        line = self.text[marker + 1 : self.text.find("\n", marker + 1)] if marker >= 0 else ""
+        return not (str(INCLUDE) in line or "/usr/" in line)
+
+    def qualified(self, name: str) -> str:
+        return "::".join([s.namespace for s in self.scopes if s.namespace] + [name])
+
+    def explicit_instantiation(self, statement: int, end: int, kernel: Kernel) -> None:
+        """`template __global__ void name<float>(float *);` makes a launchable kernel of a template."""
+        head = self.head(statement, end)
+        match = re.search(r"\btemplate\s+(?!<).*?\bvoid\s+([\w:]+\s*<.*>)\s*\(", head, re.DOTALL)
+        if match and not self.in_body:
+            kernel.name = self.qualified(match[1])
+            kernel.words = {re.match(r"[\w:]+", match[1])[0]}  # type: ignore[index]
+            self.kernels.append(kernel)
+
+    # -- shared memory
+
+    def shared_declaration(self, statement: int, start: int, end: int) -> int:
+        """Rewrites one declaration with __shared__; returns where it ends."""
+        depth = 0
+        stop = end
+        while stop < len(self.text):
+            mark = self.text[stop]
+            if mark in "([{":
+                depth += 1
+            elif mark in ")]}":
+                depth -= 1
+            elif mark == ";" and depth == 0:
+                break
+            stop += 1
+        before = strip_line_marks(self.text[statement:start])
+        # Only the specifiers directly in front belong to the declaration; labels and the like stay.
+        specifiers = SPECIFIERS.search(before)
+        front = specifiers[1] if specifiers else ""
+        body = strip_line_marks(self.text[end:stop]).strip()
+        declaration = " ".join((front + " " + body).split())
+        dynamic = bool(re.search(r"\bextern\b", declaration))
+        declaration = re.sub(r"\b(static|extern|inline)\b", "", declaration).strip()
+        first = self.text.rfind(front, statement, start) if front.strip() else start
+        if first < statement:
+            first = start
+        new = self.dynamic_shared(declaration) if dynamic else self.static_shared(declaration)
+        self.replace(first if first >= self.copied else start, stop + 1, new)
+        return stop + 1
+
+    def dynamic_shared(self, declaration: str) -> str:
+        match = re.match(r"(.*?)(\w+)\s*((?:\[[^\]]*\])+)$", ALIGNMENT.sub("", declaration).strip(), re.DOTALL)
+        if not match:
+            raise CompileError(f"error: extern __shared__ needs an array: '{declaration}'")
+        kind, name, extent = (part.strip() for part in match.groups())
+        if self.in_body:
+            return (
+                f"{kind} (&{name}){extent} = "
+                f"*reinterpret_cast<{kind} (*){extent}>(emu_self->shared_dynamic);"
+            )
+        return f"static emu::DynamicShared<{kind}> {name};"
+
+    def static_shared(self, declaration: str) -> str:
+        if not self.in_body:
+            raise CompileError(f"error: a __shared__ variable outside a function is not modelled: '{declaration}'")
+        self.shared_count += 1
+        number = self.shared_count
+        for scope in self.scopes:
+            if scope.namespace is None:  # the outermost body is the function
+                if scope.kernel:
+                    scope.kernel.shared.add(number)
+                elif scope.function:
+                    self.functions.setdefault(scope.function, (set(), set()))[1].add(number)
+                break
+        struct = f"emu_shared_{number}"
+        names = []
+        for part in split_top(declaration, ","):
+            match = re.search(r"(\w+)\s*((?:\[.*\])?)\s*$", part, re.DOTALL)
+            if not match:
+                raise CompileError(f"error: cannot read the __shared__ declaration '{declaration}'")
+            names.append(re.search(r"(\w+)\s*(?:\[|$)", part)[1])  # type: ignore[index]
+        references = "".join(
+            f" auto &{name} = emu::StaticShared<{struct}, {number}>::get().{name};" for name in names
+        )
+        return f"struct {struct} {{ {declaration}; }};{references}"
+
+    # -- the appended part
+
+    def trampolines(self) -> str:
+        """Records of all kernels, to be compiled behind the source."""
+        lines = ['\n# 1 "trampolines"']
+        if checked():
+            lines.append('extern "C" { __attribute__((used, visibility("default"))) char emu_checked_build; }')
+        for index, kernel in enumerate(self.kernels):
+            reach = set(kernel.shared)
+            seen: set[str] = set()
+            words = list(kernel.words)
+            while words:
+                word = words.pop()
+                if word in seen or word not in self.functions:
+                    continue
+                seen.add(word)
+                more, ids = self.functions[word]
+                reach |= ids
+                words.extend(more)
+            ids = ", ".join(str(number) for number in sorted(reach)) or "0"
+            bounds = kernel.launch_bounds or "0"
+            name = kernel.name.replace('"', "")
+            lines.append(
+                f"static const uint32_t emu_shared_ids_{index}[] = {{{ids}}};\n"
+                f"static emu::Registration emu_registration_{index}(emu::Trampoline<&{name}>{{}}, \"{name}\", "
+                f"reinterpret_cast<void *>(&{name}), emu::first({bounds}), emu_cluster({kernel.cluster}), "
+                f"emu_shared_ids_{index}, {len(reach)});"
+            )
+        return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------ compiling
+
+
+def home() -> Path:
+    """The folder with lib/libcuda.so.1."""
+    place = os.environ.get("EMULATOR_HOME")
+    if not place:
+        raise CompileError("nvcc fatal   : EMULATOR_HOME is not set; start through tests/emulator/run")
+    return Path(place)
+
+
+def checked() -> bool:
+    """Whether kernels are to be compiled with every access instrumented."""
+    return os.environ.get("EMULATOR_SANITIZE", "off") not in ("", "off")
+
+
+def machine_flags() -> list[str]:
+    """Fused multiply-add where the processor has it: a GPU has, and fmaf() in software is slow."""
+    if platform.machine() == "x86_64":
+        try:
+            flags = Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split()
+        except (OSError, IndexError):
+            return []
+        if {"avx2", "fma", "bmi2", "f16c"} <= set(flags):
+            return ["-march=x86-64-v3"]
+    return []
+
+
+def version() -> str:
+    """PyCUDA keys its cache of compiled kernels by this text, so everything that changes the result is in it."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for header in sorted(INCLUDE.rglob("*")):
+        if header.is_file():
+            digest.update(header.read_bytes())
+    compiler = subprocess.run(["g++", "-dumpfullversion"], capture_output=True, text=True, check=False).stdout.strip()
+    flavour = "checked" if checked() else "plain"
+    return (
+        "nvcc: emulated CUDA compiler of dptrain\n"
+        f"Cuda compilation tools, release 13.0, V13.0.0 (g++ {compiler}, {flavour}, {' '.join(machine_flags())}, "
+        f"{os.environ.get('EMULATOR_HOME', '')}, {digest.hexdigest()[:16]})\n"
+    )
+
+
+def preprocess(arguments: Arguments, source: str) -> str:
+    """The source behind the emulator's headers, all macros expanded."""
+    command = [
+        "g++", "-E", "-x", "c++", f"-std={gnu(arguments.standard)}", f"-I{INCLUDE}",
+        "-D__CUDACC__", "-D__NVCC__", f"-D__CUDA_ARCH__={arguments.arch}", "-D__CUDACC_VER_MAJOR__=13",
+        "-D__CUDACC_VER_MINOR__=0", "-DDPTRAIN_EMULATOR=1", "-include", "emulator/device.h",
+        *(["-DEMU_CHECKED=1"] if checked() else []), *(["-P"] if arguments.no_line_markers else []),
+        *machine_flags(), *arguments.preprocessor, source,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompileError(done.stderr.rstrip())
+    return done.stdout
+
+
+def gnu(standard: str) -> str:
+    """The GNU flavour of a C++ standard, at least C++17: the device header needs it."""
+    number = standard.removeprefix("gnu++").removeprefix("c++")
+    return "gnu++" + ("17" if number in ("03", "11", "14") else number)
+
+
+def compile_source(arguments: Arguments, source: str, output: Path) -> None:
+    """Compiles one source to a module."""
+    rewriter = Rewriter(preprocess(arguments, source))
+    text = rewriter.run() + rewriter.trampolines()
+    flags = [f"-std={gnu(arguments.standard)}", "-fPIC", "-w", "-gdwarf-4", "-g1", "-fno-gnu-unique",
+             "-fno-strict-aliasing", "-fno-math-errno", "-fno-semantic-interposition",
+             "-fwrapv", *machine_flags()]  # fmt: skip
+    if checked():
+        flags += ["-O1", "-finline-functions", "-fno-tree-vectorize", "-fsanitize=thread,alignment",
+                  "--param=tsan-distinguish-volatile=1"]  # fmt: skip
+    else:
+        flags += ["-O2", "-ftree-vectorize"]
+    library = home() / "lib"
+    with tempfile.TemporaryDirectory(prefix="emulator-nvcc-") as folder:
+        unit = Path(folder) / "unit.ii"
+        unit.write_text(text)
+        if os.environ.get("EMULATOR_KEEP"):
+            Path(os.environ["EMULATOR_KEEP"]).write_text(text)
+        result = Path(folder) / "unit.so"
+        # Two steps: the link must not see -fsanitize, or it would add the compiler's own runtime.
+        for command in (
+            ["g++", "-c", *flags, str(unit), "-o", str(Path(folder) / "unit.o")],
+            ["g++", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,now", str(Path(folder) / "unit.o"), f"-L{library}",
+             "-l:libcuda.so.1", "-o", str(result)],
+        ):  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise CompileError(done.stderr.rstrip())
+        inspect(result, arguments.usage)
+        # Into place at once: nobody may read half a file.
+        partial = output.with_name(f"{output.name}.{os.getpid()}")
+        partial.write_bytes(result.read_bytes())
+        partial.replace(output)
+
+
+def inspect(module: Path, usage: bool) -> None:
+    """Lets the driver library read the module back and complain where ptxas would."""
+    driver = ctypes.CDLL(str(home() / "lib" / "libcuda.so.1"))
+    if driver.emu_inspect_module(str(module).encode(), int(usage)):
+        raise CompileError("")
+
+
+def stop(message: str) -> NoReturn:
+    if message:
+        print(message, file=sys.stderr)
+    sys.exit(1)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the stand-in."""
+    try:
+        arguments = parse(argv)
+        if arguments.action == "version":
+            print(version(), end="")
+            return
+        if len(arguments.inputs) != 1:
+            raise CompileError("nvcc fatal   : exactly one input file is needed")
+        source = arguments.inputs[0]
+        if not Path(source).is_file():
+            raise CompileError(f"nvcc fatal   : Don't know what to do with '{source}'")
+        if arguments.action == "preprocess":
+            print(preprocess(arguments, source), end="")
+            return
+        if arguments.action not in ("cubin", "ptx", "fatbin"):
+            raise CompileError("nvcc fatal   : the emulator makes cubins only (--cubin)")
+        compile_source(arguments, source, Path(arguments.output or f"{Path(source).stem}.{arguments.action}"))
+    except CompileError as error:
+        stop(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

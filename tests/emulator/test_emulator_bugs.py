@@ -1,0 +1,132 @@
+"""Each planted bug is reported by the mode that the README's table names, with its message."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ADDRESS = {"EMULATOR_SANITIZE": "address"}
+ILLEGAL_ADDRESS = "illegal memory access"
+LAUNCH_FAILURE = "unspecified launch failure"
+RACE = {"EMULATOR_SANITIZE": "race"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: the bug of bugs.py, options, what standard error says, the Python exception."""
+
+    bug: str
+    message: str
+    error: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> str:
+        return " ".join(f"{k}={v}" for k, v in self.options.items()) or "any"
+
+
+ROWS = [
+    Row("read_past_end", "out of bounds: read of 4 bytes at", ILLEGAL_ADDRESS, ADDRESS),
+    Row("write_past_end", "out of bounds: write of 4 bytes at", ILLEGAL_ADDRESS, ADDRESS),
+    Row("write_past_end_found_at_free", "out of bounds: something wrote 0 bytes after the 400-byte allocation"),
+    Row("write_far_past_end", "out of bounds: access at", ILLEGAL_ADDRESS),
+    Row("copy_past_end", "cuMemcpyDtoH: out of bounds: 404 bytes at", "invalid argument"),
+    Row("static_shared_past_end", "outside every __shared__ variable", ILLEGAL_ADDRESS, ADDRESS),
+    Row("dynamic_shared_past_end", "at byte 252 of 252 bytes of dynamic shared memory", ILLEGAL_ADDRESS, ADDRESS),
+    Row("null_pointer", "a null pointer", ILLEGAL_ADDRESS),
+    Row("host_pointer", "which is no device memory", ILLEGAL_ADDRESS, ADDRESS),
+    Row("constant_written", "to a __constant__ variable", ILLEGAL_ADDRESS, ADDRESS),
+    Row("misaligned_vector", "misaligned address: 'const struct float4' at", "misaligned address", ADDRESS),
+    Row("use_after_free", "use after free: write of 4 bytes at", ILLEGAL_ADDRESS, ADDRESS),
+    Row("use_after_free", "use after free: access at", ILLEGAL_ADDRESS),
+    Row("memset_after_free", "cuMemsetD8: use after free: 64 bytes at", "invalid argument"),
+    Row("cluster_block_left", "use after free: kernel early_leaver", ILLEGAL_ADDRESS),
+    Row("unwritten_global", "unwritten memory: read of 4 bytes that nothing wrote", LAUNCH_FAILURE, ADDRESS),
+    Row("unwritten_shared", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
+    Row("missing_pipeline_wait", "unwritten memory: read of 4 bytes of shared memory", LAUNCH_FAILURE, ADDRESS),
+    Row("missing_syncthreads", "race: write at bugs.cu:36", LAUNCH_FAILURE, RACE),
+    Row("missing_syncthreads_global", "race: write at bugs.cu:41", LAUNCH_FAILURE, RACE),
+    Row("missing_syncwarp", "race: write at bugs.cu:47", LAUNCH_FAILURE, RACE),
+    Row("race_between_blocks", "race: read at bugs.cu:52", LAUNCH_FAILURE, RACE),
+    Row("lost_updates", "race: read at bugs.cu:54", LAUNCH_FAILURE, RACE),
+    Row("atomic_beside_store", "race: atomic at bugs.cu:58", LAUNCH_FAILURE, RACE),
+    Row("barrier_in_both_branches", "divergent barrier in kernel two_barriers", "launch timed out"),
+    Row("barrier_after_exit", "8 have left the kernel", "launch timed out"),
+    Row("shuffle_without_all", "16 of 32 threads wait in __shfl_down_sync at bugs.cu:75", "launch timed out"),
+    Row("grid_sync_without_cooperation", "was not launched cooperatively", LAUNCH_FAILURE),
+    Row("endless_wait", "threads spin for EMULATOR_TIMEOUT=1 seconds", "launch timed out", {"EMULATOR_TIMEOUT": "1"}),
+    Row("device_assert", "assertion `x[threadIdx.x] >= 0' failed in failing_assert at bugs.cu:106", "assert triggered"),
+    Row("too_many_threads", "has more than 1024 threads", "invalid argument"),
+    Row("too_much_shared_memory", "49156 of dynamic shared memory; 49152 of dynamic are allowed", "invalid argument"),
+    Row("grid_too_large", "grid (1,65536,1) is outside", "invalid argument"),
+    Row("wrong_argument_size", "wrong argument size: 20 bytes of arguments", "invalid argument"),
+    Row("out_of_memory", "", "out of memory", {"EMULATOR_MEMORY": "1G"}),
+    Row("leak", "leak at exit: 12345-byte allocation 1 of device 0 was never freed"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.bug}-{row.mode.replace(' ', '-')}")
+def test_planted_bug_is_reported(emulator: Any, row: Row) -> None:
+    done = emulator.python("bugs.py", row.bug, **row.options)
+    assert row.message in done.stderr
+    assert done.returncode == (3 if row.error else 0), done.stdout + done.stderr
+    assert row.error in done.stdout
+
+
+def test_readme_table_has_every_row() -> None:
+    readme = (HERE / "README.md").read_text()
+    for row in ROWS:
+        line = f"| `{row.bug}` | {row.mode} | {row.message or row.error} |"
+        assert line in readme, line
+
+
+def test_two_source_lines_of_a_race(emulator: Any) -> None:
+    done = emulator.python("bugs.py", "missing_syncthreads", **RACE)
+    assert re.search(r"write at bugs\.cu:36 by .* and read at bugs\.cu:38 by .* of shared memory", done.stderr)
+
+
+def test_missing_syncthreads_changes_the_result_with_the_order_of_threads(emulator: Any) -> None:
+    results = {
+        emulator.python("bugs.py", "missing_syncthreads", EMULATOR_ORDER=order).stdout
+        for order in ("forward", "reverse", "shuffled")
+    }
+    assert len(results) == 3
+
+
+def test_missing_event_shows_in_some_order_and_a_present_one_in_none(emulator: Any) -> None:
+    missing, present = set(), set()
+    for seed in range(6):
+        options = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": str(seed)}
+        missing.add(emulator.python("bugs.py", "missing_event", **options).stdout)
+        present.add(emulator.python("bugs.py", "event_present", **options).stdout)
+    assert len(missing) > 1
+    assert present == {"result: [6.0]\n"}
+
+
+def test_missing_synchronize_shows(emulator: Any) -> None:
+    results = {
+        emulator.python("bugs.py", "missing_synchronize", EMULATOR_STREAMS="random", EMULATOR_SEED=str(seed)).stdout
+        for seed in range(4)
+    }
+    assert "result: [0.0, 0.0, 0.0, 0.0]\n" in results
+
+
+def test_leaks_can_fail_the_run(emulator: Any) -> None:
+    assert emulator.python("bugs.py", "leak", EMULATOR_LEAKS="fail").returncode == 86
+    assert "leak" not in emulator.python("bugs.py", "leak", EMULATOR_LEAKS="off").stderr
+
+
+def test_reports_can_be_collected_without_ending_the_kernel(emulator: Any) -> None:
+    done = emulator.python("bugs.py", "unwritten_shared", EMULATOR_SANITIZE="address", EMULATOR_ON_REPORT="continue")
+    assert done.returncode == 0
+    assert "unwritten memory" in done.stderr
+
+
+def test_lenient_barriers_let_threads_leave(emulator: Any) -> None:
+    done = emulator.python("bugs.py", "barrier_after_exit", EMULATOR_BARRIERS="lenient")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,277 @@
+"""What only the emulator can be asked: its options, several devices, several processes, the trace, speed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+HERE = Path(__file__).resolve().parent
+DEVICES = """
+import ctypes
+import pycuda.driver as cuda
+cuda.init()
+for i in range(cuda.Device.count()):
+    uuid = ctypes.create_string_buffer(16)
+    assert ctypes.CDLL("libcuda.so.1").cuDeviceGetUuid_v2(uuid, i) == 0
+    h = uuid.raw.hex()
+    print(cuda.Device(i).pci_bus_id(), "-".join(("GPU", h[:8], h[8:12], h[12:16], h[16:20], h[20:])))
+"""
+
+
+def test_visible_devices(emulator: Any) -> None:
+    def table(**options: str) -> list[str]:
+        return emulator.code(DEVICES, EMULATOR_DEVICES="4", **options).stdout.splitlines()
+
+    full = table()
+    assert len(set(full)) == 4
+    assert table(CUDA_VISIBLE_DEVICES="2,0") == [full[2], full[0]]
+    uuid = full[3].split()[1]
+    assert table(CUDA_VISIBLE_DEVICES=uuid) == [full[3]]
+    assert table(CUDA_VISIBLE_DEVICES="1,9,0") == [full[1]]  # the list ends where no device is named
+    none = emulator.code(DEVICES, CUDA_VISIBLE_DEVICES="")
+    assert "no CUDA-capable device is detected" in none.stderr
+
+
+def test_memory_limit_and_poison(emulator: Any) -> None:
+    done = emulator.code(
+        """
+import numpy as np, pycuda.driver as cuda
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+a = cuda.mem_alloc(3 << 20)
+try:
+    cuda.mem_alloc(2 << 20)
+except cuda.MemoryError as error:
+    print(error, cuda.mem_get_info())
+a.free()
+b = cuda.mem_alloc(4 << 20)
+out = np.empty(1 << 20, np.float32); cuda.memcpy_dtoh(out, b)
+print(np.isnan(out).all()); b.free(); context.pop()
+""",
+        EMULATOR_MEMORY="4M",
+    )
+    assert done.stdout == f"cuMemAlloc failed: out of memory ({1 << 20}, {4 << 20})\nTrue\n", done.stderr
+
+
+def test_unmodelled_calls_say_so(emulator: Any) -> None:
+    done = emulator.code(
+        """
+import pycuda.driver as cuda
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+try:
+    cuda.TextureReference()
+except cuda.Error as error:
+    print(error)
+context.pop()
+"""
+    )
+    assert "not supported" in done.stdout
+    assert "cuTexRefCreate is not modelled" in done.stderr
+
+
+def test_bad_options_are_refused(emulator: Any) -> None:
+    done = emulator.code(DEVICES, EMULATOR_MEMORY="lots")
+    assert done.returncode == 2
+    assert "EMULATOR_MEMORY=lots: expected a whole number" in done.stderr
+
+
+def test_compile_errors_name_the_line(emulator: Any) -> None:
+    done = emulator.code(
+        """
+import pycuda.driver as cuda
+from pycuda.compiler import compile
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+for source, options in (("__global__ void k(float *x) {\\n  x[0] = y;\\n}", []),
+                        ("__global__ void k(float *x) { __shared__ float a[20000]; a[0] = 1; x[0] = a[0]; }", []),
+                        ("__global__ void k() {}", ["--no-such-option"])):
+    try:
+        compile(source, options=options)
+    except cuda.CompileError as error:
+        print(error.stderr)
+context.pop()
+"""
+    )
+    assert "kernel.cu:3:" in done.stdout  # PyCUDA's extern "C" is line 1
+    assert "'k' uses too much shared data (0x13880 bytes, 0xc000 max)" in done.stdout
+    assert "Unknown option '--no-such-option'" in done.stdout
+
+
+def test_trace(emulator: Any, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    assert emulator.python("truth.py", "votes", EMULATOR_TRACE=str(file)).returncode == 0
+    events = json.loads(file.read_text())["traceEvents"]
+    (launch,) = (event for event in events if event["cat"] == "kernel")
+    assert launch["name"] == "votes"
+    assert launch["args"]["block"] == [96, 1, 1]
+    assert launch["dur"] > 0
+    assert sum(event["cat"] == "memcpy" for event in events) >= 5
+
+
+IPC = """
+import subprocess, sys
+import numpy as np, pycuda.driver as cuda
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+if len(sys.argv) > 1:
+    handle = bytearray.fromhex(sys.argv[1])
+    memory = cuda.IPCMemoryHandle(handle)
+    x = np.empty(1000, np.float32)
+    cuda.memcpy_dtoh(x, int(memory)); assert (x == np.arange(1000)).all()
+    cuda.memcpy_htod(int(memory), -x); cuda.memset_d32(int(memory), 0, 1)
+    memory.close()
+else:
+    x = np.arange(1000, dtype=np.float32)
+    memory = cuda.to_device(x)
+    handle = cuda.mem_get_ipc_handle(memory)
+    subprocess.run([sys.executable, "-c", CODE, bytes(handle).hex()], check=True, timeout=60)
+    cuda.memcpy_dtoh(x, memory); assert x[0] == 0 and (x[1:] == -np.arange(1, 1000)).all()
+    memory.free(); print("shared")
+context.pop()
+"""
+
+
+def test_memory_handles_between_processes(emulator: Any) -> None:
+    before = set(Path("/dev/shm").glob("dptrain-emulator-*"))
+    done = emulator.code(f"CODE = {IPC!r}\n{IPC}")
+    assert done.stdout == "shared\n", done.stderr
+    assert set(Path("/dev/shm").glob("dptrain-emulator-*")) <= before
+
+
+MPI = """
+import os
+from mpi4py import MPI
+import numpy as np, pycuda.driver as cuda
+world = MPI.COMM_WORLD; rank, size = world.rank, world.size
+os.environ["CUDA_VISIBLE_DEVICES"] = str(rank % 2)
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+from pycuda.compiler import SourceModule
+source = "__global__ void add(float *x, const float *y, int n) { int i = threadIdx.x; if (i < n) x[i] += y[i]; }"
+if rank == 0: SourceModule(source)
+world.Barrier()
+add = SourceModule(source).get_function("add")
+n = 64
+mine = cuda.to_device(np.full(n, rank + 1, np.float32)); total = cuda.to_device(np.zeros(n, np.float32))
+handles = world.allgather(bytes(cuda.mem_get_ipc_handle(mine)))
+for other, handle in enumerate(handles):
+    if other == rank:
+        add(total, mine, np.int32(n), block=(n, 1, 1)); continue
+    peer = cuda.IPCMemoryHandle(bytearray(handle))
+    add(total, np.uintp(int(peer)), np.int32(n), block=(n, 1, 1)); cuda.Context.synchronize(); peer.close()
+world.Barrier()
+out = np.empty(n, np.float32); cuda.memcpy_dtoh(out, total)
+buses = world.allgather(cuda.Device(0).pci_bus_id())
+if rank == 0: print(out.tolist() == [3.0] * n, len(set(buses)), flush=True)
+mine.free(); total.free(); context.pop()
+"""
+
+
+@pytest.mark.skipif(
+    not shutil.which("mpirun") or not importlib.util.find_spec("mpi4py"), reason="needs mpirun and mpi4py"
+)
+def test_ranks_exchange_device_memory(emulator: Any) -> None:
+    done = emulator.run("mpirun", "-n", "2", sys.executable, "-c", MPI, EMULATOR_DEVICES="2")
+    assert done.stdout == "True 2\n", done.stderr
+
+
+def test_run_command(emulator: Any) -> None:
+    done = emulator.run(sys.executable, str(HERE / "run"), sys.executable, str(HERE / "truth.py"), "votes")
+    assert "ok votes" in done.stdout
+    wrong = emulator.run(sys.executable, str(HERE / "run"), "no-such-command")
+    assert wrong.returncode == 1
+    assert "cannot run no-such-command" in wrong.stderr
+
+
+def test_speed(emulator: Any) -> None:
+    """A GEMM of 256x784x128, and the matrix products of a 784-128-10 step at batch 32, each in under a second."""
+    done = emulator.code(
+        f"""
+import functools, sys, time; sys.path.insert(0, {str(HERE)!r})
+import truth, pycuda.driver as cuda
+truth.kernel = functools.cache(truth.kernel)  # compile once; asking nvcc for the cached module takes longer than a step
+cuda.init(); context = cuda.Device(0).retain_primary_context(); context.push()
+def product(m, n, k):
+    truth.product("gemm_tiled", m, n, k, ((n + 15) // 16, (m + 15) // 16), (16, 16, 1))
+def gemm(): product(256, 128, 784)
+def step():
+    for shape in ((32, 128, 784), (32, 10, 128), (128, 10, 32), (32, 128, 10), (784, 128, 32)): product(*shape)
+for work in (gemm, step):
+    times = []
+    for _ in range(3):
+        start = time.perf_counter(); work(); times.append(time.perf_counter() - start)
+    print(min(times))
+truth.kernel.cache_clear(); context.pop()
+"""
+    )
+    gemm, step = map(float, done.stdout.split())
+    assert gemm < 1.0
+    assert step < 1.0
+
+
+# ------------------------------------------------------------------ the nvcc stand-in, without a compiler
+
+specification = importlib.util.spec_from_file_location("dptrain_emulator_nvcc", HERE / "nvcc.py")
+assert specification
+assert specification.loader
+nvcc = importlib.util.module_from_spec(specification)
+sys.modules[specification.name] = nvcc  # dataclasses look their module up
+specification.loader.exec_module(nvcc)
+
+
+def rewrite(text: str) -> str:
+    rewriter = nvcc.Rewriter(text)
+    return str(rewriter.run() + rewriter.trampolines())
+
+
+def test_shared_variables_become_references() -> None:
+    out = rewrite('extern "C" __global__ void k(int *x) {\n  __shared__ float a[2][3], b;\n  b = a[1][2];\n}\n')
+    assert "struct emu_shared_1 { float a[2][3], b; };" in out
+    assert "auto &a = emu::StaticShared<emu_shared_1, 1>::get().a;" in out
+    assert "auto &b = emu::StaticShared<emu_shared_1, 1>::get().b;" in out
+    assert 'emu::Trampoline<&k>{}, "k"' in out
+    dynamic = rewrite("__global__ void k() { extern __shared__ float4 s[]; s[0].x = 1; }")
+    assert "float4 (&s)[] = *reinterpret_cast<float4 (*)[]>(emu_self->shared_dynamic);" in dynamic
+
+
+def test_kernels_in_templates_and_namespaces() -> None:
+    out = rewrite(
+        "namespace n { template <int N> __global__ void t(float *x) { x[0] = N; } __global__ void g(int) {} }\n"
+        "template __global__ void n::t<3>(float *);\n"
+        "__global__ void __launch_bounds__(128, 2) __cluster_dims__(2, 1, 1) k(int) {}\n"
+    )
+    assert re.findall(r"Trampoline<&(.*?)>\{\}", out) == ["n::g", "n::t<3>", "k"]
+    assert "emu::first(128, 2), emu_cluster(2, 1, 1)" in out
+
+
+def test_words_in_strings_stay() -> None:
+    text = 'const char *s = "__shared__ {";\nvoid f() { char c = \'{\'; }\n__global__ void k() {}\n'
+    assert '"__shared__ {"' in rewrite(text)
+    assert rewrite(text).count("Trampoline<&k>") == 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from(["\n", "__shared__ int a{}[4]; ", "int b = 1; ", "{ int c; }\n"]), max_size=12))
+def test_lines_keep_their_numbers(parts: list[str]) -> None:
+    """Whatever is rewritten, the text has as many lines in front of a mark as before."""
+    body = "".join(part.format(i) if "{}" in part else part for i, part in enumerate(parts))
+    text = f"__global__ void k() {{\n{body}\nMARK;\n}}\n"
+    before = text[: text.index("MARK")].count("\n")
+    out = nvcc.Rewriter(text).run()
+    assert out[: out.index("MARK")].count("\n") == before
+    assert "__shared__" not in out
+
+
+def test_options() -> None:
+    parsed = nvcc.parse(["--cubin", "-arch", "sm_80", "-I", "x", "-DA=1", "-Xptxas", "-v", "k.cu", "-O3"])
+    assert (parsed.action, parsed.arch, parsed.inputs) == ("cubin", 800, ["k.cu"])
+    assert parsed.preprocessor == ["-Ix", "-DA=1"]
+    with pytest.raises(nvcc.CompileError, match="Unsupported gpu architecture"):
+        nvcc.parse(["-arch=sm_120"])
+    assert nvcc.gnu("c++14") == "gnu++17"
+    assert nvcc.gnu("c++20") == "gnu++20"
