@@ -33,7 +33,7 @@ class MpiCommunicator(Communicator):
             raise AgreedError(
                 "start-up",
                 ConfigError.exit_code,
-                f"{launch.launcher} started {launch.size} processes, but MPI ({MPI.Get_library_version().split()[0]}) "
+                f"{launch.launcher} started {launch.size} processes, but MPI ({self.description}) "
                 f"sees a world of {world.size}: start with the mpirun that belongs to this MPI "
                 f"(the one beside {sys.executable}), or srun --mpi=pmi2|pmix",
                 [],
@@ -47,7 +47,8 @@ class MpiCommunicator(Communicator):
     @property
     def description(self) -> str:
         """The MPI library and its version."""
-        return " ".join(MPI.Get_library_version().split()[:3])
+        words = MPI.Get_library_version().replace("Version:", "").replace(",", " ").split()
+        return " ".join(words[:3] if words[0] == "Open" else words[:2])
 
     def allreduce_sum(self, buffer: Array) -> None:
         """Sum in place over all ranks, `MPI_Allreduce`."""

@@ -195,6 +195,13 @@ def test_a_live_line_on_a_terminal(small_npz, tmp_path):
     assert "Epoch 2/2 - 1003 steps - " in plain
 
 
+def test_console_script(small_npz, tmp_path):
+    script = Path(sys.executable).with_name("dptrain")
+    done = run([str(script), "--data", str(small_npz), "--fast-dev-run"], cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "Fast dev run: everything works" in done.out
+
+
 def test_local_launch_script(small_npz, tmp_path):
     script = Path(__file__).resolve().parents[2] / "launch" / "local.sh"
     done = run(

@@ -371,10 +371,7 @@ class Rewriter:
             raise CompileError(f"error: extern __shared__ needs an array: '{declaration}'")
         kind, name, extent = (part.strip() for part in match.groups())
         if self.in_body:
-            return (
-                f"{kind} (&{name}){extent} = "
-                f"*reinterpret_cast<{kind} (*){extent}>(emu_self->shared_dynamic);"
-            )
+            return f"{kind} (&{name}){extent} = *reinterpret_cast<{kind} (*){extent}>(emu_self->shared_dynamic);"
         return f"static emu::DynamicShared<{kind}> {name};"
 
     def static_shared(self, declaration: str) -> str:
@@ -396,9 +393,7 @@ class Rewriter:
             if not match:
                 raise CompileError(f"error: cannot read the __shared__ declaration '{declaration}'")
             names.append(re.search(r"(\w+)\s*(?:\[|$)", part)[1])  # type: ignore[index]
-        references = "".join(
-            f" auto &{name} = emu::StaticShared<{struct}, {number}>::get().{name};" for name in names
-        )
+        references = "".join(f" auto &{name} = emu::StaticShared<{struct}, {number}>::get().{name};" for name in names)
         return f"struct {struct} {{ {declaration}; }};{references}"
 
     # -- the appended part
@@ -425,7 +420,7 @@ class Rewriter:
             name = kernel.name.replace('"', "")
             lines.append(
                 f"static const uint32_t emu_shared_ids_{index}[] = {{{ids}}};\n"
-                f"static emu::Registration emu_registration_{index}(emu::Trampoline<&{name}>{{}}, \"{name}\", "
+                f'static emu::Registration emu_registration_{index}(emu::Trampoline<&{name}>{{}}, "{name}", '
                 f"reinterpret_cast<void *>(&{name}), emu::first({bounds}), emu_cluster({kernel.cluster}), "
                 f"emu_shared_ids_{index}, {len(reach)});"
             )

@@ -250,7 +250,7 @@ def test_kernels_in_templates_and_namespaces() -> None:
 
 
 def test_words_in_strings_stay() -> None:
-    text = 'const char *s = "__shared__ {";\nvoid f() { char c = \'{\'; }\n__global__ void k() {}\n'
+    text = "const char *s = \"__shared__ {\";\nvoid f() { char c = '{'; }\n__global__ void k() {}\n"
     assert '"__shared__ {"' in rewrite(text)
     assert rewrite(text).count("Trampoline<&k>") == 1
 
