@@ -25,7 +25,7 @@ from dptrain.errors import AgreedError, ConfigError
 from dptrain.failure import phase
 from dptrain.launcher import detect_launch
 from dptrain.registry import lookup, suggestion
-from dptrain.runs.directory import RunDirectory, default_path
+from dptrain.runs.directory import RunDirectory
 from dptrain.sequential import Sequential
 from dptrain.train.callbacks import Callback, EpochRecorder, StopOnDivergence
 from dptrain.version import __version__
@@ -180,11 +180,12 @@ def _optimizer(config: Config) -> optimizers.Optimizer:
 
 def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
     chosen = config.train
+    available = -(-data.train.total // chosen.batch_size)
     common: dict[str, Any] = {
         "seed": config.seed,
         "shuffle": chosen.shuffle,
         "drop_last": chosen.drop_last,
-        "steps_per_epoch": _DEV_STEPS if config.fast_dev_run else chosen.steps_per_epoch,
+        "steps_per_epoch": min(_DEV_STEPS, available) if config.fast_dev_run else chosen.steps_per_epoch,
     }
     if config.data.sharding == "static":
         if chosen.shards_per_batch is not None:
@@ -220,7 +221,7 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
         elif config.fast_dev_run:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-")))
         else:
-            path = default_path(_run_name(config, data))
+            return RunDirectory.in_free_place(_run_name(config, data), to_yaml(config))
         return RunDirectory(path, to_yaml(config))
 
     return comm.agree("output", claim)

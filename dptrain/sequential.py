@@ -17,6 +17,7 @@ from dptrain.data.loading import Split, fingerprint
 from dptrain.data.sampling import GlobalSampler, Sampler
 from dptrain.errors import AgreedError, ConfigError, DataError
 from dptrain.failure import end_job, phase
+from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
 from dptrain.losses import Loss
 from dptrain.metrics import Metric
@@ -27,7 +28,7 @@ from dptrain.train.callbacks import Callback, History
 from dptrain.train.callbacks.progress import for_verbosity
 from dptrain.train.replica import Replica
 from dptrain.train.trainer import Trainer
-from dptrain.utils import default_seed
+from dptrain.utils import check_seed, default_seed
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -44,6 +45,9 @@ class Sequential:
         name: for summaries.
         seed: of initial weights, shuffling and dropout, the same on all ranks; by default that of
             `dptrain.utils.set_random_seed`, or 0.
+
+    Raises:
+        ConfigError: the seed is out of range.
     """
 
     def __init__(
@@ -51,8 +55,7 @@ class Sequential:
     ) -> None:
         self.layers: list[Layer] = list(layers or [])
         self.name = name
-        self.seed = default_seed() if seed is None else seed
-        self.stop_training = False
+        self.seed = default_seed() if seed is None else check_seed(seed)
         self._architecture: Architecture | None = None
         self._replica: Replica | None = None
         self._weights: Array | None = None
@@ -295,7 +298,8 @@ class Sequential:
 
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of weights, on rank 0."""
-        if not comms.is_started() or comms.current().rank == 0:
+        launch = detect_launch()  # not the communicator: looking at a model need not start MPI
+        if launch is None or launch.rank == 0:
             print(f'Model: "{self.name}"\n{self.architecture.summary()}')
 
     # Helpers

@@ -17,11 +17,20 @@ def set_random_seed(seed: int) -> None:
         ConfigError: the seed is out of range.
     """
     global _default_seed
-    if not 0 <= seed < 2**63:
-        raise ConfigError(f"seed = {seed}: expected 0 to 2**63 - 1")
-    _default_seed = seed
+    _default_seed = check_seed(seed)
 
 
 def default_seed() -> int:
     """Return the seed that `set_random_seed` set, else 0."""
     return _default_seed
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed that is in range.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed = {seed}: expected 0 to 2**63 - 1")
+    return seed

@@ -28,8 +28,3 @@ def current() -> Communicator:
 
             _current = MpiCommunicator(launch)
     return _current
-
-
-def is_started() -> bool:
-    """Whether `current` has been called, so that asking it again starts nothing."""
-    return _current is not None

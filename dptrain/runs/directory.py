@@ -8,6 +8,7 @@ curves.png         loss and metrics over epochs, where matplotlib is installed
 """
 
 import datetime
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,26 @@ class RunDirectory:
         except OSError as error:
             raise output_error(claim, error, len(config_yaml)) from error
 
+    @classmethod
+    def in_free_place(cls, name: str, config_yaml: str) -> "RunDirectory":
+        """Return a new run directory runs/<date-time>-<name> in the working directory.
+
+        Runs that start in the same second each get one: a number is put behind the name of the later.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "run"
+        for number in itertools.count(1):
+            path = Path("runs") / f"{stamp}-{plain}{f'-{number}' if number > 1 else ''}"
+            try:
+                return cls(path, config_yaml)
+            except OutputError:
+                if not (path / "config.yaml").exists():
+                    raise
+        raise AssertionError("itertools.count ends")
+
     def add_epoch(self, epoch: Mapping[str, Any]) -> None:
         """Append an epoch's metrics to metrics.jsonl.
 
@@ -78,15 +99,3 @@ class RunDirectory:
             if picture is not None:
                 write_atomically(self.path / "curves.png", picture)
         return sorted(file.name for file in self.path.iterdir())
-
-
-def default_path(name: str) -> Path:
-    """Return runs/<date-time>-<name> in the working directory, with a number behind it if that exists."""
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "run"
-    path = Path("runs") / f"{stamp}-{plain}"
-    number = 2
-    while path.exists():
-        path = Path("runs") / f"{stamp}-{plain}-{number}"
-        number += 1
-    return path

@@ -107,6 +107,12 @@ def test_fast_dev_run_leaves_nothing(small_npz, tmp_path, ranks):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_fast_dev_run_with_less_than_a_batch(small_npz, tmp_path):
+    done = dptrain(0, "--data", str(small_npz), "--batch-size", "2000", "--fast-dev-run", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert ", 1 steps an epoch" in done.out
+
+
 def test_verbose_0_prints_nothing(small_npz, tmp_path):
     done = dptrain(2, "--data", str(small_npz), "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "run"))
     assert (done.code, done.out, done.err) == (0, "", "")

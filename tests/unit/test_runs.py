@@ -13,7 +13,7 @@ import safetensors.numpy
 from dptrain.errors import OutputError
 from dptrain.runs import directory, files
 from dptrain.runs.curves import draw_curves
-from dptrain.runs.directory import RunDirectory, default_path
+from dptrain.runs.directory import RunDirectory
 from dptrain.runs.files import append_line, write_atomically
 
 EPOCHS = [{"epoch": n, "loss": 1 / n, "accuracy": 0.9, "val_loss": 2 / n, "seconds": 1.0} for n in (1, 2)]
@@ -67,15 +67,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "lines"]
 
 
-def test_default_paths_do_not_collide(tmp_path, monkeypatch):
+def test_runs_of_the_same_second_do_not_collide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = default_path("a b/../c")
-    first.mkdir(parents=True)
-    assert first.parent.name == "runs"
-    assert first.name.endswith("-a-b-..-c")
-    second = default_path("a b/../c")
-    assert second != first
-    assert not second.exists()
+    paths = [RunDirectory.in_free_place("a b/../c", f"{n}\n").path for n in range(3)]
+    assert len(set(paths)) == 3
+    assert all(path.parent.name == "runs" and "-a-b-..-c" in path.name for path in paths)
+    assert [(path / "config.yaml").read_text() for path in paths] == ["0\n", "1\n", "2\n"]
+    (tmp_path / "runs").rename(tmp_path / "old")
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(OutputError, match=r"Not a directory|File exists"):
+        RunDirectory.in_free_place("x", "")
 
 
 def test_curves_are_a_picture():

@@ -270,6 +270,7 @@ def test_compiling_starts_the_optimizer_afresh():
         (lambda x, y: build().set_weights([np.zeros((6, 8))]), ValueError, "expecting 4 weights"),
         (lambda x, y: build().set_weights([np.zeros(1)] * 4), ValueError, "expected shape"),
         (lambda x, y: build(loss="mse", metrics=[]).fit(x, y), DataError, "expected targets of shape"),
+        (lambda x, y: dp.Sequential([Dense(2)], seed=-1), ConfigError, "seed = -1"),
         (lambda x, y: dp.Sequential([Dense(2)]).get_weights(), ConfigError, "needs input_shape"),
     ],
 )
