@@ -174,10 +174,11 @@ def test_shards_per_batch_give_the_same_bits_on_one_and_two_ranks(small_npz, tmp
         assert found[2][name].tobytes() == found[0][name].tobytes()
 
 
-def test_a_live_line_on_a_terminal(small_npz, tmp_path):
+@pytest.mark.parametrize("columns", [80, 150])
+def test_a_live_line_on_a_terminal(small_npz, tmp_path, columns):
     parent, child = pty.openpty()
     arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1", "--out", str(tmp_path / "run")]
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
     process = subprocess.Popen(
         [sys.executable, "-m", "dptrain", *arguments], stdin=child, stdout=child, stderr=child, env=env
     )
@@ -197,7 +198,8 @@ def test_a_live_line_on_a_terminal(small_npz, tmp_path):
     assert process.wait(10) == 0
     os.close(parent)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
-    assert re.search(r"Epoch 1/2 +\d+/1003 [^\r\n]*ETA[^\r\n]*samples/s - loss: ", plain), plain
+    live = r"Epoch 1/2 +\d+/1003 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+ - accuracy: [0-9.]+"
+    assert re.search(live, plain), plain
     assert "Epoch 2/2 - 1003 steps - " in plain
 
 

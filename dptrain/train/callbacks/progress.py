@@ -4,7 +4,8 @@ import time
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from dptrain.train.callbacks.base import Callback, Logs
 
@@ -55,13 +56,13 @@ class ProgressLine(Callback):
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Start the line."""
+        room = self._console.width - 82  # what the text needs at 80 columns; a bar only where there is more
         self._progress = Progress(
-            TextColumn("Epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+            TextColumn("Epoch {task.fields[epoch]}/{task.fields[epochs]} {task.completed}/{task.total}"),
+            *([BarColumn(bar_width=min(room, 24))] if room >= 8 else []),
             TextColumn("ETA"),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True)),
             console=self._console,
             transient=True,
             auto_refresh=False,  # the loop refreshes; a thread of its own would take turns with it for the interpreter
