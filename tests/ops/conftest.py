@@ -1,10 +1,27 @@
-"""Every op test runs on every backend."""
+"""Every op test runs on every backend.
+
+The CUDA backend's run where a driver answers: on a GPU, or under `tests/emulator/run`. DPTRAIN_OPS_EXAMPLES sets how
+many random shapes each test draws, for slow devices.
+"""
+
+import ctypes
 
 import numpy as np
 import pytest
 
 from dptrain.backend import Backend, best_loops
 from dptrain.backend.numpy import NumpyBackend
+
+
+def no_cuda() -> str:
+    """Why the CUDA backend cannot run here, or an empty string."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no CUDA driver; tests/emulator/run python -m pytest tests/ops -k cuda"
+    if driver.cuInit(0):
+        return "no GPU answers"
+    return ""
 
 
 @pytest.fixture(
@@ -16,11 +33,18 @@ from dptrain.backend.numpy import NumpyBackend
         "numba-float32-1",
         "numba-float64-1",
         "numba-float32-2",
+        "cuda-float32-1",
     ],
 )
 def ops(request: pytest.FixtureRequest) -> Backend:
     """A backend; the parameter is its loops, dtype and threads."""
     loops, dtype, threads = request.param.split("-")
+    if loops == "cuda":
+        if reason := no_cuda():
+            pytest.skip(reason)
+        from dptrain.backend.cuda import CudaBackend
+
+        return CudaBackend()
     if loops == "numba":
         pytest.importorskip("numba", reason="compiled loops need the extra 'jit'")
     return NumpyBackend(np.dtype(dtype), int(threads), best_loops(loops))
