@@ -212,7 +212,9 @@ def open_gpu(local_rank: int, local_size: int, share: bool, host: str) -> Gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, local_rank % count)
         try:
             cuda.init()
-            device = cuda.Device(0)
+            # One device is visible now, unless the user's own code had started the driver before.
+            number = local_rank % cuda.Device.count()
+            device = cuda.Device(number)
             context = device.retain_primary_context()
             context.push()
         except cuda.Error as error:
@@ -224,7 +226,7 @@ def open_gpu(local_rank: int, local_size: int, share: bool, host: str) -> Gpu:
                 f"host {host}: no GPU answers{_masked(mask)} ({error}); see nvidia-smi, or use --device cpu"
             ) from error
         architecture = "sm_{}{}".format(*device.compute_capability())
-        _gpu = Gpu(device, context, device.name(), _uuid(), device.total_memory(), architecture)
+        _gpu = Gpu(device, context, device.name(), _uuid(number), device.total_memory(), architecture)
         atexit.register(_close_gpu)
     return _gpu
 
@@ -252,12 +254,12 @@ def _count_gpus() -> int:
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
 
 
-def _uuid() -> str:
-    """Return device 0's UUID, which PyCUDA does not tell."""
+def _uuid(number: int) -> str:
+    """Return a device's UUID, which PyCUDA does not tell."""
     data = (ctypes.c_ubyte * 16)()
     for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):  # the newer one knows parts of GPUs
         with contextlib.suppress(OSError, AttributeError):
-            if getattr(ctypes.CDLL("libcuda.so.1"), name)(data, 0) == 0:
+            if getattr(ctypes.CDLL("libcuda.so.1"), name)(data, number) == 0:
                 text = bytes(data).hex()
                 return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
     return "UUID unknown"
@@ -321,9 +323,7 @@ class CudaBackend(Backend):
                     function.prepare(types)
                     self._kernels[name] = function
         except cuda.Error as error:
-            raise DeviceError(
-                f"{gpu.name}: the kernels do not load ({error}); remove {cache_dir()}"
-            ) from error
+            raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {cache_dir()}") from error
         _backends.add(self)
 
     def close(self) -> None:

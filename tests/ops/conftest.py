@@ -50,6 +50,16 @@ def ops(request: pytest.FixtureRequest) -> Backend:
     return NumpyBackend(np.dtype(dtype), int(threads), best_loops(loops))
 
 
+@pytest.fixture(scope="session")
+def cuda_ops() -> Backend:
+    """The CUDA backend alone."""
+    if reason := no_cuda():
+        pytest.skip(reason)
+    from dptrain.backend.cuda import CudaBackend
+
+    return CudaBackend()
+
+
 def poisoned(ops: Backend, shape: tuple[int, ...], dtype=None):
     """Return an output buffer full of NaN (or of a large integer), which an op that misses an element leaves behind."""
     buffer = ops.empty(shape, dtype)
