@@ -28,7 +28,7 @@ def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **env
     """Run a command on the emulator; memory that it leaks makes it fail. The first run builds the emulator."""
     skip_without_emulator()
     defaults = {"EMULATOR_LEAKS": "fail", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    return run([sys.executable, str(EMULATOR / "run"), *command], timeout=timeout, cwd=cwd, **defaults | environment)
+    return run([sys.executable, str(EMULATOR / "run"), *command], timeout=timeout, cwd=cwd, **(defaults | environment))
 
 
 def emulated_ranks(ranks: int, *arguments: str, **options: str) -> Finished:

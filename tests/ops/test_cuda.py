@@ -177,6 +177,20 @@ def test_totals_add_float32_to_float64(cuda_ops):
     assert cuda_ops.download(totals).tolist() == [2.0**40 + 1, 2.0**40 + 2, 2.0**40 + 3]
 
 
+def test_the_first_of_equals_in_one_lane_and_across_lanes(cuda_ops):
+    """A warp looks at 32 classes at a time: equals may be with one lane or with two; NaN counts as highest, as in NumPy."""
+    scores = np.zeros((6, 70), np.float32)
+    for row, places in enumerate([(3, 35, 67), (40, 41), (31, 32), (69,), (), (5,)]):
+        scores[row, list(places)] = 2
+    scores[5, [20, 60]] = np.nan
+    best = scores.argmax(1)
+    assert best.tolist() == [3, 40, 31, 69, 0, 20]
+    for labels in (best, best + 1):
+        total = cuda_ops.zeros((1,))
+        cuda_ops.count_correct(cuda_ops.upload(scores), cuda_ops.upload(labels), total)
+        assert cuda_ops.download(total).tolist() == [(best == labels).sum()]
+
+
 def test_not_a_number_stays_one(cuda_ops):
     """A loss that is no longer finite must be seen, not turned to zero by a relu."""
     x = cuda_ops.upload(np.array([[np.nan, 1.0, -1.0]], np.float32))
