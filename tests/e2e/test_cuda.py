@@ -57,6 +57,17 @@ def command(data: Path, *more: str) -> list[str]:
     return ["-m", "dptrain", "--device", "cuda", "--data", str(data), "--epochs", "1", "--batch-size", "200", *more]
 
 
+def test_fixed_shards_give_the_same_bits_on_any_number_of_ranks(small_npz, tmp_path):
+    saved = []
+    for ranks in (0, 2):
+        out = tmp_path / f"{ranks} ranks"
+        more = ["--train.shards_per_batch", "4", "--hidden", "20", "--out", str(out)]
+        done = emulated_ranks(ranks, *command(small_npz, *more), EMULATOR_DEVICES="2")
+        assert (done.code, done.err) == (0, "")
+        saved.append((out / "model.safetensors").read_bytes())
+    assert saved[0] == saved[1]
+
+
 def test_a_checked_run_finds_nothing(small_npz, tmp_path):
     """No access out of bounds, no unwritten memory, no race, in a whole short training."""
     more = ["--hidden", "20", "--dropout", "0.2", "--train.steps_per_epoch", "2", "--out", str(tmp_path / "run")]

@@ -5,6 +5,7 @@ many random shapes each test draws, for slow devices.
 """
 
 import ctypes
+import importlib.util
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def no_cuda() -> str:
         return "no CUDA driver; tests/emulator/run python -m pytest tests/ops -k cuda"
     if driver.cuInit(0):
         return "no GPU answers"
-    return ""
+    return "" if importlib.util.find_spec("pycuda") else "PyCUDA is not installed: pip install 'dptrain[cuda]'"
 
 
 @pytest.fixture(

@@ -178,7 +178,7 @@ def test_totals_add_float32_to_float64(cuda_ops):
 
 
 def test_the_first_of_equals_in_one_lane_and_across_lanes(cuda_ops):
-    """A warp looks at 32 classes at a time: equals may be with one lane or with two; NaN counts as highest, as in NumPy."""
+    """A warp looks at 32 classes at a time: equals may be with one lane or with two. NaN is highest, as in NumPy."""
     scores = np.zeros((6, 70), np.float32)
     for row, places in enumerate([(3, 35, 67), (40, 41), (31, 32), (69,), (), (5,)]):
         scores[row, list(places)] = 2
