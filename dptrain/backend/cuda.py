@@ -356,7 +356,7 @@ class CudaBackend(Backend):
 
     def upload(self, array: HostArray) -> DeviceArray:
         # Types that no kernel reads, as the next one that holds their values.
-        replacement = {"bool": np.uint8, "float16": np.float32, "longdouble": np.float64}.get(array.dtype.name)
+        replacement = {"bool": np.uint8, "float16": np.float32}.get(array.dtype.name)
         if replacement is None and array.dtype.name not in _GATHERED:
             replacement = np.float64
         stored = np.dtype(replacement) if replacement is not None else array.dtype.newbyteorder("=")
@@ -383,7 +383,7 @@ class CudaBackend(Backend):
         key = (buffer.pointer, buffer.nbytes)
         pinned = self._staging.get(key)
         if pinned is None or pinned.dtype != buffer.dtype:
-            pinned = self._staging[key] = cuda.pagelocked_empty(buffer.size, buffer.dtype)
+            pinned = self._staging[key] = self._pinned(buffer.size, buffer.dtype)
         if buffer.size:
             cuda.memcpy_dtoh_async(pinned, buffer.pointer, self._stream)
         self._wait()  # MPI knows nothing of streams
@@ -695,6 +695,16 @@ class CudaBackend(Backend):
     def _wait(self) -> None:
         if self._stream is not None:
             self._stream.synchronize()
+
+    def _pinned(self, size: int, dtype: np.dtype[Any]) -> HostArray:
+        """Return host memory that copies reach directly, (size,)."""
+        try:
+            pinned: HostArray = cuda.pagelocked_empty(max(size, 1), dtype)[:size]
+        except cuda.Error as error:
+            raise DeviceError(
+                f"cannot pin {_amount(size * dtype.itemsize)} of host memory ({error}): see ulimit -l and free memory"
+            ) from error
+        return pinned
 
     def _allocate(self, nbytes: int) -> Any:
         try:

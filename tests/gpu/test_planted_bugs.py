@@ -1,4 +1,4 @@
-"""Bugs planted into copies of the kernels: the op tests, or the emulator's checks, must find each."""
+"""Bugs planted into copies of the kernels and the backend: the op tests or the emulator must find each."""
 
 import shutil
 import sys
@@ -13,48 +13,76 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 
 # name -> (file, what stands there, what is put in its place, which tests, the emulator's options)
 CHECKED = {"EMULATOR_SANITIZE": "all"}
+LATE = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "1"}
+BACKEND = "dptrain/backend/cuda.py"
 BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "no barrier between tiles": (
-        "dense.cu",
+        "kernels/dense.cu",
         "part_b.store(tiles_b + stage * STAGE_B);\n            __syncthreads();",
         "part_b.store(tiles_b + stage * STAGE_B);",
         "test_products",
         CHECKED,
     ),
     "no barrier before a block's sum": (
-        "metrics.cu",
+        "kernels/metrics.cu",
         "sums[threadIdx.x] = sum;\n    __syncthreads();",
         "sums[threadIdx.x] = sum;",
         "test_softmax_cross_entropy",
         CHECKED,
     ),
-    "a tile's edge": ("dense.cu", "if (row < rows) {", "if (row <= rows) {", "test_dense or test_products", CHECKED),
+    "a tile's edge": (
+        "kernels/dense.cu",
+        "if (row < rows) {",
+        "if (row <= rows) {",
+        "test_dense or test_products",
+        CHECKED,
+    ),
     "the last column is not written": (
-        "dense.cu",
+        "kernels/dense.cu",
         "if (n + j < N) place[j] = results[j];",
         "if (n + j < N - 1) place[j] = results[j];",
         "test_dense",
         {},
     ),
-    "a slice is left out": ("dense.cu", "z < slices; ++z", "z < slices - 1; ++z", "test_products", {}),
+    "a slice is left out": ("kernels/dense.cu", "z < slices; ++z", "z < slices - 1; ++z", "test_products", {}),
     "the bias is added in every slice": (
-        "dense.cu",
+        "kernels/dense.cu",
         "const bool whole = gridDim.z == 1;",
         "const bool whole = true;",
         "test_products",
         {},
     ),
-    "the counter begins one too low": ("dropout.cu", "c0 = place + 1,", "c0 = place,", "test_dropout_has_the_bits", {}),
-    "the loss overwrites": ("metrics.cu", "total[0] += (float)", "total[0] = (float)", "test_softmax", {}),
-    "the last of equals": ("metrics.cu", "score > best ||", "score >= best ||", "first_of_equals", {}),
+    "the counter begins one too low": (
+        "kernels/dropout.cu",
+        "c0 = place + 1,",
+        "c0 = place,",
+        "test_dropout_has_the_bits",
+        {},
+    ),
+    "the loss overwrites": ("kernels/metrics.cu", "total[0] += (float)", "total[0] = (float)", "test_softmax", {}),
+    "the last of equals": ("kernels/metrics.cu", "score > best ||", "score >= best ||", "first_of_equals", {}),
     "rows past the end": (
-        "softmax_cross_entropy.cu",
+        "kernels/softmax_cross_entropy.cu",
         "if (b >= B) return;",
         "if (b > B) return;",
         "test_softmax_cross_entropy",
         CHECKED,
     ),
-    "a corrected epsilon": ("optimizer.cu", "sqrtf(v) + epsilon", "sqrtf(v) + 1e-3f", "test_adam", {}),
+    "a host view that does not wait": (
+        BACKEND,
+        "self._wait()  # MPI knows nothing of streams",
+        "",
+        "test_what_mpi_changes",
+        LATE,
+    ),
+    "scratch that is too small": (
+        BACKEND,
+        "self._scratch(slices * M * N * 4)",
+        "self._scratch(slices * M * N * 2)",
+        "test_products",
+        CHECKED,
+    ),
+    "a corrected epsilon": ("kernels/optimizer.cu", "sqrtf(v) + epsilon", "sqrtf(v) + 1e-3f", "test_adam", {}),
 }
 
 
@@ -71,7 +99,7 @@ def copy(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("bug", BUGS)
 def test_found(copy, bug):
     file, before, after, tests, options = BUGS[bug]
-    source = copy / "kernels" / file
+    source = copy / file
     text = source.read_text()
     assert text.count(before) == 1, f"{file} no longer holds the place of this bug"
     source.write_text(text.replace(before, after))

@@ -161,6 +161,7 @@ def test_parts_and_shapes_share_memory(cuda_ops):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_mpi_changes_reaches_the_device(cuda_ops, dtype):
+    assert cuda_ops.host_view(cuda_ops.empty((0,), dtype)).shape == (0,)
     buffer = cuda_ops.upload(np.arange(5, dtype=dtype))
     for _ in range(2):
         host = cuda_ops.host_view(buffer)
