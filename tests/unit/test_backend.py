@@ -9,12 +9,13 @@ from dptrain.backend.kernels import kernels_dir
 from dptrain.errors import ConfigError, DeviceError
 
 
-def test_create():
+def test_create(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
     assert backend.create("auto", "float32", 3, "numpy").description == "CPU, 3 threads, float32"
     assert backend.create("cpu", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
 
 
-def test_compiled_loops_where_they_are_installed(monkeypatch):
+def test_compiled_loops_where_they_are_installed():
     pytest.importorskip("numba", reason="compiled loops need the extra 'jit'")
     compiled = backend.create("cpu", "float32", 1)
     assert compiled.description == "CPU, 1 thread, float32, numba"
