@@ -164,6 +164,7 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         device=config.device,
         dtype=config.dtype,
         loops=config.loops,
+        share_gpu=config.share_gpu,
     )
     return model
 

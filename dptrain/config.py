@@ -113,7 +113,10 @@ class Config:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
-    device: Literal["auto", "cpu", "cuda"] = _field("auto", "what computes", "device")
+    device: Literal["auto", "cpu", "cuda"] = _field(
+        "auto", "what computes; auto takes a GPU where one can be used, else the CPU", "device"
+    )
+    share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
     dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
     loops: Literal["auto", "numpy", "numba"] = _field(
         "auto", "inner loops on the CPU; auto takes numba (the extra 'jit') where it is installed"

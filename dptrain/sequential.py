@@ -60,7 +60,7 @@ class Sequential:
         self._replica: Replica | None = None
         self._weights: Array | None = None
         self._compared = False
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str]] | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str, bool]] | None = None
 
     # Setting up
 
@@ -83,6 +83,7 @@ class Sequential:
         device: str = "auto",
         dtype: str = "float32",
         loops: str = "auto",
+        share_gpu: bool = False,
     ) -> None:
         """Say how to train; the optimizer starts afresh, the weights stay.
 
@@ -93,6 +94,7 @@ class Sequential:
             device: "auto", "cpu" or "cuda" (not in Keras).
             dtype: "float32" or "float64" (not in Keras).
             loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
+            share_gpu: several ranks may use one GPU (not in Keras).
 
         Raises:
             ConfigError: an unknown name, or no loss.
@@ -104,7 +106,7 @@ class Sequential:
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = None
         self._compared = False
-        self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops))
+        self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops, share_gpu))
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -335,8 +337,10 @@ class Sequential:
 
     def _on_device(self, comm: Communicator) -> Replica:
         if self._replica is None:
-            device, dtype, loops = self._compiled[3] if self._compiled else ("auto", "float32", "auto")
-            backend = backends.create(device, dtype, limit_threads(comm.local_size), loops)
+            device, dtype, loops, share = self._compiled[3] if self._compiled else ("auto", "float32", "auto", False)
+            place = backends.Place(comm.local_rank, comm.local_size, comm.host)
+            threads = limit_threads(comm.local_size)
+            backend = backends.create(device, dtype, threads, loops, place=place, share_gpu=share)
             self._replica = Replica(backend, self.architecture, self.seed)
             if self._weights is not None:
                 backend.write(self._replica.params, self._weights)

@@ -1,34 +1,77 @@
-"""Backends: what executes ops. `numpy` runs everywhere; `cuda` is not part of this version."""
+"""Backends: what executes ops. `numpy` runs everywhere, `cuda` on an NVIDIA GPU."""
+
+import importlib.util
+from dataclasses import dataclass
 
 from dptrain.backend.base import Backend
 from dptrain.backend.loops import Loops, NumpyLoops
 from dptrain.errors import ConfigError, DeviceError
 
-__all__ = ["Backend", "create"]
+__all__ = ["Backend", "Place", "create"]
 
 
-def create(device: str, dtype: str, threads: int, loops: str = "auto") -> Backend:
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs, which decides the GPU that it gets.
+
+    Attributes:
+        local_rank: this process among those of its node.
+        local_size: processes of this node.
+        host: the node's name, for messages.
+    """
+
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = "localhost"
+
+
+def create(
+    device: str,
+    dtype: str,
+    threads: int,
+    loops: str = "auto",
+    *,
+    place: Place | None = None,
+    share_gpu: bool = False,
+) -> Backend:
     """Return the backend of a device.
 
     Args:
-        device: "cpu", "cuda", or "auto" for the best that there is.
+        device: "cpu", "cuda", or "auto" for a GPU where one can be used, else the CPU.
         dtype: "float32", or "float64" on the CPU.
         threads: CPU threads of elementwise work.
         loops: "numpy", "numba", or "auto" for Numba's where it is installed: the CPU's inner loops.
+        place: where this process runs; by default alone on its node.
+        share_gpu: several ranks may use one GPU.
 
     Raises:
-        ConfigError: the device or dtype is unknown.
+        ConfigError: the device or dtype is unknown, or they do not go together.
         DeviceError: the device cannot be used.
     """
     if dtype not in ("float32", "float64"):
         raise ConfigError(f"dtype = {dtype!r}: expected 'float32' or 'float64'")
-    if device == "cuda":
-        raise DeviceError("--device cuda: this version of dptrain has no CUDA backend yet; use --device cpu or auto")
-    if device not in ("auto", "cpu"):
+    if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
+    without = ""
+    # Without PyCUDA nobody expects a GPU to be used; with it, why none is used must be said.
+    if device == "cuda" or (device == "auto" and dtype == "float32" and importlib.util.find_spec("pycuda")):
+        try:
+            return _cuda(dtype, place or Place(), share_gpu)
+        except DeviceError as error:
+            if device == "cuda":
+                raise DeviceError(f"--device cuda: {error}") from error
+            without = f" (no GPU: {error})"
     from dptrain.backend.numpy import NumpyBackend
 
-    return NumpyBackend(dtype, threads, best_loops(loops))
+    backend = NumpyBackend(dtype, threads, best_loops(loops))
+    backend.description += without
+    return backend
+
+
+def _cuda(dtype: str, place: Place, share_gpu: bool) -> Backend:
+    from dptrain.backend.cuda import CudaBackend
+
+    return CudaBackend(dtype, place.local_rank, place.local_size, share_gpu, place.host)
 
 
 def best_loops(choice: str = "auto") -> Loops:

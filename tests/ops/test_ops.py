@@ -1,5 +1,7 @@
 """Every op of every backend against NumPy float64, written here in the plainest way."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +15,9 @@ from tests.tolerances import assert_near
 SIZES = st.sampled_from([1, 2, 3, 5, 8, 10, 17, 31, 32, 33, 64, 127, 129])
 SEEDS = st.integers(0, 2**32 - 1)
 relaxed = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=int(os.environ.get("DPTRAIN_OPS_EXAMPLES", "25")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

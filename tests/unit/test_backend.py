@@ -9,12 +9,13 @@ from dptrain.backend.kernels import kernels_dir
 from dptrain.errors import ConfigError, DeviceError
 
 
-def test_create():
+def test_create(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
     assert backend.create("auto", "float32", 3, "numpy").description == "CPU, 3 threads, float32"
     assert backend.create("cpu", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
 
 
-def test_compiled_loops_where_they_are_installed(monkeypatch):
+def test_compiled_loops_where_they_are_installed():
     pytest.importorskip("numba", reason="compiled loops need the extra 'jit'")
     compiled = backend.create("cpu", "float32", 1)
     assert compiled.description == "CPU, 1 thread, float32, numba"
@@ -28,9 +29,36 @@ def test_without_numba_numpy_does_it(monkeypatch):
         backend.create("cpu", "float32", 1, "numba")
 
 
-def test_refused():
-    with pytest.raises(DeviceError, match="no CUDA backend"):
+def without_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `dptrain.backend.cuda` be imported again, by this test alone."""
+    for name in ("dptrain.backend.cuda", "pycuda", "pycuda.driver"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(backend, "cuda", raising=False)
+
+
+def test_without_pycuda_only_the_cpu_is_left(monkeypatch):
+    without_cuda_module(monkeypatch)
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    with pytest.raises(DeviceError, match=r"PyCUDA is not installed: pip install 'dptrain\[cuda\]'"):
         backend.create("cuda", "float32", 1)
+    assert backend.create("auto", "float32", 1, "numpy").description == "CPU, 1 thread, float32"
+
+
+def test_without_a_driver_auto_says_why_it_takes_the_cpu(monkeypatch, tmp_path):
+    without_cuda_module(monkeypatch)
+    (tmp_path / "pycuda").mkdir()
+    (tmp_path / "pycuda" / "__init__.py").write_text("")
+    missing = "libcuda.so.1: cannot open shared object file"
+    (tmp_path / "pycuda" / "driver.py").write_text(f"raise ImportError({missing!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver: .*libcuda\.so\.1.*install the driver"):
+        backend.create("cuda", "float32", 1)
+    description = backend.create("auto", "float32", 1, "numpy").description
+    assert description.startswith("CPU, 1 thread, float32 (no GPU: no NVIDIA driver")
+    assert backend.create("auto", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
+
+
+def test_refused():
     with pytest.raises(ConfigError, match="device = 'gpu'"):
         backend.create("gpu", "float32", 1)
     with pytest.raises(ConfigError, match="dtype = 'float16'"):

@@ -1,0 +1,763 @@
+"""The CUDA backend: our own kernels, launched through PyCUDA on one GPU. The only module that imports PyCUDA.
+
+All work of a backend is queued on one non-blocking stream, in order; the host waits only where it reads. A launch
+costs Python time, so kernels are prepared once, buffers are thin records of a pointer and a shape, and scratch is
+allocated at its first use and kept.
+"""
+# ruff: noqa: D102 - each op is documented once, in backend/base.py
+
+import atexit
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import weakref
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.base import Backend, HostArray
+from dptrain.backend.compile import cache_dir, compiled
+from dptrain.errors import ConfigError, DeviceError
+from dptrain.random import Purpose
+
+try:
+    import pycuda.driver as cuda
+except ModuleNotFoundError as error:
+    raise DeviceError("PyCUDA is not installed: pip install 'dptrain[cuda]', or use --device cpu") from error
+except ImportError as error:
+    raise DeviceError(
+        f"no NVIDIA driver: PyCUDA does not load ({error}); install the driver (nvidia-smi must work), "
+        "or use --device cpu"
+    ) from error
+
+# Argument types of every kernel by source file, in the letters of Python's struct module; P is a pointer.
+_GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
+_TILES = (128, 64, 32)
+_KERNELS = {
+    "gather": {f"gather_{name}": "PPPddqi" for name in _GATHERED}
+    | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
+    "dense": {f"gemm_{layout}_{tile}": "PPPPiiiiiiii" for layout in ("nn", "tn", "nt") for tile in _TILES}
+    | {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
+    "activation": {
+        "activation_forward": "PPqi",
+        "activation_backward": "PPPqi",
+        "softmax_forward": "PPqi",
+        "softmax_backward": "PPPqi",
+    },
+    "softmax_cross_entropy": {"softmax_cross_entropy": "PPPPqi"},
+    "metrics": {
+        "count_correct": "PPPqi",
+        "squared_error": "PPPPqi",
+        "absolute_error": "PPPqi",
+        "sum_rows": "PPq",
+    },
+    "dropout": {"dropout_mask": "PqiIfQQQQQ"},
+    "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
+    "flat": {
+        "fill_float32": "Pqd",
+        "fill_float64": "Pqd",
+        "add_float32": "PPq",
+        "add_float64": "PPq",
+        "add_float32_float64": "PPq",
+        "multiply": "PPPq",
+        "affine": "PPqff",
+    },
+}
+# As `enum Activation` in kernels/common.cuh; softmax works on rows and has kernels of its own.
+_ACTIVATIONS = {"linear": 0, "relu": 1, "sigmoid": 2, "tanh": 3}
+# Threads of a block of elementwise kernels, and blocks at most: enough to fill any GPU, the rest is a loop.
+_THREADS, _BLOCKS = 256, 2048
+# Rows that a block of the row kernels takes, a warp each.
+_ROWS = 4
+# Rows that one block of `dense_gradient` sums.
+_GRADIENT_ROWS = 64
+# Blocks that a matrix product should at least have. Constants, not the GPU's number of processors, so that the order of
+# sums, and with it the bits, depend on shapes alone.
+_WANTED_BLOCKS, _MOST_SLICES, _LEAST_SLICE = 256, 32, 64
+
+
+class _Memory:
+    """One allocation on the device, freed with its last buffer."""
+
+    __slots__ = ("__weakref__", "_allocation", "_backend", "nbytes", "pointer")
+
+    def __init__(self, backend: "CudaBackend", nbytes: int) -> None:
+        self._backend = backend
+        self.nbytes = nbytes
+        self._allocation: Any = backend._allocate(max(nbytes, 1))
+        self.pointer = int(self._allocation)
+        backend._memories.add(self)
+
+    def free(self) -> None:
+        """Free it, after all work queued before."""
+        if self._allocation is not None:
+            self._backend._wait()
+            self._allocation.free()
+            self._allocation = None
+
+    def __del__(self) -> None:
+        # What kernels made of a failed context cannot be freed, and an exception here could reach nobody.
+        with contextlib.suppress(cuda.Error, AttributeError):
+            self.free()
+
+
+class DeviceArray:
+    """A dense array on the device, or a part of one that shares its memory.
+
+    PyCUDA's GPUArray would do; slicing one costs tens of microseconds, several times a step.
+
+    Attributes:
+        pointer: address on the device.
+        shape: its dimensions.
+        dtype: of its elements.
+        size: number of elements.
+    """
+
+    __slots__ = ("_memory", "dtype", "pointer", "shape", "size")
+
+    def __init__(self, memory: _Memory, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._memory = memory
+        self.pointer = pointer
+        self.shape = shape
+        self.dtype = dtype
+        self.size = _count(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        """Length of the first dimension."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> "DeviceArray":
+        """Return rows `start:stop` of the first dimension."""
+        start, stop, step = rows.indices(self.shape[0])
+        if step != 1:
+            raise ValueError(f"a device buffer is cut in steps of 1, not {step}")
+        rest = self.shape[1:]
+        pointer = self.pointer + start * _count(rest) * self.dtype.itemsize
+        return DeviceArray(self._memory, pointer, (max(stop - start, 0), *rest), self.dtype)
+
+    def reshape(self, *shape: Any) -> "DeviceArray":
+        """Return the same elements in another shape, of which one dimension may be -1."""
+        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        if -1 in wanted:
+            known = _count(tuple(n for n in wanted if n != -1))
+            wanted = tuple((self.size // known if known else 0) if n == -1 else n for n in wanted)
+        if _count(wanted) != self.size:
+            raise ValueError(f"cannot reshape {self.shape} into {wanted}")
+        return DeviceArray(self._memory, self.pointer, wanted, self.dtype)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that this process works on.
+
+    Attributes:
+        device: PyCUDA's.
+        context: its primary context, current in this process's main thread.
+        name: the product's.
+        uuid: "GPU-..." as nvidia-smi prints it.
+        memory: bytes in all.
+        architecture: such as "sm_90".
+    """
+
+    device: Any
+    context: Any
+    name: str
+    uuid: str
+    memory: int
+    architecture: str
+
+
+# One process works on one GPU: opened at the first backend, closed at exit.
+_gpu: Gpu | None = None
+_backends: "weakref.WeakSet[CudaBackend]" = weakref.WeakSet()
+
+
+def open_gpu(local_rank: int, local_size: int, share: bool, host: str) -> Gpu:
+    """Choose this rank's GPU, start the driver and make the GPU's primary context current.
+
+    The rank's GPU becomes the only visible one: CUDA_VISIBLE_DEVICES is set, within a mask that already stands, before
+    the driver is initialised.
+
+    Args:
+        local_rank: this process among those of its node.
+        local_size: processes of this node.
+        share: several ranks may use one GPU.
+        host: this node's name, for messages.
+
+    Raises:
+        DeviceError: no GPU answers, or the node has more ranks than GPUs.
+    """
+    global _gpu
+    if _gpu is None:
+        mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+        # What only the driver can tell is asked for in another process: here it must not be started yet.
+        count = _count_gpus() if local_size > 1 else 1
+        if count == 0:
+            raise DeviceError(f"host {host}: no GPU answers{_masked(mask)}; see nvidia-smi, or use --device cpu")
+        if count < local_size and not share:
+            raise DeviceError(
+                f"host {host}: {local_size} ranks, {count} GPU{'s' if count > 1 else ''}{_masked(mask)}; "
+                f"use -n {count}, --share-gpu or --device cpu"
+            )
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, local_rank % count)
+        try:
+            cuda.init()
+            # One device is visible now, unless the user's own code had started the driver before.
+            number = local_rank % cuda.Device.count()
+            device = cuda.Device(number)
+            context = device.retain_primary_context()
+            context.push()
+        except cuda.Error as error:
+            if mask is None:
+                del os.environ["CUDA_VISIBLE_DEVICES"]
+            else:
+                os.environ["CUDA_VISIBLE_DEVICES"] = mask
+            raise DeviceError(
+                f"host {host}: no GPU answers{_masked(mask)} ({error}); see nvidia-smi, or use --device cpu"
+            ) from error
+        architecture = "sm_{}{}".format(*device.compute_capability())
+        _gpu = Gpu(device, context, device.name(), _uuid(number), device.total_memory(), architecture)
+        atexit.register(_close_gpu)
+    return _gpu
+
+
+def visible_device(mask: str | None, number: int) -> str:
+    """Return the CUDA_VISIBLE_DEVICES that shows device `number` of those that `mask` shows (None: all)."""
+    if mask is None:
+        return str(number)
+    entries = mask.split(",")
+    return entries[number].strip() if number < len(entries) else ""
+
+
+def _masked(mask: str | None) -> str:
+    return "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
+
+
+def _count_gpus() -> int:
+    code = (
+        "import ctypes; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(0); "
+        "failed = d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)); print(0 if failed else n.value)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
+
+
+def _uuid(number: int) -> str:
+    """Return a device's UUID, which PyCUDA does not tell."""
+    data = (ctypes.c_ubyte * 16)()
+    for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):  # the newer one knows parts of GPUs
+        with contextlib.suppress(OSError, AttributeError):
+            if getattr(ctypes.CDLL("libcuda.so.1"), name)(data, number) == 0:
+                text = bytes(data).hex()
+                return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return "UUID unknown"
+
+
+def _close_gpu() -> None:
+    """Give everything back before the interpreter takes PyCUDA apart."""
+    global _gpu
+    for backend in list(_backends):
+        backend.close()
+    if _gpu is not None:
+        with contextlib.suppress(cuda.Error):
+            _gpu.context.pop()
+            _gpu.context.detach()
+        _gpu = None
+
+
+class CudaBackend(Backend):
+    """Ops on one NVIDIA GPU, in float32.
+
+    Args:
+        dtype: "float32".
+        local_rank: this process among those of its node.
+        local_size: processes of this node.
+        share: several ranks may use one GPU.
+        host: this node's name, for messages.
+
+    Raises:
+        ConfigError: another dtype.
+        DeviceError: no driver, no GPU, no nvcc, more ranks than GPUs, or too little memory.
+    """
+
+    def __init__(
+        self,
+        dtype: npt.DTypeLike = np.float32,
+        local_rank: int = 0,
+        local_size: int = 1,
+        share: bool = False,
+        host: str = "localhost",
+    ) -> None:
+        self.name = "cuda"
+        self.dtype = np.dtype(dtype)
+        if self.dtype != np.float32:
+            raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
+        self._gpu = gpu = open_gpu(local_rank, local_size, share, host)
+        self.numerics = f"cuda, {self.dtype}, {gpu.architecture}"
+        self.description = f"{gpu.name}, {gpu.uuid}, {_amount(gpu.memory)}, {self.dtype}"
+        self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
+        self._staging: dict[tuple[int, int], HostArray] = {}
+        self._workspace: _Memory | None = None
+        self._stream: Any = None
+        self._kernels: dict[str, Any] = {}
+        self._modules: list[Any] = []
+        try:
+            self._stream = cuda.Stream(1)  # CU_STREAM_NON_BLOCKING: never waits for the default stream
+            for source, path in compiled(tuple(_KERNELS), gpu.architecture).items():
+                module = cuda.module_from_buffer(path.read_bytes())
+                self._modules.append(module)
+                for name, types in _KERNELS[source].items():
+                    function = module.get_function(name)
+                    function.prepare(types)
+                    self._kernels[name] = function
+        except cuda.Error as error:
+            raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {cache_dir()}") from error
+        _backends.add(self)
+
+    def close(self) -> None:
+        """Give the device's memory back; the backend cannot be used afterwards."""
+        for memory in list(self._memories):
+            with contextlib.suppress(cuda.Error):
+                memory.free()
+        for array in self._staging.values():
+            with contextlib.suppress(cuda.Error):
+                _base(array).free()
+        self._staging.clear()
+        self._workspace = None
+        self._kernels.clear()
+        self._modules.clear()
+        self._stream = None
+
+    # Memory
+
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> DeviceArray:
+        kind = self.dtype if dtype is None else np.dtype(dtype)
+        shape = tuple(int(n) for n in shape)
+        memory = _Memory(self, _count(shape) * kind.itemsize)
+        return DeviceArray(memory, memory.pointer, shape, kind)
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> DeviceArray:
+        buffer = self.empty(shape, dtype)
+        if buffer.nbytes:
+            cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self._stream)
+        return buffer
+
+    def upload(self, array: HostArray) -> DeviceArray:
+        # Types that no kernel reads, as the next one that holds their values.
+        replacement = {"bool": np.uint8, "float16": np.float32}.get(array.dtype.name)
+        if replacement is None and array.dtype.name not in _GATHERED:
+            replacement = np.float64
+        stored = np.dtype(replacement) if replacement is not None else array.dtype.newbyteorder("=")
+        buffer = self.empty(array.shape, stored)
+        self.write(buffer, array)
+        return buffer
+
+    def download(self, buffer: DeviceArray) -> HostArray:
+        host = np.empty(buffer.shape, buffer.dtype)
+        if buffer.size:
+            cuda.memcpy_dtoh_async(host, buffer.pointer, self._stream)
+            self._wait()
+        return host
+
+    def write(self, buffer: DeviceArray, array: HostArray) -> None:
+        host = np.ascontiguousarray(array, buffer.dtype)
+        if host.shape != buffer.shape:
+            raise ValueError(f"cannot write an array of shape {host.shape} to a buffer of shape {buffer.shape}")
+        if buffer.size:
+            cuda.memcpy_htod_async(buffer.pointer, host, self._stream)
+            self._wait()  # the array is the caller's again
+
+    def host_view(self, buffer: DeviceArray) -> HostArray:
+        key = (buffer.pointer, buffer.nbytes)
+        pinned = self._staging.get(key)
+        if pinned is None or pinned.dtype != buffer.dtype:
+            pinned = self._staging[key] = self._pinned(buffer.size, buffer.dtype)
+        if buffer.size:
+            cuda.memcpy_dtoh_async(pinned, buffer.pointer, self._stream)
+        self._wait()  # MPI knows nothing of streams
+        return pinned.reshape(buffer.shape)
+
+    def commit(self, buffer: DeviceArray, host: HostArray) -> None:
+        # The pinned memory is not touched before the next `host_view`, which waits for this copy.
+        if buffer.size:
+            cuda.memcpy_htod_async(buffer.pointer, host, self._stream)
+
+    def step_scope(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    # Batches
+
+    def gather(self, x_NF: DeviceArray, rows_B: DeviceArray, scale: float, offset: float, out_BF: DeviceArray) -> None:
+        self._gather(f"gather_{x_NF.dtype.name}", x_NF, rows_B, out_BF, float(scale), float(offset))
+
+    def gather_targets(self, y_N: DeviceArray, rows_B: DeviceArray, out_B: DeviceArray) -> None:
+        _same_dtype(y_N, out_B)
+        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", y_N, rows_B, out_B)
+
+    def _gather(self, kernel: str, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float) -> None:
+        if rows.dtype != np.int64:
+            raise TypeError(f"row numbers are int64, not {rows.dtype}")
+        if out.size == 0:
+            return
+        features = out.size // out.shape[0]
+        threads = min(_THREADS, _up(features, 32))
+        grid = (out.shape[0], _up(features, threads) // threads)
+        self._launch(
+            kernel, grid, (threads, 1, 1), x.pointer, rows.pointer, out.pointer, *scaling, x.shape[0], features
+        )
+
+    # Layers
+
+    def dense_forward(
+        self, x_BI: DeviceArray, kernel_IO: DeviceArray, bias_O: DeviceArray | None, activation: str, y_BO: DeviceArray
+    ) -> None:
+        rows, outputs = y_BO.shape
+        fused = "linear" if activation == "softmax" else activation
+        self._gemm("nn", x_BI, kernel_IO, bias_O, y_BO, (rows, outputs, kernel_IO.shape[0]), fused)
+        if activation == "softmax":
+            self.activation_forward(y_BO, activation, y_BO)
+
+    def dense_backward(
+        self,
+        x_BI: DeviceArray,
+        kernel_IO: DeviceArray,
+        y_BO: DeviceArray,
+        dy_BO: DeviceArray,
+        activation: str,
+        dkernel_IO: DeviceArray,
+        dbias_O: DeviceArray | None,
+        dx_BI: DeviceArray | None,
+    ) -> None:
+        rows, outputs = y_BO.shape
+        inputs = kernel_IO.shape[0]
+        if activation == "softmax" or dbias_O is None:
+            if activation != "linear":
+                self.activation_backward(y_BO, dy_BO, activation, dy_BO)
+            activation = "linear"
+        if dbias_O is not None:
+            self._bias_gradient(y_BO, dy_BO, activation, dbias_O)
+        self._gemm("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
+        if dx_BI is not None:
+            self._gemm("nt", dy_BO, kernel_IO, None, dx_BI, (rows, inputs, outputs), "linear")
+
+    def _bias_gradient(self, y_BO: DeviceArray, dy_BO: DeviceArray, activation: str, dbias_O: DeviceArray) -> None:
+        """dy *= activation'(y), dbias = sum of dy over rows."""
+        rows, outputs = dy_BO.shape
+        parts = max(1, _up(rows, _GRADIENT_ROWS) // _GRADIENT_ROWS)
+        partials = dbias_O.pointer if parts == 1 else self._scratch(parts * outputs * 4)
+        self._launch(
+            "dense_gradient",
+            (_up(outputs, 32) // 32, parts),
+            (32, 8, 1),
+            y_BO.pointer,
+            dy_BO.pointer,
+            partials,
+            rows,
+            outputs,
+            _ACTIVATIONS[activation],
+        )
+        if parts > 1:
+            self._elementwise("sum_partials", outputs, partials, dbias_O.pointer, outputs, parts)
+
+    def _gemm(
+        self,
+        layout: str,
+        a: DeviceArray,
+        b: DeviceArray,
+        bias_N: DeviceArray | None,
+        c_MN: DeviceArray,
+        sizes: tuple[int, int, int],
+        activation: str,
+    ) -> None:
+        """c = activation(op(a) op(b) + bias); `sizes` are M, N, K, the layouts are explained in kernels/dense.cu."""
+        M, N, K = sizes
+        if M == 0 or N == 0:
+            return
+        tile, slices, depth = product_plan(M, N, K)
+        bias = 0 if bias_N is None else bias_N.pointer
+        target = c_MN.pointer if slices == 1 else self._scratch(slices * M * N * 4)
+        # Four floats at once where every row begins at a multiple of 16 bytes.
+        wide_a = a.pointer % 16 == 0 and (M if layout == "tn" else K) % 4 == 0
+        wide_b = b.pointer % 16 == 0 and (K if layout == "nt" else N) % 4 == 0
+        wide_c = target % 16 == 0 and N % 4 == 0
+        number = _ACTIVATIONS[activation]
+        self._launch(
+            f"gemm_{layout}_{tile}",
+            (_up(M, tile) // tile, _up(N, tile) // tile, slices),
+            (64 if tile == 32 else 256, 1, 1),
+            a.pointer,
+            b.pointer,
+            bias,
+            target,
+            M,
+            N,
+            K,
+            depth,
+            number,
+            wide_a,
+            wide_b,
+            wide_c,
+        )
+        if slices > 1:
+            self._elementwise("gemm_finish", M * N, target, bias, c_MN.pointer, M, N, slices, number)
+
+    def activation_forward(self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray) -> None:
+        if activation == "softmax":
+            self._by_rows("softmax_forward", x_BF, x_BF.pointer, y_BF.pointer)
+        else:
+            size = x_BF.size
+            self._elementwise("activation_forward", size, x_BF.pointer, y_BF.pointer, size, _ACTIVATIONS[activation])
+
+    def activation_backward(self, y_BF: DeviceArray, dy_BF: DeviceArray, activation: str, dx_BF: DeviceArray) -> None:
+        pointers = (y_BF.pointer, dy_BF.pointer, dx_BF.pointer)
+        if activation == "softmax":
+            self._by_rows("softmax_backward", y_BF, *pointers)
+        else:
+            self._elementwise("activation_backward", y_BF.size, *pointers, y_BF.size, _ACTIVATIONS[activation])
+
+    def affine(self, x_BF: DeviceArray, scale: float, offset: float, y_BF: DeviceArray) -> None:
+        self._elementwise("affine", x_BF.size, x_BF.pointer, y_BF.pointer, x_BF.size, scale, offset)
+
+    def dropout_mask(self, rate: float, seed: int, step: int, layer: int, first_row: int, mask_BF: DeviceArray) -> None:
+        B, F = mask_BF.shape
+        self._elementwise(
+            "dropout_mask",
+            B * (_up(F, 8) // 8),
+            mask_BF.pointer,
+            B,
+            F,
+            int(rate * 2**32),
+            1 / (1 - rate),
+            seed,
+            int(Purpose.DROPOUT),
+            step,
+            layer,
+            first_row,
+        )
+
+    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("multiply", out.size, a.pointer, b.pointer, out.pointer, out.size)
+
+    def copy(self, source: DeviceArray, out: DeviceArray) -> None:
+        _same_dtype(source, out)
+        if out.size and out.pointer != source.pointer:
+            cuda.memcpy_dtod_async(out.pointer, source.pointer, out.nbytes, self._stream)
+
+    # Losses and metrics: a value for each row, then their sum in a fixed order
+
+    def softmax_cross_entropy(
+        self, logits_BC: DeviceArray, labels_B: DeviceArray, dlogits_BC: DeviceArray | None, loss_sum: DeviceArray
+    ) -> None:
+        gradient = 0 if dlogits_BC is None else dlogits_BC.pointer
+        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, logits_BC.pointer, labels_B.pointer, gradient)
+
+    def squared_error(
+        self, y_BF: DeviceArray, target_BF: DeviceArray, dy_BF: DeviceArray | None, loss_sum: DeviceArray
+    ) -> None:
+        gradient = 0 if dy_BF is None else dy_BF.pointer
+        self._sum_by_rows("squared_error", loss_sum, y_BF, y_BF.pointer, target_BF.pointer, gradient)
+
+    def count_correct(self, scores_BC: DeviceArray, labels_B: DeviceArray, correct_sum: DeviceArray) -> None:
+        self._sum_by_rows("count_correct", correct_sum, scores_BC, scores_BC.pointer, labels_B.pointer)
+
+    def absolute_error(self, y_BF: DeviceArray, target_BF: DeviceArray, error_sum: DeviceArray) -> None:
+        self._sum_by_rows("absolute_error", error_sum, y_BF, y_BF.pointer, target_BF.pointer)
+
+    def _sum_by_rows(self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int) -> None:
+        if rows_of.size == 0:
+            return
+        features = rows_of.shape[-1]
+        B = rows_of.size // features
+        values = self._scratch(B * 4)
+        self._launch(kernel, (_up(B, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, values, B, features)
+        self._launch("sum_rows", (1, 1), (256, 1, 1), values, total.pointer, B)
+
+    # Flat buffers
+
+    def fill(self, buffer: DeviceArray, value: float) -> None:
+        self._elementwise(f"fill_{buffer.dtype.name}", buffer.size, buffer.pointer, buffer.size, value)
+
+    def add(self, source: DeviceArray, out: DeviceArray) -> None:
+        kernel = f"add_{source.dtype.name}"
+        if source.dtype != out.dtype:
+            kernel += f"_{out.dtype.name}"
+        self._elementwise(kernel, out.size, source.pointer, out.pointer, out.size)
+
+    def adam(
+        self,
+        params_P: DeviceArray,
+        grads_P: DeviceArray,
+        momentum_P: DeviceArray,
+        velocity_P: DeviceArray,
+        weight: DeviceArray,
+        alpha: float,
+        beta_1: float,
+        beta_2: float,
+        epsilon: float,
+    ) -> None:
+        self._elementwise(
+            "adam",
+            params_P.size,
+            params_P.pointer,
+            grads_P.pointer,
+            momentum_P.pointer,
+            velocity_P.pointer,
+            weight.pointer,
+            params_P.size,
+            alpha,
+            1 - beta_1,
+            1 - beta_2,
+            epsilon,
+        )
+
+    def rmsprop(
+        self,
+        params_P: DeviceArray,
+        grads_P: DeviceArray,
+        velocity_P: DeviceArray,
+        weight: DeviceArray,
+        learning_rate: float,
+        rho: float,
+        epsilon: float,
+    ) -> None:
+        self._elementwise(
+            "rmsprop",
+            params_P.size,
+            params_P.pointer,
+            grads_P.pointer,
+            velocity_P.pointer,
+            weight.pointer,
+            params_P.size,
+            learning_rate,
+            rho,
+            1 - rho,
+            epsilon,
+        )
+
+    def sgd(
+        self,
+        params_P: DeviceArray,
+        grads_P: DeviceArray,
+        momentum_P: DeviceArray | None,
+        weight: DeviceArray,
+        learning_rate: float,
+        momentum: float,
+    ) -> None:
+        self._elementwise(
+            "sgd",
+            params_P.size,
+            params_P.pointer,
+            grads_P.pointer,
+            0 if momentum_P is None else momentum_P.pointer,
+            weight.pointer,
+            params_P.size,
+            learning_rate,
+            momentum,
+        )
+
+    # Helpers
+
+    def _launch(self, kernel: str, grid: tuple[int, ...], block: tuple[int, int, int], *arguments: Any) -> None:
+        self._kernels[kernel].prepared_async_call(grid, block, self._stream, *arguments)
+
+    def _elementwise(self, kernel: str, size: int, *arguments: Any) -> None:
+        """Launch a kernel that loops over `size` elements."""
+        if size:
+            self._launch(kernel, (min(_up(size, _THREADS) // _THREADS, _BLOCKS), 1), (_THREADS, 1, 1), *arguments)
+
+    def _by_rows(self, kernel: str, rows_of: DeviceArray, *pointers: int) -> None:
+        """Launch a kernel that gives each row of the last axis a warp."""
+        if rows_of.size:
+            columns = rows_of.shape[-1]
+            rows = rows_of.size // columns
+            self._launch(kernel, (_up(rows, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, rows, columns)
+
+    def _scratch(self, nbytes: int) -> int:
+        """Return the address of memory for one op's intermediate results; the next op overwrites it."""
+        if self._workspace is None or self._workspace.nbytes < nbytes:
+            if self._workspace is not None:
+                self._workspace.free()
+            self._workspace = _Memory(self, nbytes)
+        return self._workspace.pointer
+
+    def _wait(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _pinned(self, size: int, dtype: np.dtype[Any]) -> HostArray:
+        """Return host memory that copies reach directly, (size,)."""
+        try:
+            pinned: HostArray = cuda.pagelocked_empty(max(size, 1), dtype)[:size]
+        except cuda.Error as error:
+            raise DeviceError(
+                f"cannot pin {_amount(size * dtype.itemsize)} of host memory ({error}): see ulimit -l and free memory"
+            ) from error
+        return pinned
+
+    def _allocate(self, nbytes: int) -> Any:
+        try:
+            return cuda.mem_alloc(nbytes)
+        except cuda.MemoryError:
+            free, total = cuda.mem_get_info()
+            held = sum(memory.nbytes for memory in self._memories)
+            raise DeviceError(
+                f"CUDA out of memory on {self._gpu.name}: asked for {_amount(nbytes)}, {_amount(free)} of "
+                f"{_amount(total)} are free, {_amount(held)} hold this model and its data; use a smaller batch or model"
+            ) from None
+
+
+def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
+    """Return (tile, slices, terms a slice) for an M x N result of sums over K.
+
+    The largest tile that still gives enough blocks; where even the smallest does not, the sums are cut into slices,
+    which costs a second pass over the result.
+    """
+
+    def blocks(tile: int) -> int:
+        return (_up(M, tile) // tile) * (_up(N, tile) // tile)
+
+    tile = next((one for one in _TILES if blocks(one) >= _WANTED_BLOCKS // 4), _TILES[-1])
+    slices = max(1, min(_WANTED_BLOCKS // blocks(tile), K // _LEAST_SLICE, _MOST_SLICES))
+    depth = _up(_up(K, slices) // slices, 32)
+    return tile, max(1, _up(K, depth) // depth) if depth else 1, depth
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
+
+
+def _up(number: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-number // step) * step
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
+
+
+def _same_dtype(source: DeviceArray, out: DeviceArray) -> None:
+    if source.dtype != out.dtype:
+        raise TypeError(f"cannot copy {source.dtype} to {out.dtype} without a cast")
+
+
+def _base(array: HostArray) -> Any:
+    """The page-locked allocation under an array."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base

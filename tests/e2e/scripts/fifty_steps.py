@@ -1,0 +1,60 @@
+"""Trains 50 steps and saves every loss. Arguments: data.npz out.npz device task."""
+
+import sys
+
+import numpy as np
+
+import dptrain as dp
+from dptrain.train.callbacks import Callback
+
+data, out, device, task = sys.argv[1:]
+
+
+class EveryLoss(Callback):
+    """Keeps the mean loss and metric after each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[float]] = []
+
+    def on_train_batch_end(self, batch: int) -> None:
+        """Read them."""
+        self.seen.append(list(self.trainer.logs().values()))
+
+
+(x, y), (x_test, y_test) = dp.datasets.load(data)
+if task == "classify":
+    layers = [
+        dp.layers.Rescaling(1 / 255, input_shape=(28, 28)),
+        dp.layers.Flatten(),
+        dp.layers.Dense(33, "relu"),
+        dp.layers.Dropout(0.3),
+        dp.layers.Dense(17, "tanh"),
+        dp.layers.Dense(10, "softmax"),
+    ]
+    model = dp.Sequential(layers, seed=5)
+    model.compile(dp.optimizers.Adam(0.003), "sparse_categorical_crossentropy", ["accuracy"], device=device)
+else:
+    x, x_test = (one.reshape(len(one), -1).astype(np.float64) / 255 for one in (x, x_test))
+    y, y_test = (np.stack([one, one % 2], 1) / 10 for one in (y, y_test))
+    layers = [
+        dp.layers.Dense(20, "sigmoid", input_shape=(784,)),
+        dp.layers.Rescaling(2.0, -1.0),
+        dp.layers.Dense(9, use_bias=False),
+        dp.layers.Activation("softmax"),
+        dp.layers.Dense(2),
+    ]
+    model = dp.Sequential(layers, seed=5)
+    model.compile(dp.optimizers.SGD(0.05, momentum=0.9), "mse", ["mae"], device=device)
+losses = EveryLoss()
+# 1003 samples: batches of 40 leave one of 3, which two ranks cut into 2 and 1.
+history = model.fit(
+    x, y, batch_size=40, epochs=2, steps_per_epoch=25, validation_data=(x_test, y_test), verbose=0, callbacks=[losses]
+)
+tail = model.fit(x[:83], y[:83], batch_size=40, verbose=0)
+
+from dptrain.comm import current  # noqa: E402 - after fit, as a script would
+
+weights = model.named_weights()
+prediction = model.predict(x_test[:37])
+if current().rank == 0:
+    np.savez(out, **weights, losses=losses.seen, val=history.history["val_loss"], prediction=prediction)

@@ -1,0 +1,155 @@
+"""Training with `--device cuda`, on the emulated driver: the CPU's numbers, alone and with two ranks."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.conftest import ROOT
+from tests.emulated import emulated_ranks, inside_emulator, skip_without_emulator
+from tests.launching import dptrain
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
+
+
+@pytest.fixture(scope="session")
+def steps(small_npz, tmp_path_factory):
+    """Return a function that trains 50 steps and returns what the script saved; results are kept."""
+    skip_without_emulator()
+    kept: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
+
+    def train(device: str, ranks: int, task: str = "classify", again: int = 0, **options: str) -> dict[str, np.ndarray]:
+        key = (device, ranks, task, again, *options.items())
+        if key not in kept:
+            out = tmp_path_factory.mktemp("steps") / "out.npz"
+            done = emulated_ranks(
+                ranks, SCRIPT, str(small_npz), str(out), device, task, EMULATOR_DEVICES="2", **options
+            )
+            assert (done.code, done.err) == (0, "")
+            with np.load(out) as saved:
+                kept[key] = dict(saved)
+        return kept[key]
+
+    return train
+
+
+@pytest.mark.parametrize("task", ["classify", "regress"])
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_losses_of_the_cpu(steps, ranks, task):
+    cpu, cuda = steps("cpu", 0, task), steps("cuda", ranks, task)
+    assert len(cuda["losses"]) == 50
+    for name in ("losses", "val"):
+        np.testing.assert_allclose(cuda[name], cpu[name], rtol=1e-4, err_msg=name)
+    np.testing.assert_allclose(cuda["prediction"], cpu["prediction"], rtol=1e-3, atol=1e-4)
+    assert cuda["losses"][-1][0] < cuda["losses"][0][0]
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_two_runs_have_the_same_bits(steps, ranks):
+    first = steps("cuda", ranks)
+    second = steps("cuda", ranks, again=1, EMULATOR_ORDER="shuffled", EMULATOR_STREAMS="random")
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes(), name
+
+
+def command(data: Path, *more: str) -> list[str]:
+    return ["-m", "dptrain", "--device", "cuda", "--data", str(data), "--epochs", "1", "--batch-size", "200", *more]
+
+
+def test_fixed_shards_give_the_same_bits_on_any_number_of_ranks(small_npz, tmp_path):
+    saved = []
+    for ranks in (0, 2):
+        out = tmp_path / f"{ranks} ranks"
+        more = ["--train.shards_per_batch", "4", "--hidden", "20", "--out", str(out)]
+        done = emulated_ranks(ranks, *command(small_npz, *more), EMULATOR_DEVICES="2")
+        assert (done.code, done.err) == (0, "")
+        weights = safetensors.numpy.load_file(out / "model.safetensors")
+        saved.append({name: weights[name].tobytes() for name in sorted(weights)})
+    assert saved[0] == saved[1]
+
+
+def test_a_checked_run_finds_nothing(small_npz, tmp_path):
+    """No access out of bounds, no unwritten memory, no race, in a whole short training."""
+    more = ["--hidden", "20", "--dropout", "0.2", "--train.steps_per_epoch", "2", "--out", str(tmp_path / "run")]
+    done = emulated_ranks(0, *command(small_npz, *more), EMULATOR_SANITIZE="all", EMULATOR_ORDER="reverse")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_each_rank_has_a_gpu_of_its_own(small_npz, tmp_path):
+    done = emulated_ranks(2, *command(small_npz), EMULATOR_DEVICES="3", COLUMNS="150", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    rows = [line for line in done.out.splitlines() if "Emulated GPU" in line]
+    assert len(rows) == 2
+    assert len({row.split("GPU-")[1][:36] for row in rows}) == 2
+    assert "8.0 GiB" in rows[0]
+
+
+def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        done = emulated_ranks(
+            2, *command(small_npz, "--fast-dev-run"), EMULATOR_DEVICES="2", DPTRAIN_CACHE=str(cache), cwd=tmp_path
+        )
+        assert (done.code, done.err) == (0, "")
+        files = sorted((cache / "kernels").iterdir())
+        assert [path.name for path in files if path.suffix != ".cubin"] == ["lock"]
+        assert len(files) == 1 + len(list((ROOT / "kernels").glob("*.cu")))
+
+
+def test_within_a_mask_that_stands(small_npz, tmp_path):
+    options = {"EMULATOR_DEVICES": "3", "COLUMNS": "150"}
+    alone = emulated_ranks(0, *command(small_npz), CUDA_VISIBLE_DEVICES="2", cwd=tmp_path, **options)
+    both = emulated_ranks(2, *command(small_npz), CUDA_VISIBLE_DEVICES="1,2", cwd=tmp_path, **options)
+    assert (alone.code, both.code) == (0, 0), alone.err + both.err
+    uuids = [
+        [row.split("GPU-")[1][:36] for row in one.out.splitlines() if "Emulated GPU" in row] for one in (alone, both)
+    ]
+    assert len(set(uuids[1])) == 2
+    assert uuids[1][1] == uuids[0][0]
+
+
+def test_more_ranks_than_gpus(small_npz, tmp_path):
+    refused = emulated_ranks(3, *command(small_npz), EMULATOR_DEVICES="2", cwd=tmp_path)
+    assert refused.code == 69
+    (message,) = refused.messages
+    assert ": 3 ranks, 2 GPUs; use -n 2, --share-gpu or --device cpu" in message
+    within = emulated_ranks(2, *command(small_npz), EMULATOR_DEVICES="2", CUDA_VISIBLE_DEVICES="1", cwd=tmp_path)
+    assert within.code == 69
+    assert ": 2 ranks, 1 GPU (CUDA_VISIBLE_DEVICES=1); use -n 1, --share-gpu" in within.err
+    shared = emulated_ranks(3, *command(small_npz, "--share-gpu"), EMULATOR_DEVICES="2", cwd=tmp_path)
+    assert (shared.code, shared.err) == (0, "")
+
+
+def test_auto_takes_the_gpu_where_one_answers(small_npz, tmp_path):
+    arguments = ["-m", "dptrain", "--data", str(small_npz), "--fast-dev-run"]
+    found = emulated_ranks(0, *arguments, COLUMNS="200", cwd=tmp_path)
+    assert (found.code, found.err) == (0, "")
+    assert "Emulated GPU" in found.out
+    hidden = emulated_ranks(2, *arguments, COLUMNS="200", CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
+    assert (hidden.code, hidden.err) == (0, "")
+    assert "CPU, " in hidden.out
+    assert "no GPU answers" in hidden.out
+
+
+def test_no_gpu_and_too_little_memory(small_npz, tmp_path):
+    hidden = emulated_ranks(0, *command(small_npz), CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
+    assert hidden.code == 69
+    assert len(hidden.messages) == 1
+    assert "no GPU answers (CUDA_VISIBLE_DEVICES=)" in hidden.err
+    for ranks in (0, 2):
+        full = emulated_ranks(ranks, *command(small_npz), EMULATOR_DEVICES="2", EMULATOR_MEMORY="1M", cwd=tmp_path)
+        assert full.code == 69
+        assert "CUDA out of memory on Emulated GPU" in full.err
+        assert "of 1.0 MiB are free" in full.err
+
+
+def test_without_pycuda(small_npz, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pycuda'] = None")
+    path = f"{tmp_path}:{ROOT}"
+    done = dptrain(0, *command(small_npz)[2:], cwd=tmp_path, PYTHONPATH=path)
+    assert done.code == 69
+    assert done.messages == [
+        "dptrain: --device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]', or use --device cpu"
+    ]

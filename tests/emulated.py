@@ -1,0 +1,45 @@
+"""Starting commands on the emulated CUDA driver."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import Finished, run
+
+EMULATOR = ROOT / "tests" / "emulator"
+
+
+def skip_without_emulator() -> None:
+    """Skip the test, with the reason, where the emulator cannot be built."""
+    spec = importlib.util.spec_from_file_location("dptrain_emulator_build_check", EMULATOR / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    if reason := build.missing():
+        pytest.skip(reason)
+
+
+def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **environment: str) -> Finished:
+    """Run a command on the emulator; memory that it leaks makes it fail. The first run builds the emulator."""
+    skip_without_emulator()
+    defaults = {"EMULATOR_LEAKS": "fail", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return run([sys.executable, str(EMULATOR / "run"), *command], timeout=timeout, cwd=cwd, **(defaults | environment))
+
+
+def emulated_ranks(ranks: int, *arguments: str, **options: str) -> Finished:
+    """Run `python ARGUMENTS` on the emulator: alone for 0 ranks, else under mpirun."""
+    if ranks == 0:
+        return emulated(sys.executable, *arguments, **options)
+    beside = Path(sys.executable).with_name("mpirun")
+    launcher = str(beside) if beside.exists() else "mpirun"
+    return emulated(launcher, "-n", str(ranks), sys.executable, *arguments, **options)
+
+
+def inside_emulator() -> bool:
+    """Whether this process runs on the emulator already."""
+    return "EMULATOR_HOME" in os.environ

@@ -1,0 +1,122 @@
+"""Bugs planted into copies of the kernels and the backend: the op tests or the emulator must find each."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.emulated import emulated, inside_emulator
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+
+# name -> (file, what stands there, what is put in its place, which tests, the emulator's options)
+CHECKED = {"EMULATOR_SANITIZE": "all"}
+LATE = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "1"}
+BACKEND = "dptrain/backend/cuda.py"
+BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
+    "no barrier between tiles": (
+        "kernels/dense.cu",
+        "part_b.store(tiles_b + stage * STAGE_B);\n            __syncthreads();",
+        "part_b.store(tiles_b + stage * STAGE_B);",
+        "test_products",
+        CHECKED,
+    ),
+    "no barrier before a block's sum": (
+        "kernels/metrics.cu",
+        "sums[threadIdx.x] = sum;\n    __syncthreads();",
+        "sums[threadIdx.x] = sum;",
+        "test_softmax_cross_entropy",
+        CHECKED,
+    ),
+    "a tile's edge": (
+        "kernels/dense.cu",
+        "if (row < rows) {",
+        "if (row <= rows) {",
+        "test_dense or test_products",
+        CHECKED,
+    ),
+    "the last column is not written": (
+        "kernels/dense.cu",
+        "if (n + j < N) place[j] = results[j];",
+        "if (n + j < N - 1) place[j] = results[j];",
+        "test_dense",
+        {},
+    ),
+    "a slice is left out": ("kernels/dense.cu", "z < slices; ++z", "z < slices - 1; ++z", "test_products", {}),
+    "the bias is added in every slice": (
+        "kernels/dense.cu",
+        "const bool whole = gridDim.z == 1;",
+        "const bool whole = true;",
+        "test_products",
+        {},
+    ),
+    "the counter begins one too low": (
+        "kernels/dropout.cu",
+        "c0 = place + 1,",
+        "c0 = place,",
+        "test_dropout_has_the_bits",
+        {},
+    ),
+    "the loss overwrites": ("kernels/metrics.cu", "total[0] += (float)", "total[0] = (float)", "test_softmax", {}),
+    "the last of equals": ("kernels/metrics.cu", "score > best ||", "score >= best ||", "first_of_equals", {}),
+    "rows past the end": (
+        "kernels/softmax_cross_entropy.cu",
+        "if (b >= B) return;",
+        "if (b > B) return;",
+        "test_softmax_cross_entropy",
+        CHECKED,
+    ),
+    "a host view that does not wait": (
+        BACKEND,
+        "self._wait()  # MPI knows nothing of streams",
+        "",
+        "test_what_mpi_changes",
+        LATE,
+    ),
+    "scratch that is too small": (
+        BACKEND,
+        "self._scratch(slices * M * N * 4)",
+        "self._scratch(slices * M * N * 2)",
+        "test_products",
+        CHECKED,
+    ),
+    "a corrected epsilon": ("kernels/optimizer.cu", "sqrtf(v) + epsilon", "sqrtf(v) + 1e-3f", "test_adam", {}),
+}
+
+
+@pytest.fixture(scope="session")
+def copy(tmp_path_factory) -> Path:
+    """A copy of the package, its kernels and tests."""
+    place = tmp_path_factory.mktemp("planted")
+    for name in ("dptrain", "kernels", "tests"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", place)
+    return place
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_found(copy, bug):
+    file, before, after, tests, options = BUGS[bug]
+    source = copy / file
+    text = source.read_text()
+    assert text.count(before) == 1, f"{file} no longer holds the place of this bug"
+    source.write_text(text.replace(before, after))
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/ops"]
+    try:
+        done = emulated(
+            *command,
+            *("-k", f"cuda and ({tests})"),
+            cwd=copy,
+            PYTHONPATH=str(copy),
+            PYTHONWARNINGS="",
+            DPTRAIN_OPS_EXAMPLES="25",
+            EMULATOR_LEAKS="off",
+            **options,
+        )
+    finally:
+        source.write_text(text)
+    assert done.code == 1, f"exit code {done.code}: the bug was not found\n{done.out}{done.err}"
+    assert " failed" in done.out
+    assert "nvcc cannot compile" not in done.out
