@@ -119,6 +119,8 @@ class Trainer:
 
     def share_parameters(self) -> None:
         """Give every rank rank 0's parameters."""
+        if self.comm.size == 1:
+            return
         host = self.replica.backend.host_view(self.replica.params)
         self.comm.broadcast(host)
         self.replica.backend.commit(self.replica.params, host)
@@ -153,6 +155,8 @@ class Trainer:
             self.replica.update()
 
     def _all_reduce(self, buffer: Buffer) -> None:
+        if self.comm.size == 1:
+            return  # a device would copy to the host, wait, and copy back
         host = self.replica.backend.host_view(buffer)
         self.comm.allreduce_sum(host)
         self.replica.backend.commit(buffer, host)
