@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from dptrain.backend.kernels import kernels_dir
+from dptrain.cache import cache_dir
 from dptrain.errors import DeviceError
 
 OPTIONS = ("-O3", "-std=c++17")
@@ -60,17 +60,15 @@ def compiled(names: Sequence[str], architecture: str) -> dict[str, Path]:
     for name in names:
         own = digest.copy()
         own.update((sources / f"{name}.cu").read_bytes())
-        places[name] = cache_dir() / f"{name}-{architecture}-{own.hexdigest()[:24]}.cubin"
+        places[name] = kernel_cache() / f"{name}-{architecture}-{own.hexdigest()[:24]}.cubin"
     if not all(place.is_file() for place in places.values()):
         _compile_missing(nvcc, sources, places, architecture)
     return places
 
 
-def cache_dir() -> Path:
-    """The folder of compiled kernels: under `$DPTRAIN_CACHE`, else under the user's cache folder."""
-    chosen = os.environ.get("DPTRAIN_CACHE")
-    root = Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("dptrain"))
-    return root / "kernels"
+def kernel_cache() -> Path:
+    """The folder of compiled kernels."""
+    return cache_dir() / "kernels"
 
 
 def command(nvcc: str, source: Path, target: Path, architecture: str) -> list[str]:
@@ -87,7 +85,7 @@ def _version(nvcc: str) -> str:
 
 
 def _compile_missing(nvcc: str, sources: Path, places: dict[str, Path], architecture: str) -> None:
-    folder = cache_dir()
+    folder = kernel_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock", timeout=_PATIENCE):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, HostArray
-from dptrain.backend.compile import cache_dir, compiled
+from dptrain.backend.compile import compiled, kernel_cache
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.random import Purpose
 
@@ -323,7 +323,7 @@ class CudaBackend(Backend):
                     function.prepare(types)
                     self._kernels[name] = function
         except cuda.Error as error:
-            raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {cache_dir()}") from error
+            raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {kernel_cache()}") from error
         _backends.add(self)
 
     def close(self) -> None:

@@ -21,9 +21,9 @@ from gzip import GzipFile
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 from filelock import FileLock, Timeout
 
+from dptrain.cache import cache_dir
 from dptrain.data import strokes
 from dptrain.data.idx import open_idx
 from dptrain.data.npz import open_npz
@@ -56,12 +56,6 @@ _IDX_NAMES = {
     "x_test": ("t10k-images-idx3-ubyte", "t10k-images.idx3-ubyte"),
     "y_test": ("t10k-labels-idx1-ubyte", "t10k-labels.idx1-ubyte"),
 }
-
-
-def cache_dir() -> Path:
-    """The folder for fetched and generated files: `$DPTRAIN_CACHE`, else the user's cache folder."""
-    chosen = os.environ.get("DPTRAIN_CACHE")
-    return _expand(chosen) if chosen else Path(platformdirs.user_cache_dir("dptrain"))
 
 
 def ensure_available(name_or_path: str, *, data_dir: Path | None = None) -> None:

@@ -45,7 +45,9 @@ def test_a_source_is_compiled_once(nvcc):
     }
     assert compiling.compiled(("flat", "dense"), "sm_90") == first
     assert calls(nvcc) == 2
-    assert sorted(path.suffix for path in compiling.cache_dir().iterdir()) == ["", ".cubin", ".cubin"], "no leftovers"
+    assert sorted(path.suffix for path in compiling.kernel_cache().iterdir()) == ["", ".cubin", ".cubin"], (
+        "no leftovers"
+    )
 
 
 def test_what_changes_the_result_changes_the_name(nvcc, monkeypatch, tmp_path):
@@ -70,7 +72,7 @@ def test_what_nvcc_says_is_told_and_leaves_nothing(nvcc):
         DeviceError, match=r"nvcc cannot compile flat\.cu for sm_90, it says: x\.cu\(3\): error: no such"
     ):
         compiling.compiled(("flat",), "sm_90")
-    assert [path.name for path in compiling.cache_dir().iterdir()] == ["lock"]
+    assert [path.name for path in compiling.kernel_cache().iterdir()] == ["lock"]
 
 
 def test_no_nvcc(monkeypatch, tmp_path):

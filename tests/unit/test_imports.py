@@ -23,7 +23,7 @@ LAYERS = [
     {"params"},
     {"initializers"},
     {"random", "registry", "failure"},
-    {"errors", "launcher", "version"},
+    {"errors", "launcher", "cache", "version"},
 ]
 RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 # Where a third-party library may be imported; every other one is free to use.
