@@ -1,5 +1,6 @@
 """Starting commands on the emulated CUDA driver."""
 
+import functools
 import importlib.util
 import os
 import sys
@@ -24,9 +25,17 @@ def skip_without_emulator() -> None:
         pytest.skip(reason)
 
 
+@functools.cache
+def _build_once() -> None:
+    """Let the first run build the emulator, which it says on standard error, before any output is looked at."""
+    done = run([sys.executable, str(EMULATOR / "run"), sys.executable, "-c", ""], timeout=600)
+    assert done.code == 0, done.err
+
+
 def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **environment: str) -> Finished:
-    """Run a command on the emulator; memory that it leaks makes it fail. The first run builds the emulator."""
+    """Run a command on the emulator; memory that it leaks makes it fail."""
     skip_without_emulator()
+    _build_once()
     defaults = {"EMULATOR_LEAKS": "fail", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     return run([sys.executable, str(EMULATOR / "run"), *command], timeout=timeout, cwd=cwd, **(defaults | environment))
 

@@ -119,6 +119,8 @@ def call(command: list[str], cwd: Path | None = None, environment: dict[str, str
     Raises:
         BuildError: with the end of the output.
     """
+    environment = dict(os.environ if environment is None else environment)
+    environment.pop("PYTHONWARNINGS", None)  # what the caller thinks of warnings is no matter of pip's
     done = subprocess.run(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           stdin=subprocess.DEVNULL, text=True, errors="replace", check=False)  # fmt: skip
     if done.returncode:
