@@ -254,18 +254,8 @@ def _check_same_everywhere(comm: Communicator, config: Config) -> None:
     """Refuse ranks with different configurations or versions."""
     versions = {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()}
     flat = {leaf.path: _at(to_dict(config), leaf.path) for leaf in leaves()}
-    found = comm.allgather(flat | {f"version of {name}": version for name, version in versions.items()})
-
-    def compare() -> None:
-        differences = [
-            f"{key}: {', '.join(f'rank {rank} has {other[key]!r}' for rank, other in enumerate(found))}"
-            for key in found[0]
-            if any(other[key] != found[0][key] for other in found)
-        ]
-        if differences:
-            raise ConfigError(f"the ranks are set up differently: {'; '.join(differences)}")
-
-    comm.agree("configuration", compare)
+    flat |= {f"version of {name}": version for name, version in versions.items()}
+    comm.require_same("the ranks are set up differently", flat)
 
 
 def _at(tree: dict[str, Any], path: str) -> Any:

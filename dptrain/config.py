@@ -19,9 +19,6 @@ from dptrain.registry import suggestion
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-# Field paths and where each value came from, for messages.
-Sources = dict[str, str]
-
 
 def _comma_separated(value: object) -> object:
     if isinstance(value, str):

@@ -189,7 +189,17 @@ class Sequential:
             return train, validation, sampler
 
         train, validation, sampler = self._agreed(comm, "fit", prepare)
-        self._check_same_data(comm, train)
+        if comm.size > 1:
+            # A rank with another number of steps would leave the others waiting; with other data or another batch size
+            # each would compute the gradient of something else.
+            facts = {
+                "the training sets (shapes, dtypes, checksum) differ": fingerprint(train.x, train.y),
+                "arguments": [batch_size, epochs, validation is None, shuffle, steps_per_epoch, drop_last],
+                "seed": self.seed,
+                "layers": [[type(layer).__name__, layer.config()] for layer in self.layers],
+                "compiled": self._describe_compiled(),
+            }
+            comm.require_same("the ranks call fit differently", facts)
         return self.fit_splits(train, validation, sampler, epochs=epochs, verbose=verbose, callbacks=callbacks or ())
 
     def fit_splits(
@@ -349,10 +359,17 @@ class Sequential:
                 self._replica.compile(loss, optimizer, measured)
         return self._replica
 
+    def _describe_compiled(self) -> list[Any]:
+        """Return loss, optimizer and metrics as JSON can carry them."""
+        assert self._compiled is not None
+        loss, optimizer, measured, _ = self._compiled
+        about = [[type(one).__name__, one.config()] for one in (loss, optimizer)]
+        return [*about, [metric.name for metric in measured]]
+
     def _trainer(self, comm: Communicator) -> Trainer:
         replica = self._agreed(comm, "device", lambda: self._on_device(comm))
         if not self._compared:
-            self._require_same(comm, "the ranks compute differently", replica.backend.numerics)
+            comm.require_same("the ranks compute differently", {"device": replica.backend.numerics})
             self._compared = True
         return Trainer(replica, comm)
 
@@ -392,21 +409,6 @@ class Sequential:
             if targets.shape[1:] != output:
                 raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
         return Split.whole(features, targets, comm.rank, comm.size)
-
-    def _check_same_data(self, comm: Communicator, train: Split) -> None:
-        """Refuse ranks with different training sets: each would compute the gradient of something else."""
-        if comm.size > 1:
-            self._require_same(
-                comm, "the training sets (shapes, dtypes, checksum) differ", fingerprint(train.x, train.y)
-            )
-
-    def _require_same(self, comm: Communicator, what: str, mine: Any) -> None:
-        """Fail on all ranks where `mine` (anything that JSON can carry) is not the same on all."""
-        found = comm.allgather(mine)
-        for rank, other in enumerate(found):
-            if other != found[0]:
-                text = f"{what}: rank 0 has {found[0]}, rank {rank} has {other}"
-                raise AgreedError(what, ConfigError.exit_code, text, [(rank, text)])
 
 
 def _metric(identifier: str | Metric, loss: Loss) -> Metric:

@@ -7,7 +7,7 @@ ranks call the same ones in the same order.
 import json
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -78,6 +78,25 @@ class Communicator(ABC):
     def broadcast_fact(self, fact: Any) -> Any:
         """Return rank 0's `fact` (anything that JSON can carry) on every rank."""
         return self.allgather(fact if self.rank == 0 else None)[0]
+
+    def require_same(self, what: str, facts: Mapping[str, Any]) -> None:
+        """Fail on every rank where `facts` (anything that JSON can carry) are not the same on all.
+
+        Args:
+            what: begins the message ("the ranks are set up differently").
+            facts: by name; the names are the same on all ranks.
+
+        Raises:
+            AgreedError: with exit code 2; names every fact that differs, with each rank's.
+        """
+        found = self.allgather(facts)
+        differences = [
+            f"{key}: {', '.join(f'rank {rank} has {other[key]!r}' for rank, other in enumerate(found))}"
+            for key in found[0]
+            if any(other[key] != found[0][key] for other in found)
+        ]
+        if differences:
+            raise AgreedError(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences)}", [])
 
     def agree(self, where: str, action: Callable[[], T]) -> T:
         """Run `action` on every rank and return its result, or fail on every rank alike.

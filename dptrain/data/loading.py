@@ -11,9 +11,9 @@ import numpy.typing as npt
 from dptrain.comm.base import Communicator
 from dptrain.data.catalog import DEFAULT_MAX_BYTES, ensure_available, open_dataset
 from dptrain.data.checks import check_finite, check_labels, check_labels_integer
+from dptrain.data.npz import KEYS
 from dptrain.data.sampling import cut
 from dptrain.data.sources import ArraySource, DataSources
-from dptrain.errors import ConfigError
 
 Array = npt.NDArray[Any]
 
@@ -79,7 +79,8 @@ def load_dataset(
     """
     comm.agree("data", lambda: ensure_available(name_or_path, data_dir=data_dir) if comm.local_rank == 0 else None)
     sources = comm.agree("data", lambda: open_dataset(name_or_path, data_dir=data_dir, max_bytes=max_bytes))
-    _check_same(comm, sources)
+    headers = [[list(source.shape), str(source.dtype)] for source in _in_order(sources)]
+    comm.require_same("the ranks see different data", dict(zip(KEYS, headers, strict=True)))
     arrays = [_read(source, comm, sharding) for source in _in_order(sources)]
     highest = comm.agree("data", lambda: _check(sources, arrays, comm, sharding))
     num_classes = 1 + max(comm.allgather(highest))
@@ -127,23 +128,6 @@ def fingerprint(x: Array, y: Array) -> list[Any]:
 
 def _in_order(sources: DataSources) -> tuple[ArraySource, ArraySource, ArraySource, ArraySource]:
     return sources.x_train, sources.y_train, sources.x_test, sources.y_test
-
-
-def _check_same(comm: Communicator, sources: DataSources) -> None:
-    """Refuse nodes that see different files."""
-    mine = [[list(source.shape), str(source.dtype)] for source in _in_order(sources)]
-    found = comm.allgather(mine)
-
-    def compare() -> None:
-        for rank, other in enumerate(found):
-            if other != found[0]:
-                raise ConfigError(f"data: rank 0 sees {_shapes(found[0])}, rank {rank} sees {_shapes(other)}")
-
-    comm.agree("data", compare)
-
-
-def _shapes(found: list[Any]) -> str:
-    return ", ".join("x".join(map(str, shape)) + f" {dtype}" for shape, dtype in found)
 
 
 def _read(source: ArraySource, comm: Communicator, sharding: str) -> Array:
