@@ -165,6 +165,9 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         dtype=config.dtype,
         loops=config.loops,
         share_gpu=config.share_gpu,
+        comm=config.comm,
+        bucket_mb=config.bucket_mb,
+        device_mb=config.data.device_mb,
     )
     return model
 

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.errors import ConfigError
 from dptrain.registry import suggestion
+from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -57,6 +58,9 @@ class DataConfig:
         "sharding",
     )
     max_bytes: PositiveInt = _field(DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this")
+    device_mb: Annotated[Positive | None, BeforeValidator(_none_word)] = _field(
+        None, "10^6 bytes of a GPU's memory for samples; larger sets are streamed; none: what is free"
+    )
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -112,6 +116,12 @@ class Config:
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "what computes; auto takes a GPU where one can be used, else the CPU", "device"
+    )
+    comm: Literal["host", "cuda-aware"] = _field(
+        "host", "gradients reach MPI through the host's memory, or, where MPI is CUDA-aware, as the GPU's own", "comm"
+    )
+    bucket_mb: Positive = _field(
+        DEFAULT_BUCKET_MB, "10^6 bytes of gradients that travel as one message, beside the backward pass", "bucket-mb"
     )
     share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
     dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")

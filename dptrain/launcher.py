@@ -20,6 +20,9 @@ _VARIABLES = (
     ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"),
 )  # fmt: skip
 
+# How the names of all variables begin by which launchers tell a process that it belongs to a job.
+LAUNCHER_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "PALS_", "MPI_", "MPIEXEC_", "HYDI_", "HYDRA_", "SLURM_")
+
 # What BLAS libraries read, once, when they are loaded.
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

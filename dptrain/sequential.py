@@ -1,5 +1,6 @@
 """The public face in Keras' words: a model that can be compiled, trained, evaluated and asked."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -10,12 +11,12 @@ import numpy.typing as npt
 from dptrain import backend as backends
 from dptrain import comm as comms
 from dptrain import losses, metrics, optimizers
-from dptrain.backend.base import flat_features
+from dptrain.backend.base import Backend, flat_features
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
 from dptrain.data.loading import Split, fingerprint
 from dptrain.data.sampling import GlobalSampler, Sampler
-from dptrain.errors import AgreedError, ConfigError, DataError
+from dptrain.errors import AgreedError, ConfigError, DataError, DeviceError
 from dptrain.failure import end_job, phase
 from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
@@ -24,6 +25,7 @@ from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.threads import limit_threads
+from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.callbacks import Callback, History
 from dptrain.train.callbacks.progress import for_verbosity
 from dptrain.train.replica import Replica
@@ -59,7 +61,8 @@ class Sequential:
         self._architecture: Architecture | None = None
         self._replica: Replica | None = None
         self._weights: Array | None = None
-        self._compared = False
+        self._trainer_kept: Trainer | None = None
+        self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
         self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str, bool]] | None = None
 
     # Setting up
@@ -84,6 +87,9 @@ class Sequential:
         dtype: str = "float32",
         loops: str = "auto",
         share_gpu: bool = False,
+        comm: str = "host",
+        bucket_mb: float = DEFAULT_BUCKET_MB,
+        device_mb: float | None = None,
     ) -> None:
         """Say how to train; the optimizer starts afresh, the weights stay.
 
@@ -95,17 +101,26 @@ class Sequential:
             dtype: "float32" or "float64" (not in Keras).
             loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
             share_gpu: several ranks may use one GPU (not in Keras).
+            comm: "host", or "cuda-aware" to hand the GPU's memory to an MPI that knows GPUs (not in Keras).
+            bucket_mb: 10^6 bytes of gradients that travel as one message (not in Keras).
+            device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free (not
+                in Keras).
 
         Raises:
-            ConfigError: an unknown name, or no loss.
+            ConfigError: an unknown name, a size that is not above 0, or no loss.
         """
+        if comm not in ("host", "cuda-aware"):
+            raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
+        for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
+            if size is not None and not 0 < size < math.inf:
+                raise ConfigError(f"{name} = {size}: expected a number above 0")
         if loss is None:
             raise ConfigError("compile() needs a loss, such as 'sparse_categorical_crossentropy'")
         chosen = losses.get(loss)
         measured = tuple(_metric(one, chosen) for one in metrics or ())
         self._weights = self._flat_weights() if self._architecture is not None else None
-        self._replica = None
-        self._compared = False
+        self._replica = self._trainer_kept = None
+        self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
         self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops, share_gpu))
 
     def build(self, input_shape: tuple[int, ...]) -> None:
@@ -267,7 +282,7 @@ class Sequential:
         """
         comm = self._start(None, x)
         samples = self._agreed(comm, "predict", lambda: self._features(x))
-        return self._collectively(comm, lambda: Trainer(self._on_device(comm), comm).predict(samples))
+        return self._collectively(comm, lambda: self._trainer(comm).predict(samples))
 
     # Weights
 
@@ -367,11 +382,17 @@ class Sequential:
         return [*about, [metric.name for metric in measured]]
 
     def _trainer(self, comm: Communicator) -> Trainer:
+        if self._trainer_kept is not None:
+            return self._trainer_kept
         replica = self._agreed(comm, "device", lambda: self._on_device(comm))
-        if not self._compared:
-            comm.require_same("the ranks compute differently", {"device": replica.backend.numerics})
-            self._compared = True
-        return Trainer(replica, comm)
+        direct, bucket_mb, device_mb = self._ways
+        same = {"device": replica.backend.numerics, "comm and bucket_mb": [direct, bucket_mb]}
+        comm.require_same("the ranks compute differently", same)
+        if direct:
+            comm.agree("communicator", lambda: _require_cuda_aware(replica.backend, comm))
+        data_bytes = None if device_mb is None else int(device_mb * 1e6)
+        self._trainer_kept = Trainer(replica, comm, bucket_mb=bucket_mb, direct=direct, data_bytes=data_bytes)
+        return self._trainer_kept
 
     def _flat_weights(self) -> Array:
         if self._replica is not None:
@@ -409,6 +430,19 @@ class Sequential:
             if targets.shape[1:] != output:
                 raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
         return Split.whole(features, targets, comm.rank, comm.size)
+
+
+def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
+    """Refuse to hand device memory to an MPI that cannot take it.
+
+    Raises:
+        ConfigError: there is no device memory.
+        DeviceError: MPI does not know GPUs.
+    """
+    if backend.name != "cuda":
+        raise ConfigError(f"--comm cuda-aware needs --device cuda: this rank computes on {backend.description}")
+    if reason := comm.why_not_cuda_aware():
+        raise DeviceError(f"--comm cuda-aware: {reason}; use --comm host")
 
 
 def _metric(identifier: str | Metric, loss: Loss) -> Metric:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# An array on the device; NumPy's own for the NumPy backend.
-Buffer = Any
-HostArray = npt.NDArray[Any]
+from dptrain.backend.transfers import Buffer as Buffer
+from dptrain.backend.transfers import Exchange, Staging
+from dptrain.backend.transfers import HostArray as HostArray
 
 # Activations whose gradient is a function of their output, which is all that backward keeps.
 ACTIVATIONS = ("linear", "relu", "sigmoid", "tanh", "softmax")
@@ -61,12 +61,21 @@ class Backend(ABC):
         """Overwrite a buffer with a host array of the same shape."""
 
     @abstractmethod
-    def host_view(self, buffer: Buffer) -> HostArray:
-        """Return host memory that holds the buffer's values, for MPI to change; `commit` takes the change back."""
+    def exchange(self, buffer: Buffer, *, direct: bool = False) -> Exchange:
+        """Return the way of a buffer to MPI and back.
+
+        Args:
+            buffer: on the device.
+            direct: MPI is given the device's memory itself instead of a copy on the host.
+        """
 
     @abstractmethod
-    def commit(self, buffer: Buffer, host: HostArray) -> None:
-        """Make `host`, which `host_view` returned, the buffer's values."""
+    def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
+        """Return a way for samples from the host to the device, with memory of that shape at both ends."""
+
+    @abstractmethod
+    def room_for_data(self) -> int | None:
+        """Return how many bytes of samples the device could hold now; None where it reads the host's own memory."""
 
     @abstractmethod
     def step_scope(self) -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from dptrain.backend.base import Backend, HostArray
 from dptrain.backend.compile import compiled, kernel_cache
+from dptrain.backend.transfers import Exchange, Staging
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.random import Purpose
 
@@ -72,6 +73,8 @@ _KERNELS = {
 _ACTIVATIONS = {"linear": 0, "relu": 1, "sigmoid": 2, "tanh": 3}
 # Threads of a block of elementwise kernels, and blocks at most: enough to fill any GPU, the rest is a loop.
 _THREADS, _BLOCKS = 256, 2048
+# The part of a GPU's memory that samples leave free, for scratch and for what others do.
+_RESERVE = 0.05
 # Rows that a block of the row kernels takes, a warp each.
 _ROWS = 4
 # Rows that one block of `dense_gradient` sums.
@@ -96,7 +99,7 @@ class _Memory:
     def free(self) -> None:
         """Free it, after all work queued before."""
         if self._allocation is not None:
-            self._backend._wait()
+            self._backend._finish()
             self._allocation.free()
             self._allocation = None
 
@@ -145,6 +148,11 @@ class DeviceArray:
         pointer = self.pointer + start * _count(rest) * self.dtype.itemsize
         return DeviceArray(self._memory, pointer, (max(stop - start, 0), *rest), self.dtype)
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """How other libraries (mpi4py among them) find the memory: version 3 of Numba's CUDA Array Interface."""
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.pointer, False), "version": 3}
+
     def reshape(self, *shape: Any) -> "DeviceArray":
         """Return the same elements in another shape, of which one dimension may be -1."""
         wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
@@ -175,6 +183,108 @@ class Gpu:
     uuid: str
     memory: int
     architecture: str
+
+
+class _Pinned:
+    """Host memory that copies reach directly, and the events of one way between it and the device.
+
+    Attributes:
+        host: the memory, of the shape asked for.
+    """
+
+    def __init__(self, backend: "CudaBackend", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._backend = backend
+        try:
+            self._memory: Any = cuda.pagelocked_empty(max(_count(shape), 1), dtype)
+            self.queued, self.copied = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
+        except cuda.Error as error:
+            raise DeviceError(
+                f"cannot pin {_amount(_count(shape) * dtype.itemsize)} of host memory ({error}): "
+                "see ulimit -l and free memory"
+            ) from error
+        self.host: HostArray = self._memory[: _count(shape)].reshape(shape)
+        backend._pinned_memories.add(self)
+
+    def free(self) -> None:
+        """Free it, after all copies queued before."""
+        if self._memory is not None:
+            self._backend._finish()
+            self._memory.base.free()
+            self._memory = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(cuda.Error, AttributeError):  # as for device memory
+            self.free()
+
+
+class _PinnedExchange(Exchange):
+    """Through pinned memory, which is where an MPI that knows nothing of GPUs can work."""
+
+    def __init__(self, backend: "CudaBackend", buffer: DeviceArray) -> None:
+        self._backend, self._buffer = backend, buffer
+        self._out = _Pinned(backend, buffer.shape, buffer.dtype)
+        self._back = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+
+    def begin(self) -> None:
+        # This waits for the last `end` too, which the ops' stream has waited for: the pinned memory is free again.
+        self._out.queued.record(self._backend._stream)
+        self._backend._outward.wait_for_event(self._out.queued)
+        if self._buffer.size:
+            cuda.memcpy_dtoh_async(self._out.host, self._buffer.pointer, self._backend._outward)
+        self._out.copied.record(self._backend._outward)
+
+    def values(self) -> HostArray:
+        self._out.copied.synchronize()  # MPI knows nothing of streams
+        return self._out.host
+
+    def end(self) -> None:
+        if self._buffer.size:
+            cuda.memcpy_htod_async(self._buffer.pointer, self._out.host, self._backend._inward)
+        self._back.record(self._backend._inward)
+        self._backend._stream.wait_for_event(self._back)
+
+
+class _DirectExchange(Exchange):
+    """For an MPI that reads and writes the device's memory itself."""
+
+    def __init__(self, backend: "CudaBackend", buffer: DeviceArray) -> None:
+        self._backend, self._buffer = backend, buffer
+        self._complete = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+
+    def begin(self) -> None:
+        self._complete.record(self._backend._stream)
+
+    def values(self) -> DeviceArray:
+        self._complete.synchronize()  # MPI knows nothing of streams
+        return self._buffer
+
+    def end(self) -> None:
+        pass  # MPI has finished when it returns
+
+
+class _PinnedStaging(Staging):
+    """Through pinned memory, on the stream of what comes in."""
+
+    def __init__(self, backend: "CudaBackend", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._backend = backend
+        self.device = backend.empty(shape, dtype)
+        self._in = _Pinned(backend, shape, dtype)
+        self.host = self._in.host
+
+    def reuse(self) -> None:
+        self._in.copied.synchronize()
+
+    def release(self) -> None:
+        self._in.queued.record(self._backend._stream)
+
+    def send(self, rows: int) -> None:
+        self._backend._inward.wait_for_event(self._in.queued)
+        if self.host[:rows].size:
+            cuda.memcpy_htod_async(self.device.pointer, self.host[:rows], self._backend._inward)
+        self._in.copied.record(self._backend._inward)
+
+    def arrive(self) -> None:
+        self._backend._stream.wait_for_event(self._in.copied)
 
 
 # One process works on one GPU: opened at the first backend, closed at exit.
@@ -308,13 +418,19 @@ class CudaBackend(Backend):
         self.numerics = f"cuda, {self.dtype}, {gpu.architecture}"
         self.description = f"{gpu.name}, {gpu.uuid}, {_amount(gpu.memory)}, {self.dtype}"
         self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
-        self._staging: dict[tuple[int, int], HostArray] = {}
+        # Ranks that may put samples on the same GPU.
+        self._sharers = local_size if share else 1
+        self._pinned_memories: weakref.WeakSet[_Pinned] = weakref.WeakSet()
         self._workspace: _Memory | None = None
         self._stream: Any = None
+        self._inward: Any = None
+        self._outward: Any = None
         self._kernels: dict[str, Any] = {}
         self._modules: list[Any] = []
         try:
-            self._stream = cuda.Stream(1)  # CU_STREAM_NON_BLOCKING: never waits for the default stream
+            # CU_STREAM_NON_BLOCKING: never waits for the default stream. Samples and gradients travel beside the ops,
+            # on a stream each way.
+            self._stream, self._inward, self._outward = (cuda.Stream(1) for _ in range(3))
             for source, path in compiled(tuple(_KERNELS), gpu.architecture).items():
                 module = cuda.module_from_buffer(path.read_bytes())
                 self._modules.append(module)
@@ -331,14 +447,13 @@ class CudaBackend(Backend):
         for memory in list(self._memories):
             with contextlib.suppress(cuda.Error):
                 memory.free()
-        for array in self._staging.values():
+        for pinned in list(self._pinned_memories):
             with contextlib.suppress(cuda.Error):
-                _base(array).free()
-        self._staging.clear()
+                pinned.free()
         self._workspace = None
         self._kernels.clear()
         self._modules.clear()
-        self._stream = None
+        self._stream = self._inward = self._outward = None
 
     # Memory
 
@@ -355,12 +470,7 @@ class CudaBackend(Backend):
         return buffer
 
     def upload(self, array: HostArray) -> DeviceArray:
-        # Types that no kernel reads, as the next one that holds their values.
-        replacement = {"bool": np.uint8, "float16": np.float32}.get(array.dtype.name)
-        if replacement is None and array.dtype.name not in _GATHERED:
-            replacement = np.float64
-        stored = np.dtype(replacement) if replacement is not None else array.dtype.newbyteorder("=")
-        buffer = self.empty(array.shape, stored)
+        buffer = self.empty(array.shape, _stored(array.dtype))
         self.write(buffer, array)
         return buffer
 
@@ -379,20 +489,15 @@ class CudaBackend(Backend):
             cuda.memcpy_htod_async(buffer.pointer, host, self._stream)
             self._wait()  # the array is the caller's again
 
-    def host_view(self, buffer: DeviceArray) -> HostArray:
-        key = (buffer.pointer, buffer.nbytes)
-        pinned = self._staging.get(key)
-        if pinned is None or pinned.dtype != buffer.dtype:
-            pinned = self._staging[key] = self._pinned(buffer.size, buffer.dtype)
-        if buffer.size:
-            cuda.memcpy_dtoh_async(pinned, buffer.pointer, self._stream)
-        self._wait()  # MPI knows nothing of streams
-        return pinned.reshape(buffer.shape)
+    def exchange(self, buffer: DeviceArray, *, direct: bool = False) -> Exchange:
+        return _DirectExchange(self, buffer) if direct else _PinnedExchange(self, buffer)
 
-    def commit(self, buffer: DeviceArray, host: HostArray) -> None:
-        # The pinned memory is not touched before the next `host_view`, which waits for this copy.
-        if buffer.size:
-            cuda.memcpy_htod_async(buffer.pointer, host, self._stream)
+    def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
+        return _PinnedStaging(self, shape, _stored(np.dtype(dtype)))
+
+    def room_for_data(self) -> int | None:
+        free, total = cuda.mem_get_info()
+        return max(0, int(free - total * _RESERVE) // self._sharers)
 
     def step_scope(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -693,18 +798,13 @@ class CudaBackend(Backend):
         return self._workspace.pointer
 
     def _wait(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
+        self._stream.synchronize()
 
-    def _pinned(self, size: int, dtype: np.dtype[Any]) -> HostArray:
-        """Return host memory that copies reach directly, (size,)."""
-        try:
-            pinned: HostArray = cuda.pagelocked_empty(max(size, 1), dtype)[:size]
-        except cuda.Error as error:
-            raise DeviceError(
-                f"cannot pin {_amount(size * dtype.itemsize)} of host memory ({error}): see ulimit -l and free memory"
-            ) from error
-        return pinned
+    def _finish(self) -> None:
+        """Wait for all streams."""
+        for stream in (self._stream, self._inward, self._outward):
+            if stream is not None:
+                stream.synchronize()
 
     def _allocate(self, nbytes: int) -> Any:
         try:
@@ -734,6 +834,13 @@ def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
     return tile, max(1, _up(K, depth) // depth) if depth else 1, depth
 
 
+def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type on the device of samples: types that no kernel reads become the next one that holds their values."""
+    if dtype.name in _GATHERED:
+        return dtype.newbyteorder("=")
+    return np.dtype({"bool": np.uint8, "float16": np.float32}.get(dtype.name, np.float64))
+
+
 def _count(shape: tuple[int, ...]) -> int:
     size = 1
     for n in shape:
@@ -753,11 +860,3 @@ def _amount(nbytes: int) -> str:
 def _same_dtype(source: DeviceArray, out: DeviceArray) -> None:
     if source.dtype != out.dtype:
         raise TypeError(f"cannot copy {source.dtype} to {out.dtype} without a cast")
-
-
-def _base(array: HostArray) -> Any:
-    """The page-locked allocation under an array."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base

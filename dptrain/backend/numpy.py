@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dptrain.backend import denormals
 from dptrain.backend.base import Backend, HostArray
 from dptrain.backend.loops import CACHE_LINE, Loops, NumpyLoops, Scratch, aligned_empty
+from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.random import Purpose, stream
 
 Array = npt.NDArray[Any]
@@ -64,11 +65,14 @@ class NumpyBackend(Backend):
     def write(self, buffer: Array, array: HostArray) -> None:
         buffer[...] = array
 
-    def host_view(self, buffer: Array) -> HostArray:
-        return buffer
+    def exchange(self, buffer: Array, *, direct: bool = False) -> Exchange:
+        return HostExchange(buffer)
 
-    def commit(self, buffer: Array, host: HostArray) -> None:
-        pass  # the host view is the buffer
+    def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
+        return HostStaging(self.upload(aligned_empty(shape, dtype)))
+
+    def room_for_data(self) -> int | None:
+        return None
 
     @contextmanager
     def step_scope(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """What joins ranks: the abstract communicator.
 
-Buffers, not pickles: arrays travel as they lie in memory, small facts as bytes. Every method is a collective: all
-ranks call the same ones in the same order.
+Buffers, not pickles: arrays travel as they lie in memory, small facts as bytes. Every method that does not say
+otherwise is a collective: all ranks call the same ones in the same order.
 """
 
 import json
@@ -44,8 +44,12 @@ class Communicator(ABC):
         """What joins the ranks, in words."""
 
     @abstractmethod
-    def allreduce_sum(self, buffer: Array) -> None:
-        """Replace a contiguous buffer by its elementwise sum over all ranks, in place."""
+    def allreduce_sum(self, buffer: Any) -> None:
+        """Replace a contiguous buffer by its elementwise sum over all ranks, in place.
+
+        Args:
+            buffer: an array; or device memory with `__cuda_array_interface__`, where `why_not_cuda_aware` is empty.
+        """
 
     @abstractmethod
     def broadcast(self, buffer: Array) -> None:
@@ -54,6 +58,10 @@ class Communicator(ABC):
     @abstractmethod
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's message, in rank order."""
+
+    @abstractmethod
+    def why_not_cuda_aware(self) -> str:
+        """Return why device memory cannot be handed over, or an empty string if it can. Not a collective."""
 
     @abstractmethod
     def barrier(self) -> None:

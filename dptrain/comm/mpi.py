@@ -9,6 +9,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from dptrain.comm.base import Array, Communicator
+from dptrain.comm.cuda_aware import why_not
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.launcher import Launch
 
@@ -50,7 +51,7 @@ class MpiCommunicator(Communicator):
         words = MPI.Get_library_version().replace("Version:", "").replace(",", " ").split()
         return " ".join(words[:3] if words[0] == "Open" else words[:2])
 
-    def allreduce_sum(self, buffer: Array) -> None:
+    def allreduce_sum(self, buffer: Any) -> None:
         """Sum in place over all ranks, `MPI_Allreduce`."""
         flat = buffer.reshape(-1)
         for start in range(0, flat.size, _MAX_COUNT):
@@ -70,6 +71,10 @@ class MpiCommunicator(Communicator):
         self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
         ends = np.cumsum(lengths).tolist()
         return [bytes(together[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+    def why_not_cuda_aware(self) -> str:
+        """Ask the library, and let another process try."""
+        return why_not()
 
     def barrier(self) -> None:
         """`MPI_Barrier` over all ranks."""

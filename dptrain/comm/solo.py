@@ -1,5 +1,7 @@
 """The communicator of a process that runs alone: one rank, every collective the identity."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +20,7 @@ class SoloCommunicator(Communicator):
         """One process, no MPI."""
         return "single process"
 
-    def allreduce_sum(self, buffer: Array) -> None:
+    def allreduce_sum(self, buffer: Any) -> None:
         """The sum over one rank is the buffer."""
 
     def broadcast(self, buffer: Array) -> None:
@@ -27,6 +29,10 @@ class SoloCommunicator(Communicator):
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Return the one message."""
         return [message]
+
+    def why_not_cuda_aware(self) -> str:
+        """Nothing is handed over."""
+        return ""
 
     def barrier(self) -> None:
         """Nobody to wait for."""

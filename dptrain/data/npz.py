@@ -63,7 +63,7 @@ def open_npz(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
         present = {name.removesuffix(".npy"): name for name in archive.namelist()}
         missing = [key for key in KEYS if key not in present]
         if missing:
-            found = ", ".join(sorted(present)[:10]) or "nothing"
+            found = ", ".join(ascii(name)[1:-1] for name in sorted(present)[:10]) or "nothing"
             more = f" and {len(present) - 10} more" if len(present) > 10 else ""
             raise DataError(
                 f"{path}: no {', '.join(missing)} in the archive; expected {', '.join(KEYS)}, found {found}{more}"

@@ -5,8 +5,7 @@ ranks exchange: the parameters' gradients, then the tail, whose first element is
 whose others are the sums of loss and metrics.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,22 +19,10 @@ from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.params import ALIGNMENT
+from dptrain.train.feed import Feed, Rows
 
 # Elements of the tail; what follows are loss and metrics.
 _WEIGHT, _LOSS, _FIRST_METRIC = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class DeviceData:
-    """Samples on the device, in their stored dtype.
-
-    Attributes:
-        x: (rows, features).
-        y: (rows,) integer labels, or (rows, ...) values in the backend's dtype.
-    """
-
-    x: Buffer
-    y: Buffer
 
 
 class Replica:
@@ -63,6 +50,10 @@ class Replica:
         self._capacity = 0
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
         self._first, self._scale, self._offset = _absorbed_by_batch_op(architecture.layers)
+        self._first_element = [
+            min((e.offset for e in architecture.layout.entries if e.name.startswith(f"{layer.name}/")), default=0)
+            for layer in architecture.layers
+        ]
 
     # Setting up
 
@@ -106,35 +97,42 @@ class Replica:
             wanted = layer.scratch_shapes(architecture.input_shapes[position])
             self._scratch.append({name: backend.empty((rows, *one)) for name, one in wanted.items()})
 
-    def upload(self, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> DeviceData:
-        """Put samples on the device: x in its stored dtype, y as the loss wants it."""
+    def as_stored(self, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return samples as a feed takes them: x (rows, features) in its own dtype, y as the loss wants it."""
         stored = np.int64 if self.loss.takes_labels else self.backend.dtype
-        targets = np.ascontiguousarray(y, stored)
-        flat = x.reshape(x.shape[0], flat_features(x.shape[1:]))
-        return DeviceData(self.backend.upload(flat), self.backend.upload(targets))
+        return x.reshape(x.shape[0], flat_features(x.shape[1:])), np.ascontiguousarray(y, stored)
 
     # One step
 
-    def forward_backward(self, data: DeviceData, order: Buffer, shards: Sequence[Shard]) -> None:
+    def forward_backward(
+        self, feed: Feed, shards: Sequence[Shard], complete_from: Callable[[int], None] | None = None
+    ) -> None:
         """Compute the gradients, weights, loss and metrics of this rank's shards of one global batch.
 
         The shards' results are added in a binary tree whose shape depends on their number alone, so that a rank that
         holds a whole subtree of a batch's shards gives that subtree's bits whatever the world size.
 
         Args:
-            data: the rank's samples.
-            order: the epoch's order of rows.
+            feed: the rank's samples.
             shards: at least one; `reduction` holds their sum afterwards.
+            complete_from: called, with falling element numbers down to 0, when ops that are queued complete
+                `reduction` from that element to its end.
         """
+        tell = complete_from or (lambda element: None)
+        if len(shards) == 1:
+            self._shard_gradients(feed, shards[0], 0, tell)
+            tell(0)
+            return
         depth = 0
         for number, shard in enumerate(shards, start=1):
-            self._shard_gradients(data, order, shard, depth)
+            self._shard_gradients(feed, shard, depth, lambda element: None)
             depth += 1
             while number % 2 == 0:
                 depth = self._merge(depth)
                 number //= 2
         while depth > 1:
             depth = self._merge(depth)
+        tell(0)
 
     def update(self) -> None:
         """Apply the optimizer to the summed gradients; the division by the summed weight happens in there.
@@ -148,21 +146,23 @@ class Replica:
         weight = tail[_WEIGHT : _WEIGHT + 1]
         self.optimizer.apply(self.backend, self.params, self.reduction[:size], self.slots, weight, self.iterations)
 
-    def evaluate_rows(self, data: DeviceData, rows: Buffer) -> None:
-        """Add loss and metrics of the given rows to `totals`."""
+    def evaluate_rows(self, rows: Rows) -> None:
+        """Add loss and metrics of the given samples to `totals`."""
+        x, y = rows.arrays
+        count = len(rows.chosen)
         tail = self.reduction[self.architecture.layout.size :]
         self.backend.fill(tail, 0)
-        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], len(rows))
-        buffers = self._buffers(len(rows), 0)
-        self._gather(data.x, rows)
+        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], count)
+        buffers = self._buffers(count, 0)
+        self._gather(x, rows.chosen)
         self._forward(self._training_layers, buffers, StepContext())
-        self._score(buffers[-1].y, self._gather_targets(data.y, rows), None, tail)
+        self._score(buffers[-1].y, self._gather_targets(y, rows.chosen), None, tail)
         self.backend.add(tail[: self._tail_size], self.totals)
 
-    def predict_rows(self, x: Buffer, rows: Buffer) -> npt.NDArray[Any]:
-        """Return the model's outputs for the given rows of x, (rows, *output_shape) on the host."""
-        buffers = self._buffers(len(rows), 0)
-        self._gather(x, rows)
+    def predict_rows(self, rows: Rows) -> npt.NDArray[Any]:
+        """Return the model's outputs for the given samples, (rows, *output_shape) on the host."""
+        buffers = self._buffers(len(rows.chosen), 0)
+        self._gather(rows.arrays[0], rows.chosen)
         self._forward(self.architecture.layers, buffers, StepContext())
         return self.backend.download(buffers[-1].y)
 
@@ -185,7 +185,7 @@ class Replica:
 
     # Inside a step
 
-    def _shard_gradients(self, data: DeviceData, order: Buffer, shard: Shard, depth: int) -> None:
+    def _shard_gradients(self, feed: Feed, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
         reduction = self._partial(depth)
         size = self.architecture.layout.size
         if shard.rows == 0:
@@ -194,16 +194,21 @@ class Replica:
         tail = reduction[size:]
         self.backend.fill(tail, 0)
         self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], shard.rows)
-        rows = order[shard.start : shard.stop]
+        rows = feed.rows(shard)
+        x, y = rows.arrays
         buffers = self._buffers(shard.rows, depth)
-        self._gather(data.x, rows)
+        self._gather(x, rows.chosen)
         context = StepContext(True, self.seed, self.iterations, shard.first_row)
         self._forward(self._training_layers, buffers, context)
-        self._score(buffers[-1].y, self._gather_targets(data.y, rows), buffers[-1].dy, tail)
+        self._score(buffers[-1].y, self._gather_targets(y, rows.chosen), buffers[-1].dy, tail)
+        tell(size)
         first_trained = next((i for i, one in enumerate(buffers) if one.params), len(buffers))
         for position in range(len(buffers) - 1, first_trained - 1, -1):
-            if not self._training_layers[position].is_view:
-                self._training_layers[position].backward(self.backend, buffers[position])
+            layer = self._training_layers[position]
+            if not layer.is_view:
+                layer.backward(self.backend, buffers[position])
+            if buffers[position].params:
+                tell(self._first_element[position])
 
     def _merge(self, depth: int) -> int:
         """Add the top partial sum to the one below it; return the new depth."""

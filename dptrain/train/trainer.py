@@ -2,19 +2,21 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Buffer
 from dptrain.comm.base import Communicator
 from dptrain.data.loading import Split
 from dptrain.data.sampling import Sampler, Shard, cut
 from dptrain.failure import phase
+from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce
 from dptrain.train.callbacks import Callback, CallbackList, Logs
-from dptrain.train.replica import DeviceData, Replica
+from dptrain.train.feed import Feed, make_feed
+from dptrain.train.replica import Replica
 
 # Samples that a rank evaluates at once, at least: a larger batch is faster, and activations of this many are small.
 _EVALUATION_ROWS = 256
@@ -44,14 +46,27 @@ class Trainer:
     Args:
         replica: this rank's, compiled.
         comm: the ranks.
+        bucket_mb: as `AllReduce`; the same on all ranks.
+        direct: hand device memory to MPI, which must be CUDA-aware.
+        data_bytes: of the device's memory that samples may take; None for what is free.
 
     Attributes:
         timing: of the last finished epoch.
     """
 
-    def __init__(self, replica: Replica, comm: Communicator) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        comm: Communicator,
+        *,
+        bucket_mb: float = DEFAULT_BUCKET_MB,
+        direct: bool = False,
+        data_bytes: int | None = None,
+    ) -> None:
         self.replica = replica
         self.comm = comm
+        self._all_reduce: AllReduce | None = None
+        self._bucket_mb, self._direct, self._data_bytes = bucket_mb, direct, data_bytes
         self.timing = Timing(0.0, 0)
         self._started = 0.0
 
@@ -77,25 +92,34 @@ class Trainer:
         hooks.set_trainer(self)
         hooks.set_params({"epochs": epochs, "steps": sampler.steps})
         self.replica.reserve(max(sampler.capacity, self._evaluation_rows(validation)))
-        data = self.replica.upload(train.x, train.y)
-        validation_data = None if validation is None else self.replica.upload(validation.x, validation.y)
-        self.share_parameters()
-        hooks.on_train_begin()
-        for epoch in range(epochs):
-            hooks.on_epoch_begin(epoch)
-            logs = self._train_epoch(data, sampler, epoch, hooks)
-            if validation is not None and validation_data is not None:
-                phase.enter("validation")
-                validated = self._evaluate(validation_data, validation)
-                logs |= {f"val_{key}": value for key, value in validated.items()}
-            hooks.on_epoch_end(epoch, logs)
-        hooks.on_train_end()
+        reduction = self.replica.reduction
+        if self.comm.size > 1 and self._all_reduce is None:
+            # One rank has nothing to sum, and a device would copy to the host and back.
+            self._all_reduce = AllReduce(
+                self.replica.backend, self.comm, reduction, self._bucket_mb, direct=self._direct
+            )
+        # All other memory has been taken: samples get what is left.
+        with ExitStack() as stack:
+            feed = stack.enter_context(self._feed(train, sampler.capacity))
+            validation_feed = None if validation is None else stack.enter_context(self._evaluation_feed(validation))
+            self.share_parameters()
+            hooks.on_train_begin()
+            for epoch in range(epochs):
+                hooks.on_epoch_begin(epoch)
+                logs = self._train_epoch(feed, sampler, epoch, hooks)
+                if validation is not None and validation_feed is not None:
+                    phase.enter("validation")
+                    validated = self._evaluate(validation_feed, validation)
+                    logs |= {f"val_{key}": value for key, value in validated.items()}
+                hooks.on_epoch_end(epoch, logs)
+            hooks.on_train_end()
 
     def evaluate(self, split: Split) -> Logs:
         """Return the mean loss and metrics over all ranks' rows of a split. Collective."""
         self.replica.reserve(self._evaluation_rows(split))
         self.share_parameters()
-        return self._evaluate(self.replica.upload(split.x, split.y), split)
+        with self._evaluation_feed(split) as feed:
+            return self._evaluate(feed, split)
 
     def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the outputs for all rows of x, (rows, *output_shape), on every rank. Collective.
@@ -108,12 +132,11 @@ class Trainer:
         self.replica.reserve(size)
         self.share_parameters()
         outputs = np.zeros((len(x), *self.replica.architecture.output_shape), backend.dtype)
-        device_x = backend.upload(x.reshape(len(x), -1))
-        rows = backend.upload(np.arange(len(x), dtype=np.int64))
-        with backend.step_scope():
-            for begin in range(start, stop, size):
-                end = min(begin + size, stop)
-                outputs[begin:end] = self.replica.predict_rows(device_x, rows[begin:end])
+        shards = _in_order(start, stop, size)
+        with make_feed(backend, [x.reshape(len(x), -1)], size, self._data_bytes) as feed, backend.step_scope():
+            feed.start(np.arange(len(x), dtype=np.int64), shards)
+            for shard in shards:
+                outputs[shard.start : shard.stop] = self.replica.predict_rows(feed.rows(shard))
         comm.allreduce_sum(outputs)  # every row is zero on all ranks but one
         return outputs
 
@@ -121,9 +144,9 @@ class Trainer:
         """Give every rank rank 0's parameters."""
         if self.comm.size == 1:
             return
-        host = self.replica.backend.host_view(self.replica.params)
+        host = self.replica.backend.download(self.replica.params)
         self.comm.broadcast(host)
-        self.replica.backend.commit(self.replica.params, host)
+        self.replica.backend.write(self.replica.params, host)
 
     def logs(self) -> Logs:
         """Return the mean loss and metrics over the epoch so far, over all ranks."""
@@ -133,45 +156,56 @@ class Trainer:
         """Return the time and the samples of the epoch so far."""
         return Timing(time.perf_counter() - self._started, self.replica.samples_seen())
 
-    def _train_epoch(self, data: DeviceData, sampler: Sampler, epoch: int, hooks: CallbackList) -> Logs:
+    def _train_epoch(self, feed: Feed, sampler: Sampler, epoch: int, hooks: CallbackList) -> Logs:
         phase.enter("training")
         phase.epoch = epoch + 1
-        order = self.replica.backend.upload(sampler.order(epoch))
+        plan = [sampler.shards(step) for step in range(sampler.steps)]
+        feed.start(sampler.order(epoch), [shard for shards in plan for shard in shards])
         self.replica.reset_totals()
         self._started = time.perf_counter()
-        for step in range(sampler.steps):
+        for step, shards in enumerate(plan):
             phase.step = step + 1
-            self._step(data, order, sampler.shards(step))
+            self._step(feed, shards)
             hooks.on_train_batch_end(step)
         logs = self.logs()
         self.timing = self.timing_so_far()
         return logs
 
-    def _step(self, data: DeviceData, order: Buffer, shards: Sequence[Shard]) -> None:
+    def _step(self, feed: Feed, shards: Sequence[Shard]) -> None:
         """Gather, forward, loss, backward; sum over the ranks; update."""
         with self.replica.backend.step_scope():
-            self.replica.forward_backward(data, order, shards)
-            self._all_reduce(self.replica.reduction)
+            if self._all_reduce is None:
+                self.replica.forward_backward(feed, shards)
+            else:
+                self.replica.forward_backward(feed, shards, self._all_reduce.complete_from)
+                self._all_reduce.finish()
             self.replica.update()
 
-    def _all_reduce(self, buffer: Buffer) -> None:
-        if self.comm.size == 1:
-            return  # a device would copy to the host, wait, and copy back
-        host = self.replica.backend.host_view(buffer)
-        self.comm.allreduce_sum(host)
-        self.replica.backend.commit(buffer, host)
-
-    def _evaluate(self, data: DeviceData, split: Split) -> Logs:
+    def _evaluate(self, feed: Feed, split: Split) -> Logs:
         backend = self.replica.backend
         self.replica.reset_totals()
         start, stop = split.mine
-        rows = backend.upload(np.arange(start, stop, dtype=np.int64))
-        size = self._evaluation_rows(split)
+        shards = _in_order(start, stop, self._evaluation_rows(split))
+        feed.start(np.arange(len(split.x), dtype=np.int64), shards)
         with backend.step_scope():
-            for begin in range(0, stop - start, size):
-                self.replica.evaluate_rows(data, rows[begin : begin + size])
-        self._all_reduce(self.replica.totals)
+            for shard in shards:
+                self.replica.evaluate_rows(feed.rows(shard))
+        if self.comm.size > 1:
+            totals = backend.download(self.replica.totals)
+            self.comm.allreduce_sum(totals)
+            backend.write(self.replica.totals, totals)
         return self.logs()
+
+    def _feed(self, split: Split, largest: int) -> Feed:
+        return make_feed(self.replica.backend, self.replica.as_stored(split.x, split.y), largest, self._data_bytes)
+
+    def _evaluation_feed(self, split: Split) -> Feed:
+        return self._feed(split, self._evaluation_rows(split))
 
     def _evaluation_rows(self, split: Split | None) -> int:
         return 1 if split is None else max(1, min(_EVALUATION_ROWS, split.mine[1] - split.mine[0]))
+
+
+def _in_order(start: int, stop: int, size: int) -> list[Shard]:
+    """Return [start, stop) cut into shards of `size` rows."""
+    return [Shard(begin, min(begin + size, stop), begin - start) for begin in range(start, stop, size)]

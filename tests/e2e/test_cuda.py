@@ -1,5 +1,7 @@
 """Training with `--device cuda`, on the emulated driver: the CPU's numbers, alone and with two ranks."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import safetensors.numpy
 
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator, skip_without_emulator
-from tests.launching import dptrain
+from tests.launching import dptrain, run
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
@@ -68,6 +70,80 @@ def test_fixed_shards_give_the_same_bits_on_any_number_of_ranks(small_npz, tmp_p
         weights = safetensors.numpy.load_file(out / "model.safetensors")
         saved.append({name: weights[name].tobytes() for name in sorted(weights)})
     assert saved[0] == saved[1]
+
+
+def weights_after(data: Path, out: Path, ranks: int, *more: str, **options: str) -> dict[str, bytes]:
+    done = emulated_ranks(
+        ranks, *command(data, "--hidden", "20", "--out", str(out), *more), EMULATOR_DEVICES="2", **options
+    )
+    assert (done.code, done.err) == (0, "")
+    weights = safetensors.numpy.load_file(out / "model.safetensors")
+    return {name: weights[name].tobytes() for name in sorted(weights)}
+
+
+# Ways that gradients and samples may take, all to the same end; 0.01 MB are 2500 of the 15910 parameters.
+OTHER_WAYS = {
+    "buckets": ["--bucket-mb", "0.01"],
+    "buckets of shards": ["--bucket-mb", "0.01", "--train.shards_per_batch", "2"],
+    "streamed samples": ["--data.device_mb", "0.5"],
+    "both": ["--bucket-mb", "0.03", "--data.device_mb", "0.4"],
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_gradients_and_samples_on_another_way_give_the_same_bits(small_npz, tmp_path, way):
+    random = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "3"}
+    usual = weights_after(small_npz, tmp_path / "usual", 2)
+    assert weights_after(small_npz, tmp_path / "other", 2, *OTHER_WAYS[way], **random) == usual
+
+
+def test_samples_that_no_gpu_could_hold(tmp_path):
+    """3.1 MB of them on a GPU of 3 MB."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (4000, 28, 28), np.uint8), rng.integers(0, 10, 4000)
+    data = tmp_path / "large.npz"
+    np.savez(data, x_train=x, y_train=y, x_test=x[:100], y_test=y[:100])
+    more = ["--train.steps_per_epoch", "30", "--batch-size", "100"]
+    resident = weights_after(data, tmp_path / "resident", 0, *more)
+    assert weights_after(data, tmp_path / "streamed", 0, *more, EMULATOR_MEMORY="3M") == resident
+
+
+@pytest.fixture(scope="session")
+def claims_cuda(tmp_path_factory) -> str:
+    """A library by which MPI says that it is CUDA-aware. On the emulator that is true: device memory is the host's."""
+    folder = tmp_path_factory.mktemp("claims")
+    source, library = folder / "claims.c", folder / "claims.so"
+    source.write_text("int MPIX_Query_cuda_support(void) { return 1; }")
+    subprocess.run(["g++", "-shared", "-fPIC", "-x", "c", str(source), "-o", str(library)], check=True)
+    return str(library)
+
+
+def test_device_memory_for_mpi(small_npz, tmp_path, claims_cuda):
+    usual = weights_after(small_npz, tmp_path / "usual", 2)
+    more = ["--comm", "cuda-aware", "--bucket-mb", "0.02"]
+    assert weights_after(small_npz, tmp_path / "direct", 2, *more, LD_PRELOAD=claims_cuda) == usual
+
+
+def test_device_memory_for_an_mpi_that_does_not_know_gpus(small_npz, tmp_path):
+    arguments = command(small_npz, "--comm", "cuda-aware")
+    refused = emulated_ranks(2, *arguments, EMULATOR_DEVICES="2", cwd=tmp_path)
+    assert refused.code == 69
+    (message,) = refused.messages
+    assert "--comm cuda-aware: this MPI library does not say that it is CUDA-aware" in message
+    alone = emulated_ranks(0, *arguments, "--fast-dev-run", cwd=tmp_path)  # nobody to hand anything to
+    assert (alone.code, alone.err) == (0, "")
+    cpu = dptrain(2, "--data", str(small_npz), "--device", "cpu", "--comm", "cuda-aware", cwd=tmp_path)
+    assert cpu.code == 2
+    assert "--comm cuda-aware needs --device cuda: this rank computes on CPU" in cpu.err
+
+
+def test_an_mpi_that_only_says_that_it_knows_gpus(small_npz, tmp_path, claims_cuda):
+    """The crash is another process's; here it cannot even find a driver."""
+    script = "from dptrain.comm.cuda_aware import why_not; print(why_not())"
+    found = run([sys.executable, "-c", script], LD_PRELOAD=claims_cuda, PYTHONPATH=str(ROOT))
+    assert (found.code, found.err) == (0, "")
+    assert "says that it is CUDA-aware, but fails when it is given device memory" in found.out
+    assert "libcuda.so.1" in found.out
 
 
 def test_a_checked_run_finds_nothing(small_npz, tmp_path):

@@ -159,16 +159,79 @@ def test_parts_and_shapes_share_memory(cuda_ops):
         cuda_ops.write(whole, host[:2])
 
 
+@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_what_mpi_changes_reaches_the_device(cuda_ops, dtype):
-    assert cuda_ops.host_view(cuda_ops.empty((0,), dtype)).shape == (0,)
-    buffer = cuda_ops.upload(np.arange(5, dtype=dtype))
-    for _ in range(2):
-        host = cuda_ops.host_view(buffer)
-        host *= 2
-        cuda_ops.commit(buffer, host)
+def test_what_mpi_changes_reaches_the_device(cuda_ops, dtype, direct):
+    empty = cuda_ops.exchange(cuda_ops.empty((0,), dtype), direct=direct)
+    empty.begin()
+    assert empty.values().shape == (0,)
+    empty.end()
+    size = 50_000
+    buffer = cuda_ops.upload(np.arange(size, dtype=dtype))
+    exchange = cuda_ops.exchange(buffer, direct=direct)
+    for _ in range(3):
         cuda_ops.add(buffer, buffer)
-    assert cuda_ops.download(buffer).tolist() == [0, 16, 32, 48, 64]
+        exchange.begin()
+        values = exchange.values()
+        if direct:
+            assert values.__cuda_array_interface__["data"] == (buffer.pointer, False)
+            cuda_ops.write(values, cuda_ops.download(values) + 1)  # in place of an MPI that knows GPUs
+        else:
+            values += 1
+        exchange.end()
+        cuda_ops.add(buffer, buffer)
+    expected = np.arange(size, dtype=dtype)
+    for _ in range(3):
+        expected = (expected * 2 + 1) * 2
+    np.testing.assert_array_equal(cuda_ops.download(buffer), expected)
+
+
+def test_a_buffer_travels_while_ops_on_others_run(cuda_ops):
+    """What is queued after `begin` neither holds it up nor changes what it sends."""
+    whole = cuda_ops.zeros((30_000,))
+    high, low = whole[20_000:], whole[:20_000]
+    exchanges = [cuda_ops.exchange(high), cuda_ops.exchange(low)]
+    for step in range(1, 4):
+        cuda_ops.fill(high, step)
+        exchanges[0].begin()
+        cuda_ops.fill(low, 10 * step)
+        exchanges[1].begin()
+        for exchange, value in zip(exchanges, (step, 10 * step), strict=True):
+            assert (exchange.values() == value).all()
+            exchange.values()[:] *= 2
+            exchange.end()
+        cuda_ops.add(whole, whole)
+        assert np.unique(cuda_ops.download(whole)).tolist() == [4 * step, 40 * step]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32, np.float16, np.bool_])
+def test_staged_rows_arrive_and_are_not_overwritten_too_early(cuda_ops, dtype):
+    """Two slots in turn, as a streamed data set uses them."""
+    rng = np.random.default_rng(0)
+    rows, features = 40, 300
+    slots = [cuda_ops.staging((rows, features), dtype) for _ in range(2)]
+    order = cuda_ops.upload(np.arange(rows))
+    total, expected = cuda_ops.zeros((rows, features)), np.zeros((rows, features), np.float32)
+    batch = cuda_ops.empty((rows, features))
+    for turn in range(6):
+        slot = slots[turn % 2]
+        count = rows - turn
+        x = rng.integers(0, 2, (count, features)).astype(dtype)
+        slot.reuse()
+        slot.host[:count] = x
+        slot.send(count)
+        slot.arrive()
+        cuda_ops.gather(slot.device, order[:count], 1.0, 0.0, batch[:count])
+        cuda_ops.add(batch[:count], total[:count])
+        slot.release()
+        expected[:count] += x
+    np.testing.assert_array_equal(cuda_ops.download(total), expected)
+
+
+def test_room_for_data_is_what_is_left(cuda_ops):
+    before = cuda_ops.room_for_data()
+    held = cuda_ops.empty((64 << 20,), np.uint8)
+    assert 0 <= cuda_ops.room_for_data() <= before - held.nbytes
 
 
 def test_totals_add_float32_to_float64(cuda_ops):

@@ -11,6 +11,7 @@ from dptrain.layers import LAYERS, Activation, Dense, Dropout, Flatten, Rescalin
 from dptrain.losses import LOSSES, Loss, MeanSquaredError, SparseCategoricalCrossentropy
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
+from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
 
 ROWS = 7
@@ -31,12 +32,13 @@ def check(stack: list[all_layers.Layer], loss: Loss, input_shape: tuple[int, ...
         y = rng.integers(0, replica.architecture.output_shape[-1], ROWS)
     else:
         y = rng.standard_normal((ROWS, *replica.architecture.output_shape))
-    data = replica.upload(x, y)
-    order, shard = np.arange(ROWS), Shard(0, ROWS, 0)
+    feed = ResidentFeed(replica.backend, replica.as_stored(x, y))
+    feed.start(np.arange(ROWS), [])
+    shard = Shard(0, ROWS, 0)
 
     def loss_at(params: np.ndarray) -> float:
         replica.params[:] = params
-        replica.forward_backward(data, order, [shard])
+        replica.forward_backward(feed, [shard])
         return float(replica.reduction[size + 1])
 
     start = replica.params.copy()

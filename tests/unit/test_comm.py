@@ -35,6 +35,9 @@ class ThreadCommunicator(Communicator):
     def allreduce_sum(self, buffer) -> None:
         raise NotImplementedError
 
+    def why_not_cuda_aware(self) -> str:
+        raise NotImplementedError
+
     def broadcast(self, buffer) -> None:
         raise NotImplementedError
 

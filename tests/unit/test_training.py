@@ -21,6 +21,7 @@ from dptrain.model import Architecture
 from dptrain.optimizers import SGD, Adam
 from dptrain.train.callbacks import Callback, EpochRecorder, StopOnDivergence
 from dptrain.train.callbacks.progress import EpochPrinter, ProgressLine, for_verbosity
+from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
 from dptrain.train.trainer import Trainer
 
@@ -46,17 +47,19 @@ def replica_with(shards_max: int, dropout: float = 0.0) -> tuple[Replica, object
     replica = Replica(NumpyBackend(np.float64), Architecture(stack, (6,)), 1)
     replica.compile(SparseCategoricalCrossentropy(), SGD(0.5), [SparseCategoricalAccuracy("accuracy")])
     replica.reserve(shards_max)
-    return replica, replica.upload(x, y)
+    return replica, ResidentFeed(replica.backend, replica.as_stored(x, y))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 5, 7, 8, 40])
 def test_any_cut_into_shards_gives_the_whole_batch(parts, dropout):
-    whole, data = replica_with(30, dropout)
     order = np.arange(50)[::-1].copy()
-    whole.forward_backward(data, order, [Shard(10, 40, 0)])
-    cut, data = replica_with(30, dropout)
-    cut.forward_backward(data, order, GlobalSamplerCut(parts).shards)
+    whole, feed = replica_with(30, dropout)
+    feed.start(order, [])
+    whole.forward_backward(feed, [Shard(10, 40, 0)])
+    cut, feed = replica_with(30, dropout)
+    feed.start(order, [])
+    cut.forward_backward(feed, GlobalSamplerCut(parts).shards)
     np.testing.assert_allclose(cut.reduction, whole.reduction, rtol=1e-12, atol=1e-14)
     size = whole.architecture.layout.size
     assert whole.reduction[size] == 30
@@ -74,12 +77,14 @@ def test_shards_are_added_in_one_fixed_tree():
     """Two ranks that hold half the shards each, and add, give the bits of one that holds all."""
     order = np.arange(50)
     shards = GlobalSamplerCut(8).shards
-    whole, data = replica_with(30)
-    whole.forward_backward(data, order, shards)
+    whole, feed = replica_with(30)
+    feed.start(order, [])
+    whole.forward_backward(feed, shards)
     halves = []
     for part in (shards[:4], shards[4:]):
-        replica, data = replica_with(30)
-        replica.forward_backward(data, order, part)
+        replica, feed = replica_with(30)
+        feed.start(order, [])
+        replica.forward_backward(feed, part)
         halves.append(replica.reduction.copy())
     assert (halves[0] + halves[1]).tobytes() == whole.reduction.tobytes()
 
@@ -93,17 +98,18 @@ def test_a_step_allocates_no_arrays():
     replica = Replica(NumpyBackend(np.float32), Architecture(stack, (784,)), 1)
     replica.compile(SparseCategoricalCrossentropy(), Adam(), [SparseCategoricalAccuracy("accuracy")])
     replica.reserve(256)
-    data = replica.upload(rng.integers(0, 256, (600, 784), np.uint8), rng.integers(0, 10, 600))
+    x, y = rng.integers(0, 256, (600, 784), np.uint8), rng.integers(0, 10, 600)
+    feed = ResidentFeed(replica.backend, replica.as_stored(x, y))
+    feed.start(rng.permutation(600), [])
     trainer = Trainer(replica, SoloCommunicator())
-    order = rng.permutation(600)
     shards = [[Shard(0, 256, 0)], [Shard(256, 512, 0)], [Shard(512, 600, 0)]]
     for shard in shards:
-        trainer._step(data, order, shard)
+        trainer._step(feed, shard)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     for shard in shards:
-        trainer._step(data, order, shard)
+        trainer._step(feed, shard)
     after, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 4_000

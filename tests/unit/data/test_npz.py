@@ -113,6 +113,11 @@ def test_header_versions(tmp_path, version):
     np.testing.assert_array_equal(read_all(path)["x_train"], ARRAYS["x_train"])
 
 
+def test_a_name_with_a_line_break_is_shown_on_one_line(tmp_path):
+    np.savez(tmp_path / "a.npz", **{"x\ntrain": np.zeros(3)})
+    assert r"found x\ntrain" in error_of(tmp_path / "a.npz")
+
+
 def test_missing_arrays_are_named_with_what_is_there(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.zeros(3), labels=np.zeros(3))
     message = error_of(tmp_path / "a.npz")
