@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
@@ -144,6 +145,13 @@ def install_excepthook() -> None:
             end_job(error, unknown=1)  # as Python itself ends a script
 
     sys.excepthook = hook
+
+
+def warn(message: str) -> None:
+    """Warn (a `UserWarning`) of something that all ranks see, once: on rank 0."""
+    launch = detect_launch()
+    if launch is None or launch.rank == 0:
+        warnings.warn(message, stacklevel=2)
 
 
 def _world_size() -> int:

@@ -8,7 +8,7 @@ world size, every shard is computed with the same shapes and shard gradients can
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ class Sampler(ABC):
     """The plan of an epoch for one rank.
 
     Attributes:
-        steps: updates an epoch, the same on all ranks.
+        steps: of a pass through the data, the same on all ranks (but for `LocalSampler`).
         capacity: samples of the largest shard.
     """
 
@@ -64,11 +64,11 @@ class Sampler(ABC):
         """Return this rank's shards of a step, 0 to steps - 1, in order; some may be empty."""
 
 
-def _steps(samples: int, batch_size: int, drop_last: bool, steps_per_epoch: int | None) -> int:
-    """Updates an epoch.
+def _steps(samples: int, batch_size: int, drop_last: bool) -> int:
+    """Steps of a pass through the data.
 
     Raises:
-        ConfigError: there would be none, or more are asked for than there are.
+        ConfigError: there would be none.
     """
     if samples < 1:
         raise ConfigError("the training set is empty")
@@ -78,11 +78,7 @@ def _steps(samples: int, batch_size: int, drop_last: bool, steps_per_epoch: int 
             f"batch_size = {batch_size} with drop_last leaves no step of {samples} samples: "
             f"use a batch size of at most {samples}, or no drop_last"
         )
-    if steps_per_epoch is not None and steps_per_epoch > steps:
-        raise ConfigError(
-            f"steps_per_epoch = {steps_per_epoch}: {samples} samples at batch size {batch_size} give {steps} steps"
-        )
-    return steps if steps_per_epoch is None else steps_per_epoch
+    return steps
 
 
 class GlobalSampler(Sampler):
@@ -94,9 +90,8 @@ class GlobalSampler(Sampler):
         rank: this rank.
         world: number of ranks.
         seed: of the permutation.
-        shuffle: False keeps the stored order.
+        shuffle: False keeps the stored order; "batch" changes it within each global batch only, as Keras.
         drop_last: leave out a last batch that is not full.
-        steps_per_epoch: stop an epoch after that many steps; None for all.
         shards_per_batch: a multiple of `world`; None for one shard a rank.
 
     Raises:
@@ -111,13 +106,12 @@ class GlobalSampler(Sampler):
         world: int = 1,
         *,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | Literal["batch"] = True,
         drop_last: bool = False,
-        steps_per_epoch: int | None = None,
         shards_per_batch: int | None = None,
     ) -> None:
         check_batch_size(batch_size, world)
-        self.steps = _steps(samples, batch_size, drop_last, steps_per_epoch)
+        self.steps = _steps(samples, batch_size, drop_last)
         self._samples, self._batch_size, self._seed, self._shuffle = samples, batch_size, seed, shuffle
         self._shards = world if shards_per_batch is None else shards_per_batch
         if self._shards % world:
@@ -127,7 +121,9 @@ class GlobalSampler(Sampler):
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the permutation of all rows, the same on every rank."""
-        return _order(self._samples, self._shuffle, self._seed, epoch)
+        if self._shuffle == "batch":
+            return _order_in_batches(self._samples, self._batch_size, self._seed, epoch)
+        return _order(self._samples, bool(self._shuffle), self._seed, epoch)
 
     def shards(self, step: int) -> list[Shard]:
         """Return this rank's shards of one global batch."""
@@ -148,7 +144,6 @@ class StaticSampler(Sampler):
         seed: of the permutations, which differ between ranks.
         shuffle: False keeps the stored order.
         drop_last: leave out a last batch that is not full.
-        steps_per_epoch: stop an epoch after that many steps; None for all.
 
     Raises:
         ConfigError: a batch size below 1 or below the number of ranks, or no step.
@@ -164,10 +159,9 @@ class StaticSampler(Sampler):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
-        steps_per_epoch: int | None = None,
     ) -> None:
         check_batch_size(batch_size, world)
-        self.steps = _steps(samples, batch_size, drop_last, steps_per_epoch)
+        self.steps = _steps(samples, batch_size, drop_last)
         self._samples, self._batch_size, self._seed, self._shuffle = samples, batch_size, seed, shuffle
         self._counts = [stop - start for start, stop in cut(0, samples, world)]
         self._rank = rank
@@ -191,6 +185,30 @@ class StaticSampler(Sampler):
         return [Shard(*bounds[self._rank], first_row)]
 
 
+class LocalSampler(Sampler):
+    """A rank's own rows in their order, for what needs no step in common: each rank may have another number of steps.
+
+    Args:
+        start: its first row.
+        stop: one past its last row.
+        batch_size: rows at once.
+    """
+
+    def __init__(self, start: int, stop: int, batch_size: int) -> None:
+        self._start, self._stop, self._batch_size = start, stop, batch_size
+        self.steps = -(-(stop - start) // batch_size)
+        self.capacity = min(batch_size, stop - start)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the stored order."""
+        return np.arange(self._stop, dtype=np.int64)
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return the one piece of a step."""
+        begin = self._start + step * self._batch_size
+        return [Shard(begin, min(begin + self._batch_size, self._stop), begin - self._start)]
+
+
 def check_batch_size(batch_size: int, world: int) -> None:
     """Refuse a global batch that leaves a rank without a sample in every step.
 
@@ -206,7 +224,14 @@ def check_batch_size(batch_size: int, world: int) -> None:
         )
 
 
-def _order(samples: int, shuffle: bool, seed: int, epoch: int, *part: int) -> npt.NDArray[Any]:
+def _order(samples: int, shuffle: bool, seed: int, epoch: int, *part: int) -> npt.NDArray[np.int64]:
     if not shuffle:
         return np.arange(samples, dtype=np.int64)
     return stream(seed, Purpose.SHUFFLE, epoch, *part).permutation(samples)
+
+
+def _order_in_batches(samples: int, batch_size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    order = np.arange(samples, dtype=np.int64)
+    for number, begin in enumerate(range(0, samples, batch_size)):
+        stream(seed, Purpose.SHUFFLE, epoch, number).shuffle(order[begin : begin + batch_size])
+    return order

@@ -10,29 +10,31 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
-from dptrain.data.loading import Split
-from dptrain.data.sampling import Sampler, Shard, cut
+from dptrain.data.sampling import LocalSampler, Shard, cut
 from dptrain.failure import phase
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce
-from dptrain.train.callbacks import Callback, CallbackList, Logs
-from dptrain.train.feed import Feed, make_feed
+from dptrain.train.batches import ArrayBatches, Batches
+from dptrain.train.callbacks import CallbackList, Logs, StepLogs
 from dptrain.train.replica import Replica
 
-# Samples that a rank evaluates at once, at least: a larger batch is faster, and activations of this many are small.
-_EVALUATION_ROWS = 256
+# Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
+# this many are small.
+EVALUATION_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long the steps of an epoch took, validation and callbacks aside.
+    """How long the steps of an epoch took, validation and what comes after it aside.
 
     Attributes:
-        seconds: time from the first step to the end of the last.
-        samples: trained on by all ranks.
+        seconds: since the epoch began.
+        samples: trained on by all ranks since then.
+        steps: made since then.
     """
 
     seconds: float
     samples: int
+    steps: int
 
     @property
     def samples_per_second(self) -> float:
@@ -49,9 +51,6 @@ class Trainer:
         bucket_mb: as `AllReduce`; the same on all ranks.
         direct: hand device memory to MPI, which must be CUDA-aware.
         data_bytes: of the device's memory that samples may take; None for what is free.
-
-    Attributes:
-        timing: of the last finished epoch.
     """
 
     def __init__(
@@ -67,59 +66,67 @@ class Trainer:
         self.comm = comm
         self._all_reduce: AllReduce | None = None
         self._bucket_mb, self._direct, self._data_bytes = bucket_mb, direct, data_bytes
-        self.timing = Timing(0.0, 0)
         self._started = 0.0
+        self._steps = 0
+        self._finished: Timing | None = Timing(0.0, 0, 0)
+
+    @property
+    def timing(self) -> Timing:
+        """Of the epoch at hand, until its steps are done, then of that epoch."""
+        if self._finished is not None:
+            return self._finished
+        return Timing(time.perf_counter() - self._started, self.replica.samples_seen(), self._steps)
 
     def fit(
         self,
-        train: Split,
-        sampler: Sampler,
+        train: Batches,
+        hooks: CallbackList,
         *,
         epochs: int,
-        validation: Split | None = None,
-        callbacks: Sequence[Callback] = (),
+        initial_epoch: int = 0,
+        validation: Batches | None = None,
+        validation_freq: int | Sequence[int] = 1,
     ) -> None:
-        """Train for some epochs. Collective.
+        """Train. Collective.
 
         Args:
-            train: this rank's training data.
-            sampler: which of it goes into which step.
-            epochs: how many times through.
-            validation: evaluated after every epoch; its logs have the prefix "val_".
-            callbacks: called on every rank.
+            train: this rank's part of the training data.
+            hooks: what to call; `hooks.model.stop_training` ends the training, wherever it is set.
+            epochs: number of the last epoch.
+            initial_epoch: number of epochs that are done already.
+            validation: evaluated after epochs; its logs have the prefix "val_".
+            validation_freq: evaluate after every so many epochs, or after those whose numbers (from 1) are given.
         """
-        hooks = CallbackList(callbacks)
-        hooks.set_trainer(self)
-        hooks.set_params({"epochs": epochs, "steps": sampler.steps})
-        self.replica.reserve(max(sampler.capacity, self._evaluation_rows(validation)))
-        reduction = self.replica.reduction
-        if self.comm.size > 1 and self._all_reduce is None:
-            # One rank has nothing to sum, and a device would copy to the host and back.
-            self._all_reduce = AllReduce(
-                self.replica.backend, self.comm, reduction, self._bucket_mb, direct=self._direct
-            )
+        self.replica.reserve(max(train.capacity, 0 if validation is None else validation.capacity))
+        self._prepare_exchange()
+        backend = self.replica.backend
         # All other memory has been taken: samples get what is left.
         with ExitStack() as stack:
-            feed = stack.enter_context(self._feed(train, sampler.capacity))
-            validation_feed = None if validation is None else stack.enter_context(self._evaluation_feed(validation))
+            stack.enter_context(train.open(backend, self._data_bytes))
+            if validation is not None:
+                stack.enter_context(validation.open(backend, self._data_bytes))
             self.share_parameters()
+            hooks.model.stop_training = False
+            logs: Logs = {}
             hooks.on_train_begin()
-            for epoch in range(epochs):
+            for epoch in range(initial_epoch, epochs):
                 hooks.on_epoch_begin(epoch)
-                logs = self._train_epoch(feed, sampler, epoch, hooks)
-                if validation is not None and validation_feed is not None:
+                logs = self._train_epoch(train, epoch, hooks)
+                if validation is not None and _is_due(epoch, validation_freq):
                     phase.enter("validation")
-                    validated = self._evaluate(validation_feed, validation)
+                    validated = self._evaluate(validation, hooks)
                     logs |= {f"val_{key}": value for key, value in validated.items()}
                 hooks.on_epoch_end(epoch, logs)
-            hooks.on_train_end()
+                if self._stopped(hooks.model):
+                    break
+            hooks.on_train_end(logs)
 
-    def evaluate(self, split: Split) -> Logs:
-        """Return the mean loss and metrics over all ranks' rows of a split. Collective."""
-        self.replica.reserve(self._evaluation_rows(split))
+    def evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
+        """Return the mean loss and metrics over all ranks' samples. Collective."""
+        self.replica.reserve(batches.capacity)
         self.share_parameters()
-        with self._evaluation_feed(split) as feed:
-            return self._evaluate(feed, split)
+        with batches.open(self.replica.backend, self._data_bytes):
+            return self._evaluate(batches, hooks)
 
     def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the outputs for all rows of x, (rows, *output_shape), on every rank. Collective.
@@ -127,16 +134,14 @@ class Trainer:
         Each rank computes a contiguous part.
         """
         backend, comm = self.replica.backend, self.comm
-        start, stop = cut(0, len(x), comm.size)[comm.rank]
-        size = max(1, min(_EVALUATION_ROWS, stop - start))
-        self.replica.reserve(size)
+        sampler = LocalSampler(*cut(0, len(x), comm.size)[comm.rank], EVALUATION_ROWS)
+        self.replica.reserve(sampler.capacity)
         self.share_parameters()
         outputs = np.zeros((len(x), *self.replica.architecture.output_shape), backend.dtype)
-        shards = _in_order(start, stop, size)
-        with make_feed(backend, [x.reshape(len(x), -1)], size, self._data_bytes) as feed, backend.step_scope():
-            feed.start(np.arange(len(x), dtype=np.int64), shards)
-            for shard in shards:
-                outputs[shard.start : shard.stop] = self.replica.predict_rows(feed.rows(shard))
+        with ArrayBatches([x.reshape(len(x), -1)], sampler).open(backend, self._data_bytes) as batches:
+            with backend.step_scope():
+                for (shard,) in batches.epoch(0):
+                    outputs[shard.start : shard.stop] = self.replica.predict_rows(batches.rows(shard))
         comm.allreduce_sum(outputs)  # every row is zero on all ranks but one
         return outputs
 
@@ -148,64 +153,75 @@ class Trainer:
         self.comm.broadcast(host)
         self.replica.backend.write(self.replica.params, host)
 
-    def logs(self) -> Logs:
-        """Return the mean loss and metrics over the epoch so far, over all ranks."""
-        return self.replica.logs()
-
-    def timing_so_far(self) -> Timing:
-        """Return the time and the samples of the epoch so far."""
-        return Timing(time.perf_counter() - self._started, self.replica.samples_seen())
-
-    def _train_epoch(self, feed: Feed, sampler: Sampler, epoch: int, hooks: CallbackList) -> Logs:
+    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList) -> Logs:
         phase.enter("training")
         phase.epoch = epoch + 1
-        plan = [sampler.shards(step) for step in range(sampler.steps)]
-        feed.start(sampler.order(epoch), [shard for shards in plan for shard in shards])
         self.replica.reset_totals()
-        self._started = time.perf_counter()
-        for step, shards in enumerate(plan):
+        self._started, self._steps, self._finished = time.perf_counter(), 0, None
+        # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
+        watched = self._any(hooks.has_batch_hooks("train"))
+        for step, shards in enumerate(batches.epoch(epoch)):
             phase.step = step + 1
-            self._step(feed, shards)
-            hooks.on_train_batch_end(step)
-        logs = self.logs()
-        self.timing = self.timing_so_far()
+            hooks.on_train_batch_begin(step)
+            self._step(batches, shards)
+            self._steps = step + 1
+            hooks.on_train_batch_end(step, StepLogs(self.replica.logs))
+            if watched and self._stopped(hooks.model):
+                break
+        logs = self.replica.logs()
+        self._finished = self.timing
         return logs
 
-    def _step(self, feed: Feed, shards: Sequence[Shard]) -> None:
+    def _step(self, batches: Batches, shards: Sequence[Shard]) -> None:
         """Gather, forward, loss, backward; sum over the ranks; update."""
         with self.replica.backend.step_scope():
             if self._all_reduce is None:
-                self.replica.forward_backward(feed, shards)
+                self.replica.forward_backward(batches, shards)
             else:
-                self.replica.forward_backward(feed, shards, self._all_reduce.complete_from)
+                self.replica.forward_backward(batches, shards, self._all_reduce.complete_from)
                 self._all_reduce.finish()
             self.replica.update()
 
-    def _evaluate(self, feed: Feed, split: Split) -> Logs:
+    def _prepare_exchange(self) -> None:
+        reduction = self.replica.reduction  # allocates it
+        if self.comm.size > 1 and self._all_reduce is None:
+            # One rank has nothing to sum, and a device would copy to the host and back.
+            self._all_reduce = AllReduce(
+                self.replica.backend, self.comm, reduction, self._bucket_mb, direct=self._direct
+            )
+
+    def _evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
         backend = self.replica.backend
         self.replica.reset_totals()
-        start, stop = split.mine
-        shards = _in_order(start, stop, self._evaluation_rows(split))
-        feed.start(np.arange(len(split.x), dtype=np.int64), shards)
-        with backend.step_scope():
-            for shard in shards:
-                self.replica.evaluate_rows(feed.rows(shard))
+        hooks.on_test_begin()
+        for step, shards in enumerate(batches.epoch(0)):
+            hooks.on_test_batch_begin(step)
+            with backend.step_scope():
+                for shard in shards:
+                    if shard.rows:
+                        self.replica.evaluate_rows(batches.rows(shard))
+            hooks.on_test_batch_end(step, StepLogs(self.replica.logs))
         if self.comm.size > 1:
             totals = backend.download(self.replica.totals)
             self.comm.allreduce_sum(totals)
             backend.write(self.replica.totals, totals)
-        return self.logs()
+        logs = self.replica.logs()
+        hooks.on_test_end(logs)
+        return logs
 
-    def _feed(self, split: Split, largest: int) -> Feed:
-        return make_feed(self.replica.backend, self.replica.as_stored(split.x, split.y), largest, self._data_bytes)
+    def _stopped(self, model: Any) -> bool:
+        """Return whether any rank's model is to stop, and say so to this rank's."""
+        model.stop_training = self._any(model.stop_training)
+        return bool(model.stop_training)
 
-    def _evaluation_feed(self, split: Split) -> Feed:
-        return self._feed(split, self._evaluation_rows(split))
+    def _any(self, mine: bool) -> bool:
+        """Return whether it is true on any rank. Collective."""
+        if self.comm.size == 1:
+            return mine
+        flag = np.array([mine], np.int32)
+        self.comm.allreduce_sum(flag)
+        return bool(flag[0])
 
-    def _evaluation_rows(self, split: Split | None) -> int:
-        return 1 if split is None else max(1, min(_EVALUATION_ROWS, split.mine[1] - split.mine[0]))
 
-
-def _in_order(start: int, stop: int, size: int) -> list[Shard]:
-    """Return [start, stop) cut into shards of `size` rows."""
-    return [Shard(begin, min(begin + size, stop), begin - start) for begin in range(start, stop, size)]
+def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
+    return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dptrain.data.sampling import GlobalSampler, StaticSampler, cut
+from dptrain.data.sampling import GlobalSampler, LocalSampler, StaticSampler, cut
 from dptrain.errors import ConfigError
 
 worlds = st.integers(1, 9)
@@ -83,7 +83,6 @@ def test_static_ranks_shuffle_differently():
         ({"batch_size": 0}, "batch_size = 0"),
         ({"batch_size": 3, "world": 4}, "use at least 4, or mpirun -n 3"),
         ({"batch_size": 200, "drop_last": True}, "at most 100"),
-        ({"batch_size": 10, "steps_per_epoch": 11}, "give 10 steps"),
         ({"samples": 0, "batch_size": 10}, "empty"),
         ({"batch_size": 10, "world": 2, "shards_per_batch": 3}, "multiple of the 2 ranks"),
     ],
@@ -93,8 +92,25 @@ def test_impossible_plans_are_refused(arguments, message):
         GlobalSampler(**{"samples": 100, **arguments})
 
 
-def test_steps_per_epoch_and_fewer_samples_than_ranks():
-    assert GlobalSampler(100, 10, steps_per_epoch=3).steps == 3
+def test_shuffled_within_batches():
+    order = GlobalSampler(25, 10, seed=5, shuffle="batch").order(1)
+    for begin in (0, 10, 20):
+        part = order[begin : begin + 10]
+        assert sorted(part) == list(range(begin, min(begin + 10, 25)))
+        assert not np.array_equal(part, np.arange(begin, begin + len(part)))
+    assert not np.array_equal(order, GlobalSampler(25, 10, seed=5, shuffle="batch").order(2))
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 15))
+def test_local_pieces_cover_a_ranks_rows(start, rows, batch_size):
+    sampler = LocalSampler(start, start + rows, batch_size)
+    shards = [shard for step in range(sampler.steps) for shard in sampler.shards(step)]
+    found = [sampler.order(0)[shard.start : shard.stop] for shard in shards]
+    assert np.array_equal(np.concatenate([*found, np.empty(0, int)]), np.arange(start, start + rows))
+    assert all(0 < shard.rows <= sampler.capacity for shard in shards)
+
+
+def test_fewer_samples_than_ranks():
     samplers = [GlobalSampler(3, 8, rank, 5) for rank in range(5)]
     assert sum(sampler.shards(0)[0].rows for sampler in samplers) == 3
     assert min(sampler.shards(0)[0].rows for sampler in samplers) == 0

@@ -1,6 +1,6 @@
 """Callbacks. A new one is one file here and one line in this one."""
 
-from dptrain.train.callbacks.base import Callback, CallbackList, Logs
+from dptrain.train.callbacks.base import Callback, CallbackList, Logs, StepLogs
 from dptrain.train.callbacks.divergence import StopOnDivergence
 from dptrain.train.callbacks.history import History
 from dptrain.train.callbacks.progress import EpochPrinter, ProgressLine
@@ -14,5 +14,6 @@ __all__ = [
     "History",
     "Logs",
     "ProgressLine",
+    "StepLogs",
     "StopOnDivergence",
 ]

@@ -1,96 +1,221 @@
 """What a callback is: hooks that the training loop calls on every rank."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dptrain.train.trainer import Trainer
+from collections import UserDict
+from collections.abc import Callable, Iterable
+from typing import Any
 
 Logs = dict[str, float]
+
+# Hooks in Keras' order of events; those of batches are many, and most callbacks have none.
+_BATCH_HOOKS = tuple(f"on_{mode}_batch_{when}" for mode in ("train", "test", "predict") for when in ("begin", "end"))
+
+
+class StepLogs(UserDict[str, float]):
+    """The logs of a step, which are read from the device when somebody looks at them: reading makes the host wait.
+
+    Args:
+        read: returns them.
+    """
+
+    def __init__(self, read: Callable[[], Logs]) -> None:
+        self._read = read
+        self._values: Logs | None = None
+
+    @property
+    def data(self) -> Logs:  # type: ignore[override]  # an attribute in UserDict
+        """The values."""
+        if self._values is None:
+            self._values = self._read()
+        return self._values
 
 
 class Callback:
     """Hooks in Keras' words and order, called on every rank with the same, global, values.
 
-    Only rank 0 may write files or to the terminal. A hook that raises on one rank alone ends the job.
+    Only rank 0 may write files or to the terminal. A hook that raises on one rank alone ends the job. One that sets
+    `self.model.stop_training = True`, on whatever rank, ends the training of all ranks after the same step.
 
     Attributes:
-        params: "epochs", "steps", "verbose".
-        trainer: the loop that calls the hooks.
+        params: "verbose", "epochs" and "steps" (None where nobody knows how many there are).
+        model: the model that is trained, evaluated or asked.
     """
 
     params: dict[str, Any]
-    trainer: "Trainer"
+
+    def __init__(self) -> None:
+        self._model: Any = None
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return getattr(self, "_model", None)  # a subclass may not call this class's constructor
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Called once before `on_train_begin`."""
+        """Called once before all others."""
         self.params = params
 
-    def set_trainer(self, trainer: "Trainer") -> None:
-        """Called once before `on_train_begin`."""
-        self.trainer = trainer
+    def set_model(self, model: Any) -> None:
+        """Called once before `on_..._begin`."""
+        self._model = model
 
-    def on_train_begin(self) -> None:
-        """Before the first epoch."""
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Before the first epoch; logs is empty."""
 
-    def on_train_end(self) -> None:
-        """After the last epoch."""
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """After the last epoch, with its logs."""
 
-    def on_epoch_begin(self, epoch: int) -> None:
-        """Before an epoch, counted from 0."""
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Before an epoch, counted from 0; logs is empty."""
 
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """After an epoch and its validation, with the means of loss and metrics, validation's as "val_..."."""
 
-    def on_train_batch_end(self, batch: int) -> None:
-        """After a step, counted from 0; `trainer.logs()` gives the means over the epoch so far."""
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Another name of `on_train_batch_begin`."""
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Another name of `on_train_batch_end`."""
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a step, counted from 0; logs is empty."""
+        self.on_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After a step, with the means of loss and metrics over the epoch so far (`StepLogs`)."""
+        self.on_batch_end(batch, logs)
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Before an evaluation or validation."""
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """After an evaluation or validation, with its logs."""
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a batch of an evaluation, counted from 0."""
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After a batch of an evaluation, with the means so far (`StepLogs`)."""
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """Before a prediction."""
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """After a prediction."""
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a batch of a prediction, counted from 0."""
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After a batch of a prediction, with {"outputs": this rank's outputs of the batch}."""
 
 
-class CallbackList:
+class CallbackList(Callback):
     """Calls several callbacks in order.
 
     Args:
         callbacks: in the order in which they are called.
+        model: what they are told is trained, evaluated or asked.
+        params: what they are told about it.
     """
 
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self._callbacks = list(callbacks)
-        # Most callbacks have no hook at each step, and a step is short: ask once.
-        self._at_batch_end = [
-            c for c in self._callbacks if type(c).on_train_batch_end is not Callback.on_train_batch_end
-        ]
+    def __init__(self, callbacks: Iterable[Callback], model: Any = None, **params: Any) -> None:
+        super().__init__()
+        self.callbacks = list(callbacks)
+        self.set_model(model)
+        self.set_params(params)
+        self._with_hook = {
+            hook: [callback for callback in self.callbacks if _overrides(callback, hook)] for hook in _BATCH_HOOKS
+        }
+
+    def has_batch_hooks(self, mode: str) -> bool:
+        """Return whether anybody listens to the batches of a mode: "train", "test" or "predict"."""
+        return any(self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Hand over the parameters."""
-        for callback in self._callbacks:
+        self.params = params
+        for callback in self.callbacks:
             callback.set_params(params)
 
-    def set_trainer(self, trainer: "Trainer") -> None:
-        """Hand over the loop."""
-        for callback in self._callbacks:
-            callback.set_trainer(trainer)
+    def set_model(self, model: Any) -> None:
+        """Hand over the model."""
+        super().set_model(model)
+        for callback in self.callbacks:
+            callback.set_model(model)
 
-    def on_train_begin(self) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Call the hook."""
-        for callback in self._callbacks:
-            callback.on_train_begin()
+        for callback in self.callbacks:
+            callback.on_train_begin(logs)
 
-    def on_train_end(self) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Call the hook."""
-        for callback in self._callbacks:
-            callback.on_train_end()
+        for callback in self.callbacks:
+            callback.on_train_end(logs)
 
-    def on_epoch_begin(self, epoch: int) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         """Call the hook."""
-        for callback in self._callbacks:
-            callback.on_epoch_begin(epoch)
+        for callback in self.callbacks:
+            callback.on_test_begin(logs)
 
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         """Call the hook."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
+            callback.on_test_end(logs)
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """Call the hook."""
+        for callback in self.callbacks:
+            callback.on_predict_begin(logs)
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """Call the hook."""
+        for callback in self.callbacks:
+            callback.on_predict_end(logs)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Call the hook."""
+        for callback in self.callbacks:
+            callback.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Call the hook."""
+        for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)
 
-    def on_train_batch_end(self, batch: int) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Call the hook of those that have one."""
-        for callback in self._at_batch_end:
-            callback.on_train_batch_end(batch)
+        for callback in self._with_hook["on_train_batch_begin"]:
+            callback.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Call the hook of those that have one."""
+        for callback in self._with_hook["on_train_batch_end"]:
+            callback.on_train_batch_end(batch, logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Call the hook of those that have one."""
+        for callback in self._with_hook["on_test_batch_begin"]:
+            callback.on_test_batch_begin(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Call the hook of those that have one."""
+        for callback in self._with_hook["on_test_batch_end"]:
+            callback.on_test_batch_end(batch, logs)
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Call the hook of those that have one."""
+        for callback in self._with_hook["on_predict_batch_begin"]:
+            callback.on_predict_batch_begin(batch, logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Call the hook of those that have one."""
+        for callback in self._with_hook["on_predict_batch_end"]:
+            callback.on_predict_batch_end(batch, logs)
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    names = [hook, hook.replace("train_", "")] if "train" in hook else [hook]
+    return any(
+        name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name) for name in names
+    )

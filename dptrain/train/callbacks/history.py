@@ -12,11 +12,16 @@ class History(Callback):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.epoch: list[int] = []
         self.history: dict[str, list[float]] = {}
 
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start the list of epochs; the logs of earlier trainings stay, as in Keras."""
+        self.epoch = []
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Append the logs."""
         self.epoch.append(epoch)
-        for key, value in logs.items():
+        for key, value in (logs or {}).items():
             self.history.setdefault(key, []).append(value)

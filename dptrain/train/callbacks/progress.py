@@ -1,7 +1,7 @@
 """What the terminal shows of a training: a live line, or one line an epoch."""
 
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -26,14 +26,15 @@ class EpochPrinter(Callback):
     """
 
     def __init__(self, file: TextIO | None = None) -> None:
+        super().__init__()
         self._file = file
 
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Print the line."""
-        timing = self.trainer.timing
+        timing = self.model.timing
         print(
-            f"Epoch {epoch + 1}/{self.params['epochs']} - {self.params['steps']} steps - {timing.seconds:.1f} s - "
-            f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs)}",
+            f"Epoch {epoch + 1}/{self.params['epochs']} - {timing.steps} steps - {timing.seconds:.1f} s - "
+            f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}",
             file=self._file,
             flush=True,
         )
@@ -48,13 +49,14 @@ class ProgressLine(Callback):
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
         self._console = console or Console(force_terminal=True)
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._printer = EpochPrinter()
         self._shown = 0.0
 
-    def on_epoch_begin(self, epoch: int) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start the line."""
         room = self._console.width - 82  # what the text needs at 80 columns; a bar only where there is more
         self._progress = Progress(
@@ -73,19 +75,20 @@ class ProgressLine(Callback):
         self._progress.start()
         self._shown = time.monotonic()
 
-    def on_train_batch_end(self, batch: int) -> None:
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Update the line if it has not been for a while."""
         now = time.monotonic()
         if self._progress is None or now - self._shown < _REFRESH:
             return
         self._shown = now
-        state = f"{self.trainer.timing_so_far().samples_per_second:,.0f} samples/s - {format_logs(self.trainer.logs())}"
+        state = f"{self.model.timing.samples_per_second:,.0f} samples/s - {format_logs(dict(logs))}"
         self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)
 
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replace the line by the epoch's summary."""
         self.stop()
-        self._printer.params, self._printer.trainer = self.params, self.trainer
+        self._printer.params = self.params
+        self._printer.set_model(self.model)
         self._printer.on_epoch_end(epoch, logs)
 
     def stop(self) -> None:

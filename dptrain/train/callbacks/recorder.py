@@ -14,15 +14,16 @@ class EpochRecorder(Callback):
     """
 
     def __init__(self, record: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
         self._record = record
 
-    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Pass the epoch on."""
-        timing = self.trainer.timing
+        timing = self.model.timing
         self._record(
             {
                 "epoch": epoch + 1,
-                **logs,
+                **(logs or {}),
                 "seconds": round(timing.seconds, 6),
                 "samples_per_second": round(timing.samples_per_second, 1),
             }
