@@ -137,11 +137,17 @@ class Backend(ABC):
 
     @abstractmethod
     def softmax_cross_entropy(
-        self, logits_BC: Buffer, labels_B: Buffer, dlogits_BC: Buffer | None, loss_sum: Buffer
+        self,
+        logits_BC: Buffer,
+        labels_B: Buffer,
+        dlogits_BC: Buffer | None,
+        loss_sum: Buffer,
+        correct_sum: Buffer | None,
     ) -> None:
         """Adds sum_b -log softmax(logits)[b, labels[b]] to loss_sum; dlogits = softmax(logits) - onehot(labels).
 
-        The highest logit of a row is subtracted first, so that no exponential overflows.
+        The highest logit of a row is subtracted first, so that no exponential overflows. As it is at hand, the op also
+        adds what `count_correct` of the logits would to correct_sum, where that is given.
         """
 
     @abstractmethod

@@ -54,7 +54,7 @@ _KERNELS = {
         "count_correct": "PPPqi",
         "squared_error": "PPPPqi",
         "absolute_error": "PPPqi",
-        "sum_rows": "PPq",
+        "sum_rows": "PPPq",
     },
     "dropout": {"dropout_mask": "PqiIfQQQQQ"},
     "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
@@ -558,10 +558,15 @@ class CudaBackend(Backend):
     # Losses and metrics: a value for each row, then their sum in a fixed order
 
     def softmax_cross_entropy(
-        self, logits_BC: DeviceArray, labels_B: DeviceArray, dlogits_BC: DeviceArray | None, loss_sum: DeviceArray
+        self,
+        logits_BC: DeviceArray,
+        labels_B: DeviceArray,
+        dlogits_BC: DeviceArray | None,
+        loss_sum: DeviceArray,
+        correct_sum: DeviceArray | None,
     ) -> None:
-        gradient = 0 if dlogits_BC is None else dlogits_BC.pointer
-        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, logits_BC.pointer, labels_B.pointer, gradient)
+        pointers = (logits_BC.pointer, labels_B.pointer, 0 if dlogits_BC is None else dlogits_BC.pointer)
+        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, *pointers, second=correct_sum)
 
     def squared_error(
         self, y_BF: DeviceArray, target_BF: DeviceArray, dy_BF: DeviceArray | None, loss_sum: DeviceArray
@@ -575,14 +580,17 @@ class CudaBackend(Backend):
     def absolute_error(self, y_BF: DeviceArray, target_BF: DeviceArray, error_sum: DeviceArray) -> None:
         self._sum_by_rows("absolute_error", error_sum, y_BF, y_BF.pointer, target_BF.pointer)
 
-    def _sum_by_rows(self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int) -> None:
+    def _sum_by_rows(
+        self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int, second: DeviceArray | None = None
+    ) -> None:
         if rows_of.size == 0:
             return
         features = rows_of.shape[-1]
         B = rows_of.size // features
-        values = self._scratch(B * 4)
+        values = self._scratch(2 * B * 4)  # the cross-entropy has two values for a row, whether both are wanted or not
         self._launch(kernel, (_up(B, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, values, B, features)
-        self._launch("sum_rows", (1, 1), (256, 1, 1), values, total.pointer, B)
+        sums, counted = (1, 0) if second is None else (2, second.pointer)
+        self._launch("sum_rows", (sums, 1), (256, 1, 1), values, total.pointer, counted, B)
 
     # Flat buffers
 

@@ -188,12 +188,20 @@ class NumpyBackend(Backend):
     # Losses and metrics
 
     def softmax_cross_entropy(
-        self, logits_BC: Array, labels_B: Array, dlogits_BC: Array | None, loss_sum: Array
+        self,
+        logits_BC: Array,
+        labels_B: Array,
+        dlogits_BC: Array | None,
+        loss_sum: Array,
+        correct_sum: Array | None,
     ) -> None:
         # Without a gradient to return, its memory is scratch.
         exp_BC = dlogits_BC if dlogits_BC is not None else self._scratch("exp", logits_BC.shape, self.dtype)
         shifted_BC = self._scratch("shifted", logits_BC.shape, self.dtype)
-        self.loops.shift_rows(logits_BC, shifted_BC)
+        if correct_sum is None:
+            self.loops.shift_rows(logits_BC, shifted_BC)
+        else:
+            correct_sum += self.loops.shift_and_count(logits_BC, labels_B, shifted_BC)
         np.exp(shifted_BC, out=exp_BC)
         loss_sum += self.loops.cross_entropy(shifted_BC, exp_BC, labels_B)
 

@@ -225,10 +225,15 @@ class Replica:
                 layer.forward(self.backend, one, context)
 
     def _score(self, y: Buffer, targets: Buffer, dy: Buffer | None, tail: Buffer) -> None:
+        counted = None  # the loss sums one metric that it knows of, the others have an op of their own
         # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
         for number, metric in enumerate(self.metrics, start=_FIRST_METRIC):
-            metric.update(self.backend, y, targets, tail[number : number + 1])
-        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1])
+            total = tail[number : number + 1]
+            if counted is None and type(metric) is self.loss.counts:
+                counted = total
+            else:
+                metric.update(self.backend, y, targets, total)
+        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1], counted)
 
     # Memory, cut to the rows at hand
 

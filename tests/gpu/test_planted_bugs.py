@@ -24,9 +24,9 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         CHECKED,
     ),
     "no barrier before a block's sum": (
-        "kernels/metrics.cu",
-        "sums[threadIdx.x] = sum;\n    __syncthreads();",
-        "sums[threadIdx.x] = sum;",
+        "kernels/common.cuh",
+        "shared[threadIdx.x] = value;\n    __syncthreads();",
+        "shared[threadIdx.x] = value;",
         "test_softmax_cross_entropy",
         CHECKED,
     ),

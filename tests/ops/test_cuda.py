@@ -131,7 +131,7 @@ def test_no_rows_leave_zero_gradients_and_sums(cuda_ops):
     labels = cuda_ops.empty((0,), np.int64)
     cuda_ops.gather(cuda_ops.upload(np.zeros((4, 5), np.uint8)), labels, 1.0, 0.0, x)
     cuda_ops.dense_forward(x, kernel, bias, "softmax", y)
-    cuda_ops.softmax_cross_entropy(y, labels, dy, total)
+    cuda_ops.softmax_cross_entropy(y, labels, dy, total, total)
     cuda_ops.count_correct(y, labels, total)
     cuda_ops.dense_backward(x, kernel, y, dy, "softmax", dkernel, dbias, dx)
     assert not cuda_ops.download(dkernel).any()
@@ -180,16 +180,20 @@ def test_totals_add_float32_to_float64(cuda_ops):
 
 def test_the_first_of_equals_in_one_lane_and_across_lanes(cuda_ops):
     """A warp looks at 32 classes at a time: equals may be with one lane or with two. NaN is highest, as in NumPy."""
-    scores = np.zeros((6, 70), np.float32)
-    for row, places in enumerate([(3, 35, 67), (40, 41), (31, 32), (69,), (), (5,)]):
+    scores = np.zeros((7, 70), np.float32)
+    for row, places in enumerate([(3, 35, 67), (40, 41), (31, 32), (69,), (), (5,), (8,)]):
         scores[row, list(places)] = 2
     scores[5, [20, 60]] = np.nan
+    scores[6, 40] = np.nan
     best = scores.argmax(1)
-    assert best.tolist() == [3, 40, 31, 69, 0, 20]
+    assert best.tolist() == [3, 40, 31, 69, 0, 20, 40]
+    logits = cuda_ops.upload(scores)
     for labels in (best, best + 1):
-        total = cuda_ops.zeros((1,))
-        cuda_ops.count_correct(cuda_ops.upload(scores), cuda_ops.upload(labels), total)
-        assert cuda_ops.download(total).tolist() == [(best == labels).sum()]
+        totals = cuda_ops.zeros((3,))
+        device_labels = cuda_ops.upload(labels)
+        cuda_ops.count_correct(logits, device_labels, totals[:1])
+        cuda_ops.softmax_cross_entropy(logits, device_labels, None, totals[1:2], totals[2:])
+        assert cuda_ops.download(totals)[[0, 2]].tolist() == [(best == labels).sum()] * 2
 
 
 def test_not_a_number_stays_one(cuda_ops):
@@ -198,7 +202,7 @@ def test_not_a_number_stays_one(cuda_ops):
     y, total = cuda_ops.empty((1, 3)), cuda_ops.zeros((1,))
     cuda_ops.activation_forward(x, "relu", y)
     np.testing.assert_array_equal(cuda_ops.download(y), [[np.nan, 1, 0]])
-    cuda_ops.softmax_cross_entropy(x, cuda_ops.upload(np.array([1])), None, total)
+    cuda_ops.softmax_cross_entropy(x, cuda_ops.upload(np.array([1])), None, total, None)
     assert np.isnan(cuda_ops.download(total)[0])
 
 

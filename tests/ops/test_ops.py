@@ -133,18 +133,43 @@ def test_softmax_cross_entropy(ops, B, C, seed, spread):
     ops.write(logits, (logits64 * spread).astype(ops.dtype))
     logits64 = ops.download(logits).astype(np.float64)
     labels = np.random.default_rng(seed).integers(0, C, B)
-    dlogits, loss = poisoned(ops, (B, C)), ops.zeros((1,))
+    dlogits, loss, correct = poisoned(ops, (B, C)), ops.zeros((1,)), ops.zeros((1,))
     ops.fill(loss, 1.0)
-    ops.softmax_cross_entropy(logits, ops.upload(labels), dlogits, loss)
+    ops.fill(correct, 5.0)
+    ops.softmax_cross_entropy(logits, ops.upload(labels), dlogits, loss, correct)
     shifted = logits64 - logits64.max(-1, keepdims=True)
     log_probability = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     onehot = np.eye(C)[labels]
     assert_near(ops.download(dlogits), np.exp(log_probability) - onehot, ops.dtype)
     assert_near(ops.download(loss), [1.0 - (log_probability * onehot).sum()], ops.dtype, scale=B * spread)
+    assert ops.download(correct).tolist() == [5 + (logits64.argmax(-1) == labels).sum()]
 
     without_gradient = ops.zeros((1,))
-    ops.softmax_cross_entropy(logits, ops.upload(labels), None, without_gradient)
+    ops.softmax_cross_entropy(logits, ops.upload(labels), None, without_gradient, None)
     assert_near(ops.download(without_gradient), [-(log_probability * onehot).sum()], ops.dtype, scale=B * spread)
+
+
+@relaxed
+@given(B=SIZES, C=SIZES, seed=SEEDS, special=st.sampled_from([[], [np.nan], [np.inf], [np.nan, np.inf, -np.inf]]))
+def test_the_cross_entropy_counts_as_count_correct(ops, B, C, seed, special):
+    """With many equal logits, and with some that are no numbers; and counting changes neither loss nor gradient."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(-1, 2, (B, C)).astype(ops.dtype)
+    if special:
+        scores = np.where(rng.random((B, C)) < 1 / C, rng.choice(special, (B, C)), scores).astype(ops.dtype)
+    labels = np.where(rng.random(B) < 0.5, scores.argmax(-1), rng.integers(0, C, B))
+    logits, device_labels = ops.empty((B, C)), ops.upload(labels)
+    ops.write(logits, scores)
+    found = []
+    with ops.step_scope():
+        for counts in (True, False):
+            dlogits, loss, correct = poisoned(ops, (B, C)), ops.zeros((1,)), ops.zeros((1,))
+            ops.softmax_cross_entropy(logits, device_labels, dlogits, loss, correct if counts else None)
+            if not counts:
+                ops.count_correct(logits, device_labels, correct)
+            assert ops.download(correct).tolist() == [(scores.argmax(-1) == labels).sum()]
+            found.append((ops.download(dlogits).tobytes(), ops.download(loss).tobytes()))
+    assert found[0] == found[1]
 
 
 @relaxed
