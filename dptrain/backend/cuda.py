@@ -39,7 +39,7 @@ except ImportError as error:
 _GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 _TILES = (128, 64, 32)
 _KERNELS = {
-    "gather": {f"gather_{name}": "PPPddqi" for name in _GATHERED}
+    "gather": {f"gather_{name}": "PPPddqi" for name in (*_GATHERED, "uint8_quads", "int8_quads")}
     | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
     "dense": {f"gemm_{layout}_{tile}": "PPPPiiiiiiii" for layout in ("nn", "tn", "nt") for tile in _TILES}
     | {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
@@ -400,18 +400,23 @@ class CudaBackend(Backend):
     # Batches
 
     def gather(self, x_NF: DeviceArray, rows_B: DeviceArray, scale: float, offset: float, out_BF: DeviceArray) -> None:
-        self._gather(f"gather_{x_NF.dtype.name}", x_NF, rows_B, out_BF, float(scale), float(offset))
+        kernel, features = f"gather_{x_NF.dtype.name}", _count(out_BF.shape[1:])
+        if x_NF.dtype.itemsize == 1 and features % 4 == 0 and x_NF.pointer % 4 == 0 and out_BF.pointer % 16 == 0:
+            kernel, features = f"{kernel}_quads", features // 4
+        self._gather(kernel, features, x_NF, rows_B, out_BF, float(scale), float(offset))
 
     def gather_targets(self, y_N: DeviceArray, rows_B: DeviceArray, out_B: DeviceArray) -> None:
         _same_dtype(y_N, out_B)
-        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", y_N, rows_B, out_B)
+        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", _count(out_B.shape[1:]), y_N, rows_B, out_B)
 
-    def _gather(self, kernel: str, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float) -> None:
+    def _gather(
+        self, kernel: str, features: int, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float
+    ) -> None:
+        """Launch a thread for each row of `rows` and each of `features`, which are what the kernel takes them for."""
         if rows.dtype != np.int64:
             raise TypeError(f"row numbers are int64, not {rows.dtype}")
         if out.size == 0:
             return
-        features = out.size // out.shape[0]
         threads = min(_THREADS, _up(features, 32))
         grid = (out.shape[0], _up(features, threads) // threads)
         self._launch(

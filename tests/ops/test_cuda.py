@@ -44,6 +44,51 @@ def test_every_stored_type_is_gathered(cuda_ops, stored):
     assert_near(cuda_ops.download(out), x[rows].astype(np.float64) * 0.5 - 2, "float32", scale=50)
 
 
+@relaxed
+@given(
+    B=st.integers(1, 9),
+    F=st.sampled_from([4, 8, 12, 100, 784, 1028, 1032]),
+    scale=st.floats(-3, 3),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.parametrize("stored", ["uint8", "int8"])
+def test_four_bytes_a_thread_have_the_bits_of_one(cuda_ops, stored, B, F, scale, seed):
+    """The same rows from and to addresses that do not allow four at once."""
+    rng = np.random.default_rng(seed)
+    info = np.iinfo(stored)
+    x = rng.integers(info.min, info.max + 1, (11, F), stored)
+    rows = cuda_ops.upload(rng.integers(-2, 13, B))  # some outside, which are clipped
+    shifted = cuda_ops.upload(np.concatenate([np.zeros(1, stored), x.reshape(-1)]))[1:].reshape(11, F)
+    found = []
+    for source in (cuda_ops.upload(x), shifted):
+        for start in (0, 1):
+            out = poisoned(cuda_ops, (B * F + start + 1,))
+            cuda_ops.gather(source, rows, scale, 0.1, out[start : start + B * F].reshape(B, F))
+            host = cuda_ops.download(out)
+            assert np.isnan(host[:start]).all()
+            assert np.isnan(host[start + B * F :]).all()
+            found.append(host[start : start + B * F].tobytes())
+    assert len(set(found)) == 1
+
+
+def test_which_gathers_take_four_bytes_a_thread(cuda_ops, monkeypatch):
+    launched: list[str] = []
+    launch = cuda_ops._launch
+    monkeypatch.setattr(cuda_ops, "_launch", lambda kernel, *more: (launched.append(kernel), launch(kernel, *more)))
+    rows = cuda_ops.upload(np.array([1, 0]))
+    wide = [(8, "uint8", 0, 0), (8, "bool", 0, 0), (8, "int8", 4, 4)]
+    single = [(8, "uint8", 1, 0), (8, "uint8", 0, 1), (6, "uint8", 0, 0), (8, "int16", 0, 0)]
+    for features, stored, x_start, out_start in wide + single:
+        x = cuda_ops.upload(np.zeros(2 * features + x_start, stored))[x_start:].reshape(2, features)
+        out = poisoned(cuda_ops, (2 * features + out_start,))[out_start:].reshape(2, features)
+        cuda_ops.gather(x, rows, 1.0, 0.0, out)
+        assert not cuda_ops.download(out).any()
+    assert launched == [
+        *("gather_uint8_quads", "gather_uint8_quads", "gather_int8_quads"),
+        *("gather_uint8", "gather_uint8", "gather_uint8", "gather_int16"),
+    ]
+
+
 @pytest.mark.parametrize("stored", ["bool", "int16", "float32", "int64"])
 def test_targets_of_every_size_and_shape(cuda_ops, stored):
     y = np.random.default_rng(1).integers(0, 2, (20, 3, 2)).astype(stored)
