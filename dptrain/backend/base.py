@@ -165,6 +165,21 @@ class Backend(ABC):
     # Flat buffers
 
     @abstractmethod
+    def sum(self, x: Buffer, total: Buffer) -> None:
+        """Adds the sum of all elements of x to total, one element of float64, in float64.
+
+        The order of the additions depends on the size alone.
+        """
+
+    @abstractmethod
+    def squared_norm(self, x: Buffer, total: Buffer) -> None:
+        """Adds sum_i x[i]^2 to total, one element of float64, in float64; ordered as `sum`."""
+
+    @abstractmethod
+    def count_nonfinite(self, x: Buffer, total: Buffer) -> None:
+        """Adds the number of elements that are NaN or infinite to total, one element of float64."""
+
+    @abstractmethod
     def fill(self, buffer: Buffer, value: float) -> None:
         """Set every element."""
 

@@ -66,6 +66,10 @@ _KERNELS = {
         "add_float32_float64": "PPq",
         "multiply": "PPPq",
         "affine": "PPqff",
+        "sum": "PPqi",
+        "squared_norm": "PPqi",
+        "count_nonfinite": "PPqi",
+        "sum_chunks": "PPq",
     },
 }
 # As `enum Activation` in kernels/common.cuh; softmax works on rows and has kernels of its own.
@@ -74,6 +78,8 @@ _ACTIVATIONS = {"linear": 0, "relu": 1, "sigmoid": 2, "tanh": 3}
 _THREADS, _BLOCKS = 256, 2048
 # Rows that a block of the row kernels takes, a warp each.
 _ROWS = 4
+# Elements of a flat buffer that `sum` and its like make one partial sum of, 16 a thread; their order depends on it.
+_SUM_CHUNK = 4096
 # Rows that one block of `dense_gradient` sums.
 _GRADIENT_ROWS = 64
 # Blocks that a matrix product should at least have. Constants, not the GPU's number of processors, so that the order of
@@ -598,6 +604,25 @@ class CudaBackend(Backend):
         self._launch("sum_rows", (sums, 1), (256, 1, 1), values, total.pointer, counted, B)
 
     # Flat buffers
+
+    def sum(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("sum", x, total)
+
+    def squared_norm(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("squared_norm", x, total)
+
+    def count_nonfinite(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("count_nonfinite", x, total)
+
+    def _sum_flat(self, kernel: str, x: DeviceArray, total: DeviceArray) -> None:
+        if x.dtype != np.float32 or total.dtype != np.float64:
+            raise TypeError(f"{kernel} adds float32 to float64, not {x.dtype} to {total.dtype}")
+        if x.size == 0:
+            return
+        chunks = _up(x.size, _SUM_CHUNK) // _SUM_CHUNK
+        partials = self._scratch(chunks * 8)
+        self._launch(kernel, (min(chunks, _BLOCKS), 1), (256, 1, 1), x.pointer, partials, x.size, _SUM_CHUNK)
+        self._launch("sum_chunks", (1, 1), (256, 1, 1), partials, total.pointer, chunks)
 
     def fill(self, buffer: DeviceArray, value: float) -> None:
         self._elementwise(f"fill_{buffer.dtype.name}", buffer.size, buffer.pointer, buffer.size, value)

@@ -225,6 +225,22 @@ class NumpyBackend(Backend):
 
     # Flat buffers
 
+    def sum(self, x: Array, total: Array) -> None:
+        for part in _parts(x):
+            total += np.add.reduce(part, dtype=np.float64)
+
+    def squared_norm(self, x: Array, total: Array) -> None:
+        for part in _parts(x):
+            squares = self._scratch("squares", part.shape, np.float64)
+            np.multiply(part, part, out=squares, dtype=np.float64)
+            total += np.add.reduce(squares)
+
+    def count_nonfinite(self, x: Array, total: Array) -> None:
+        for part in _parts(x):
+            finite = self._scratch("finite", part.shape, np.bool_)
+            np.isfinite(part, out=finite)
+            total += part.size - np.count_nonzero(finite)
+
     def fill(self, buffer: Array, value: float) -> None:
         buffer.fill(value)
 
@@ -335,6 +351,12 @@ class NumpyBackend(Backend):
         part(*bounds[0], 0)
         for other in others:
             other.result()
+
+
+def _parts(x: Array) -> Iterator[Array]:
+    """Cut an array, taken as flat, so that intermediate results of a part stay in the cache."""
+    flat = x.reshape(-1)
+    return (flat[begin : begin + NumpyLoops.chunk] for begin in range(0, flat.size, NumpyLoops.chunk))
 
 
 def _start_worker() -> None:

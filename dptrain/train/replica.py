@@ -183,6 +183,25 @@ class Replica:
         """Return the sum of the sample weights since `reset_totals`."""
         return int(self.backend.download(self.totals)[_WEIGHT])
 
+    # Divergence
+
+    def nonfinite_parameter(self) -> tuple[str, int] | None:
+        """Return the first parameter with values that are NaN or infinite, and how many; None if all are finite.
+
+        Reads one number back where all is well.
+        """
+        if not self._count_nonfinite(self.params):
+            return None
+        found = (
+            (entry.name, self._count_nonfinite(entry.view(self.params))) for entry in self.architecture.layout.entries
+        )
+        return next(((name, count) for name, count in found if count), None)
+
+    def _count_nonfinite(self, buffer: Buffer) -> int:
+        count = self.backend.zeros((1,), np.float64)
+        self.backend.count_nonfinite(buffer, count)
+        return int(self.backend.download(count)[0])
+
     # Inside a step
 
     def _shard_gradients(self, data: DeviceData, order: Buffer, shard: Shard, depth: int) -> None:

@@ -264,6 +264,47 @@ def test_gradients_of_many_rows_have_the_same_bits_on_every_run(cuda_ops):
     assert len({once() for _ in range(3)}) == 1
 
 
+@pytest.mark.parametrize("op", ["sum", "squared_norm", "count_nonfinite"])
+def test_sums_have_the_same_bits_on_any_grid(cuda_ops, op, monkeypatch):
+    import dptrain.backend.cuda as module
+
+    host = np.random.default_rng(0).standard_normal(50_001).astype(np.float32) * np.float32(1e10)
+    host[::1000] = np.inf if op == "count_nonfinite" else 1e-10
+    x = cuda_ops.upload(host)
+    found = set()
+    for blocks in (1, 2, 3, 5, 2048):
+        monkeypatch.setattr(module, "_BLOCKS", blocks)
+        total = cuda_ops.zeros((1,), np.float64)
+        getattr(cuda_ops, op)(x, total)
+        found.add(cuda_ops.download(total).tobytes())
+    assert len(found) == 1
+    wide = host.astype(np.float64)
+    expected = {"sum": wide.sum(), "squared_norm": (wide * wide).sum(), "count_nonfinite": 51}[op]
+    np.testing.assert_allclose(np.frombuffer(found.pop()), [expected], rtol=1e-9)
+
+
+def test_a_sum_of_more_than_one_grid(cuda_ops):
+    """A block of the full grid takes a second chunk: every element is counted once, the last ones too."""
+    import dptrain.backend.cuda as module
+
+    P = module._BLOCKS * module._SUM_CHUNK + module._SUM_CHUNK + 3
+    x = cuda_ops.zeros((P,))
+    cuda_ops.fill(x[P - 5 :], np.inf)
+    cuda_ops.fill(x[:2], np.nan)
+    total = cuda_ops.zeros((1,), np.float64)
+    cuda_ops.count_nonfinite(x, total)
+    assert cuda_ops.download(total).tolist() == [7]
+    cuda_ops.fill(x, 1)
+    cuda_ops.sum(x, total)
+    assert cuda_ops.download(total).tolist() == [7 + P]
+
+
+def test_sums_take_the_backends_dtype(cuda_ops):
+    wide = cuda_ops.zeros((3,), np.float64)
+    with pytest.raises(TypeError, match="sum adds float32 to float64, not float64 to float64"):
+        cuda_ops.sum(wide, wide)
+
+
 def test_too_large_for_the_device(cuda_ops):
     with pytest.raises(DeviceError, match=r"CUDA out of memory on .*: asked for 1048576\.0 GiB, .* are free"):
         cuda_ops.empty((2**48,))
