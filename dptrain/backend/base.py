@@ -146,11 +146,17 @@ class Backend(ABC):
 
     @abstractmethod
     def softmax_cross_entropy(
-        self, logits_BC: Buffer, labels_B: Buffer, dlogits_BC: Buffer | None, loss_sum: Buffer
+        self,
+        logits_BC: Buffer,
+        labels_B: Buffer,
+        dlogits_BC: Buffer | None,
+        loss_sum: Buffer,
+        correct_sum: Buffer | None,
     ) -> None:
         """Adds sum_b -log softmax(logits)[b, labels[b]] to loss_sum; dlogits = softmax(logits) - onehot(labels).
 
-        The highest logit of a row is subtracted first, so that no exponential overflows.
+        The highest logit of a row is subtracted first, so that no exponential overflows. As it is at hand, the op also
+        adds what `count_correct` of the logits would to correct_sum, where that is given.
         """
 
     @abstractmethod
@@ -166,6 +172,21 @@ class Backend(ABC):
         """Adds sum_b mean_f |y - target| to error_sum."""
 
     # Flat buffers
+
+    @abstractmethod
+    def sum(self, x: Buffer, total: Buffer) -> None:
+        """Adds the sum of all elements of x to total, one element of float64, in float64.
+
+        The order of the additions depends on the size alone.
+        """
+
+    @abstractmethod
+    def squared_norm(self, x: Buffer, total: Buffer) -> None:
+        """Adds sum_i x[i]^2 to total, one element of float64, in float64; ordered as `sum`."""
+
+    @abstractmethod
+    def count_nonfinite(self, x: Buffer, total: Buffer) -> None:
+        """Adds the number of elements that are NaN or infinite to total, one element of float64."""
 
     @abstractmethod
     def fill(self, buffer: Buffer, value: float) -> None:

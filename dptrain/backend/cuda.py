@@ -40,7 +40,7 @@ except ImportError as error:
 _GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 _TILES = (128, 64, 32)
 _KERNELS = {
-    "gather": {f"gather_{name}": "PPPddqi" for name in _GATHERED}
+    "gather": {f"gather_{name}": "PPPddqi" for name in (*_GATHERED, "uint8_quads", "int8_quads")}
     | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
     "dense": {f"gemm_{layout}_{tile}": "PPPPiiiiiiii" for layout in ("nn", "tn", "nt") for tile in _TILES}
     | {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
@@ -55,7 +55,7 @@ _KERNELS = {
         "count_correct": "PPPqi",
         "squared_error": "PPPPqi",
         "absolute_error": "PPPqi",
-        "sum_rows": "PPq",
+        "sum_rows": "PPPq",
     },
     "dropout": {"dropout_mask": "PqiIfQQQQQ"},
     "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
@@ -67,6 +67,10 @@ _KERNELS = {
         "add_float32_float64": "PPq",
         "multiply": "PPPq",
         "affine": "PPqff",
+        "sum": "PPqi",
+        "squared_norm": "PPqi",
+        "count_nonfinite": "PPqi",
+        "sum_chunks": "PPq",
     },
 }
 # As `enum Activation` in kernels/common.cuh; softmax works on rows and has kernels of its own.
@@ -77,6 +81,8 @@ _THREADS, _BLOCKS = 256, 2048
 _RESERVE = 0.05
 # Rows that a block of the row kernels takes, a warp each.
 _ROWS = 4
+# Elements of a flat buffer that `sum` and its like make one partial sum of, 16 a thread; their order depends on it.
+_SUM_CHUNK = 4096
 # Rows that one block of `dense_gradient` sums.
 _GRADIENT_ROWS = 64
 # Blocks that a matrix product should at least have. Constants, not the GPU's number of processors, so that the order of
@@ -505,18 +511,23 @@ class CudaBackend(Backend):
     # Batches
 
     def gather(self, x_NF: DeviceArray, rows_B: DeviceArray, scale: float, offset: float, out_BF: DeviceArray) -> None:
-        self._gather(f"gather_{x_NF.dtype.name}", x_NF, rows_B, out_BF, float(scale), float(offset))
+        kernel, features = f"gather_{x_NF.dtype.name}", _count(out_BF.shape[1:])
+        if x_NF.dtype.itemsize == 1 and features % 4 == 0 and x_NF.pointer % 4 == 0 and out_BF.pointer % 16 == 0:
+            kernel, features = f"{kernel}_quads", features // 4
+        self._gather(kernel, features, x_NF, rows_B, out_BF, float(scale), float(offset))
 
     def gather_targets(self, y_N: DeviceArray, rows_B: DeviceArray, out_B: DeviceArray) -> None:
         _same_dtype(y_N, out_B)
-        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", y_N, rows_B, out_B)
+        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", _count(out_B.shape[1:]), y_N, rows_B, out_B)
 
-    def _gather(self, kernel: str, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float) -> None:
+    def _gather(
+        self, kernel: str, features: int, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float
+    ) -> None:
+        """Launch a thread for each row of `rows` and each of `features`, which are what the kernel takes them for."""
         if rows.dtype != np.int64:
             raise TypeError(f"row numbers are int64, not {rows.dtype}")
         if out.size == 0:
             return
-        features = out.size // out.shape[0]
         threads = min(_THREADS, _up(features, 32))
         grid = (out.shape[0], _up(features, threads) // threads)
         self._launch(
@@ -663,10 +674,15 @@ class CudaBackend(Backend):
     # Losses and metrics: a value for each row, then their sum in a fixed order
 
     def softmax_cross_entropy(
-        self, logits_BC: DeviceArray, labels_B: DeviceArray, dlogits_BC: DeviceArray | None, loss_sum: DeviceArray
+        self,
+        logits_BC: DeviceArray,
+        labels_B: DeviceArray,
+        dlogits_BC: DeviceArray | None,
+        loss_sum: DeviceArray,
+        correct_sum: DeviceArray | None,
     ) -> None:
-        gradient = 0 if dlogits_BC is None else dlogits_BC.pointer
-        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, logits_BC.pointer, labels_B.pointer, gradient)
+        pointers = (logits_BC.pointer, labels_B.pointer, 0 if dlogits_BC is None else dlogits_BC.pointer)
+        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, *pointers, second=correct_sum)
 
     def squared_error(
         self, y_BF: DeviceArray, target_BF: DeviceArray, dy_BF: DeviceArray | None, loss_sum: DeviceArray
@@ -680,16 +696,38 @@ class CudaBackend(Backend):
     def absolute_error(self, y_BF: DeviceArray, target_BF: DeviceArray, error_sum: DeviceArray) -> None:
         self._sum_by_rows("absolute_error", error_sum, y_BF, y_BF.pointer, target_BF.pointer)
 
-    def _sum_by_rows(self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int) -> None:
+    def _sum_by_rows(
+        self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int, second: DeviceArray | None = None
+    ) -> None:
         if rows_of.size == 0:
             return
         features = rows_of.shape[-1]
         B = rows_of.size // features
-        values = self._scratch(B * 4)
+        values = self._scratch(2 * B * 4)  # the cross-entropy has two values for a row, whether both are wanted or not
         self._launch(kernel, (_up(B, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, values, B, features)
-        self._launch("sum_rows", (1, 1), (256, 1, 1), values, total.pointer, B)
+        sums, counted = (1, 0) if second is None else (2, second.pointer)
+        self._launch("sum_rows", (sums, 1), (256, 1, 1), values, total.pointer, counted, B)
 
     # Flat buffers
+
+    def sum(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("sum", x, total)
+
+    def squared_norm(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("squared_norm", x, total)
+
+    def count_nonfinite(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("count_nonfinite", x, total)
+
+    def _sum_flat(self, kernel: str, x: DeviceArray, total: DeviceArray) -> None:
+        if x.dtype != np.float32 or total.dtype != np.float64:
+            raise TypeError(f"{kernel} adds float32 to float64, not {x.dtype} to {total.dtype}")
+        if x.size == 0:
+            return
+        chunks = _up(x.size, _SUM_CHUNK) // _SUM_CHUNK
+        partials = self._scratch(chunks * 8)
+        self._launch(kernel, (min(chunks, _BLOCKS), 1), (256, 1, 1), x.pointer, partials, x.size, _SUM_CHUNK)
+        self._launch("sum_chunks", (1, 1), (256, 1, 1), partials, total.pointer, chunks)
 
     def fill(self, buffer: DeviceArray, value: float) -> None:
         self._elementwise(f"fill_{buffer.dtype.name}", buffer.size, buffer.pointer, buffer.size, value)

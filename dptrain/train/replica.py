@@ -183,6 +183,25 @@ class Replica:
         """Return the sum of the sample weights since `reset_totals`."""
         return int(self.backend.download(self.totals)[_WEIGHT])
 
+    # Divergence
+
+    def nonfinite_parameter(self) -> tuple[str, int] | None:
+        """Return the first parameter with values that are NaN or infinite, and how many; None if all are finite.
+
+        Reads one number back where all is well.
+        """
+        if not self._count_nonfinite(self.params):
+            return None
+        found = (
+            (entry.name, self._count_nonfinite(entry.view(self.params))) for entry in self.architecture.layout.entries
+        )
+        return next(((name, count) for name, count in found if count), None)
+
+    def _count_nonfinite(self, buffer: Buffer) -> int:
+        count = self.backend.zeros((1,), np.float64)
+        self.backend.count_nonfinite(buffer, count)
+        return int(self.backend.download(count)[0])
+
     # Inside a step
 
     def _shard_gradients(self, feed: Feed, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
@@ -230,10 +249,15 @@ class Replica:
                 layer.forward(self.backend, one, context)
 
     def _score(self, y: Buffer, targets: Buffer, dy: Buffer | None, tail: Buffer) -> None:
+        counted = None  # the loss sums one metric that it knows of, the others have an op of their own
         # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
         for number, metric in enumerate(self.metrics, start=_FIRST_METRIC):
-            metric.update(self.backend, y, targets, tail[number : number + 1])
-        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1])
+            total = tail[number : number + 1]
+            if counted is None and type(metric) is self.loss.counts:
+                counted = total
+            else:
+                metric.update(self.backend, y, targets, total)
+        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1], counted)
 
     # Memory, cut to the rows at hand
 

@@ -57,6 +57,16 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code
         assert f"(rank {bad}, host " in done.err
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_parameters_that_diverge_on_one_rank_end_all(bad):
+    done = fail("parameters", bad)
+    assert done.code == 76
+    assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
+    found = "training diverged: parameter 'dense/kernel' has 1 value that is not finite after epoch 1"
+    assert found in done.err
+    assert f"(rank {bad}, host " in done.err
+
+
 def test_the_job_ends_within_a_second_of_the_failure(tmp_path):
     """The failing rank notes the time; interpreter start-up is not counted."""
     script = tmp_path / "late.py"
