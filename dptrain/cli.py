@@ -165,6 +165,8 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         dtype=config.dtype,
         loops=config.loops,
         share_gpu=config.share_gpu,
+        precision=config.precision,
+        gemm=config.gemm,
     )
     return model
 

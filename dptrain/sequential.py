@@ -60,7 +60,7 @@ class Sequential:
         self._replica: Replica | None = None
         self._weights: Array | None = None
         self._compared = False
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str, bool]] | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
 
     # Setting up
 
@@ -84,6 +84,8 @@ class Sequential:
         dtype: str = "float32",
         loops: str = "auto",
         share_gpu: bool = False,
+        precision: str = "float32",
+        gemm: str = "dptrain",
     ) -> None:
         """Say how to train; the optimizer starts afresh, the weights stay.
 
@@ -95,6 +97,8 @@ class Sequential:
             dtype: "float32" or "float64" (not in Keras).
             loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
             share_gpu: several ranks may use one GPU (not in Keras).
+            precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores (not in Keras).
+            gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt" (not in Keras).
 
         Raises:
             ConfigError: an unknown name, or no loss.
@@ -106,7 +110,9 @@ class Sequential:
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = None
         self._compared = False
-        self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops, share_gpu))
+        on_device: dict[str, Any] = {"device": device, "dtype": dtype, "loops": loops}
+        on_device |= {"share_gpu": share_gpu, "precision": precision, "gemm": gemm}
+        self._compiled = (chosen, optimizers.get(optimizer), measured, on_device)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -347,10 +353,10 @@ class Sequential:
 
     def _on_device(self, comm: Communicator) -> Replica:
         if self._replica is None:
-            device, dtype, loops, share = self._compiled[3] if self._compiled else ("auto", "float32", "auto", False)
+            chosen = self._compiled[3] if self._compiled else {"device": "auto", "dtype": "float32"}
             place = backends.Place(comm.local_rank, comm.local_size, comm.host)
             threads = limit_threads(comm.local_size)
-            backend = backends.create(device, dtype, threads, loops, place=place, share_gpu=share)
+            backend = backends.create(threads=threads, place=place, **chosen)
             self._replica = Replica(backend, self.architecture, self.seed)
             if self._weights is not None:
                 backend.write(self._replica.params, self._weights)
