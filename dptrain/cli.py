@@ -168,6 +168,8 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         comm=config.comm,
         bucket_mb=config.bucket_mb,
         device_mb=config.data.device_mb,
+        precision=config.precision,
+        gemm=config.gemm,
     )
     return model
 

@@ -125,6 +125,12 @@ class Config:
     )
     share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
     dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
+    precision: Literal["float32", "tf32"] = _field(
+        "float32", "of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa", "precision"
+    )
+    gemm: Literal["dptrain", "cublaslt"] = _field(
+        "dptrain", "who computes a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
+    )
     loops: Literal["auto", "numpy", "numba"] = _field(
         "auto", "inner loops on the CPU; auto takes numba (the extra 'jit') where it is installed"
     )

@@ -63,7 +63,7 @@ class Sequential:
         self._weights: Array | None = None
         self._trainer_kept: Trainer | None = None
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str, bool]] | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
 
     # Setting up
 
@@ -90,6 +90,8 @@ class Sequential:
         comm: str = "host",
         bucket_mb: float = DEFAULT_BUCKET_MB,
         device_mb: float | None = None,
+        precision: str = "float32",
+        gemm: str = "dptrain",
     ) -> None:
         """Say how to train; the optimizer starts afresh, the weights stay.
 
@@ -105,6 +107,8 @@ class Sequential:
             bucket_mb: 10^6 bytes of gradients that travel as one message (not in Keras).
             device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free (not
                 in Keras).
+            precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores (not in Keras).
+            gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt" (not in Keras).
 
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or no loss.
@@ -121,7 +125,9 @@ class Sequential:
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = self._trainer_kept = None
         self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
-        self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops, share_gpu))
+        on_device: dict[str, Any] = {"device": device, "dtype": dtype, "loops": loops}
+        on_device |= {"share_gpu": share_gpu, "precision": precision, "gemm": gemm}
+        self._compiled = (chosen, optimizers.get(optimizer), measured, on_device)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -362,10 +368,10 @@ class Sequential:
 
     def _on_device(self, comm: Communicator) -> Replica:
         if self._replica is None:
-            device, dtype, loops, share = self._compiled[3] if self._compiled else ("auto", "float32", "auto", False)
+            chosen = self._compiled[3] if self._compiled else {"device": "auto", "dtype": "float32"}
             place = backends.Place(comm.local_rank, comm.local_size, comm.host)
             threads = limit_threads(comm.local_size)
-            backend = backends.create(device, dtype, threads, loops, place=place, share_gpu=share)
+            backend = backends.create(threads=threads, place=place, **chosen)
             self._replica = Replica(backend, self.architecture, self.seed)
             if self._weights is not None:
                 backend.write(self._replica.params, self._weights)

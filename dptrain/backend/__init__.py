@@ -4,6 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from dptrain.backend.base import Backend
+from dptrain.backend.gemm import PRECISIONS, PROVIDERS
 from dptrain.backend.loops import Loops, NumpyLoops
 from dptrain.errors import ConfigError, DeviceError
 
@@ -33,6 +34,8 @@ def create(
     *,
     place: Place | None = None,
     share_gpu: bool = False,
+    precision: str = "float32",
+    gemm: str = "dptrain",
 ) -> Backend:
     """Return the backend of a device.
 
@@ -43,24 +46,35 @@ def create(
         loops: "numpy", "numba", or "auto" for Numba's where it is installed: the CPU's inner loops.
         place: where this process runs; by default alone on its node.
         share_gpu: several ranks may use one GPU.
+        precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
+        gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
 
     Raises:
-        ConfigError: the device or dtype is unknown, or they do not go together.
+        ConfigError: a word is unknown, or they do not go together.
         DeviceError: the device cannot be used.
     """
     if dtype not in ("float32", "float64"):
         raise ConfigError(f"dtype = {dtype!r}: expected 'float32' or 'float64'")
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision = {precision!r}: expected 'float32' or 'tf32'")
+    if gemm not in PROVIDERS:
+        raise ConfigError(f"gemm = {gemm!r}: expected 'dptrain' or 'cublaslt'")
     without = ""
     # Without PyCUDA nobody expects a GPU to be used; with it, why none is used must be said.
     if device == "cuda" or (device == "auto" and dtype == "float32" and importlib.util.find_spec("pycuda")):
         try:
-            return _cuda(dtype, place or Place(), share_gpu)
+            return _cuda(dtype, place or Place(), share_gpu, precision, gemm)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
             without = f" (no GPU: {error})"
+    # What only a GPU can do is not left out in silence.
+    if precision != "float32":
+        raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")
+    if gemm != "dptrain":
+        raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
     from dptrain.backend.numpy import NumpyBackend
 
     backend = NumpyBackend(dtype, threads, best_loops(loops))
@@ -68,10 +82,10 @@ def create(
     return backend
 
 
-def _cuda(dtype: str, place: Place, share_gpu: bool) -> Backend:
+def _cuda(dtype: str, place: Place, share_gpu: bool, precision: str, gemm: str) -> Backend:
     from dptrain.backend.cuda import CudaBackend
 
-    return CudaBackend(dtype, place.local_rank, place.local_size, share_gpu, place.host)
+    return CudaBackend(dtype, place.local_rank, place.local_size, share_gpu, place.host, precision, gemm)
 
 
 def best_loops(choice: str = "auto") -> Loops:

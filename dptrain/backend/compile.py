@@ -1,6 +1,6 @@
 """Compiling the CUDA sources once per architecture, into a cache that concurrent processes cannot corrupt.
 
-A compiled file's name is a digest of everything that its content depends on: the source with `common.cuh`, the
+A compiled file's name is a digest of everything that its content depends on: the source with all headers (`*.cuh`), the
 architecture, the options and what `nvcc --version` says. It is written under a temporary name and then renamed, and a
 lock keeps the ranks of a node from compiling the same file at once: the first one works, the others find the result.
 """
@@ -55,7 +55,8 @@ def compiled(names: Sequence[str], architecture: str) -> dict[str, Path]:
     """
     sources, nvcc = kernels_dir(), find_nvcc()
     digest = hashlib.sha256("\0".join([architecture, *OPTIONS, _version(nvcc)]).encode())
-    digest.update((sources / "common.cuh").read_bytes())
+    for header in sorted(sources.glob("*.cuh")):
+        digest.update(header.read_bytes())
     places = {}
     for name in names:
         own = digest.copy()

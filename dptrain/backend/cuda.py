@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from dptrain.backend.base import Backend, HostArray
 from dptrain.backend.compile import compiled, kernel_cache
+from dptrain.backend.gemm import ACTIVATION_NUMBERS, Gemm, OwnGemm, product_kernels
 from dptrain.backend.transfers import Exchange, Staging
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.random import Purpose
@@ -36,14 +37,13 @@ except ImportError as error:
         "or use --device cpu"
     ) from error
 
-# Argument types of every kernel by source file, in the letters of Python's struct module; P is a pointer.
+# Argument types of every kernel by source file, in the letters of Python's struct module; P is a pointer. Those of the
+# matrix products are in gemm.py.
 _GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
-_TILES = (128, 64, 32)
 _KERNELS = {
     "gather": {f"gather_{name}": "PPPddqi" for name in (*_GATHERED, "uint8_quads", "int8_quads")}
     | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
-    "dense": {f"gemm_{layout}_{tile}": "PPPPiiiiiiii" for layout in ("nn", "tn", "nt") for tile in _TILES}
-    | {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
+    "dense": {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
     "activation": {
         "activation_forward": "PPqi",
         "activation_backward": "PPPqi",
@@ -73,8 +73,6 @@ _KERNELS = {
         "sum_chunks": "PPq",
     },
 }
-# As `enum Activation` in kernels/common.cuh; softmax works on rows and has kernels of its own.
-_ACTIVATIONS = {"linear": 0, "relu": 1, "sigmoid": 2, "tanh": 3}
 # Threads of a block of elementwise kernels, and blocks at most: enough to fill any GPU, the rest is a loop.
 _THREADS, _BLOCKS = 256, 2048
 # The part of a GPU's memory that samples leave free, for scratch and for what others do.
@@ -85,9 +83,8 @@ _ROWS = 4
 _SUM_CHUNK = 4096
 # Rows that one block of `dense_gradient` sums.
 _GRADIENT_ROWS = 64
-# Blocks that a matrix product should at least have. Constants, not the GPU's number of processors, so that the order of
-# sums, and with it the bits, depend on shapes alone.
-_WANTED_BLOCKS, _MOST_SLICES, _LEAST_SLICE = 256, 32, 64
+# Compute capability from which tensor cores know TF32.
+_TF32_FROM = 80
 
 
 class _Memory:
@@ -402,9 +399,11 @@ class CudaBackend(Backend):
         local_size: processes of this node.
         share: several ranks may use one GPU.
         host: this node's name, for messages.
+        precision: of matrix products, "float32" or "tf32".
+        gemm: who computes them, "dptrain" or "cublaslt".
 
     Raises:
-        ConfigError: another dtype.
+        ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
         DeviceError: no driver, no GPU, no nvcc, more ranks than GPUs, or too little memory.
     """
 
@@ -415,48 +414,84 @@ class CudaBackend(Backend):
         local_size: int = 1,
         share: bool = False,
         host: str = "localhost",
+        precision: str = "float32",
+        gemm: str = "dptrain",
     ) -> None:
         self.name = "cuda"
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
         self._gpu = gpu = open_gpu(local_rank, local_size, share, host)
-        self.numerics = f"cuda, {self.dtype}, {gpu.architecture}"
-        self.description = f"{gpu.name}, {gpu.uuid}, {_amount(gpu.memory)}, {self.dtype}"
+        if precision == "tf32" and int(gpu.architecture.removeprefix("sm_")) < _TF32_FROM:
+            # Not a DeviceError, after which `--device auto` would take the CPU.
+            raise ConfigError(
+                f"precision = 'tf32': {gpu.name} ({gpu.architecture}) has no TF32, which needs compute capability 8.0; "
+                "use --precision float32"
+            )
         self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
         # Ranks that may put samples on the same GPU.
         self._sharers = local_size if share else 1
         self._pinned_memories: weakref.WeakSet[_Pinned] = weakref.WeakSet()
         self._workspace: _Memory | None = None
+        self._library_workspace: _Memory | None = None
         self._stream: Any = None
         self._inward: Any = None
         self._outward: Any = None
+        self.gemm: Gemm | None = None
         self._kernels: dict[str, Any] = {}
         self._modules: list[Any] = []
         try:
             # CU_STREAM_NON_BLOCKING: never waits for the default stream. Samples and gradients travel beside the ops,
             # on a stream each way.
             self._stream, self._inward, self._outward = (cuda.Stream(1) for _ in range(3))
-            for source, path in compiled(tuple(_KERNELS), gpu.architecture).items():
+            products = product_kernels(precision)
+            sources = tuple(_KERNELS | products)
+            for source, path in compiled(sources, gpu.architecture).items():
                 module = cuda.module_from_buffer(path.read_bytes())
                 self._modules.append(module)
-                for name, types in _KERNELS[source].items():
+                for name, types in (_KERNELS.get(source, {}) | products.get(source, {})).items():
                     function = module.get_function(name)
                     function.prepare(types)
                     self._kernels[name] = function
         except cuda.Error as error:
             raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {kernel_cache()}") from error
         _backends.add(self)
+        self.gemm = self._provider(gemm, precision)
+        self.numerics = f"cuda, {self.dtype}, {gpu.architecture}, {self.gemm.numerics}"
+        products_by = "" if gemm == "dptrain" else f", products by {gemm}"
+        kind = f"{self.dtype}" if precision == "float32" else f"{self.dtype} with products in {precision}"
+        self.description = f"{gpu.name}, {gpu.uuid}, {_amount(gpu.memory)}, {kind}{products_by}"
+
+    def _provider(self, name: str, precision: str) -> Gemm:
+        own = OwnGemm(precision, self._launch, self._elementwise, self._scratch)
+        if name == "dptrain":
+            return own
+        from dptrain.backend.cublaslt import CublasLtGemm
+
+        def allocate(nbytes: int) -> int:
+            self._library_workspace = _Memory(self, nbytes)
+            return self._library_workspace.pointer
+
+        def activate(address: int, size: int, activation: str) -> None:
+            number = ACTIVATION_NUMBERS[activation]
+            self._elementwise("activation_forward", size, address, address, size, number)
+
+        return CublasLtGemm(precision, self._stream.handle, allocate, activate, own)
 
     def close(self) -> None:
         """Give the device's memory back; the backend cannot be used afterwards."""
+        if self.gemm is not None:
+            with contextlib.suppress(cuda.Error):
+                self._wait()
+            self.gemm.close()
+            self.gemm = None
         for memory in list(self._memories):
             with contextlib.suppress(cuda.Error):
                 memory.free()
         for pinned in list(self._pinned_memories):
             with contextlib.suppress(cuda.Error):
                 pinned.free()
-        self._workspace = None
+        self._workspace = self._library_workspace = None
         self._kernels.clear()
         self._modules.clear()
         self._stream = self._inward = self._outward = None
@@ -541,7 +576,7 @@ class CudaBackend(Backend):
     ) -> None:
         rows, outputs = y_BO.shape
         fused = "linear" if activation == "softmax" else activation
-        self._gemm("nn", x_BI, kernel_IO, bias_O, y_BO, (rows, outputs, kernel_IO.shape[0]), fused)
+        self._product("nn", x_BI, kernel_IO, bias_O, y_BO, (rows, outputs, kernel_IO.shape[0]), fused)
         if activation == "softmax":
             self.activation_forward(y_BO, activation, y_BO)
 
@@ -564,9 +599,9 @@ class CudaBackend(Backend):
             activation = "linear"
         if dbias_O is not None:
             self._bias_gradient(y_BO, dy_BO, activation, dbias_O)
-        self._gemm("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
+        self._product("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
         if dx_BI is not None:
-            self._gemm("nt", dy_BO, kernel_IO, None, dx_BI, (rows, inputs, outputs), "linear")
+            self._product("nt", dy_BO, kernel_IO, None, dx_BI, (rows, inputs, outputs), "linear")
 
     def _bias_gradient(self, y_BO: DeviceArray, dy_BO: DeviceArray, activation: str, dbias_O: DeviceArray) -> None:
         """dy *= activation'(y), dbias = sum of dy over rows."""
@@ -582,12 +617,12 @@ class CudaBackend(Backend):
             partials,
             rows,
             outputs,
-            _ACTIVATIONS[activation],
+            ACTIVATION_NUMBERS[activation],
         )
         if parts > 1:
             self._elementwise("sum_partials", outputs, partials, dbias_O.pointer, outputs, parts)
 
-    def _gemm(
+    def _product(
         self,
         layout: str,
         a: DeviceArray,
@@ -597,51 +632,26 @@ class CudaBackend(Backend):
         sizes: tuple[int, int, int],
         activation: str,
     ) -> None:
-        """c = activation(op(a) op(b) + bias); `sizes` are M, N, K, the layouts are explained in kernels/dense.cu."""
-        M, N, K = sizes
-        if M == 0 or N == 0:
-            return
-        tile, slices, depth = product_plan(M, N, K)
+        """c = activation(op(a) op(b) + bias); see `Gemm.product`."""
         bias = 0 if bias_N is None else bias_N.pointer
-        target = c_MN.pointer if slices == 1 else self._scratch(slices * M * N * 4)
-        # Four floats at once where every row begins at a multiple of 16 bytes.
-        wide_a = a.pointer % 16 == 0 and (M if layout == "tn" else K) % 4 == 0
-        wide_b = b.pointer % 16 == 0 and (K if layout == "nt" else N) % 4 == 0
-        wide_c = target % 16 == 0 and N % 4 == 0
-        number = _ACTIVATIONS[activation]
-        self._launch(
-            f"gemm_{layout}_{tile}",
-            (_up(M, tile) // tile, _up(N, tile) // tile, slices),
-            (64 if tile == 32 else 256, 1, 1),
-            a.pointer,
-            b.pointer,
-            bias,
-            target,
-            M,
-            N,
-            K,
-            depth,
-            number,
-            wide_a,
-            wide_b,
-            wide_c,
-        )
-        if slices > 1:
-            self._elementwise("gemm_finish", M * N, target, bias, c_MN.pointer, M, N, slices, number)
+        assert self.gemm is not None, "the backend is closed"
+        self.gemm.product(layout, a.pointer, b.pointer, bias, c_MN.pointer, sizes, activation)
 
     def activation_forward(self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray) -> None:
         if activation == "softmax":
             self._by_rows("softmax_forward", x_BF, x_BF.pointer, y_BF.pointer)
         else:
             size = x_BF.size
-            self._elementwise("activation_forward", size, x_BF.pointer, y_BF.pointer, size, _ACTIVATIONS[activation])
+            self._elementwise(
+                "activation_forward", size, x_BF.pointer, y_BF.pointer, size, ACTIVATION_NUMBERS[activation]
+            )
 
     def activation_backward(self, y_BF: DeviceArray, dy_BF: DeviceArray, activation: str, dx_BF: DeviceArray) -> None:
         pointers = (y_BF.pointer, dy_BF.pointer, dx_BF.pointer)
         if activation == "softmax":
             self._by_rows("softmax_backward", y_BF, *pointers)
         else:
-            self._elementwise("activation_backward", y_BF.size, *pointers, y_BF.size, _ACTIVATIONS[activation])
+            self._elementwise("activation_backward", y_BF.size, *pointers, y_BF.size, ACTIVATION_NUMBERS[activation])
 
     def affine(self, x_BF: DeviceArray, scale: float, offset: float, y_BF: DeviceArray) -> None:
         self._elementwise("affine", x_BF.size, x_BF.pointer, y_BF.pointer, x_BF.size, scale, offset)
@@ -854,22 +864,6 @@ class CudaBackend(Backend):
                 f"CUDA out of memory on {self._gpu.name}: asked for {_amount(nbytes)}, {_amount(free)} of "
                 f"{_amount(total)} are free, {_amount(held)} hold this model and its data; use a smaller batch or model"
             ) from None
-
-
-def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
-    """Return (tile, slices, terms a slice) for an M x N result of sums over K.
-
-    The largest tile that still gives enough blocks; where even the smallest does not, the sums are cut into slices,
-    which costs a second pass over the result.
-    """
-
-    def blocks(tile: int) -> int:
-        return (_up(M, tile) // tile) * (_up(N, tile) // tile)
-
-    tile = next((one for one in _TILES if blocks(one) >= _WANTED_BLOCKS // 4), _TILES[-1])
-    slices = max(1, min(_WANTED_BLOCKS // blocks(tile), K // _LEAST_SLICE, _MOST_SLICES))
-    depth = _up(_up(K, slices) // slices, 32)
-    return tile, max(1, _up(K, depth) // depth) if depth else 1, depth
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 # name -> (file, what stands there, what is put in its place, which tests, the emulator's options)
 CHECKED = {"EMULATOR_SANITIZE": "all"}
 LATE = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "1"}
-BACKEND = "dptrain/backend/cuda.py"
+BACKEND, CUBLASLT = "dptrain/backend/cuda.py", "dptrain/backend/cublaslt.py"
 BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "no barrier between tiles": (
         "kernels/dense.cu",
@@ -31,14 +31,14 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         CHECKED,
     ),
     "a tile's edge": (
-        "kernels/dense.cu",
+        "kernels/tiles.cuh",
         "if (row < rows) {",
         "if (row <= rows) {",
         "test_dense or test_products",
         CHECKED,
     ),
     "the last column is not written": (
-        "kernels/dense.cu",
+        "kernels/tiles.cuh",
         "if (n + j < N) place[j] = results[j];",
         "if (n + j < N - 1) place[j] = results[j];",
         "test_dense",
@@ -51,6 +51,83 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "const bool whole = true;",
         "test_products",
         {},
+    ),
+    "tensor cores: no barrier between tiles": (
+        "kernels/dense_tf32.cu",
+        "store(shared + stage * S::STAGE);\n            __syncthreads();",
+        "store(shared + stage * S::STAGE);",
+        "given_plan and tf32",
+        CHECKED,
+    ),
+    "tensor cores: results replace a tile that is still read": (
+        "kernels/dense_tf32.cu",
+        "    __syncthreads();  // patches replace stages that other warps may still read",
+        "",
+        "given_plan and tf32",
+        CHECKED,
+    ),
+    "tensor cores: results are read before the other lanes wrote them": (
+        "kernels/dense_tf32.cu",
+        "            __syncwarp();\n#pragma unroll 1",
+        "#pragma unroll 1",
+        "given_plan and tf32",
+        CHECKED,
+    ),
+    "tensor cores: nothing is rounded but cut off": (
+        "kernels/dense_tf32.cu",
+        "        round_to_tf32(part_a);\n",
+        "",
+        "tf32_rounds",
+        {},
+    ),
+    "tensor cores: rows for columns": (
+        "kernels/dense_tf32.cu",
+        "template <> struct order_of<true> {\n    using type = wmma::col_major;",
+        "template <> struct order_of<true> {\n    using type = wmma::row_major;",
+        "given_plan and tf32",
+        {},
+    ),
+    "cublaslt: a transposition on the wrong factor": (
+        CUBLASLT,
+        'self._turn if layout == "nt" else self._keep',
+        'self._turn if layout == "tn" else self._keep',
+        "any_size and cublaslt",
+        {},
+    ),
+    "cublaslt: the leading dimension of the other side": (
+        CUBLASLT,
+        "matrix_layout_create(self._float32, columns, rows, columns)",
+        "matrix_layout_create(self._float32, columns, rows, rows)",
+        "any_size and cublaslt",
+        {},
+    ),
+    "cublaslt: the bias of the layer before": (
+        CUBLASLT,
+        "self._set_bias(plan.operation, bias)\n",
+        "pass\n",
+        "their_own_bias and cublaslt",
+        {},
+    ),
+    "cublaslt: another compute type": (
+        CUBLASLT,
+        "compute.COMPUTE_32F_FAST_TF32)",
+        "compute.COMPUTE_32F)",
+        "tf32_rounds and cublaslt",
+        {},
+    ),
+    "cublaslt: alignment is left out of the plan": (
+        CUBLASLT,
+        "activation, bias != 0, alignments)",
+        "activation, bias != 0)",
+        "begin_anywhere and cublaslt",
+        {},
+    ),
+    "cublaslt: another stream": (
+        CUBLASLT,
+        "                self._stream,\n",
+        "                0,\n",
+        "any_size and cublaslt",
+        LATE,
     ),
     "the counter begins one too low": (
         "kernels/dropout.cu",
@@ -190,7 +267,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         LATE,
     ),
     "scratch that is too small": (
-        BACKEND,
+        "dptrain/backend/gemm.py",
         "self._scratch(slices * M * N * 4)",
         "self._scratch(slices * M * N * 2)",
         "test_products",

@@ -1,4 +1,4 @@
-"""What only the CUDA backend has: its memory, its table of tiles, the stored types, dropout's bits."""
+"""What only the CUDA backend has: its memory, the stored types, dropout's bits."""
 
 import os
 
@@ -115,58 +115,6 @@ def test_dropout_has_the_bits_of_numpy(cuda_ops, rate, seed, step, layer, first_
     cuda_ops.dropout_mask(rate, seed, step, layer, first_row, mine)
     numpy_ops.dropout_mask(rate, seed, step, layer, first_row, theirs)
     assert cuda_ops.download(mine).tobytes() == theirs.tobytes()
-
-
-# (B, I, O): each reaches other tiles and slices in its three products; `product_plan` says which.
-PRODUCTS = [(32, 784, 128), (33, 783, 10), (7, 1000, 3), (200, 130, 257), (513, 67, 514), (1, 4096, 1), (300, 1, 300)]
-
-
-@pytest.mark.parametrize(("B", "I", "O"), PRODUCTS)
-def test_products_of_every_tile(cuda_ops, B, I, O):  # noqa: E741 - the legend's letters
-    rng = np.random.default_rng(B)
-    host = [rng.standard_normal(shape).astype(np.float32) for shape in [(B, I), (I, O), (O,), (B, O)]]
-    x, kernel, bias, dy = (cuda_ops.upload(one) for one in host)
-    x64, kernel64, bias64, dy64 = (one.astype(np.float64) for one in host)
-    y, dkernel, dbias, dx = (poisoned(cuda_ops, shape) for shape in [(B, O), (I, O), (O,), (B, I)])
-    cuda_ops.dense_forward(x, kernel, bias, "relu", y)
-    got = cuda_ops.download(y)
-    assert_near(got, np.maximum(x64 @ kernel64 + bias64, 0), "float32", scale=4 * I)
-    cuda_ops.dense_backward(x, kernel, y, dy, "relu", dkernel, dbias, dx)
-    dz64 = dy64 * (got > 0)
-    assert_near(cuda_ops.download(dy), dz64, "float32")
-    assert_near(cuda_ops.download(dkernel), x64.T @ dz64, "float32", scale=4 * B)
-    assert_near(cuda_ops.download(dbias), dz64.sum(0), "float32", scale=4 * B)
-    assert_near(cuda_ops.download(dx), dz64 @ kernel64.T, "float32", scale=4 * O)
-
-
-def test_the_table_of_tiles_is_reached(cuda_ops):
-    from dptrain.backend.cuda import product_plan
-
-    plans = {product_plan(M, N, K) for a, b, c in PRODUCTS for M, N, K in [(a, c, b), (b, c, a), (a, b, c)]}
-    assert {tile for tile, _, _ in plans} >= {32, 64}
-    assert {slices > 1 for _, slices, _ in plans} == {True, False}
-    assert product_plan(1024, 4096, 4096)[:2] == (128, 1)
-    for M, N, K in [(1, 1, 1), (32, 10, 784), (32, 128, 0), (5, 7, 100_000)]:
-        _, slices, depth = product_plan(M, N, K)
-        assert slices * depth >= K > (slices - 1) * depth or K == 0
-
-
-def test_large_tiles(cuda_ops):
-    """Through `_gemm`, because sizes that choose the large tile take minutes on an emulator."""
-    import dptrain.backend.cuda as module
-
-    rng = np.random.default_rng(2)
-    for M, N, K in [(130, 135, 21), (256, 128, 16), (1, 129, 9)]:
-        a, b = rng.standard_normal((M, K)).astype(np.float32), rng.standard_normal((K, N)).astype(np.float32)
-        expected = a.astype(np.float64) @ b
-        bias = cuda_ops.upload(np.ones(N, np.float32))
-        layouts = {"nn": (a, b), "tn": (np.ascontiguousarray(a.T), b), "nt": (a, np.ascontiguousarray(b.T))}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "product_plan", lambda M, N, K: (128, 1, -(-K // 32) * 32))
-            for layout, (left, right) in layouts.items():
-                out = poisoned(cuda_ops, (M, N))
-                cuda_ops._gemm(layout, cuda_ops.upload(left), cuda_ops.upload(right), bias, out, (M, N, K), "linear")
-                assert_near(cuda_ops.download(out), expected + 1, "float32", scale=4 * K)
 
 
 def test_no_rows_leave_zero_gradients_and_sums(cuda_ops):
