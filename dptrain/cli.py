@@ -90,7 +90,7 @@ def train(config: Config, comm: Communicator) -> int:
     phase.enter("model")
     sampler = comm.agree("configuration", lambda: _sampler(config, data, comm))
     model = comm.agree("model", lambda: build_model(config, data))
-    device = comm.agree("device", lambda: model.describe_device(comm))
+    device = model.describe_device(comm)
     quiet = config.verbose == 0
     devices = _show_start(config, data, model, sampler, device, comm, quiet)
     with ExitStack() as stack:
@@ -165,6 +165,7 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         dtype=config.dtype,
         loops=config.loops,
         share_gpu=config.share_gpu,
+        gpu_select=config.gpu_select,
     )
     return model
 

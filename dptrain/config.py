@@ -114,6 +114,9 @@ class Config:
         "auto", "what computes; auto takes a GPU where one can be used, else the CPU", "device"
     )
     share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
+    gpu_select: Literal["mask", "index"] = _field(
+        "mask", "mask: a rank sees its own GPU only; index: CUDA_VISIBLE_DEVICES stays as it is", "gpu-select"
+    )
     dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
     loops: Literal["auto", "numpy", "numba"] = _field(
         "auto", "inner loops on the CPU; auto takes numba (the extra 'jit') where it is installed"

@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import backend as backends
 from dptrain import comm as comms
 from dptrain import losses, metrics, optimizers
-from dptrain.backend.base import flat_features
+from dptrain.backend.base import Backend, flat_features
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
 from dptrain.data.loading import Split, fingerprint
 from dptrain.data.sampling import GlobalSampler, Sampler
-from dptrain.errors import AgreedError, ConfigError, DataError
+from dptrain.devices import open_backend
+from dptrain.errors import AgreedError, ConfigError, DataError, DeviceError, DeviceMemoryError
 from dptrain.failure import end_job, phase
 from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
@@ -23,7 +23,6 @@ from dptrain.losses import Loss
 from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
-from dptrain.threads import limit_threads
 from dptrain.train.callbacks import Callback, History
 from dptrain.train.callbacks.progress import for_verbosity
 from dptrain.train.replica import Replica
@@ -59,8 +58,7 @@ class Sequential:
         self._architecture: Architecture | None = None
         self._replica: Replica | None = None
         self._weights: Array | None = None
-        self._compared = False
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str, bool]] | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
 
     # Setting up
 
@@ -84,6 +82,7 @@ class Sequential:
         dtype: str = "float32",
         loops: str = "auto",
         share_gpu: bool = False,
+        gpu_select: str = "mask",
     ) -> None:
         """Say how to train; the optimizer starts afresh, the weights stay.
 
@@ -95,6 +94,7 @@ class Sequential:
             dtype: "float32" or "float64" (not in Keras).
             loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
             share_gpu: several ranks may use one GPU (not in Keras).
+            gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone (not in Keras).
 
         Raises:
             ConfigError: an unknown name, or no loss.
@@ -105,8 +105,14 @@ class Sequential:
         measured = tuple(_metric(one, chosen) for one in metrics or ())
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = None
-        self._compared = False
-        self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops, share_gpu))
+        options = {
+            "device": device,
+            "dtype": dtype,
+            "loops": loops,
+            "share_gpu": share_gpu,
+            "gpu_select": gpu_select,
+        }
+        self._compiled = (chosen, optimizers.get(optimizer), measured, options)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -317,7 +323,12 @@ class Sequential:
     # Helpers
 
     def describe_device(self, comm: Communicator) -> str:
-        """Return the device in words; allocates the model on it."""
+        """Return the device in words; allocates the model on it. Collective.
+
+        Raises:
+            DeviceError: it cannot be used, or too little memory is left on it.
+            AgreedError: the same on any rank, under mpirun, or the ranks do not go together.
+        """
         return self._on_device(comm).backend.description
 
     def _start(self, method: str | None, x: Array) -> Communicator:
@@ -335,7 +346,11 @@ class Sequential:
     def _collectively(self, comm: Communicator, action: Callable[[], T]) -> T:
         """Run what the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
         try:
-            result = action()
+            try:
+                result = action()
+            except DeviceMemoryError as error:  # an op's scratch; the model's own buffers say for themselves what fits
+                advice = "" if self._replica is None else f"; {self._replica.what_fits(error)}"
+                raise DeviceError(f"{error}{advice}") from error
             phase.enter("user code")
             return result
         except AgreedError:
@@ -346,18 +361,20 @@ class Sequential:
             raise
 
     def _on_device(self, comm: Communicator) -> Replica:
+        """Return the model on its device, which the ranks choose together. Collective."""
         if self._replica is None:
-            device, dtype, loops, share = self._compiled[3] if self._compiled else ("auto", "float32", "auto", False)
-            place = backends.Place(comm.local_rank, comm.local_size, comm.host)
-            threads = limit_threads(comm.local_size)
-            backend = backends.create(device, dtype, threads, loops, place=place, share_gpu=share)
-            self._replica = Replica(backend, self.architecture, self.seed)
-            if self._weights is not None:
-                backend.write(self._replica.params, self._weights)
-            if self._compiled:
-                loss, optimizer, measured, _ = self._compiled
-                self._replica.compile(loss, optimizer, measured)
+            backend = open_backend(comm, **(self._compiled[3] if self._compiled else {}))
+            self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
         return self._replica
+
+    def _make_replica(self, backend: Backend) -> Replica:
+        replica = Replica(backend, self.architecture, self.seed)
+        if self._weights is not None:
+            backend.write(replica.params, self._weights)
+        if self._compiled:
+            loss, optimizer, measured, _ = self._compiled
+            replica.compile(loss, optimizer, measured)
+        return replica
 
     def _describe_compiled(self) -> list[Any]:
         """Return loss, optimizer and metrics as JSON can carry them."""
@@ -367,11 +384,7 @@ class Sequential:
         return [*about, [metric.name for metric in measured]]
 
     def _trainer(self, comm: Communicator) -> Trainer:
-        replica = self._agreed(comm, "device", lambda: self._on_device(comm))
-        if not self._compared:
-            comm.require_same("the ranks compute differently", {"device": replica.backend.numerics})
-            self._compared = True
-        return Trainer(replica, comm)
+        return Trainer(self._on_device(comm), comm)
 
     def _flat_weights(self) -> Array:
         if self._replica is not None:

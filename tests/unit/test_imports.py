@@ -16,6 +16,7 @@ LAYERS = [
     {"config"},
     {"__init__", "sequential"},
     {"train"},
+    {"devices"},
     {"runs", "data", "threads", "model", "utils"},
     {"comm", "losses", "metrics"},
     {"optimizers", "layers"},
