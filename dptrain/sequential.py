@@ -331,6 +331,14 @@ class Sequential:
         """
         return self._on_device(comm).backend.description
 
+    def on_device(self, comm: Communicator) -> Replica:
+        """Return the model on its device, which the ranks choose together at the first call. Collective.
+
+        Raises:
+            DptrainError: as `describe_device`.
+        """
+        return self._on_device(comm)
+
     def _start(self, method: str | None, x: Array) -> Communicator:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")

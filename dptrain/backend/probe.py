@@ -73,7 +73,8 @@ def device_uuid(driver: ctypes.CDLL, index: int) -> str | None:
 
 def _error(driver: ctypes.CDLL, code: int) -> str:
     name = ctypes.c_char_p()
-    driver.cuGetErrorName(code, ctypes.byref(name))
+    with contextlib.suppress(AttributeError):
+        driver.cuGetErrorName(code, ctypes.byref(name))
     return name.value.decode() if name.value else f"error {code}"
 
 

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"doctor"},
     {"config"},
     {"__init__", "sequential"},
     {"train"},
