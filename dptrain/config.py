@@ -124,6 +124,9 @@ class Config:
         DEFAULT_BUCKET_MB, "10^6 bytes of gradients that travel as one message, beside the backward pass", "bucket-mb"
     )
     share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
+    gpu_select: Literal["mask", "index"] = _field(
+        "mask", "mask: a rank sees its own GPU only; index: CUDA_VISIBLE_DEVICES stays as it is", "gpu-select"
+    )
     dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
     precision: Literal["float32", "tf32"] = _field(
         "float32", "of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa", "precision"

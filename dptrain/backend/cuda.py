@@ -10,8 +10,6 @@ import atexit
 import contextlib
 import ctypes
 import os
-import subprocess
-import sys
 import weakref
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, HostArray
+from dptrain.backend.base import Backend, HostArray, amount
 from dptrain.backend.compile import compiled, kernel_cache
 from dptrain.backend.gemm import ACTIVATION_NUMBERS, Gemm, OwnGemm, product_kernels
+from dptrain.backend.gpus import masked
+from dptrain.backend.probe import device_uuid
 from dptrain.backend.transfers import Exchange, Staging
-from dptrain.errors import ConfigError, DeviceError
+from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.random import Purpose
 
 try:
@@ -90,12 +90,13 @@ _TF32_FROM = 80
 class _Memory:
     """One allocation on the device, freed with its last buffer."""
 
-    __slots__ = ("__weakref__", "_allocation", "_backend", "nbytes", "pointer")
+    __slots__ = ("__weakref__", "_allocation", "_backend", "name", "nbytes", "pointer")
 
-    def __init__(self, backend: "CudaBackend", nbytes: int) -> None:
+    def __init__(self, backend: "CudaBackend", nbytes: int, name: str) -> None:
         self._backend = backend
+        self.name = name
         self.nbytes = nbytes
-        self._allocation: Any = backend._allocate(max(nbytes, 1))
+        self._allocation: Any = backend._allocate(max(nbytes, 1), name)
         self.pointer = int(self._allocation)
         backend._memories.add(self)
 
@@ -175,7 +176,7 @@ class Gpu:
         device: PyCUDA's.
         context: its primary context, current in this process's main thread.
         name: the product's.
-        uuid: "GPU-..." as nvidia-smi prints it.
+        uuid: "GPU-..." as nvidia-smi prints it, or None where the driver does not tell.
         memory: bytes in all.
         architecture: such as "sm_90".
     """
@@ -183,7 +184,7 @@ class Gpu:
     device: Any
     context: Any
     name: str
-    uuid: str
+    uuid: str | None
     memory: int
     architecture: str
 
@@ -202,7 +203,7 @@ class _Pinned:
             self.queued, self.copied = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
         except cuda.Error as error:
             raise DeviceError(
-                f"cannot pin {_amount(_count(shape) * dtype.itemsize)} of host memory ({error}): "
+                f"cannot pin {amount(_count(shape) * dtype.itemsize)} of host memory ({error}): "
                 "see ulimit -l and free memory"
             ) from error
         self.host: HostArray = self._memory[: _count(shape)].reshape(shape)
@@ -270,7 +271,7 @@ class _PinnedStaging(Staging):
 
     def __init__(self, backend: "CudaBackend", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._backend = backend
-        self.device = backend.empty(shape, dtype)
+        self.device = backend.empty(shape, dtype, "data set, the chunks at hand")
         self._in = _Pinned(backend, shape, dtype)
         self.host = self._in.host
 
@@ -295,51 +296,41 @@ _gpu: Gpu | None = None
 _backends: "weakref.WeakSet[CudaBackend]" = weakref.WeakSet()
 
 
-def open_gpu(local_rank: int, local_size: int, share: bool, host: str) -> Gpu:
-    """Choose this rank's GPU, start the driver and make the GPU's primary context current.
-
-    The rank's GPU becomes the only visible one: CUDA_VISIBLE_DEVICES is set, within a mask that already stands, before
-    the driver is initialised.
+def open_gpu(number: int, select: str, host: str) -> Gpu:
+    """Start the driver and make a GPU's primary context current.
 
     Args:
-        local_rank: this process among those of its node.
-        local_size: processes of this node.
-        share: several ranks may use one GPU.
+        number: of the GPU among those that CUDA shows this process.
+        select: "mask" makes the GPU the only visible one, by setting CUDA_VISIBLE_DEVICES within a mask that already
+            stands before the driver is initialised, so that no library of this process touches another; "index"
+            leaves the mask as it is, which CUDA IPC needs in some MPI libraries.
         host: this node's name, for messages.
 
     Raises:
-        DeviceError: no GPU answers, or the node has more ranks than GPUs.
+        DeviceError: no GPU answers.
     """
     global _gpu
     if _gpu is None:
-        mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-        # What only the driver can tell is asked for in another process: here it must not be started yet.
-        count = _count_gpus() if local_size > 1 else 1
-        if count == 0:
-            raise DeviceError(f"host {host}: no GPU answers{_masked(mask)}; see nvidia-smi, or use --device cpu")
-        if count < local_size and not share:
-            raise DeviceError(
-                f"host {host}: {local_size} ranks, {count} GPU{'s' if count > 1 else ''}{_masked(mask)}; "
-                f"use -n {count}, --share-gpu or --device cpu"
-            )
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, local_rank % count)
+        mask, said = os.environ.get("CUDA_VISIBLE_DEVICES"), masked()
+        if select == "mask":
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, number)
         try:
             cuda.init()
-            # One device is visible now, unless the user's own code had started the driver before.
-            number = local_rank % cuda.Device.count()
-            device = cuda.Device(number)
+            # Under a mask one device is visible now, unless the user's own code had started the driver before.
+            index = min(number, cuda.Device.count() - 1)
+            device = cuda.Device(index)
             context = device.retain_primary_context()
             context.push()
         except cuda.Error as error:
             if mask is None:
-                del os.environ["CUDA_VISIBLE_DEVICES"]
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
             else:
                 os.environ["CUDA_VISIBLE_DEVICES"] = mask
             raise DeviceError(
-                f"host {host}: no GPU answers{_masked(mask)} ({error}); see nvidia-smi, or use --device cpu"
+                f"host {host}: no GPU answers{said} ({error}); see nvidia-smi, or use --device cpu"
             ) from error
         architecture = "sm_{}{}".format(*device.compute_capability())
-        _gpu = Gpu(device, context, device.name(), _uuid(number), device.total_memory(), architecture)
+        _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), architecture)
         atexit.register(_close_gpu)
     return _gpu
 
@@ -352,30 +343,9 @@ def visible_device(mask: str | None, number: int) -> str:
     return entries[number].strip() if number < len(entries) else ""
 
 
-def _masked(mask: str | None) -> str:
-    return "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
-
-
-def _count_gpus() -> int:
-    code = (
-        "import ctypes; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(0); "
-        "failed = d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)); print(0 if failed else n.value)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
-
-
-def _uuid(number: int) -> str:
+def _uuid(index: int) -> str | None:
     """Return a device's UUID, which PyCUDA does not tell."""
-    data = (ctypes.c_ubyte * 16)()
-    for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):  # the newer one knows parts of GPUs
-        with contextlib.suppress(OSError, AttributeError):
-            if getattr(ctypes.CDLL("libcuda.so.1"), name)(data, number) == 0:
-                text = bytes(data).hex()
-                return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-    return "UUID unknown"
+    return device_uuid(ctypes.CDLL("libcuda.so.1"), index)
 
 
 def _close_gpu() -> None:
@@ -395,42 +365,43 @@ class CudaBackend(Backend):
 
     Args:
         dtype: "float32".
-        local_rank: this process among those of its node.
-        local_size: processes of this node.
-        share: several ranks may use one GPU.
+        number: of the GPU among those that CUDA shows this process.
+        select: "mask" or "index", as in `open_gpu`.
         host: this node's name, for messages.
         precision: of matrix products, "float32" or "tf32".
         gemm: who computes them, "dptrain" or "cublaslt".
+        sharers: ranks that use the GPU.
 
     Raises:
         ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
-        DeviceError: no driver, no GPU, no nvcc, more ranks than GPUs, or too little memory.
+        DeviceError: no driver, no GPU, no nvcc, or too little memory.
     """
 
     def __init__(
         self,
         dtype: npt.DTypeLike = np.float32,
-        local_rank: int = 0,
-        local_size: int = 1,
-        share: bool = False,
+        number: int = 0,
+        select: str = "mask",
         host: str = "localhost",
         precision: str = "float32",
         gemm: str = "dptrain",
+        sharers: int = 1,
     ) -> None:
         self.name = "cuda"
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
-        self._gpu = gpu = open_gpu(local_rank, local_size, share, host)
+        self._gpu = gpu = open_gpu(number, select, host)
         if precision == "tf32" and int(gpu.architecture.removeprefix("sm_")) < _TF32_FROM:
             # Not a DeviceError, after which `--device auto` would take the CPU.
             raise ConfigError(
                 f"precision = 'tf32': {gpu.name} ({gpu.architecture}) has no TF32, which needs compute capability 8.0; "
                 "use --precision float32"
             )
+        self.gpu = gpu.uuid
         self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
         # Ranks that may put samples on the same GPU.
-        self._sharers = local_size if share else 1
+        self._sharers = sharers
         self._pinned_memories: weakref.WeakSet[_Pinned] = weakref.WeakSet()
         self._workspace: _Memory | None = None
         self._library_workspace: _Memory | None = None
@@ -460,7 +431,7 @@ class CudaBackend(Backend):
         self.numerics = f"cuda, {self.dtype}, {gpu.architecture}, {self.gemm.numerics}"
         products_by = "" if gemm == "dptrain" else f", products by {gemm}"
         kind = f"{self.dtype}" if precision == "float32" else f"{self.dtype} with products in {precision}"
-        self.description = f"{gpu.name}, {gpu.uuid}, {_amount(gpu.memory)}, {kind}{products_by}"
+        self.description = f"{gpu.name}, {gpu.uuid or 'UUID unknown'}, {amount(gpu.memory)}, {kind}{products_by}"
 
     def _provider(self, name: str, precision: str) -> Gemm:
         own = OwnGemm(precision, self._launch, self._elementwise, self._scratch)
@@ -469,7 +440,7 @@ class CudaBackend(Backend):
         from dptrain.backend.cublaslt import CublasLtGemm
 
         def allocate(nbytes: int) -> int:
-            self._library_workspace = _Memory(self, nbytes)
+            self._library_workspace = _Memory(self, nbytes, "workspace of cuBLASLt")
             return self._library_workspace.pointer
 
         def activate(address: int, size: int, activation: str) -> None:
@@ -498,20 +469,20 @@ class CudaBackend(Backend):
 
     # Memory
 
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> DeviceArray:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
         kind = self.dtype if dtype is None else np.dtype(dtype)
         shape = tuple(int(n) for n in shape)
-        memory = _Memory(self, _count(shape) * kind.itemsize)
+        memory = _Memory(self, _count(shape) * kind.itemsize, name or "other buffers")
         return DeviceArray(memory, memory.pointer, shape, kind)
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> DeviceArray:
-        buffer = self.empty(shape, dtype)
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
+        buffer = self.empty(shape, dtype, name)
         if buffer.nbytes:
             cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self._stream)
         return buffer
 
-    def upload(self, array: HostArray) -> DeviceArray:
-        buffer = self.empty(array.shape, _stored(array.dtype))
+    def upload(self, array: HostArray, name: str = "") -> DeviceArray:
+        buffer = self.empty(array.shape, _stored(array.dtype), name)
         self.write(buffer, array)
         return buffer
 
@@ -842,7 +813,7 @@ class CudaBackend(Backend):
         if self._workspace is None or self._workspace.nbytes < nbytes:
             if self._workspace is not None:
                 self._workspace.free()
-            self._workspace = _Memory(self, nbytes)
+            self._workspace = _Memory(self, nbytes, "scratch of ops")
         return self._workspace.pointer
 
     def _wait(self) -> None:
@@ -854,15 +825,23 @@ class CudaBackend(Backend):
             if stream is not None:
                 stream.synchronize()
 
-    def _allocate(self, nbytes: int) -> Any:
+    def _allocate(self, nbytes: int, name: str) -> Any:
         try:
             return cuda.mem_alloc(nbytes)
         except cuda.MemoryError:
             free, total = cuda.mem_get_info()
-            held = sum(memory.nbytes for memory in self._memories)
-            raise DeviceError(
-                f"CUDA out of memory on {self._gpu.name}: asked for {_amount(nbytes)}, {_amount(free)} of "
-                f"{_amount(total)} are free, {_amount(held)} hold this model and its data; use a smaller batch or model"
+            held: dict[str, int] = {}
+            for memory in self._memories:
+                held[memory.name] = held.get(memory.name, 0) + memory.nbytes
+            largest = sorted(held.items(), key=lambda one: (-one[1], one[0]))[:4]
+            listed = ", ".join(f"{one} {amount(size)}" for one, size in largest) or "none"
+            raise DeviceMemoryError(
+                f"CUDA out of memory on {self._gpu.name}: asked for {amount(nbytes)} ({name}), {amount(free)} of "
+                f"{amount(total)} are free; largest buffers here: {listed}",
+                name,
+                nbytes,
+                free,
+                held,
             ) from None
 
 
@@ -883,10 +862,6 @@ def _count(shape: tuple[int, ...]) -> int:
 def _up(number: int, step: int) -> int:
     """The next multiple of `step`."""
     return -(-number // step) * step
-
-
-def _amount(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def _same_dtype(source: DeviceArray, out: DeviceArray) -> None:

@@ -47,15 +47,15 @@ class NumpyBackend(Backend):
 
     # Memory
 
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
         return aligned_empty(shape, self.dtype if dtype is None else dtype)
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
-        buffer = self.empty(shape, dtype)
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
+        buffer = self.empty(shape, dtype, name)
         buffer.fill(0)
         return buffer
 
-    def upload(self, array: HostArray) -> Array:
+    def upload(self, array: HostArray, name: str = "") -> Array:
         self.loops.warm_up(self.dtype, array)
         return array
 

@@ -75,7 +75,8 @@ class ResidentFeed(Feed):
 
     def __init__(self, backend: Backend, arrays: Sequence[HostArray]) -> None:
         self._backend = backend
-        self._arrays = tuple(backend.upload(array) for array in arrays)
+        names = ("data set", *(["labels of the data set"] * (len(arrays) - 1)))
+        self._arrays = tuple(backend.upload(array, name) for array, name in zip(arrays, names, strict=True))
         self._order: Buffer = None
 
     def start(self, order: Order, shards: Sequence[Shard]) -> None:

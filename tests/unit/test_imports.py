@@ -13,9 +13,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"doctor"},
     {"config"},
     {"__init__", "sequential"},
     {"train"},
+    {"devices"},
     {"runs", "data", "threads", "model", "utils"},
     {"comm", "losses", "metrics"},
     {"optimizers", "layers"},
