@@ -16,7 +16,7 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain import failure, layers, optimizers
 from dptrain.comm import Communicator
-from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.config import Config, device_options, leaves, read_file, resolve, to_dict, to_yaml
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
 from dptrain.doctor import examine, show_ranks
@@ -181,16 +181,10 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         optimizer=_optimizer(config),
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],
-        device=config.device,
-        dtype=config.dtype,
-        loops=config.loops,
-        share_gpu=config.share_gpu,
         comm=config.comm,
         bucket_mb=config.bucket_mb,
         device_mb=config.data.device_mb,
-        precision=config.precision,
-        gemm=config.gemm,
-        gpu_select=config.gpu_select,
+        **device_options(config),
     )
     return model
 

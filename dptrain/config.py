@@ -188,6 +188,12 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
             yield Leaf(prefix + field.name, about["flag"], about["help"], value, field.type is bool, words)
 
 
+def device_options(config: Config) -> dict[str, Any]:
+    """Return what says on which device to compute and how: keywords of `Sequential.compile` and `open_backend`."""
+    names = ("device", "dtype", "loops", "share_gpu", "gpu_select", "precision", "gemm")
+    return {name: getattr(config, name) for name in names}
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the configuration as nested dictionaries of plain values."""
     tree = dataclasses.asdict(config)

@@ -38,7 +38,7 @@ from dptrain.backend.kernels import kernels_dir
 from dptrain.backend.transfers import Exchange
 from dptrain.cache import cache_dir
 from dptrain.comm import Communicator
-from dptrain.config import Config
+from dptrain.config import Config, device_options
 from dptrain.data.sampling import Shard, cut
 from dptrain.devices import check_devices, find_place, open_backend
 from dptrain.errors import AgreedError, DptrainError, ExitCode
@@ -123,23 +123,13 @@ def examine(config: Config, comm: Communicator, sample_model: Callable[[], Seque
     place = find_place(comm, "cuda", "float32", config.share_gpu)
     row, opened = try_gpu(context, place)
     _show_section(show, comm, "Trying the GPU", [row])
-    # A driver that takes processes with it must not be started here, neither on this rank nor beside it.
-    told = comm.allgather([None if row.state == "ok" else row.text, _is_safe(context)])
-    failed = [(rank, text) for rank, (text, _) in enumerate(told) if text is not None]
-    trouble = None
-    if failed:
-        rank, text = failed[0]
-        trouble = (
-            text if len({text for _, text in failed}) == 1 and len(failed) == comm.size else f"rank {rank}: {text}"
-        )
-    if trouble is None and opened is not None:
-        try:
-            check_devices(comm, opened, config.share_gpu)
-        except AgreedError as error:
-            trouble = str(error)
+    trouble = _why_not(config, comm, row, opened)
+    if launch is not None and launch.size > 1 and comm.size == 1:
+        trouble = "the ranks cannot talk to each other"
 
     backend = None
-    if all(safe for _, safe in told) or config.device == "cpu":
+    # A driver that takes processes with it must not be started here, neither on this rank nor beside it.
+    if all(comm.allgather(_is_safe(context))) or config.device == "cpu":
         backend, used = _what_would_be_used(config, comm)
     else:
         used = "not tried: the NVIDIA driver or PyCUDA crashes; use --device cpu"
@@ -152,8 +142,6 @@ def examine(config: Config, comm: Communicator, sample_model: Callable[[], Seque
         show("\nOne step of the configured model (28x28 inputs, ten classes)")
         for line in _split_of_a_step(config, comm, sample_model):
             show(f"  {line}")
-    if launch is not None and launch.size > 1 and comm.size == 1:
-        trouble = "the ranks cannot talk to each other"
     if trouble is not None:
         raise AgreedError(
             "doctor",
@@ -422,18 +410,22 @@ def _try_op(backend: Backend) -> float:
     return float(np.max(np.abs(backend.download(y) - expected)))
 
 
+def _why_not(config: Config, comm: Communicator, row: Row, opened: Backend | None) -> str | None:
+    """Return why the ranks cannot use GPUs, the same on all, or None where they can. Collective."""
+    told = comm.allgather(None if row.state == "ok" else row.text)
+    if opened is None or any(told):
+        first = next(rank for rank, text in enumerate(told) if text)
+        return str(told[first]) if len(set(told)) == 1 else f"rank {first}: {told[first]}"
+    try:
+        check_devices(comm, opened, config.share_gpu)
+    except AgreedError as error:
+        return str(error)
+    return None
+
+
 def _what_would_be_used(config: Config, comm: Communicator) -> tuple[Backend | None, str]:
     try:
-        backend = open_backend(
-            comm,
-            device=config.device,
-            dtype=config.dtype,
-            loops=config.loops,
-            share_gpu=config.share_gpu,
-            gpu_select=config.gpu_select,
-            precision=config.precision,
-            gemm=config.gemm,
-        )
+        backend = open_backend(comm, **device_options(config))
     except Exception as error:
         return None, f"nothing, it is refused: {describe(error)}"
     return backend, backend.description

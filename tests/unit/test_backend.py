@@ -62,6 +62,8 @@ def test_without_a_driver_auto_says_why_it_takes_the_cpu(monkeypatch, tmp_path):
 def test_refused():
     with pytest.raises(ConfigError, match="device = 'gpu'"):
         backend.create("gpu", "float32", 1)
+    with pytest.raises(ConfigError, match="gpu_select = 'first'"):
+        backend.create("cpu", "float32", 1, gpu_select="first")
     with pytest.raises(ConfigError, match="dtype = 'float16'"):
         backend.create("cpu", "float16", 1)
 

@@ -10,12 +10,14 @@ from dptrain import backend as backends
 from dptrain.backend import gpus
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.comm import SoloCommunicator
+from dptrain.data.sampling import Shard
 from dptrain.devices import check_devices, find_place, open_backend
 from dptrain.errors import AgreedError, DeviceError, DeviceMemoryError, ExitCode
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import SparseCategoricalCrossentropy
 from dptrain.model import Architecture
 from dptrain.optimizers import Adam
+from dptrain.train.feed import make_feed
 from dptrain.train.replica import Replica
 
 
@@ -152,10 +154,16 @@ def prepare(memory: int, rows: int, samples: int) -> SmallBackend:
     model = Architecture([Dense(50, activation="relu", input_shape=(100,)), Dropout(0.5), Dense(10)])
     replica = Replica(backend, model, 0)
     replica.compile(SparseCategoricalCrossentropy(from_logits=True), Adam(), [])
-    data = replica.upload(np.zeros((samples, 100), np.uint8), np.zeros(samples, np.int64))
+    x, y = replica.as_stored(np.zeros((samples, 100), np.uint8), np.zeros(samples, np.int64))
+    try:
+        feed = make_feed(backend, (x, y), rows)
+    except DeviceMemoryError as error:
+        raise DeviceError(replica.what_fits(error)) from error
     replica.reserve(rows)
     assert replica.reduction is not None
-    replica._gather_targets(data.y, np.zeros(1, np.int64))
+    feed.start(np.arange(samples), [Shard(0, 1, 0)])
+    replica._gather_targets(feed.rows(Shard(0, 1, 0)).arrays[1], np.zeros(1, np.int64))
+    feed.close()
     return backend
 
 
@@ -174,5 +182,5 @@ def test_the_batch_that_would_fit_fits(memory):
 def test_what_no_batch_size_can_mend():
     with pytest.raises(DeviceError, match=r"the model alone needs 89\.0 KiB \(parameters, gradients, optimizer's mom"):
         prepare(80_000, 1, 1)
-    with pytest.raises(DeviceError, match=r"beside the model \(89\.0 KiB\) and data set 97\.7 KiB.*not one row fits"):
+    with pytest.raises(DeviceError, match=r"beside the model \(89\.0 KiB\) and samples 105\.5 KiB.*not one row fits"):
         prepare(200_000, 1, 1000)
