@@ -32,8 +32,9 @@ from dptrain.errors import DptrainError
 NETWORKS = ((784, 128, 10), (784, 512, 10), (784, 4096, 4096, 10))
 BATCHES = (32, 128, 1024)
 SMALL = (((20, 16, 10),), (8,))
-# |error| over the sum of |a| |b|: TF32 rounds both factors to 2^-11; float32's sums err by far less than this.
-ALLOWED = {"float32": 1e-5, "tf32": 2**-9}
+# |error| over the sum of |a| |b|. TF32 changes both factors by up to 2^-11 of themselves, or 2^-10 where a library cuts
+# off; float32's sums err by far less than this.
+ALLOWED = {"float32": 1e-5, "tf32": 2**-9 * 1.01}
 # Elements of the buffer whose filling keeps the stream busy, and how often it is filled for a block of calls.
 BUSY_ELEMENTS, FILLS_A_CALL = 2**26, 0.5
 
