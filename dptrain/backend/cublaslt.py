@@ -1,7 +1,8 @@
 """Matrix products by NVIDIA's cuBLASLt, through nvmath-python: an optional provider (`--gemm cublaslt`).
 
-**It has run against a stand-in for `nvmath.bindings.cublasLt` only (tests/standins), never on hardware.** The names and
-argument orders of the bindings were compared with nvmath-python 1.0.
+**Products have run against a stand-in for `nvmath.bindings.cublasLt` only (tests/standins), never on hardware.** The
+names and argument orders of the bindings were compared with nvmath-python 1.0; descriptors, layouts and preferences,
+which need no GPU, were filled and read back with cuBLASLt 12.9.
 
 cuBLASLt knows matrices by columns. A row-major (R, C) array is, by columns, its own transpose (C, R) with leading
 dimension C; so c = op(a) op(b) is asked for as c^T = op(b)^T op(a)^T: b first, a second, sizes N, M, K. A bias along

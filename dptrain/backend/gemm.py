@@ -4,6 +4,7 @@ The other provider is cuBLASLt, in dptrain/backend/cublaslt.py. A provider sees 
 and reaches the device through the functions that the backend hands it.
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -111,6 +112,7 @@ def product_kernels(precision: str) -> dict[str, dict[str, str]]:
     return {source: {f"{prefix}_{layout}_{tile}": "PPPPiiiiiiii" for layout in LAYOUTS for tile in TILES}}
 
 
+@functools.lru_cache(maxsize=1024)  # a step asks for the same few shapes again and again
 def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
     """Return (tile, slices, terms a slice) for an M x N result of sums over K.
 

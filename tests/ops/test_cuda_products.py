@@ -55,6 +55,10 @@ def products(request):
     provider, precision = request.param.split("-")
     if provider == "cublaslt":
         request.getfixturevalue("nvmath")
+        if precision == "tf32" and not inside_emulator():
+            pytest.skip(
+                "how and where the library rounds to TF32 is its own choice: benchmarks/gemm.py looks at bounds"
+            )
     backend = CudaBackend(precision=precision, gemm=provider)
     yield backend, precision
     backend.close()
