@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
+from tests.launching import run
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 BENCHMARKS = ROOT / "benchmarks"
@@ -40,8 +41,6 @@ def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
     (tmp_path / "jax.py").write_text("raise ImportError('broken on purpose')")
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cpu", "--frameworks", "dptrain,PyTorch,PyTorch-graph,JAX"]
-    from tests.launching import run
-
     done = run(
         [sys.executable, str(BENCHMARKS / "gpu_mlp.py"), *arguments, "--precision", "float32", "--output", str(output)],
         timeout=300,
@@ -125,6 +124,44 @@ def test_a_barrier_of_too_many_blocks_ends(tmp_path):
     )
     done = emulated(sys.executable, "-c", code, PYTHONWARNINGS="", EMULATOR_LEAKS="off")
     assert (done.code, done.out) == (0, "1\n"), done.err
+
+
+SESSION = BENCHMARKS / "gpu_session.sh"
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "result"),
+    [
+        ("probe", {"PROBE_ARGUMENTS": "--quick --only machine,cluster_8"}, "probe/gpu-probe.json"),
+        ("bench", {"BENCH_ARGUMENTS": "--quick --frameworks dptrain --hidden 8"}, "gpu-mlp.json"),
+    ],
+)
+def test_a_stage_of_the_session(tmp_path, stage, options, result):
+    done = emulated("bash", str(SESSION), stage, str(tmp_path), PYTHON=sys.executable, cwd=tmp_path, **options)
+    assert done.code == 0, done.out + done.err
+    assert json.loads((tmp_path / result).read_text())
+    lines = (tmp_path / "summary.txt").read_text().splitlines()
+    assert [line.split()[:2] for line in lines[1:-1]] == [[stage, "ok"]]
+    assert lines[-1].startswith("-- 0 step(s) failed")
+
+
+def test_a_session_that_fails_or_cannot_begin(tmp_path):
+    options = {"PYTHON": sys.executable, "BENCH_ARGUMENTS": "--quick --hidden nonsense"}
+    failed = emulated("bash", str(SESSION), "bench", str(tmp_path / "a"), **options)
+    assert failed.code == 1
+    assert "FAILED (2)" in (tmp_path / "a" / "summary.txt").read_text()
+    wrong = run(["bash", str(SESSION), "everything", str(tmp_path / "b")])
+    assert (wrong.code, wrong.err) == (2, "unknown stage 'everything': one of tests sanitize probe bench all\n")
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "pycuda.py").write_text("raise ImportError('no libcuda.so.1')")
+    blind = run(
+        ["bash", str(SESSION), "probe", str(tmp_path / "c")],
+        PYTHON=sys.executable,
+        PYTHONPATH=str(tmp_path),
+        PYTHONWARNINGS="",
+    )
+    assert blind.code == 2, blind.out + blind.err
+    assert "CANNOT BEGIN: ImportError: no libcuda.so.1" in blind.out
 
 
 def _files(folder: Path) -> list[str]:
