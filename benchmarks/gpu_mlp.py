@@ -20,6 +20,7 @@ host has queued the step, less the distance of two events with nothing between t
 """
 
 import argparse
+import functools
 import gc
 import importlib.util
 import inspect
@@ -246,16 +247,16 @@ class Dptrain(Trainee):
             return None
         empty = statistics.median(nothing)
         sums = [sum(max(0.0, after.time_since(before) - empty) for before, after in step) for step in full]
-        return statistics.median(sums) / 1e3, len(full[0])
+        found = statistics.median(sums) / 1e3, len(full[0])
+        recorded.clear()  # while the context lives
+        return found
 
 
-def spinner() -> Callable[[Any], None]:
-    """Return what queues a kernel on a stream that does nothing for SPIN_CYCLES cycles."""
-    import pycuda.driver as cuda
-
+@functools.cache
+def spin_image(architecture: str) -> bytes:
+    """Compile the kernel that does nothing for a number of cycles."""
     from dptrain.backend.compile import command, find_nvcc
 
-    device = cuda.Context.get_device()
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "spin.cu", Path(folder) / "spin.cubin"
         source.write_text(
@@ -264,10 +265,16 @@ def spinner() -> Callable[[Any], None]:
             "    while (clock64() - start < cycles) {}\n"
             "}\n"
         )
-        architecture = "sm_{}{}".format(*device.compute_capability())
         subprocess.run(command(find_nvcc(), source, target, architecture), check=True, stdout=subprocess.DEVNULL)
-        module = cuda.module_from_buffer(target.read_bytes())
-    function = module.get_function("spin")
+        return target.read_bytes()
+
+
+def spinner() -> Callable[[Any], None]:
+    """Return what queues a kernel on a stream that does nothing for SPIN_CYCLES cycles."""
+    import pycuda.driver as cuda
+
+    architecture = "sm_{}{}".format(*cuda.Context.get_device().compute_capability())
+    function = cuda.module_from_buffer(spin_image(architecture)).get_function("spin")
     function.prepare("q")
     cycles = 0 if "EMULATOR_HOME" in os.environ else SPIN_CYCLES  # the emulated GPU is never ahead
     return lambda stream: function.prepared_async_call((1, 1), (1, 1, 1), stream, cycles)
