@@ -408,9 +408,8 @@ class PyTorchCompiled(PyTorch):
 
         super().__init__(work)
         torch.compiler.reset()  # what another configuration has compiled
-        if work.device == "cuda":
-            for tensor in (self.net.x, self.net.y):
-                torch._dynamo.mark_static_address(tensor, guard=False)  # never copied into a graph
+        for tensor in (self.net.x, self.net.y):
+            torch._dynamo.mark_static_address(tensor, guard=False)  # never copied into a graph
         self.loss = torch.compile(self.net, mode="reduce-overhead", dynamic=False)
         partial = self.samples % work.batch_size
         for size in (work.batch_size, partial):
