@@ -150,10 +150,8 @@ class Dptrain(Trainee):
         )
         self.model.build((self.x_NF.shape[1],))
         self.options: dict[str, Any] = {"device": work.device}
-        if "precision" in inspect.signature(self.model.compile).parameters:
+        if dptrain_has_precisions():
             self.options["precision"] = work.precision
-        elif work.precision != "float32":
-            raise RuntimeError(f"this dptrain has no precision {work.precision}")
 
     def about(self) -> str:
         from dptrain.version import __version__
@@ -735,7 +733,7 @@ class Measured:
         return "-".join(map(str, (784, *self.work.hidden, CLASSES)))
 
 
-def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Namespace, share: float) -> Measured:
+def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Namespace, later: int) -> Measured:
     """Set up, check, run rounds and time the kernels of one configuration.
 
     Args:
@@ -743,9 +741,9 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
         samples: of its data.
         peers: the frameworks.
         options: the script's.
-        share: seconds that it may take; once rounds run, none begins that would not end in time.
+        later: configurations that come after it, for which time must be left.
     """
-    until = time.monotonic() + share
+    begun = time.monotonic()
     last = options.until + 15  # nobody waits longer
 
     def patience(most: float) -> float:
@@ -756,19 +754,23 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
         peer.start(work)
     for peer in peers:
         rows[peer.name].about = peer.receive(patience(SETUP_PATIENCE)) or ""
-    fastest = None
+    seconds: list[float] = []
     for peer in peers:
         done = peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=CHECK_EPOCHS, same_order=True)
         if done:
             rows[peer.name].check = [one["loss"] for one in done]
-            fastest = min(fastest or done[-1]["seconds"], done[-1]["seconds"])
+            seconds.append(done[-1]["seconds"])
     for peer in peers:  # compiles what draws orders
         peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=1, same_order=False)
-    epochs = max(1, min(50, round(options.seconds / fastest))) if fastest else 1
+    epochs = max(1, min(50, round(options.seconds / statistics.median(seconds)))) if seconds else 1
+    # Before its rounds a later configuration takes about as long as the quickest so far.
+    now = time.monotonic()
+    options.overhead = min(options.overhead, now - begun)
+    until = now + (options.until - now - later * options.overhead) / (later + 1)
     rounds, longest = 0, 0.0
     while rounds < options.rounds and not all(peer.failed for peer in peers):
         started = time.monotonic()
-        if rounds and started + longest > until:
+        if rounds and started + longest > until:  # none begins that would not end in time
             break
         for peer in peers:
             done = peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=1 + epochs, same_order=False)
@@ -837,6 +839,13 @@ def table(measured: list[Measured]) -> list[str]:
     return lines
 
 
+def dptrain_has_precisions() -> bool:
+    """Return whether a model of this dptrain can be compiled for TF32."""
+    import dptrain as dp
+
+    return "precision" in inspect.signature(dp.Sequential.compile).parameters
+
+
 def prepare(options: argparse.Namespace, folder: Path) -> tuple[Path, int]:
     """Write the data and the orders for the workers; return the file and the number of samples."""
     import numpy as np
@@ -888,7 +897,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hidden", type=networks, metavar="N,N-N", help="hidden layers; default 128,512,4096-4096")
     parser.add_argument("--batch-sizes", type=numbers, metavar="N,N", help="default 32,128,1024")
     parser.add_argument("--rounds", type=int, default=None, metavar="N", help="at most; default 5")
-    parser.add_argument("--seconds", type=float, default=None, metavar="S", help="timed, of the fastest; default 0.3")
+    parser.add_argument(
+        "--seconds", type=float, default=None, metavar="S", help="timed in a round, of the median; default 0.3"
+    )
     parser.add_argument("--minutes", type=float, default=9.0, metavar="M", help="of the whole; rounds are dropped")
     parser.add_argument("--data", default="strokes", metavar="NAME|PATH", help="28x28, 10 classes; default: built in")
     parser.add_argument("--samples", type=int, default=None, metavar="N", help="train on so many rows alone")
@@ -905,6 +916,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.seconds = options.seconds or (0.01 if small else 0.3)
     options.samples = options.samples or (430 if small else None)
     options.until = time.monotonic() + 60 * options.minutes
+    options.overhead = float("inf")
     return options
 
 
@@ -920,6 +932,10 @@ def main() -> int:
         report.add("- On the emulated driver: this shows that the script works, and no speed")
     report.add(command_line(), machine_line(), f"- GPU before: {nvidia_smi()}")
     report.add(f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'triton', 'jax', 'jaxlib'))}", "")
+    skipped: list[str] = []
+    if "dptrain" in options.frameworks and "tf32" in options.precisions and not dptrain_has_precisions():
+        options.precisions.remove("tf32")  # its peers alone would take half of the time
+        skipped.append("tf32, for this dptrain has no such precision (`--frameworks` without it measures the others)")
     wanted = [
         (precision, hidden, batch)
         for precision in options.precisions
@@ -928,7 +944,6 @@ def main() -> int:
     ]
     peers = [Peer(name) for name in options.frameworks]
     done: list[Measured] = []
-    skipped: list[str] = []
     complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         data, samples = prepare(options, Path(folder))
@@ -937,10 +952,10 @@ def main() -> int:
                 work = Work(str(data), batch, hidden, precision, options.device, options.seed)
                 left = options.until - time.monotonic()
                 # A configuration that has no time for one round is worth less than the time of the next.
-                if left < (20 if done else 0):
-                    skipped.append(f"{precision} {hidden} batch {batch}")
+                if left < (options.overhead if done else 0):
+                    skipped.append(f"{precision} {hidden} batch {batch}, for --minutes {options.minutes:g} were over")
                     continue
-                one = measure(work, samples, peers, options, left / (len(wanted) - number))
+                one = measure(work, samples, peers, options, len(wanted) - number - 1)
                 done.append(one)
                 complaints += disagreements(one)
                 rates = [
@@ -970,7 +985,7 @@ def main() -> int:
         report.add(f"- {one.work.precision}, {one.name()}: {one.rounds} rounds of {one.epochs} epochs; {one.gpu}")
     report.add(f"- GPU after: {nvidia_smi()}")
     if skipped:
-        report.add(f"- Not begun, --minutes {options.minutes:g} were over: {'; '.join(skipped)}")
+        report.add(f"- Not begun: {'; '.join(skipped)}")
     report.add("", *(complaints or ["The losses agree."]))
     if options.output:
         report.save(options.output)
