@@ -8,7 +8,6 @@ gradients of 784-128-10 and 784-512-10. Without PyTorch, dptrain's alone is meas
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from common import cpu_model, spread, versions
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
@@ -98,12 +98,6 @@ def measure(
     return times
 
 
-def spread(values: list[float], form: str) -> str:
-    """Return "median (min to max)"."""
-    shown = [format(value, form) for value in (statistics.median(values), min(values), max(values))]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
-
-
 def size_name(size: int) -> str:
     """Return a number of bytes with three digits and a decimal unit."""
     for unit, factor in (("MB", 1e6), ("KB", 1e3)):
@@ -114,22 +108,14 @@ def size_name(size: int) -> str:
 
 def header(comm: Communicator) -> list[str]:
     """Return what the figures depend on, one line each."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    packages = ("dptrain", "numpy", "mpi4py", "torch")
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in packages if importlib.util.find_spec(name)]
     nodes = len({*comm.allgather(comm.host)})
     lines = [
         "# All-reduce between ranks",
         "",
         f"- Command: `mpirun -n {comm.size} python {shlex.join(sys.argv)}`",
-        f"- Machine: {model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; nodes: {nodes}",
+        f"- Machine: {cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}; nodes: {nodes}",
         f"- Ranks: {comm.size}, joined by {comm.description}",
-        f"- Versions: Python {platform.python_version()}, {', '.join(versions)}",
+        f"- Versions: {versions(('dptrain', 'numpy', 'mpi4py', 'torch'))}",
     ]
     if comm.local_size > (os.cpu_count() or 1):
         lines.append("- More ranks than cores: ranks that spin while they wait hold up the others.")

@@ -15,26 +15,37 @@ compared at the end: a fast step that computes something else would be no result
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
-import json
 import os
-import platform
 import resource
-import shlex
 import statistics
-import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from common import (
+    BETA_1,
+    BETA_2,
+    CLASSES,
+    EPSILON,
+    LEARNING_RATE,
+    Epoch,
+    Report,
+    WorkerError,
+    WorkerProcess,
+    answer,
+    answering,
+    command_line,
+    glorot,
+    machine_line,
+    spread,
+    versions,
+)
+
 FRAMEWORKS = {"dptrain": "dptrain", "dptrain-numpy": "dptrain", "PyTorch": "torch", "JAX": "jax"}  # name -> module
-LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-7
-CLASSES = 10
 # Orders of samples and the place of epsilon in Adam differ between the frameworks, so their losses do, by this much.
 LOSS_TOLERANCE = {"first": 0.03, "last": 0.10}
 
@@ -62,14 +73,6 @@ class Work:
     seed: int
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What an epoch took, and the mean loss over its steps."""
-
-    seconds: float
-    loss: float
-
-
 # Workers: what runs in a process of its own. Frameworks are imported here and nowhere else.
 
 
@@ -92,13 +95,7 @@ class Trainee(ABC):
         # Not copied here: the peak memory of the process is reported.
         self.x_NF = x.reshape(len(x), -1)
         self.y_N = y.astype(np.int64)
-        rng = np.random.default_rng(work.seed)
-        sizes = (self.x_NF.shape[1], work.hidden, CLASSES)
-        self.initial: list[Any] = []
-        for inputs, outputs in pairwise(sizes):
-            limit = (6 / (inputs + outputs)) ** 0.5  # Glorot
-            self.initial.append(rng.uniform(-limit, limit, (inputs, outputs)).astype(np.float32))
-            self.initial.append(np.zeros(outputs, np.float32))
+        self.initial = glorot((self.x_NF.shape[1], work.hidden, CLASSES), work.seed)
 
     @abstractmethod
     def train(self, epochs: int) -> list[Epoch]:
@@ -342,17 +339,16 @@ def peak_bytes() -> int:
 
 def serve(name: str) -> None:
     """Answer commands, one JSON object a line, until the pipe closes: first the work, then numbers of epochs."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not look like an answer
-    work = Work(**json.loads(sys.stdin.readline()))
+    questions, answers = answering()
+    work = Work(**next(questions))
     if hasattr(os, "sched_setaffinity"):
         # The one limit that all thread pools respect, XLA's included, which has no switch of its own.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
     trainee: Trainee = WORKERS[name](work)
-    print(json.dumps({"samples": trainee.samples}), file=answers, flush=True)
-    for line in sys.stdin:
-        done = trainee.train(json.loads(line))
-        print(json.dumps({"epochs": [asdict(one) for one in done], "peak": peak_bytes()}), file=answers, flush=True)
+    answer(answers, {"samples": trainee.samples})
+    for epochs in questions:
+        done = trainee.train(epochs)
+        answer(answers, {"epochs": [asdict(one) for one in done], "peak": peak_bytes()})
 
 
 # The parent: commands the workers, imports no framework
@@ -369,8 +365,7 @@ class Worker:
     def __init__(self, name: str, work: Work) -> None:
         self.name = name
         self.peak = 0
-        command = [sys.executable, __file__, "--worker", name]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = WorkerProcess(name, [sys.executable, __file__, "--worker", name])
         self.samples: int = self._ask(asdict(work))["samples"]
 
     def train(self, epochs: int) -> list[Epoch]:
@@ -381,20 +376,13 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.close()
 
     def _ask(self, question: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise SystemExit(f"the {self.name} process ended with exit code {code}; its message is above")
-        return json.loads(line)
+        try:
+            return self._process.ask(question)
+        except WorkerError as error:
+            raise SystemExit(str(error)) from None
 
 
 @dataclass
@@ -464,50 +452,14 @@ def disagreement(measured: Measured) -> str | None:
     return None
 
 
-def spread(values: list[float], form: str) -> str:
-    """Return "median (min to max)"."""
-    shown = [format(value, form) for value in (statistics.median(values), min(values), max(values))]
-    return f"{shown[0]} ({shown[1]} to {shown[2]})"
-
-
 def machine(threads: int) -> list[str]:
     """Return what the figures depend on, one line each."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    packages = ("dptrain", "numpy", "numba", "torch", "jax", "jaxlib")
-    versions = [f"Python {platform.python_version()}"]
-    for package in packages:
-        if importlib.util.find_spec(package) is not None:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-    load = f", load average at the start {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return [
-        f"- Command: `python {shlex.join(sys.argv)}`",
-        f"- Machine: {model}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}{load}",
+        command_line(),
+        machine_line(),
         f"- Threads of each framework: {threads}; one framework works at a time",
-        f"- Versions: {', '.join(versions)}",
+        f"- Versions: {versions(('dptrain', 'numpy', 'numba', 'torch', 'jax', 'jaxlib'))}",
     ]
-
-
-class Report:
-    """Lines that appear at once on the terminal and at the end in a file."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def add(self, *lines: str) -> None:
-        """Print and keep."""
-        for line in lines:
-            print(line, flush=True)
-            self.lines.append(line)
-
-    def save(self, path: Path) -> None:
-        """Write all lines so far."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
 
 
 def compare_frameworks(options: argparse.Namespace, report: Report) -> bool:
@@ -599,7 +551,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         return values
 
     def frameworks(text: str) -> list[str]:
-        known = {name.lower(): name for name in FRAMEWORKS} | {module: name for name, module in FRAMEWORKS.items()}
+        known = {module: name for name, module in FRAMEWORKS.items()} | {name.lower(): name for name in FRAMEWORKS}
         unknown = [part for part in text.split(",") if part.lower() not in known]
         if unknown:
             raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; choose from {', '.join(FRAMEWORKS)}")

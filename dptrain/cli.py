@@ -1,4 +1,4 @@
-"""The command line: `python -m dptrain [train] [options]`."""
+"""The command line: `python -m dptrain [train|doctor] [options]`."""
 
 import argparse
 import os
@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from dptrain import comm as comms
 from dptrain import failure, layers, optimizers
 from dptrain.comm import Communicator
-from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.config import Config, device_options, leaves, read_file, resolve, to_dict, to_yaml
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
+from dptrain.doctor import examine, show_ranks
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.failure import phase
 from dptrain.launcher import detect_launch
@@ -40,6 +39,7 @@ Train a neural network on one process, or on several ranks with mpirun:
   mpirun -n 4 python -m dptrain                          the same training on four ranks
   python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
   python -m dptrain --config runs/X/config.yaml          repeat a run
+  python -m dptrain doctor                               is a GPU usable, and MPI? what is missing?
 """
 
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     command, arguments = _split_command(argv)
     parsed = _parse(arguments) if {"-h", "--help", "--version"} & set(arguments) else None
-    comm = comms.current()
+    comm = _communicator(command)
     run = comm.agree("command line", lambda: lookup("command", command, COMMANDS))
     parsed = comm.agree("command line", lambda: parsed or _parse(arguments))
     config = comm.agree("configuration", lambda: _configure(parsed))
@@ -90,7 +90,7 @@ def train(config: Config, comm: Communicator) -> int:
     phase.enter("model")
     sampler = comm.agree("configuration", lambda: _sampler(config, data, comm))
     model = comm.agree("model", lambda: build_model(config, data))
-    device = comm.agree("device", lambda: model.describe_device(comm))
+    device = model.describe_device(comm)
     quiet = config.verbose == 0
     devices = _show_start(config, data, model, sampler, device, comm, quiet)
     with ExitStack() as stack:
@@ -140,8 +140,28 @@ def train(config: Config, comm: Communicator) -> int:
     return 0
 
 
+def doctor(config: Config, comm: Communicator) -> int:
+    """Say what is there, what is missing and what would be used."""
+
+    def sample_model() -> Sequential:
+        images = Split.whole(np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.int64), 0, 1)
+        return build_model(config, LoadedData("doctor", images, images, 10))
+
+    return examine(config, comm, sample_model)
+
+
 # Subcommands by name; the first is what runs where none is given.
-COMMANDS: dict[str, Callable[[Config, Communicator], int]] = {"train": train}
+COMMANDS: dict[str, Callable[[Config, Communicator], int]] = {"train": train, "doctor": doctor}
+
+
+def _communicator(command: str) -> Communicator:
+    """Return the ranks; where MPI is broken, the doctor still looks at each process alone."""
+    try:
+        return comms.current()
+    except Exception:
+        if command != "doctor":
+            raise
+        return comms.SoloCommunicator()
 
 
 def build_model(config: Config, data: LoadedData) -> Sequential:
@@ -161,13 +181,10 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         optimizer=_optimizer(config),
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],
-        device=config.device,
-        dtype=config.dtype,
-        loops=config.loops,
-        share_gpu=config.share_gpu,
         comm=config.comm,
         bucket_mb=config.bucket_mb,
         device_mb=config.data.device_mb,
+        **device_options(config),
     )
     return model
 
@@ -237,10 +254,7 @@ def _show_start(
     """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
     rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
     if comm.rank == 0 and not quiet:
-        table = Table("rank", "host", "PID", "device")
-        for row in rows:
-            table.add_row(*map(str, row))
-        Console(highlight=False).print(table)
+        show_ranks(rows)
         network = " -> ".join(
             ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
         )
@@ -305,7 +319,7 @@ class _Parser(argparse.ArgumentParser):
 def _build_parser() -> _Parser:
     parser = _Parser(
         prog="dptrain",
-        usage="python -m dptrain [train] [options]",
+        usage=f"python -m dptrain [{'|'.join(COMMANDS)}] [options]",
         description=_DESCRIPTION,
         epilog="Every option can also be written with its group, as in a file: --optimizer.learning_rate. "
         "The command line overrides the file.",

@@ -124,7 +124,16 @@ class Config:
         DEFAULT_BUCKET_MB, "10^6 bytes of gradients that travel as one message, beside the backward pass", "bucket-mb"
     )
     share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
+    gpu_select: Literal["mask", "index"] = _field(
+        "mask", "mask: a rank sees its own GPU only; index: CUDA_VISIBLE_DEVICES stays as it is", "gpu-select"
+    )
     dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
+    precision: Literal["float32", "tf32"] = _field(
+        "float32", "of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa", "precision"
+    )
+    gemm: Literal["dptrain", "cublaslt"] = _field(
+        "dptrain", "who computes a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
+    )
     loops: Literal["auto", "numpy", "numba"] = _field(
         "auto", "inner loops on the CPU; auto takes numba (the extra 'jit') where it is installed"
     )
@@ -177,6 +186,12 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
             words = get_args(field.type) if get_origin(field.type) is Literal else ()
             about = field.metadata
             yield Leaf(prefix + field.name, about["flag"], about["help"], value, field.type is bool, words)
+
+
+def device_options(config: Config) -> dict[str, Any]:
+    """Return what says on which device to compute and how: keywords of `Sequential.compile` and `open_backend`."""
+    names = ("device", "dtype", "loops", "share_gpu", "gpu_select", "precision", "gemm")
+    return {name: getattr(config, name) for name in names}
 
 
 def to_dict(config: Config) -> dict[str, Any]:

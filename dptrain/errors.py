@@ -4,7 +4,7 @@ A message is one line: what, where, expected and found, what to do. The codes fo
 a fitting one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 
@@ -48,6 +48,21 @@ class DeviceError(DptrainError, RuntimeError):
     """The requested device cannot be used."""
 
     exit_code = ExitCode.DEVICE
+
+
+class DeviceMemoryError(DeviceError):
+    """The device has too little memory left.
+
+    Attributes:
+        name: what the memory was for.
+        asked: bytes.
+        free: bytes that the device still had.
+        buffers: bytes that this process holds, by name.
+    """
+
+    def __init__(self, message: str, name: str, asked: int, free: int, buffers: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.name, self.asked, self.free, self.buffers = name, asked, free, dict(buffers)
 
 
 class OutputError(DptrainError, OSError):

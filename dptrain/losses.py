@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from dptrain.backend.base import Backend, Buffer
+from dptrain.metrics import Metric, SparseCategoricalAccuracy
 from dptrain.registry import lookup
 
 
@@ -14,17 +15,28 @@ class Loss(ABC):
         name: as Keras names it.
         fused_activation: an activation that the loss computes itself, more exactly, where the model ends in it.
         takes_labels: targets are integer labels, one a sample; otherwise values of the output's shape.
+        counts: a metric that `compute` can sum in the same pass, with the same result as the metric's own `update`.
     """
 
     name: str
     fused_activation: str | None = None
     takes_labels = False
+    counts: type[Metric] | None = None
 
     @abstractmethod
-    def compute(self, ops: Backend, y_pred: Buffer, target: Buffer, dy: Buffer | None, loss_sum: Buffer) -> None:
+    def compute(
+        self,
+        ops: Backend,
+        y_pred: Buffer,
+        target: Buffer,
+        dy: Buffer | None,
+        loss_sum: Buffer,
+        metric_sum: Buffer | None,
+    ) -> None:
         """Add the batch's loss to loss_sum (one element) and overwrite dy, if given, by its gradient in y_pred.
 
-        y_pred is the model's output, without its last activation where that is `fused_activation`.
+        y_pred is the model's output, without its last activation where that is `fused_activation`. Where metric_sum
+        (one element) is given, add the batch's sum of the metric `counts` to it; losses that count none get None.
         """
 
     @abstractmethod
@@ -43,14 +55,23 @@ class SparseCategoricalCrossentropy(Loss):
 
     name = "sparse_categorical_crossentropy"
     takes_labels = True
+    counts = SparseCategoricalAccuracy
 
     def __init__(self, from_logits: bool = False) -> None:
         self.from_logits = from_logits
         self.fused_activation = None if from_logits else "softmax"
 
-    def compute(self, ops: Backend, y_pred: Buffer, target: Buffer, dy: Buffer | None, loss_sum: Buffer) -> None:
-        """One fused op on logits."""
-        ops.softmax_cross_entropy(y_pred, target, dy, loss_sum)
+    def compute(
+        self,
+        ops: Backend,
+        y_pred: Buffer,
+        target: Buffer,
+        dy: Buffer | None,
+        loss_sum: Buffer,
+        metric_sum: Buffer | None,
+    ) -> None:
+        """One fused op on logits; whose highest is at the label is known on the way."""
+        ops.softmax_cross_entropy(y_pred, target, dy, loss_sum, metric_sum)
 
     def config(self) -> dict[str, Any]:
         """Return from_logits."""
@@ -62,7 +83,15 @@ class MeanSquaredError(Loss):
 
     name = "mean_squared_error"
 
-    def compute(self, ops: Backend, y_pred: Buffer, target: Buffer, dy: Buffer | None, loss_sum: Buffer) -> None:
+    def compute(
+        self,
+        ops: Backend,
+        y_pred: Buffer,
+        target: Buffer,
+        dy: Buffer | None,
+        loss_sum: Buffer,
+        metric_sum: Buffer | None,
+    ) -> None:
         """One fused op."""
         ops.squared_error(y_pred, target, dy, loss_sum)
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import backend as backends
 from dptrain import comm as comms
 from dptrain import losses, metrics, optimizers
 from dptrain.backend.base import Backend, flat_features
@@ -16,7 +15,8 @@ from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
 from dptrain.data.loading import Split, fingerprint
 from dptrain.data.sampling import GlobalSampler, Sampler
-from dptrain.errors import AgreedError, ConfigError, DataError, DeviceError
+from dptrain.devices import open_backend
+from dptrain.errors import AgreedError, ConfigError, DataError, DeviceError, DeviceMemoryError
 from dptrain.failure import end_job, phase
 from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
@@ -24,7 +24,6 @@ from dptrain.losses import Loss
 from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
-from dptrain.threads import limit_threads
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.callbacks import Callback, History
 from dptrain.train.callbacks.progress import for_verbosity
@@ -63,7 +62,7 @@ class Sequential:
         self._weights: Array | None = None
         self._trainer_kept: Trainer | None = None
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], tuple[str, str, str, bool]] | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
 
     # Setting up
 
@@ -90,6 +89,9 @@ class Sequential:
         comm: str = "host",
         bucket_mb: float = DEFAULT_BUCKET_MB,
         device_mb: float | None = None,
+        gpu_select: str = "mask",
+        precision: str = "float32",
+        gemm: str = "dptrain",
     ) -> None:
         """Say how to train; the optimizer starts afresh, the weights stay.
 
@@ -105,6 +107,9 @@ class Sequential:
             bucket_mb: 10^6 bytes of gradients that travel as one message (not in Keras).
             device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free (not
                 in Keras).
+            precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores (not in Keras).
+            gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt" (not in Keras).
+            gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone (not in Keras).
 
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or no loss.
@@ -121,7 +126,16 @@ class Sequential:
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = self._trainer_kept = None
         self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
-        self._compiled = (chosen, optimizers.get(optimizer), measured, (device, dtype, loops, share_gpu))
+        options = {
+            "device": device,
+            "dtype": dtype,
+            "loops": loops,
+            "share_gpu": share_gpu,
+            "gpu_select": gpu_select,
+            "precision": precision,
+            "gemm": gemm,
+        }
+        self._compiled = (chosen, optimizers.get(optimizer), measured, options)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -332,8 +346,21 @@ class Sequential:
     # Helpers
 
     def describe_device(self, comm: Communicator) -> str:
-        """Return the device in words; allocates the model on it."""
+        """Return the device in words; allocates the model on it. Collective.
+
+        Raises:
+            DeviceError: it cannot be used, or too little memory is left on it.
+            AgreedError: the same on any rank, under mpirun, or the ranks do not go together.
+        """
         return self._on_device(comm).backend.description
+
+    def on_device(self, comm: Communicator) -> Replica:
+        """Return the model on its device, which the ranks choose together at the first call. Collective.
+
+        Raises:
+            DptrainError: as `describe_device`.
+        """
+        return self._on_device(comm)
 
     def _start(self, method: str | None, x: Array) -> Communicator:
         if method is not None and self._compiled is None:
@@ -350,7 +377,11 @@ class Sequential:
     def _collectively(self, comm: Communicator, action: Callable[[], T]) -> T:
         """Run what the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
         try:
-            result = action()
+            try:
+                result = action()
+            except DeviceMemoryError as error:  # an op's scratch; the model's own buffers say for themselves what fits
+                advice = "" if self._replica is None else f"; {self._replica.what_fits(error)}"
+                raise DeviceError(f"{error}{advice}") from error
             phase.enter("user code")
             return result
         except AgreedError:
@@ -361,18 +392,20 @@ class Sequential:
             raise
 
     def _on_device(self, comm: Communicator) -> Replica:
+        """Return the model on its device, which the ranks choose together. Collective."""
         if self._replica is None:
-            device, dtype, loops, share = self._compiled[3] if self._compiled else ("auto", "float32", "auto", False)
-            place = backends.Place(comm.local_rank, comm.local_size, comm.host)
-            threads = limit_threads(comm.local_size)
-            backend = backends.create(device, dtype, threads, loops, place=place, share_gpu=share)
-            self._replica = Replica(backend, self.architecture, self.seed)
-            if self._weights is not None:
-                backend.write(self._replica.params, self._weights)
-            if self._compiled:
-                loss, optimizer, measured, _ = self._compiled
-                self._replica.compile(loss, optimizer, measured)
+            backend = open_backend(comm, **(self._compiled[3] if self._compiled else {}))
+            self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
         return self._replica
+
+    def _make_replica(self, backend: Backend) -> Replica:
+        replica = Replica(backend, self.architecture, self.seed)
+        if self._weights is not None:
+            backend.write(replica.params, self._weights)
+        if self._compiled:
+            loss, optimizer, measured, _ = self._compiled
+            replica.compile(loss, optimizer, measured)
+        return replica
 
     def _describe_compiled(self) -> list[Any]:
         """Return loss, optimizer and metrics as JSON can carry them."""
@@ -384,10 +417,9 @@ class Sequential:
     def _trainer(self, comm: Communicator) -> Trainer:
         if self._trainer_kept is not None:
             return self._trainer_kept
-        replica = self._agreed(comm, "device", lambda: self._on_device(comm))
+        replica = self._on_device(comm)
         direct, bucket_mb, device_mb = self._ways
-        same = {"device": replica.backend.numerics, "comm and bucket_mb": [direct, bucket_mb]}
-        comm.require_same("the ranks compute differently", same)
+        comm.require_same("the ranks exchange gradients differently", {"comm and bucket_mb": [direct, bucket_mb]})
         if direct:
             comm.agree("communicator", lambda: _require_cuda_aware(replica.backend, comm))
         data_bytes = None if device_mb is None else int(device_mb * 1e6)

@@ -24,6 +24,55 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
+// The highest score of a row and its place: the first of equals; NaN counts as the highest, as in NumPy's argmax.
+struct Best {
+    float score;
+    int place;  // -1: no score seen yet, which any score beats
+
+    __device__ inline Best() : score(-INFINITY), place(-1) {}
+
+    // Take a score whose place is higher than all seen before.
+    __device__ inline void see(float other, int other_place) {
+        if (place < 0 || other > score || (isnan(other) && !isnan(score))) {
+            score = other;
+            place = other_place;
+        }
+    }
+};
+
+// The best of all lanes' bests, the same on all lanes.
+__device__ inline Best warp_best(Best best) {
+    for (int distance = WARP / 2; distance > 0; distance /= 2) {
+        const float score = __shfl_xor_sync(ALL_LANES, best.score, distance);
+        const int place = __shfl_xor_sync(ALL_LANES, best.place, distance);
+        const bool equal = score == best.score || (isnan(score) && isnan(best.score));
+        const bool higher = score > best.score || (isnan(score) && !isnan(best.score));
+        if (place >= 0 && (best.place < 0 || higher || (equal && place < best.place))) {
+            best.score = score;
+            best.place = place;
+        }
+    }
+    return best;
+}
+
+// Threads of a block that calls `block_sum`.
+#define SUM_THREADS 256
+
+// Sum over a block of SUM_THREADS in a fixed order, in its first thread. `shared` holds SUM_THREADS numbers and may be
+// passed again at once: after the last barrier a thread reads no other thread's number.
+__device__ inline double block_sum(double value, double *shared) {
+    shared[threadIdx.x] = value;
+    __syncthreads();
+    for (int distance = SUM_THREADS / 2; distance >= WARP; distance /= 2) {
+        if (threadIdx.x < distance) shared[threadIdx.x] += shared[threadIdx.x + distance];
+        __syncthreads();
+    }
+    if (threadIdx.x >= WARP) return 0.0;
+    value = shared[threadIdx.x];
+    for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
+    return value;
+}
+
 // activation(x). NaN stays NaN, so that divergence is seen.
 __device__ inline float activate(float x, int activation) {
     switch (activation) {

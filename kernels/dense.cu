@@ -18,59 +18,10 @@
 // travels from global memory through registers while this one is multiplied: one barrier a pair. Each thread holds
 // TM x TN sums in registers, in groups of 4 x 4 that lie a fixed distance apart, which keeps the lanes of a warp on
 // different banks. Loads and stores take four floats at once where alignment and edges allow.
-#include "common.cuh"
+#include "tiles.cuh"
 
 // The distance of rows in shared memory beyond the tile: float4 stays aligned, transposed stores spread over banks.
 #define PAD 4
-
-// One matrix's part of a tile on its way from global to shared memory.
-//
-// The part is ROWS x COLUMNS in global memory, where columns are contiguous. TURNED stores it as [column][row].
-template <int ROWS, int COLUMNS, int THREADS, bool TURNED> struct Part {
-    static constexpr int QUADS = ROWS * COLUMNS / 4 / THREADS;
-    static constexpr int PITCH = (TURNED ? ROWS : COLUMNS) + PAD;
-    static_assert(QUADS * 4 * THREADS == ROWS * COLUMNS, "every thread carries the same number of quads");
-    float4 quads[QUADS];
-
-    // Read from `source`, whose rows are `pitch` apart; outside (rows, columns) there are zeros.
-    __device__ inline void load(const float *source, long long pitch, int row0, int rows, int column0, int columns,
-                                bool vector) {
-#pragma unroll
-        for (int q = 0; q < QUADS; ++q) {
-            const int i = threadIdx.x + q * THREADS;
-            const int row = row0 + i / (COLUMNS / 4), column = column0 + i % (COLUMNS / 4) * 4;
-            float4 quad = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (row < rows) {
-                const float *place = source + row * pitch + column;
-                if (vector && column + 4 <= columns) {
-                    quad = *reinterpret_cast<const float4 *>(place);
-                } else {
-                    if (column < columns) quad.x = place[0];
-                    if (column + 1 < columns) quad.y = place[1];
-                    if (column + 2 < columns) quad.z = place[2];
-                    if (column + 3 < columns) quad.w = place[3];
-                }
-            }
-            quads[q] = quad;
-        }
-    }
-
-    __device__ inline void store(float *tile) const {
-#pragma unroll
-        for (int q = 0; q < QUADS; ++q) {
-            const int i = threadIdx.x + q * THREADS;
-            const int row = i / (COLUMNS / 4), column = i % (COLUMNS / 4) * 4;
-            if (TURNED) {
-                tile[(column + 0) * PITCH + row] = quads[q].x;
-                tile[(column + 1) * PITCH + row] = quads[q].y;
-                tile[(column + 2) * PITCH + row] = quads[q].z;
-                tile[(column + 3) * PITCH + row] = quads[q].w;
-            } else {
-                *reinterpret_cast<float4 *>(&tile[row * PITCH + column]) = quads[q];
-            }
-        }
-    }
-};
 
 template <int BM, int BN, int BK, int TM, int TN, bool A_TURNED, bool B_TURNED>
 __device__ inline void gemm(float4 *shared, const float *a, const float *b, const float *bias_N, float *c_MN, int M,
@@ -81,8 +32,8 @@ __device__ inline void gemm(float4 *shared, const float *a, const float *b, cons
     constexpr int GROUPS_M = TM / 4, GROUPS_N = TN / 4, STEP_M = BM / GROUPS_M, STEP_N = BN / GROUPS_N;
     float *tiles_a = reinterpret_cast<float *>(shared), *tiles_b = tiles_a + 2 * STAGE_A;
     // a as (M, K) has K contiguous and is turned on its way into shared memory; as (K, M) it is not.
-    Part<A_TURNED ? BK : BM, A_TURNED ? BM : BK, THREADS, !A_TURNED> part_a;
-    Part<B_TURNED ? BN : BK, B_TURNED ? BK : BN, THREADS, B_TURNED> part_b;
+    Part<A_TURNED ? BK : BM, A_TURNED ? BM : BK, THREADS, !A_TURNED, PAD> part_a;
+    Part<B_TURNED ? BN : BK, B_TURNED ? BK : BN, THREADS, B_TURNED, PAD> part_b;
     const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
     const int tm = threadIdx.x / (BN / TN) * 4, tn = threadIdx.x % (BN / TN) * 4;
     const int k_begin = blockIdx.z * K_slice, k_end = min(k_begin + K_slice, K);
@@ -147,24 +98,8 @@ __device__ inline void gemm(float4 *shared, const float *a, const float *b, cons
 #pragma unroll
         for (int g = 0; g < GROUPS_N; ++g) {
             const int n = n0 + g * STEP_N + tn;
-            float results[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float result = sums[i][g * 4 + j];
-                if (whole && n + j < N) {
-                    if (bias_N != nullptr) result += bias_N[n + j];
-                    result = activate(result, activation);
-                }
-                results[j] = result;
-            }
-            float *place = c + (long long)m * N + n;
-            if (vector_c && n + 4 <= N) {
-                *reinterpret_cast<float4 *>(place) = make_float4(results[0], results[1], results[2], results[3]);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (n + j < N) place[j] = results[j];
-            }
+            const float4 quad = make_float4(sums[i][g * 4], sums[i][g * 4 + 1], sums[i][g * 4 + 2], sums[i][g * 4 + 3]);
+            write_quad(c + (long long)m * N + n, quad, bias_N, n, N, activation, whole, vector_c);
         }
     }
 }
@@ -182,7 +117,7 @@ __device__ inline void gemm(float4 *shared, const float *a, const float *b, cons
     GEMM(gemm_tn_##TILE, TILE, TILE, BK, T, T, true, false)     \
     GEMM(gemm_nt_##TILE, TILE, TILE, BK, T, T, false, true)
 
-// The table of tiles; dptrain/backend/cuda.py chooses by the number of blocks that each would give.
+// The table of tiles; `product_plan` in dptrain/backend/gemm.py chooses.
 GEMM_LAYOUTS(32, 32, 4)
 GEMM_LAYOUTS(64, 16, 4)
 GEMM_LAYOUTS(128, 8, 8)

@@ -1,4 +1,4 @@
-// Elementwise ops on buffers of any shape, taken as flat.
+// Elementwise ops on buffers of any shape, taken as flat, and sums over one.
 //
 // fill_float32, fill_float64:             out[i] = value
 // add_float32, add_float64, add_float32_float64: out[i] += source[i]; the last adds float32 to float64. Adds.
@@ -6,6 +6,13 @@
 // affine:                                 y[i] = x[i] * scale + offset; y may be x
 //
 // Grid-stride over size, any block. They overwrite unless it says "adds". Deterministic: elementwise.
+//
+// sum, squared_norm, count_nonfinite: partials[c] = the float64 sum of x[i], of x[i]^2, or of 1 where x[i] is NaN or
+//                                     infinite, over the c-th `chunk` elements. Any grid: blocks stride over the
+//                                     chunks; block 256. Overwrites all ceil(size / chunk) partials.
+// sum_chunks:                         total[0] += sum_c partials[c]. One block of 256. Adds.
+//
+// Deterministic: who adds what to what, and in which order, depends on size and chunk alone, not on the grid.
 #include "common.cuh"
 
 template <typename T> __device__ inline void fill(T *out, long long size, double value) {
@@ -35,4 +42,36 @@ extern "C" __global__ void multiply(const float *a, const float *b, float *out, 
 
 extern "C" __global__ void affine(const float *x, float *y, long long size, float scale, float offset) {
     for (long long i = grid_thread(); i < size; i += grid_threads()) y[i] = x[i] * scale + offset;
+}
+
+template <typename Term>
+__device__ inline void chunk_sums(const float *x, double *partials, long long size, int chunk, Term term) {
+    __shared__ double sums[SUM_THREADS];
+    const long long chunks = (size + chunk - 1) / chunk;
+    for (long long c = blockIdx.x; c < chunks; c += gridDim.x) {
+        const long long end = min((c + 1) * chunk, size);
+        double sum = 0.0;
+        for (long long i = c * chunk + threadIdx.x; i < end; i += SUM_THREADS) sum += term(x[i]);
+        sum = block_sum(sum, sums);
+        if (threadIdx.x == 0) partials[c] = sum;
+    }
+}
+
+#define CHUNK_SUMS(NAME, TERM)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(SUM_THREADS) NAME(const float *x, double *partials,             \
+                                                                   long long size, int chunk) {                  \
+        chunk_sums(x, partials, size, chunk, [](float value) { return TERM; });                                  \
+    }
+
+CHUNK_SUMS(sum, (double)value)
+CHUNK_SUMS(squared_norm, (double)value * value)
+CHUNK_SUMS(count_nonfinite, isfinite(value) ? 0.0 : 1.0)
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_chunks(const double *partials, double *total,
+                                                                     long long chunks) {
+    __shared__ double sums[SUM_THREADS];
+    double sum = 0.0;
+    for (long long c = threadIdx.x; c < chunks; c += SUM_THREADS) sum += partials[c];
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) total[0] += sum;
 }

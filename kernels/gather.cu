@@ -2,6 +2,9 @@
 //
 // gather_<type>:   out_BF[b, f] = x_NF[rows_B[b], f] * scale + offset, from the stored type to float32.
 //                  Grid (B, ceil(F / blockDim.x)), any block; overwrites.
+// gather_<type>_quads: the same for one-byte types, four elements a thread, where F is a multiple of 4, x_NF lies at a
+//                  multiple of 4 bytes and out_BF at one of 16. Grid (B, ceil(F / 4 / blockDim.x)), any block.
+//                  The same bits: both scale by `scaled`.
 // gather_bytes_<n>: out[b, f] = y[rows_B[b], f] for elements of n bytes, without a cast. Same geometry.
 //
 // A row outside 0..N-1 is taken as the nearest one, as NumPy's mode="clip". Types of up to 16 bits and float32 are scaled
@@ -19,15 +22,31 @@ __device__ inline long long clipped(long long row, long long N) {
     return row < 0 ? 0 : row >= N ? N - 1 : row;
 }
 
+template <typename T> __device__ inline float scaled(T stored, double scale, double offset) {
+    typedef typename Scaling<T>::type Wide;
+    return (float)((Wide)stored * (Wide)scale + (Wide)offset);
+}
+
 template <typename T>
 __device__ inline void gather(const T *x_NF, const long long *rows_B, float *out_BF, double scale, double offset,
                               long long N, int F) {
-    typedef typename Scaling<T>::type Wide;
     const int f = blockIdx.y * blockDim.x + threadIdx.x;
     if (f >= F) return;
     const long long b = blockIdx.x;
-    const T stored = x_NF[clipped(rows_B[b], N) * F + f];
-    out_BF[b * F + f] = (float)((Wide)stored * (Wide)scale + (Wide)offset);
+    out_BF[b * F + f] = scaled(x_NF[clipped(rows_B[b], N) * F + f], scale, offset);
+}
+
+// Quad is the vector of four T. A warp reads 128 bytes and writes 512, both without gaps: with 16 bytes a thread its
+// stores would leave gaps that the next instructions fill.
+template <typename Quad>
+__device__ inline void gather_quads(const Quad *x_NQ, const long long *rows_B, float4 *out_BQ, double scale,
+                                    double offset, long long N, int Q) {
+    const int q = blockIdx.y * blockDim.x + threadIdx.x;
+    if (q >= Q) return;
+    const long long b = blockIdx.x;
+    const Quad stored = x_NQ[clipped(rows_B[b], N) * Q + q];
+    out_BQ[b * Q + q] = make_float4(scaled(stored.x, scale, offset), scaled(stored.y, scale, offset),
+                                    scaled(stored.z, scale, offset), scaled(stored.w, scale, offset));
 }
 
 template <typename T>
@@ -43,6 +62,11 @@ __device__ inline void gather_bytes(const T *y_NF, const long long *rows_B, T *o
                                              double scale, double offset, long long N, int F) {                \
         gather<T>(x_NF, rows_B, out_BF, scale, offset, N, F);                                                  \
     }
+#define GATHER_QUADS(NAME, Quad)                                                                               \
+    extern "C" __global__ void gather_##NAME##_quads(const Quad *x_NQ, const long long *rows_B, float4 *out_BQ,   \
+                                                     double scale, double offset, long long N, int Q) {           \
+        gather_quads<Quad>(x_NQ, rows_B, out_BQ, scale, offset, N, Q);                                            \
+    }
 #define GATHER_BYTES(SIZE, T)                                                                                  \
     extern "C" __global__ void gather_bytes_##SIZE(const T *y_NF, const long long *rows_B, T *out_BF,          \
                                                    long long N, int F) {                                       \
@@ -51,6 +75,8 @@ __device__ inline void gather_bytes(const T *y_NF, const long long *rows_B, T *o
 
 GATHER(uint8, unsigned char)
 GATHER(int8, signed char)
+GATHER_QUADS(uint8, uchar4)
+GATHER_QUADS(int8, char4)
 GATHER(uint16, unsigned short)
 GATHER(int16, short)
 GATHER(uint32, unsigned int)

@@ -4,7 +4,8 @@
 // squared_error:  rows_B[b] = mean_f (y - target)^2; dy_BF = 2 (y - target) / F, where dy is not null; it may be y.
 // absolute_error: rows_B[b] = mean_f |y - target|.
 //                 A warp a row: grid ceil(B / 4), block 128. They overwrite.
-// sum_rows:       total[0] += sum_b rows_B[b], summed in float64. One block of 256. Adds.
+// sum_rows:       first[0] += sum_b rows_2B[b], second[0] += sum_b rows_2B[B + b], summed in float64: a block each, so a
+//                 grid of one makes the first sum alone. Grid 1 or 2, block 256. Adds.
 //
 // Deterministic: every sum has a fixed order.
 #include "common.cuh"
@@ -15,26 +16,10 @@ extern "C" __global__ void count_correct(const float *scores_BC, const long long
     if (b >= B) return;  // the whole warp
     const int lane = threadIdx.x % WARP;
     const float *scores_C = scores_BC + b * C;
-    float best = -INFINITY;
-    int place = C;  // no class yet: any class beats it
-    for (int c = lane; c < C; c += WARP) {
-        const float score = scores_C[c];
-        if (place == C || score > best || (isnan(score) && !isnan(best))) {
-            best = score;
-            place = c;
-        }
-    }
-    for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        const float other = __shfl_xor_sync(ALL_LANES, best, distance);
-        const int other_place = __shfl_xor_sync(ALL_LANES, place, distance);
-        const bool equal = other == best || (isnan(other) && isnan(best));
-        const bool higher = other > best || (isnan(other) && !isnan(best));
-        if (other_place < C && (place == C || higher || (equal && other_place < place))) {
-            best = other;
-            place = other_place;
-        }
-    }
-    if (lane == 0) rows_B[b] = place == labels_B[b] ? 1.0f : 0.0f;
+    Best best;
+    for (int c = lane; c < C; c += WARP) best.see(scores_C[c], c);
+    best = warp_best(best);
+    if (lane == 0) rows_B[b] = best.place == labels_B[b] ? 1.0f : 0.0f;
 }
 
 extern "C" __global__ void squared_error(const float *y_BF, const float *target_BF, float *dy_BF, float *rows_B,
@@ -63,15 +48,13 @@ extern "C" __global__ void absolute_error(const float *y_BF, const float *target
     if (lane == 0) rows_B[b] = sum / F;
 }
 
-extern "C" __global__ void __launch_bounds__(256) sum_rows(const float *rows_B, float *total, long long B) {
-    __shared__ double sums[256];
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_rows(const float *rows_2B, float *first, float *second,
+                                                                    long long B) {
+    __shared__ double sums[SUM_THREADS];
+    const float *rows_B = rows_2B + blockIdx.x * B;
     double sum = 0.0;
-    for (long long b = threadIdx.x; b < B; b += 256) sum += rows_B[b];
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (int distance = 128; distance > 0; distance /= 2) {
-        if (threadIdx.x < distance) sums[threadIdx.x] += sums[threadIdx.x + distance];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) total[0] += (float)sums[0];
+    for (long long b = threadIdx.x; b < B; b += SUM_THREADS) sum += rows_B[b];
+    sum = block_sum(sum, sums);
+    float *total = blockIdx.x == 0 ? first : second;
+    if (threadIdx.x == 0) total[0] += (float)sum;
 }

@@ -1,6 +1,7 @@
-"""What all tests share: one BLAS thread, a cache of their own, the real MNIST where it is."""
+"""What all tests share: one BLAS thread, a cache of their own, the CPU unless they are about GPUs, the real MNIST."""
 
 import os
+import sys
 from pathlib import Path
 
 # Before NumPy is imported: machines have few cores and tests start several ranks at once.
@@ -10,7 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MNIST = ROOT.parent / "shared" / "data" / "mnist"
+MNIST = Path(os.environ.get("DPTRAIN_TEST_MNIST") or ROOT.parent / "shared" / "data" / "mnist")
+# Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
+ABOUT_GPUS = ("ops", "gpu", "emulator")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,6 +23,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPTRAIN_CACHE", str(cache))
         patch.delenv("DPTRAIN_DATA", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_gpu(request: pytest.FixtureRequest):
+    """Keep `--device auto` on the CPU, here and in what tests start, on a machine with a GPU and PyCUDA as well.
+
+    There it would take the GPU, whose bits are not the CPU's, and refuse more ranks than there are GPUs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(ROOT / "tests").parts[0] not in ABOUT_GPUS:
+            patch.setitem(sys.modules, "pycuda", None)
+            patch.setenv("PYTHONPATH", str(ROOT / "tests" / "without_gpu"), prepend=os.pathsep)
         yield
 
 

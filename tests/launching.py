@@ -31,9 +31,13 @@ class Finished:
         return [line for line in self.err.splitlines() if line.startswith("dptrain: ")]
 
 
-def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
-    """Run a command in a process group of its own; where it does not end in time, kill the group and fail the test."""
-    env = {**os.environ, "PYTHONWARNINGS": "error", **environment}
+def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **environment: str | None) -> Finished:
+    """Run a command in a process group of its own; where it does not end in time, kill the group and fail the test.
+
+    A variable that is None is not there.
+    """
+    wanted = {**os.environ, "PYTHONWARNINGS": "error", **environment}
+    env = {name: value for name, value in wanted.items() if value is not None}
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

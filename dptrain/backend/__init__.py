@@ -4,25 +4,29 @@ import importlib.util
 from dataclasses import dataclass
 
 from dptrain.backend.base import Backend
+from dptrain.backend.gemm import PRECISIONS, PROVIDERS
+from dptrain.backend.gpus import has_driver
 from dptrain.backend.loops import Loops, NumpyLoops
 from dptrain.errors import ConfigError, DeviceError
 
-__all__ = ["Backend", "Place", "create"]
+__all__ = ["Backend", "Place", "create", "tries_gpu"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process runs, which decides the GPU that it gets.
+    """Where a process runs, and which GPU it has been given there.
 
     Attributes:
-        local_rank: this process among those of its node.
-        local_size: processes of this node.
         host: the node's name, for messages.
+        gpu: number of its GPU among those that CUDA shows it.
+        trouble: why it has been given none.
+        sharers: ranks of the node that have been given that GPU.
     """
 
-    local_rank: int = 0
-    local_size: int = 1
     host: str = "localhost"
+    gpu: int = 0
+    trouble: str | None = None
+    sharers: int = 1
 
 
 def create(
@@ -32,7 +36,9 @@ def create(
     loops: str = "auto",
     *,
     place: Place | None = None,
-    share_gpu: bool = False,
+    gpu_select: str = "mask",
+    precision: str = "float32",
+    gemm: str = "dptrain",
 ) -> Backend:
     """Return the backend of a device.
 
@@ -42,25 +48,39 @@ def create(
         threads: CPU threads of elementwise work.
         loops: "numpy", "numba", or "auto" for Numba's where it is installed: the CPU's inner loops.
         place: where this process runs; by default alone on its node.
-        share_gpu: several ranks may use one GPU.
+        gpu_select: how a rank takes its GPU: "mask" makes it the only visible one, "index" leaves the mask alone.
+        precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
+        gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
 
     Raises:
-        ConfigError: the device or dtype is unknown, or they do not go together.
+        ConfigError: a word is unknown, or they do not go together.
         DeviceError: the device cannot be used.
     """
     if dtype not in ("float32", "float64"):
         raise ConfigError(f"dtype = {dtype!r}: expected 'float32' or 'float64'")
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
+    if gpu_select not in ("mask", "index"):
+        raise ConfigError(f"gpu_select = {gpu_select!r}: expected 'mask' or 'index'")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision = {precision!r}: expected 'float32' or 'tf32'")
+    if gemm not in PROVIDERS:
+        raise ConfigError(f"gemm = {gemm!r}: expected 'dptrain' or 'cublaslt'")
     without = ""
-    # Without PyCUDA nobody expects a GPU to be used; with it, why none is used must be said.
-    if device == "cuda" or (device == "auto" and dtype == "float32" and importlib.util.find_spec("pycuda")):
+    if tries_gpu(device, dtype):
         try:
-            return _cuda(dtype, place or Place(), share_gpu)
+            return _cuda(dtype, place or Place(), gpu_select, precision, gemm)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
             without = f" (no GPU: {error})"
+    elif device == "auto" and dtype == "float32" and has_driver():
+        without = " (an NVIDIA driver is here, but no PyCUDA: pip install 'dptrain[cuda]' to use the GPU)"
+    # What only a GPU can do is not left out in silence.
+    if precision != "float32":
+        raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")
+    if gemm != "dptrain":
+        raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
     from dptrain.backend.numpy import NumpyBackend
 
     backend = NumpyBackend(dtype, threads, best_loops(loops))
@@ -68,10 +88,24 @@ def create(
     return backend
 
 
-def _cuda(dtype: str, place: Place, share_gpu: bool) -> Backend:
+def tries_gpu(device: str, dtype: str) -> bool:
+    """Whether `create` looks for a GPU: where it is told to, or may and PyCUDA is installed."""
+    return device == "cuda" or (device == "auto" and dtype == "float32" and _installed("pycuda"))
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # a module that is None in sys.modules cannot be imported
+        return False
+
+
+def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str) -> Backend:
+    if place.trouble is not None:
+        raise DeviceError(place.trouble)
     from dptrain.backend.cuda import CudaBackend
 
-    return CudaBackend(dtype, place.local_rank, place.local_size, share_gpu, place.host)
+    return CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
 
 
 def best_loops(choice: str = "auto") -> Loops:

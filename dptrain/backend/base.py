@@ -31,25 +31,27 @@ class Backend(ABC):
         dtype: floating-point type of parameters, activations and gradients.
         description: the device in words, for the start-up table.
         numerics: what the bits of results depend on; must be the same on all ranks.
+        gpu: identity of the GPU in use, which no two ranks should share; None on the CPU.
     """
 
     name: str
     dtype: np.dtype[Any]
     description: str
     numerics: str
+    gpu: str | None = None
 
-    # Memory
+    # Memory, whose names appear in messages where it is short
 
     @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Buffer:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Buffer:
         """Return an uninitialised buffer of `dtype` (default: the backend's)."""
 
     @abstractmethod
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Buffer:
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Buffer:
         """Return a buffer of zeros of `dtype` (default: the backend's)."""
 
     @abstractmethod
-    def upload(self, array: HostArray) -> Buffer:
+    def upload(self, array: HostArray, name: str = "") -> Buffer:
         """Return the array on the device; no copy where the device is the host."""
 
     @abstractmethod
@@ -146,11 +148,17 @@ class Backend(ABC):
 
     @abstractmethod
     def softmax_cross_entropy(
-        self, logits_BC: Buffer, labels_B: Buffer, dlogits_BC: Buffer | None, loss_sum: Buffer
+        self,
+        logits_BC: Buffer,
+        labels_B: Buffer,
+        dlogits_BC: Buffer | None,
+        loss_sum: Buffer,
+        correct_sum: Buffer | None,
     ) -> None:
         """Adds sum_b -log softmax(logits)[b, labels[b]] to loss_sum; dlogits = softmax(logits) - onehot(labels).
 
-        The highest logit of a row is subtracted first, so that no exponential overflows.
+        The highest logit of a row is subtracted first, so that no exponential overflows. As it is at hand, the op also
+        adds what `count_correct` of the logits would to correct_sum, where that is given.
         """
 
     @abstractmethod
@@ -166,6 +174,21 @@ class Backend(ABC):
         """Adds sum_b mean_f |y - target| to error_sum."""
 
     # Flat buffers
+
+    @abstractmethod
+    def sum(self, x: Buffer, total: Buffer) -> None:
+        """Adds the sum of all elements of x to total, one element of float64, in float64.
+
+        The order of the additions depends on the size alone.
+        """
+
+    @abstractmethod
+    def squared_norm(self, x: Buffer, total: Buffer) -> None:
+        """Adds sum_i x[i]^2 to total, one element of float64, in float64; ordered as `sum`."""
+
+    @abstractmethod
+    def count_nonfinite(self, x: Buffer, total: Buffer) -> None:
+        """Adds the number of elements that are NaN or infinite to total, one element of float64."""
 
     @abstractmethod
     def fill(self, buffer: Buffer, value: float) -> None:
@@ -231,3 +254,11 @@ class Backend(ABC):
 def flat_features(shape: Sequence[int]) -> int:
     """Return the number of features of one sample of that shape."""
     return int(np.prod(shape, dtype=np.int64))
+
+
+def amount(nbytes: float) -> str:
+    """Return a number of bytes as people read it."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 2**10:.1f} KiB" if nbytes >= 2**10 else f"{nbytes:.0f} bytes"

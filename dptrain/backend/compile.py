@@ -1,6 +1,6 @@
 """Compiling the CUDA sources once per architecture, into a cache that concurrent processes cannot corrupt.
 
-A compiled file's name is a digest of everything that its content depends on: the source with `common.cuh`, the
+A compiled file's name is a digest of everything that its content depends on: the source with all headers (`*.cuh`), the
 architecture, the options and what `nvcc --version` says. It is written under a temporary name and then renamed, and a
 lock keeps the ranks of a node from compiling the same file at once: the first one works, the others find the result.
 """
@@ -53,17 +53,29 @@ def compiled(names: Sequence[str], architecture: str) -> dict[str, Path]:
     Raises:
         DeviceError: no nvcc, it refuses a source, or the cache cannot be written.
     """
-    sources, nvcc = kernels_dir(), find_nvcc()
+    nvcc = find_nvcc()
+    found = places(names, architecture, nvcc)
+    if not all(place.is_file() for place in found.values()):
+        _compile_missing(nvcc, kernels_dir(), found, architecture)
+    return found
+
+
+def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path]:
+    """Return where the cache keeps the compiled files of some sources, by name, whether they are there or not.
+
+    Raises:
+        DeviceError: this nvcc does not work.
+    """
+    sources = kernels_dir()
     digest = hashlib.sha256("\0".join([architecture, *OPTIONS, _version(nvcc)]).encode())
-    digest.update((sources / "common.cuh").read_bytes())
-    places = {}
+    for header in sorted(sources.glob("*.cuh")):
+        digest.update(header.read_bytes())
+    found = {}
     for name in names:
         own = digest.copy()
         own.update((sources / f"{name}.cu").read_bytes())
-        places[name] = kernel_cache() / f"{name}-{architecture}-{own.hexdigest()[:24]}.cubin"
-    if not all(place.is_file() for place in places.values()):
-        _compile_missing(nvcc, sources, places, architecture)
-    return places
+        found[name] = kernel_cache() / f"{name}-{architecture}-{own.hexdigest()[:24]}.cubin"
+    return found
 
 
 def kernel_cache() -> Path:

@@ -10,8 +10,6 @@ import atexit
 import contextlib
 import ctypes
 import os
-import subprocess
-import sys
 import weakref
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,10 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, HostArray
+from dptrain.backend.base import Backend, HostArray, amount
 from dptrain.backend.compile import compiled, kernel_cache
-from dptrain.backend.transfers import Exchange, Staging
-from dptrain.errors import ConfigError, DeviceError
+from dptrain.backend.gemm import ACTIVATION_NUMBERS, Gemm, OwnGemm, product_kernels
+from dptrain.backend.gpus import masked
+from dptrain.backend.probe import device_uuid
+from dptrain.backend.transfers import SAMPLES, Exchange, Staging
+from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.random import Purpose
 
 try:
@@ -36,14 +37,13 @@ except ImportError as error:
         "or use --device cpu"
     ) from error
 
-# Argument types of every kernel by source file, in the letters of Python's struct module; P is a pointer.
+# Argument types of every kernel by source file, in the letters of Python's struct module; P is a pointer. Those of the
+# matrix products are in gemm.py.
 _GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
-_TILES = (128, 64, 32)
 _KERNELS = {
-    "gather": {f"gather_{name}": "PPPddqi" for name in _GATHERED}
+    "gather": {f"gather_{name}": "PPPddqi" for name in (*_GATHERED, "uint8_quads", "int8_quads")}
     | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
-    "dense": {f"gemm_{layout}_{tile}": "PPPPiiiiiiii" for layout in ("nn", "tn", "nt") for tile in _TILES}
-    | {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
+    "dense": {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
     "activation": {
         "activation_forward": "PPqi",
         "activation_backward": "PPPqi",
@@ -55,7 +55,7 @@ _KERNELS = {
         "count_correct": "PPPqi",
         "squared_error": "PPPPqi",
         "absolute_error": "PPPqi",
-        "sum_rows": "PPq",
+        "sum_rows": "PPPq",
     },
     "dropout": {"dropout_mask": "PqiIfQQQQQ"},
     "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
@@ -67,32 +67,36 @@ _KERNELS = {
         "add_float32_float64": "PPq",
         "multiply": "PPPq",
         "affine": "PPqff",
+        "sum": "PPqi",
+        "squared_norm": "PPqi",
+        "count_nonfinite": "PPqi",
+        "sum_chunks": "PPq",
     },
 }
-# As `enum Activation` in kernels/common.cuh; softmax works on rows and has kernels of its own.
-_ACTIVATIONS = {"linear": 0, "relu": 1, "sigmoid": 2, "tanh": 3}
 # Threads of a block of elementwise kernels, and blocks at most: enough to fill any GPU, the rest is a loop.
 _THREADS, _BLOCKS = 256, 2048
 # The part of a GPU's memory that samples leave free, for scratch and for what others do.
 _RESERVE = 0.05
 # Rows that a block of the row kernels takes, a warp each.
 _ROWS = 4
+# Elements of a flat buffer that `sum` and its like make one partial sum of, 16 a thread; their order depends on it.
+_SUM_CHUNK = 4096
 # Rows that one block of `dense_gradient` sums.
 _GRADIENT_ROWS = 64
-# Blocks that a matrix product should at least have. Constants, not the GPU's number of processors, so that the order of
-# sums, and with it the bits, depend on shapes alone.
-_WANTED_BLOCKS, _MOST_SLICES, _LEAST_SLICE = 256, 32, 64
+# Compute capability from which tensor cores know TF32.
+_TF32_FROM = 80
 
 
 class _Memory:
     """One allocation on the device, freed with its last buffer."""
 
-    __slots__ = ("__weakref__", "_allocation", "_backend", "nbytes", "pointer")
+    __slots__ = ("__weakref__", "_allocation", "_backend", "name", "nbytes", "pointer")
 
-    def __init__(self, backend: "CudaBackend", nbytes: int) -> None:
+    def __init__(self, backend: "CudaBackend", nbytes: int, name: str) -> None:
         self._backend = backend
+        self.name = name
         self.nbytes = nbytes
-        self._allocation: Any = backend._allocate(max(nbytes, 1))
+        self._allocation: Any = backend._allocate(max(nbytes, 1), name)
         self.pointer = int(self._allocation)
         backend._memories.add(self)
 
@@ -172,7 +176,7 @@ class Gpu:
         device: PyCUDA's.
         context: its primary context, current in this process's main thread.
         name: the product's.
-        uuid: "GPU-..." as nvidia-smi prints it.
+        uuid: "GPU-..." as nvidia-smi prints it, or None where the driver does not tell.
         memory: bytes in all.
         architecture: such as "sm_90".
     """
@@ -180,7 +184,7 @@ class Gpu:
     device: Any
     context: Any
     name: str
-    uuid: str
+    uuid: str | None
     memory: int
     architecture: str
 
@@ -199,7 +203,7 @@ class _Pinned:
             self.queued, self.copied = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
         except cuda.Error as error:
             raise DeviceError(
-                f"cannot pin {_amount(_count(shape) * dtype.itemsize)} of host memory ({error}): "
+                f"cannot pin {amount(_count(shape) * dtype.itemsize)} of host memory ({error}): "
                 "see ulimit -l and free memory"
             ) from error
         self.host: HostArray = self._memory[: _count(shape)].reshape(shape)
@@ -267,7 +271,7 @@ class _PinnedStaging(Staging):
 
     def __init__(self, backend: "CudaBackend", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._backend = backend
-        self.device = backend.empty(shape, dtype)
+        self.device = backend.empty(shape, dtype, SAMPLES)
         self._in = _Pinned(backend, shape, dtype)
         self.host = self._in.host
 
@@ -292,51 +296,41 @@ _gpu: Gpu | None = None
 _backends: "weakref.WeakSet[CudaBackend]" = weakref.WeakSet()
 
 
-def open_gpu(local_rank: int, local_size: int, share: bool, host: str) -> Gpu:
-    """Choose this rank's GPU, start the driver and make the GPU's primary context current.
-
-    The rank's GPU becomes the only visible one: CUDA_VISIBLE_DEVICES is set, within a mask that already stands, before
-    the driver is initialised.
+def open_gpu(number: int, select: str, host: str) -> Gpu:
+    """Start the driver and make a GPU's primary context current.
 
     Args:
-        local_rank: this process among those of its node.
-        local_size: processes of this node.
-        share: several ranks may use one GPU.
+        number: of the GPU among those that CUDA shows this process.
+        select: "mask" makes the GPU the only visible one, by setting CUDA_VISIBLE_DEVICES within a mask that already
+            stands before the driver is initialised, so that no library of this process touches another; "index"
+            leaves the mask as it is, which CUDA IPC needs in some MPI libraries.
         host: this node's name, for messages.
 
     Raises:
-        DeviceError: no GPU answers, or the node has more ranks than GPUs.
+        DeviceError: no GPU answers.
     """
     global _gpu
     if _gpu is None:
-        mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-        # What only the driver can tell is asked for in another process: here it must not be started yet.
-        count = _count_gpus() if local_size > 1 else 1
-        if count == 0:
-            raise DeviceError(f"host {host}: no GPU answers{_masked(mask)}; see nvidia-smi, or use --device cpu")
-        if count < local_size and not share:
-            raise DeviceError(
-                f"host {host}: {local_size} ranks, {count} GPU{'s' if count > 1 else ''}{_masked(mask)}; "
-                f"use -n {count}, --share-gpu or --device cpu"
-            )
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, local_rank % count)
+        mask, said = os.environ.get("CUDA_VISIBLE_DEVICES"), masked()
+        if select == "mask":
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, number)
         try:
             cuda.init()
-            # One device is visible now, unless the user's own code had started the driver before.
-            number = local_rank % cuda.Device.count()
-            device = cuda.Device(number)
+            # Under a mask one device is visible now, unless the user's own code had started the driver before.
+            index = min(number, cuda.Device.count() - 1)
+            device = cuda.Device(index)
             context = device.retain_primary_context()
             context.push()
         except cuda.Error as error:
             if mask is None:
-                del os.environ["CUDA_VISIBLE_DEVICES"]
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
             else:
                 os.environ["CUDA_VISIBLE_DEVICES"] = mask
             raise DeviceError(
-                f"host {host}: no GPU answers{_masked(mask)} ({error}); see nvidia-smi, or use --device cpu"
+                f"host {host}: no GPU answers{said} ({error}); see nvidia-smi, or use --device cpu"
             ) from error
         architecture = "sm_{}{}".format(*device.compute_capability())
-        _gpu = Gpu(device, context, device.name(), _uuid(number), device.total_memory(), architecture)
+        _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), architecture)
         atexit.register(_close_gpu)
     return _gpu
 
@@ -349,30 +343,9 @@ def visible_device(mask: str | None, number: int) -> str:
     return entries[number].strip() if number < len(entries) else ""
 
 
-def _masked(mask: str | None) -> str:
-    return "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
-
-
-def _count_gpus() -> int:
-    code = (
-        "import ctypes; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int(0); "
-        "failed = d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)); print(0 if failed else n.value)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
-    )
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
-
-
-def _uuid(number: int) -> str:
+def _uuid(index: int) -> str | None:
     """Return a device's UUID, which PyCUDA does not tell."""
-    data = (ctypes.c_ubyte * 16)()
-    for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):  # the newer one knows parts of GPUs
-        with contextlib.suppress(OSError, AttributeError):
-            if getattr(ctypes.CDLL("libcuda.so.1"), name)(data, number) == 0:
-                text = bytes(data).hex()
-                return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-    return "UUID unknown"
+    return device_uuid(ctypes.CDLL("libcuda.so.1"), index)
 
 
 def _close_gpu() -> None:
@@ -392,85 +365,124 @@ class CudaBackend(Backend):
 
     Args:
         dtype: "float32".
-        local_rank: this process among those of its node.
-        local_size: processes of this node.
-        share: several ranks may use one GPU.
+        number: of the GPU among those that CUDA shows this process.
+        select: "mask" or "index", as in `open_gpu`.
         host: this node's name, for messages.
+        precision: of matrix products, "float32" or "tf32".
+        gemm: who computes them, "dptrain" or "cublaslt".
+        sharers: ranks that use the GPU.
 
     Raises:
-        ConfigError: another dtype.
-        DeviceError: no driver, no GPU, no nvcc, more ranks than GPUs, or too little memory.
+        ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
+        DeviceError: no driver, no GPU, no nvcc, or too little memory.
     """
 
     def __init__(
         self,
         dtype: npt.DTypeLike = np.float32,
-        local_rank: int = 0,
-        local_size: int = 1,
-        share: bool = False,
+        number: int = 0,
+        select: str = "mask",
         host: str = "localhost",
+        precision: str = "float32",
+        gemm: str = "dptrain",
+        sharers: int = 1,
     ) -> None:
         self.name = "cuda"
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
-        self._gpu = gpu = open_gpu(local_rank, local_size, share, host)
-        self.numerics = f"cuda, {self.dtype}, {gpu.architecture}"
-        self.description = f"{gpu.name}, {gpu.uuid}, {_amount(gpu.memory)}, {self.dtype}"
+        self._gpu = gpu = open_gpu(number, select, host)
+        if precision == "tf32" and int(gpu.architecture.removeprefix("sm_")) < _TF32_FROM:
+            # Not a DeviceError, after which `--device auto` would take the CPU.
+            raise ConfigError(
+                f"precision = 'tf32': {gpu.name} ({gpu.architecture}) has no TF32, which needs compute capability 8.0; "
+                "use --precision float32"
+            )
+        self.gpu = gpu.uuid
         self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
         # Ranks that may put samples on the same GPU.
-        self._sharers = local_size if share else 1
+        self._sharers = sharers
         self._pinned_memories: weakref.WeakSet[_Pinned] = weakref.WeakSet()
         self._workspace: _Memory | None = None
+        self._library_workspace: _Memory | None = None
         self._stream: Any = None
         self._inward: Any = None
         self._outward: Any = None
+        self.gemm: Gemm | None = None
         self._kernels: dict[str, Any] = {}
         self._modules: list[Any] = []
         try:
             # CU_STREAM_NON_BLOCKING: never waits for the default stream. Samples and gradients travel beside the ops,
             # on a stream each way.
             self._stream, self._inward, self._outward = (cuda.Stream(1) for _ in range(3))
-            for source, path in compiled(tuple(_KERNELS), gpu.architecture).items():
+            products = product_kernels(precision)
+            sources = tuple(_KERNELS | products)
+            for source, path in compiled(sources, gpu.architecture).items():
                 module = cuda.module_from_buffer(path.read_bytes())
                 self._modules.append(module)
-                for name, types in _KERNELS[source].items():
+                for name, types in (_KERNELS.get(source, {}) | products.get(source, {})).items():
                     function = module.get_function(name)
                     function.prepare(types)
                     self._kernels[name] = function
         except cuda.Error as error:
             raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {kernel_cache()}") from error
         _backends.add(self)
+        self.gemm = self._provider(gemm, precision)
+        self.numerics = f"cuda, {self.dtype}, {gpu.architecture}, {self.gemm.numerics}"
+        products_by = "" if gemm == "dptrain" else f", products by {gemm}"
+        kind = f"{self.dtype}" if precision == "float32" else f"{self.dtype} with products in {precision}"
+        self.description = f"{gpu.name}, {gpu.uuid or 'UUID unknown'}, {amount(gpu.memory)}, {kind}{products_by}"
+
+    def _provider(self, name: str, precision: str) -> Gemm:
+        own = OwnGemm(precision, self._launch, self._elementwise, self._scratch)
+        if name == "dptrain":
+            return own
+        from dptrain.backend.cublaslt import CublasLtGemm
+
+        def allocate(nbytes: int) -> int:
+            self._library_workspace = _Memory(self, nbytes, "workspace of cuBLASLt")
+            return self._library_workspace.pointer
+
+        def activate(address: int, size: int, activation: str) -> None:
+            number = ACTIVATION_NUMBERS[activation]
+            self._elementwise("activation_forward", size, address, address, size, number)
+
+        return CublasLtGemm(precision, self._stream.handle, allocate, activate, own)
 
     def close(self) -> None:
         """Give the device's memory back; the backend cannot be used afterwards."""
+        if self.gemm is not None:
+            with contextlib.suppress(cuda.Error):
+                self._wait()
+            self.gemm.close()
+            self.gemm = None
         for memory in list(self._memories):
             with contextlib.suppress(cuda.Error):
                 memory.free()
         for pinned in list(self._pinned_memories):
             with contextlib.suppress(cuda.Error):
                 pinned.free()
-        self._workspace = None
+        self._workspace = self._library_workspace = None
         self._kernels.clear()
         self._modules.clear()
         self._stream = self._inward = self._outward = None
 
     # Memory
 
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> DeviceArray:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
         kind = self.dtype if dtype is None else np.dtype(dtype)
         shape = tuple(int(n) for n in shape)
-        memory = _Memory(self, _count(shape) * kind.itemsize)
+        memory = _Memory(self, _count(shape) * kind.itemsize, name or "other buffers")
         return DeviceArray(memory, memory.pointer, shape, kind)
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> DeviceArray:
-        buffer = self.empty(shape, dtype)
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
+        buffer = self.empty(shape, dtype, name)
         if buffer.nbytes:
             cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self._stream)
         return buffer
 
-    def upload(self, array: HostArray) -> DeviceArray:
-        buffer = self.empty(array.shape, _stored(array.dtype))
+    def upload(self, array: HostArray, name: str = "") -> DeviceArray:
+        buffer = self.empty(array.shape, _stored(array.dtype), name)
         self.write(buffer, array)
         return buffer
 
@@ -505,18 +517,23 @@ class CudaBackend(Backend):
     # Batches
 
     def gather(self, x_NF: DeviceArray, rows_B: DeviceArray, scale: float, offset: float, out_BF: DeviceArray) -> None:
-        self._gather(f"gather_{x_NF.dtype.name}", x_NF, rows_B, out_BF, float(scale), float(offset))
+        kernel, features = f"gather_{x_NF.dtype.name}", _count(out_BF.shape[1:])
+        if x_NF.dtype.itemsize == 1 and features % 4 == 0 and x_NF.pointer % 4 == 0 and out_BF.pointer % 16 == 0:
+            kernel, features = f"{kernel}_quads", features // 4
+        self._gather(kernel, features, x_NF, rows_B, out_BF, float(scale), float(offset))
 
     def gather_targets(self, y_N: DeviceArray, rows_B: DeviceArray, out_B: DeviceArray) -> None:
         _same_dtype(y_N, out_B)
-        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", y_N, rows_B, out_B)
+        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", _count(out_B.shape[1:]), y_N, rows_B, out_B)
 
-    def _gather(self, kernel: str, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float) -> None:
+    def _gather(
+        self, kernel: str, features: int, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float
+    ) -> None:
+        """Launch a thread for each row of `rows` and each of `features`, which are what the kernel takes them for."""
         if rows.dtype != np.int64:
             raise TypeError(f"row numbers are int64, not {rows.dtype}")
         if out.size == 0:
             return
-        features = out.size // out.shape[0]
         threads = min(_THREADS, _up(features, 32))
         grid = (out.shape[0], _up(features, threads) // threads)
         self._launch(
@@ -530,7 +547,7 @@ class CudaBackend(Backend):
     ) -> None:
         rows, outputs = y_BO.shape
         fused = "linear" if activation == "softmax" else activation
-        self._gemm("nn", x_BI, kernel_IO, bias_O, y_BO, (rows, outputs, kernel_IO.shape[0]), fused)
+        self._product("nn", x_BI, kernel_IO, bias_O, y_BO, (rows, outputs, kernel_IO.shape[0]), fused)
         if activation == "softmax":
             self.activation_forward(y_BO, activation, y_BO)
 
@@ -553,9 +570,9 @@ class CudaBackend(Backend):
             activation = "linear"
         if dbias_O is not None:
             self._bias_gradient(y_BO, dy_BO, activation, dbias_O)
-        self._gemm("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
+        self._product("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
         if dx_BI is not None:
-            self._gemm("nt", dy_BO, kernel_IO, None, dx_BI, (rows, inputs, outputs), "linear")
+            self._product("nt", dy_BO, kernel_IO, None, dx_BI, (rows, inputs, outputs), "linear")
 
     def _bias_gradient(self, y_BO: DeviceArray, dy_BO: DeviceArray, activation: str, dbias_O: DeviceArray) -> None:
         """dy *= activation'(y), dbias = sum of dy over rows."""
@@ -571,12 +588,12 @@ class CudaBackend(Backend):
             partials,
             rows,
             outputs,
-            _ACTIVATIONS[activation],
+            ACTIVATION_NUMBERS[activation],
         )
         if parts > 1:
             self._elementwise("sum_partials", outputs, partials, dbias_O.pointer, outputs, parts)
 
-    def _gemm(
+    def _product(
         self,
         layout: str,
         a: DeviceArray,
@@ -586,51 +603,26 @@ class CudaBackend(Backend):
         sizes: tuple[int, int, int],
         activation: str,
     ) -> None:
-        """c = activation(op(a) op(b) + bias); `sizes` are M, N, K, the layouts are explained in kernels/dense.cu."""
-        M, N, K = sizes
-        if M == 0 or N == 0:
-            return
-        tile, slices, depth = product_plan(M, N, K)
+        """c = activation(op(a) op(b) + bias); see `Gemm.product`."""
         bias = 0 if bias_N is None else bias_N.pointer
-        target = c_MN.pointer if slices == 1 else self._scratch(slices * M * N * 4)
-        # Four floats at once where every row begins at a multiple of 16 bytes.
-        wide_a = a.pointer % 16 == 0 and (M if layout == "tn" else K) % 4 == 0
-        wide_b = b.pointer % 16 == 0 and (K if layout == "nt" else N) % 4 == 0
-        wide_c = target % 16 == 0 and N % 4 == 0
-        number = _ACTIVATIONS[activation]
-        self._launch(
-            f"gemm_{layout}_{tile}",
-            (_up(M, tile) // tile, _up(N, tile) // tile, slices),
-            (64 if tile == 32 else 256, 1, 1),
-            a.pointer,
-            b.pointer,
-            bias,
-            target,
-            M,
-            N,
-            K,
-            depth,
-            number,
-            wide_a,
-            wide_b,
-            wide_c,
-        )
-        if slices > 1:
-            self._elementwise("gemm_finish", M * N, target, bias, c_MN.pointer, M, N, slices, number)
+        assert self.gemm is not None, "the backend is closed"
+        self.gemm.product(layout, a.pointer, b.pointer, bias, c_MN.pointer, sizes, activation)
 
     def activation_forward(self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray) -> None:
         if activation == "softmax":
             self._by_rows("softmax_forward", x_BF, x_BF.pointer, y_BF.pointer)
         else:
             size = x_BF.size
-            self._elementwise("activation_forward", size, x_BF.pointer, y_BF.pointer, size, _ACTIVATIONS[activation])
+            self._elementwise(
+                "activation_forward", size, x_BF.pointer, y_BF.pointer, size, ACTIVATION_NUMBERS[activation]
+            )
 
     def activation_backward(self, y_BF: DeviceArray, dy_BF: DeviceArray, activation: str, dx_BF: DeviceArray) -> None:
         pointers = (y_BF.pointer, dy_BF.pointer, dx_BF.pointer)
         if activation == "softmax":
             self._by_rows("softmax_backward", y_BF, *pointers)
         else:
-            self._elementwise("activation_backward", y_BF.size, *pointers, y_BF.size, _ACTIVATIONS[activation])
+            self._elementwise("activation_backward", y_BF.size, *pointers, y_BF.size, ACTIVATION_NUMBERS[activation])
 
     def affine(self, x_BF: DeviceArray, scale: float, offset: float, y_BF: DeviceArray) -> None:
         self._elementwise("affine", x_BF.size, x_BF.pointer, y_BF.pointer, x_BF.size, scale, offset)
@@ -663,10 +655,15 @@ class CudaBackend(Backend):
     # Losses and metrics: a value for each row, then their sum in a fixed order
 
     def softmax_cross_entropy(
-        self, logits_BC: DeviceArray, labels_B: DeviceArray, dlogits_BC: DeviceArray | None, loss_sum: DeviceArray
+        self,
+        logits_BC: DeviceArray,
+        labels_B: DeviceArray,
+        dlogits_BC: DeviceArray | None,
+        loss_sum: DeviceArray,
+        correct_sum: DeviceArray | None,
     ) -> None:
-        gradient = 0 if dlogits_BC is None else dlogits_BC.pointer
-        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, logits_BC.pointer, labels_B.pointer, gradient)
+        pointers = (logits_BC.pointer, labels_B.pointer, 0 if dlogits_BC is None else dlogits_BC.pointer)
+        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, *pointers, second=correct_sum)
 
     def squared_error(
         self, y_BF: DeviceArray, target_BF: DeviceArray, dy_BF: DeviceArray | None, loss_sum: DeviceArray
@@ -680,16 +677,38 @@ class CudaBackend(Backend):
     def absolute_error(self, y_BF: DeviceArray, target_BF: DeviceArray, error_sum: DeviceArray) -> None:
         self._sum_by_rows("absolute_error", error_sum, y_BF, y_BF.pointer, target_BF.pointer)
 
-    def _sum_by_rows(self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int) -> None:
+    def _sum_by_rows(
+        self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int, second: DeviceArray | None = None
+    ) -> None:
         if rows_of.size == 0:
             return
         features = rows_of.shape[-1]
         B = rows_of.size // features
-        values = self._scratch(B * 4)
+        values = self._scratch(2 * B * 4)  # the cross-entropy has two values for a row, whether both are wanted or not
         self._launch(kernel, (_up(B, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, values, B, features)
-        self._launch("sum_rows", (1, 1), (256, 1, 1), values, total.pointer, B)
+        sums, counted = (1, 0) if second is None else (2, second.pointer)
+        self._launch("sum_rows", (sums, 1), (256, 1, 1), values, total.pointer, counted, B)
 
     # Flat buffers
+
+    def sum(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("sum", x, total)
+
+    def squared_norm(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("squared_norm", x, total)
+
+    def count_nonfinite(self, x: DeviceArray, total: DeviceArray) -> None:
+        self._sum_flat("count_nonfinite", x, total)
+
+    def _sum_flat(self, kernel: str, x: DeviceArray, total: DeviceArray) -> None:
+        if x.dtype != np.float32 or total.dtype != np.float64:
+            raise TypeError(f"{kernel} adds float32 to float64, not {x.dtype} to {total.dtype}")
+        if x.size == 0:
+            return
+        chunks = _up(x.size, _SUM_CHUNK) // _SUM_CHUNK
+        partials = self._scratch(chunks * 8)
+        self._launch(kernel, (min(chunks, _BLOCKS), 1), (256, 1, 1), x.pointer, partials, x.size, _SUM_CHUNK)
+        self._launch("sum_chunks", (1, 1), (256, 1, 1), partials, total.pointer, chunks)
 
     def fill(self, buffer: DeviceArray, value: float) -> None:
         self._elementwise(f"fill_{buffer.dtype.name}", buffer.size, buffer.pointer, buffer.size, value)
@@ -794,7 +813,7 @@ class CudaBackend(Backend):
         if self._workspace is None or self._workspace.nbytes < nbytes:
             if self._workspace is not None:
                 self._workspace.free()
-            self._workspace = _Memory(self, nbytes)
+            self._workspace = _Memory(self, nbytes, "scratch of ops")
         return self._workspace.pointer
 
     def _wait(self) -> None:
@@ -806,32 +825,24 @@ class CudaBackend(Backend):
             if stream is not None:
                 stream.synchronize()
 
-    def _allocate(self, nbytes: int) -> Any:
+    def _allocate(self, nbytes: int, name: str) -> Any:
         try:
             return cuda.mem_alloc(nbytes)
         except cuda.MemoryError:
             free, total = cuda.mem_get_info()
-            held = sum(memory.nbytes for memory in self._memories)
-            raise DeviceError(
-                f"CUDA out of memory on {self._gpu.name}: asked for {_amount(nbytes)}, {_amount(free)} of "
-                f"{_amount(total)} are free, {_amount(held)} hold this model and its data; use a smaller batch or model"
+            held: dict[str, int] = {}
+            for memory in self._memories:
+                held[memory.name] = held.get(memory.name, 0) + memory.nbytes
+            largest = sorted(held.items(), key=lambda one: (-one[1], one[0]))[:4]
+            listed = ", ".join(f"{one} {amount(size)}" for one, size in largest) or "none"
+            raise DeviceMemoryError(
+                f"CUDA out of memory on {self._gpu.name}: asked for {amount(nbytes)} ({name}), {amount(free)} of "
+                f"{amount(total)} are free; largest buffers here: {listed}",
+                name,
+                nbytes,
+                free,
+                held,
             ) from None
-
-
-def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
-    """Return (tile, slices, terms a slice) for an M x N result of sums over K.
-
-    The largest tile that still gives enough blocks; where even the smallest does not, the sums are cut into slices,
-    which costs a second pass over the result.
-    """
-
-    def blocks(tile: int) -> int:
-        return (_up(M, tile) // tile) * (_up(N, tile) // tile)
-
-    tile = next((one for one in _TILES if blocks(one) >= _WANTED_BLOCKS // 4), _TILES[-1])
-    slices = max(1, min(_WANTED_BLOCKS // blocks(tile), K // _LEAST_SLICE, _MOST_SLICES))
-    depth = _up(_up(K, slices) // slices, 32)
-    return tile, max(1, _up(K, depth) // depth) if depth else 1, depth
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -851,10 +862,6 @@ def _count(shape: tuple[int, ...]) -> int:
 def _up(number: int, step: int) -> int:
     """The next multiple of `step`."""
     return -(-number // step) * step
-
-
-def _amount(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def _same_dtype(source: DeviceArray, out: DeviceArray) -> None:

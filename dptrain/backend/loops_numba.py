@@ -57,6 +57,25 @@ def _shift_rows(x_BC: Array, shifted_BC: Array) -> None:
 
 
 @_compiled
+def _shift_and_count(x_BC: Array, labels_B: Array, shifted_BC: Array) -> int:
+    correct = 0
+    for b in range(x_BC.shape[0]):
+        highest = x_BC[b, 0]
+        for c in range(1, x_BC.shape[1]):
+            # Written so that NaN wins, as in NumPy's maximum and argmax.
+            highest = highest if highest >= x_BC[b, c] or highest != highest else x_BC[b, c]
+        # The place of the highest is asked for only where it may be the label: none before it is as high.
+        if not x_BC[b, labels_B[b]] < highest:
+            c = 0
+            while x_BC[b, c] < highest or (x_BC[b, c] == x_BC[b, c] and highest != highest):
+                c += 1
+            correct += c == labels_B[b]
+        for c in range(x_BC.shape[1]):
+            shifted_BC[b, c] = x_BC[b, c] - highest
+    return correct
+
+
+@_compiled
 def _cross_entropy(shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
     one = exp_BC.dtype.type(1)
     loss = 0.0
@@ -119,6 +138,7 @@ class NumbaLoops(Loops):
         self.relu_gradient(row, row.copy(), row[0])
         label = np.zeros(1, np.int64)
         self.shift_rows(row, row)
+        self.shift_and_count(row, label, row)
         self.cross_entropy(row, row.copy() + 1, label)
         self.count_correct(row, label)
         self.adam(one, one.copy(), one.copy(), one.copy(), 1, 0, 0, 0, 1)
@@ -138,6 +158,10 @@ class NumbaLoops(Loops):
     def shift_rows(self, x_BC: Array, shifted_BC: Array) -> None:
         """A row at a time."""
         _shift_rows(x_BC, shifted_BC)
+
+    def shift_and_count(self, x_BC: Array, labels_B: Array, shifted_BC: Array) -> int:
+        """A row at a time."""
+        return int(_shift_and_count(x_BC, labels_B, shifted_BC))
 
     def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
         """A row at a time."""

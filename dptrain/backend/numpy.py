@@ -47,15 +47,15 @@ class NumpyBackend(Backend):
 
     # Memory
 
-    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
         return aligned_empty(shape, self.dtype if dtype is None else dtype)
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Array:
-        buffer = self.empty(shape, dtype)
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
+        buffer = self.empty(shape, dtype, name)
         buffer.fill(0)
         return buffer
 
-    def upload(self, array: HostArray) -> Array:
+    def upload(self, array: HostArray, name: str = "") -> Array:
         self.loops.warm_up(self.dtype, array)
         return array
 
@@ -192,12 +192,20 @@ class NumpyBackend(Backend):
     # Losses and metrics
 
     def softmax_cross_entropy(
-        self, logits_BC: Array, labels_B: Array, dlogits_BC: Array | None, loss_sum: Array
+        self,
+        logits_BC: Array,
+        labels_B: Array,
+        dlogits_BC: Array | None,
+        loss_sum: Array,
+        correct_sum: Array | None,
     ) -> None:
         # Without a gradient to return, its memory is scratch.
         exp_BC = dlogits_BC if dlogits_BC is not None else self._scratch("exp", logits_BC.shape, self.dtype)
         shifted_BC = self._scratch("shifted", logits_BC.shape, self.dtype)
-        self.loops.shift_rows(logits_BC, shifted_BC)
+        if correct_sum is None:
+            self.loops.shift_rows(logits_BC, shifted_BC)
+        else:
+            correct_sum += self.loops.shift_and_count(logits_BC, labels_B, shifted_BC)
         np.exp(shifted_BC, out=exp_BC)
         loss_sum += self.loops.cross_entropy(shifted_BC, exp_BC, labels_B)
 
@@ -220,6 +228,22 @@ class NumpyBackend(Backend):
         error_sum += np.add.reduce(difference, axis=None) / y_BF.shape[-1]
 
     # Flat buffers
+
+    def sum(self, x: Array, total: Array) -> None:
+        for part in _parts(x):
+            total += np.add.reduce(part, dtype=np.float64)
+
+    def squared_norm(self, x: Array, total: Array) -> None:
+        for part in _parts(x):
+            squares = self._scratch("squares", part.shape, np.float64)
+            np.multiply(part, part, out=squares, dtype=np.float64)
+            total += np.add.reduce(squares)
+
+    def count_nonfinite(self, x: Array, total: Array) -> None:
+        for part in _parts(x):
+            finite = self._scratch("finite", part.shape, np.bool_)
+            np.isfinite(part, out=finite)
+            total += part.size - np.count_nonzero(finite)
 
     def fill(self, buffer: Array, value: float) -> None:
         buffer.fill(value)
@@ -331,6 +355,12 @@ class NumpyBackend(Backend):
         part(*bounds[0], 0)
         for other in others:
             other.result()
+
+
+def _parts(x: Array) -> Iterator[Array]:
+    """Cut an array, taken as flat, so that intermediate results of a part stay in the cache."""
+    flat = x.reshape(-1)
+    return (flat[begin : begin + NumpyLoops.chunk] for begin in range(0, flat.size, NumpyLoops.chunk))
 
 
 def _start_worker() -> None:

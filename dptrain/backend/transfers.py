@@ -13,6 +13,10 @@ Buffer = Any
 HostArray = npt.NDArray[Any]
 
 
+# The name of buffers that hold samples, which can be streamed where memory is short.
+SAMPLES = "samples"
+
+
 class Exchange(ABC):
     """Takes one buffer, over and over, to where MPI reads and writes it, and back."""
 

@@ -26,12 +26,14 @@ class Communicator(ABC):
         size: the number of ranks (world size).
         local_rank: this process among those of its node.
         local_size: the ranks of this node.
+        node: the lowest rank of this node.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
+    node: int
 
     @property
     def host(self) -> str:

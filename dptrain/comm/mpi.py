@@ -44,6 +44,9 @@ class MpiCommunicator(Communicator):
         self._windows: list[MPI.Win] = []
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
+        lowest = np.array([self.rank], np.int32)
+        self._node.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
+        self.node = int(lowest[0])
 
     @property
     def description(self) -> str:

@@ -12,7 +12,7 @@ class SoloCommunicator(Communicator):
     """One rank without MPI."""
 
     def __init__(self) -> None:
-        self.rank = self.local_rank = 0
+        self.rank = self.local_rank = self.node = 0
         self.size = self.local_size = 1
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, HostArray
-from dptrain.backend.transfers import Staging
+from dptrain.backend.transfers import SAMPLES, Staging
 from dptrain.data.sampling import Shard
 
 # The most that one of the two chunks holds: larger ones make no copy faster.
@@ -75,7 +75,7 @@ class ResidentFeed(Feed):
 
     def __init__(self, backend: Backend, arrays: Sequence[HostArray]) -> None:
         self._backend = backend
-        self._arrays = tuple(backend.upload(array) for array in arrays)
+        self._arrays = tuple(backend.upload(array, SAMPLES) for array in arrays)
         self._order: Buffer = None
 
     def start(self, order: Order, shards: Sequence[Shard]) -> None:

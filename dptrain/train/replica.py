@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, Buffer, flat_features
+from dptrain.backend.base import Backend, Buffer, amount, flat_features
+from dptrain.backend.transfers import SAMPLES
 from dptrain.data.sampling import Shard
+from dptrain.errors import DeviceError, DeviceMemoryError
 from dptrain.layers import Layer, LayerBuffers, Rescaling, StepContext
 from dptrain.losses import Loss
 from dptrain.metrics import Metric
@@ -43,13 +45,15 @@ class Replica:
         self.backend = backend
         self.architecture = architecture
         self.seed = seed
-        self.params: Buffer = backend.empty((architecture.layout.size,))
+        self._first, self._scale, self._offset = _absorbed_by_batch_op(architecture.layers)
+        # Bytes that the model needs besides what grows with the batch, by the buffer's name.
+        self._model_bytes = {"parameters": architecture.layout.size * backend.dtype.itemsize}
+        self.params: Buffer = self._allocate(backend.empty, (architecture.layout.size,), name="parameters")
         backend.write(self.params, architecture.layout.initial(seed, backend.dtype))
         self.slots: dict[str, Buffer] = {}
         self.iterations = 0
         self._capacity = 0
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
-        self._first, self._scale, self._offset = _absorbed_by_batch_op(architecture.layers)
         self._first_element = [
             min((e.offset for e in architecture.layout.entries if e.name.startswith(f"{layer.name}/")), default=0)
             for layer in architecture.layers
@@ -67,8 +71,11 @@ class Replica:
         self._training_layers = self.architecture.layers_for(loss)
         self._tail_size = _FIRST_METRIC + len(self.metrics)
         self._partials: list[Buffer] = []
-        self.slots = {name: self.backend.zeros((self.architecture.layout.size,)) for name in optimizer.slots}
-        self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64)
+        zeros, size = self.backend.zeros, self.architecture.layout.size
+        names = ("gradients", *(f"optimizer's {slot}" for slot in optimizer.slots))
+        self._model_bytes |= dict.fromkeys(names, size * self.backend.dtype.itemsize)
+        self.slots = {slot: self._allocate(zeros, (size,), name=f"optimizer's {slot}") for slot in optimizer.slots}
+        self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64, "sums of metrics")
         self.iterations = 0
         self._views.clear()
 
@@ -82,20 +89,74 @@ class Replica:
         rows = max(rows, 1)
         if rows <= self._capacity:
             return
-        backend, architecture = self.backend, self.architecture
+        memory = {
+            name: self._allocate(self.backend.empty, (rows, *shape), name=name, rows=rows)
+            for name, shape in self._row_shapes().items()
+        }
         self._capacity = rows
         self._views.clear()
-        self._input = backend.empty((rows, *architecture.input_shapes[self._first]))
+        self._input = memory["batch"]
         self._outputs: list[Buffer] = []
         self._gradients: list[Buffer] = []
         self._scratch: list[dict[str, Buffer]] = []
+        for position, layer in enumerate(self.architecture.layers):
+            self._outputs.append(memory.get(f"activations of {layer.name}"))
+            self._gradients.append(memory.get(f"gradients of {layer.name}"))
+            wanted = layer.scratch_shapes(self.architecture.input_shapes[position])
+            self._scratch.append({one: memory[f"{one} of {layer.name}"] for one in wanted})
+
+    def _row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return what a row of a batch needs, by the buffer's name: the shapes of all that grows with the batch."""
+        architecture = self.architecture
+        shapes = {"batch": architecture.input_shapes[self._first]}
         for position, layer in enumerate(architecture.layers):
-            owns = position >= self._first and not layer.is_view
-            shape = (rows, *architecture.output_shapes[position])
-            self._outputs.append(backend.empty(shape) if owns else None)
-            self._gradients.append(backend.empty(shape) if owns else None)
-            wanted = layer.scratch_shapes(architecture.input_shapes[position])
-            self._scratch.append({name: backend.empty((rows, *one)) for name, one in wanted.items()})
+            if position >= self._first and not layer.is_view:
+                shapes[f"activations of {layer.name}"] = architecture.output_shapes[position]
+                shapes[f"gradients of {layer.name}"] = architecture.output_shapes[position]
+            for name, shape in layer.scratch_shapes(architecture.input_shapes[position]).items():
+                shapes[f"{name} of {layer.name}"] = shape
+        return shapes
+
+    def _allocate(self, make: Callable[..., Buffer], *arguments: Any, name: str, rows: int | None = None) -> Buffer:
+        """Return a new buffer of the backend.
+
+        Raises:
+            DeviceError: too little memory; says what would fit. `rows` is the batch, where one is being reserved.
+        """
+        try:
+            return make(*arguments, name=name)
+        except DeviceMemoryError as error:
+            raise DeviceError(f"{error}; {self.what_fits(error, rows)}") from error
+
+    def what_fits(self, short: DeviceMemoryError, rows: int | None = None) -> str:
+        """Say how many rows a batch may have, or that nothing helps but a smaller model or data set."""
+        model, by_row = self._model_bytes, self._row_shapes()
+        # Drivers round allocations up, and some ops need scratch.
+        usable = int(0.95 * (sum(short.buffers.values()) + short.free))
+        needed = sum(model.values())
+        if needed > usable:
+            return f"the model alone needs {amount(needed)} ({', '.join(model)}): make it smaller"
+        others = {name: size for name, size in short.buffers.items() if name not in model and name not in by_row}
+        if short.name not in model and short.name not in by_row:
+            others[short.name] = others.get(short.name, 0) + short.asked
+        # The targets of a row are a label of 8 bytes, or values such as the outputs.
+        row = sum(map(flat_features, by_row.values())) * self.backend.dtype.itemsize
+        if self.backend.room_for_data() is not None:
+            # Samples that do not fit are streamed: two chunks of at least a batch, of a byte or more a feature.
+            others.pop(SAMPLES, None)
+            row += 2 * flat_features(by_row["batch"])
+        row += max(8, flat_features(self.architecture.output_shape) * self.backend.dtype.itemsize)
+        fitting = (usable - needed - sum(others.values())) // row
+        if fitting < 1:
+            beside = (
+                ", ".join(f"{name} {amount(size)}" for name, size in sorted(others.items(), key=_by_size))
+                or "nothing else"
+            )
+            return (
+                f"beside the model ({amount(needed)}) and {beside} not one row fits: use less data or a smaller model"
+            )
+        instead = "" if rows is None else f" instead of {rows}{'' if others else ', the data set not counted'}"
+        return f"a batch of about {fitting} rows a rank would fit{instead}"
 
     def as_stored(self, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return samples as a feed takes them: x (rows, features) in its own dtype, y as the loss wants it."""
@@ -183,6 +244,25 @@ class Replica:
         """Return the sum of the sample weights since `reset_totals`."""
         return int(self.backend.download(self.totals)[_WEIGHT])
 
+    # Divergence
+
+    def nonfinite_parameter(self) -> tuple[str, int] | None:
+        """Return the first parameter with values that are NaN or infinite, and how many; None if all are finite.
+
+        Reads one number back where all is well.
+        """
+        if not self._count_nonfinite(self.params):
+            return None
+        found = (
+            (entry.name, self._count_nonfinite(entry.view(self.params))) for entry in self.architecture.layout.entries
+        )
+        return next(((name, count) for name, count in found if count), None)
+
+    def _count_nonfinite(self, buffer: Buffer) -> int:
+        count = self.backend.zeros((1,), np.float64)
+        self.backend.count_nonfinite(buffer, count)
+        return int(self.backend.download(count)[0])
+
     # Inside a step
 
     def _shard_gradients(self, feed: Feed, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
@@ -230,10 +310,15 @@ class Replica:
                 layer.forward(self.backend, one, context)
 
     def _score(self, y: Buffer, targets: Buffer, dy: Buffer | None, tail: Buffer) -> None:
+        counted = None  # the loss sums one metric that it knows of, the others have an op of their own
         # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
         for number, metric in enumerate(self.metrics, start=_FIRST_METRIC):
-            metric.update(self.backend, y, targets, tail[number : number + 1])
-        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1])
+            total = tail[number : number + 1]
+            if counted is None and type(metric) is self.loss.counts:
+                counted = total
+            else:
+                metric.update(self.backend, y, targets, total)
+        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1], counted)
 
     # Memory, cut to the rows at hand
 
@@ -241,14 +326,16 @@ class Replica:
         """Return the buffer of gradients and tail at a depth of the tree; depth 0 is `reduction`."""
         while len(self._partials) <= depth:
             tail = -(-self._tail_size // ALIGNMENT) * ALIGNMENT
-            self._partials.append(self.backend.zeros((self.architecture.layout.size + tail,)))
+            size = self.architecture.layout.size + tail
+            self._partials.append(self._allocate(self.backend.zeros, (size,), name="gradients"))
         return self._partials[depth]
 
     def _targets(self, rows: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
         key = (shape, np.dtype(dtype))
         if getattr(self, "_targets_key", None) != (*key, self._capacity):
             self._targets_key = (*key, self._capacity)
-            self._targets_buffer = self.backend.empty((self._capacity, *shape), dtype)
+            whole = (self._capacity, *shape)
+            self._targets_buffer = self._allocate(self.backend.empty, whole, dtype, name="targets of the batch")
         return self._targets_buffer[:rows]
 
     def _buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
@@ -288,6 +375,10 @@ class Replica:
         last.y = last.y.reshape(shape)
         last.dy = None if last.dy is None else last.dy.reshape(shape)
         return result
+
+
+def _by_size(buffer: tuple[str, int]) -> int:
+    return -buffer[1]
 
 
 def _absorbed_by_batch_op(layers: Sequence[Layer]) -> tuple[int, float, float]:

@@ -147,7 +147,7 @@ def test_one_process_imports_no_mpi(small_npz, tmp_path):
     code = (
         "import sys\nfrom dptrain.cli import main\n"
         f"code = main(['--data', {str(small_npz)!r}, '--fast-dev-run', '--verbose', '0'])\n"
-        "print(code, [m for m in ('mpi4py', 'pycuda') if m in sys.modules])"
+        "print(code, [m for m in ('mpi4py', 'pycuda') if sys.modules.get(m)])"
     )
     done = run([sys.executable, "-c", code], cwd=tmp_path)
     assert (done.out, done.err) == ("0 []\n", "")
@@ -205,6 +205,8 @@ def test_a_live_line_on_a_terminal(small_npz, tmp_path, columns):
 
 def test_console_script(small_npz, tmp_path):
     script = Path(sys.executable).with_name("dptrain")
+    if not script.exists():
+        pytest.skip("dptrain is not installed here, only on PYTHONPATH")
     done = run([str(script), "--data", str(small_npz), "--fast-dev-run"], cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     assert "Fast dev run: everything works" in done.out

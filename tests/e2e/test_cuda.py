@@ -1,5 +1,6 @@
 """Training with `--device cuda`, on the emulated driver: the CPU's numbers, alone and with two ranks."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,15 @@ from tests.emulated import emulated_ranks, inside_emulator, skip_without_emulato
 from tests.launching import dptrain, run
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+STANDINS = ROOT / "tests" / "standins"
+DIFFERENT = """
+import numpy as np, dptrain as dp
+from dptrain import comm
+rank = comm.current().rank
+model = dp.Sequential([dp.layers.Dense(2, input_shape=(3,))])
+model.compile("sgd", "mse", device="cuda", precision="tf32" if rank else "float32")
+model.fit(np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), verbose=0)
+"""
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
 
 
@@ -171,7 +181,58 @@ def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
         assert (done.code, done.err) == (0, "")
         files = sorted((cache / "kernels").iterdir())
         assert [path.name for path in files if path.suffix != ".cubin"] == ["lock"]
-        assert len(files) == 1 + len(list((ROOT / "kernels").glob("*.cu")))
+        # Those for tensor cores only where they are asked for.
+        assert len(files) == len(list((ROOT / "kernels").glob("*.cu")))
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_products_in_tf32(small_npz, tmp_path, ranks):
+    """Close to float32's numbers, but not the same: the flag reaches the kernels."""
+    losses = {}
+    for precision in ("float32", "tf32"):
+        out = tmp_path / precision
+        more = ["--precision", precision, "--hidden", "20", "--epochs", "2", "--out", str(out)]
+        done = emulated_ranks(ranks, *command(small_npz, *more), EMULATOR_DEVICES="2", COLUMNS="200")
+        assert (done.code, done.err) == (0, "")
+        assert ("with products in tf32" in done.out) == (precision == "tf32")
+        summary = json.loads((out / "summary.json").read_text())
+        losses[precision] = summary["metrics"]["loss"]
+    assert losses["tf32"] != losses["float32"]
+    assert losses["tf32"] == pytest.approx(losses["float32"], rel=1e-2)
+
+
+def test_products_by_cublaslt(small_npz, tmp_path):
+    """A whole training with every product by the stand-in: float32's numbers."""
+    losses = {}
+    for provider in ("dptrain", "cublaslt"):
+        out = tmp_path / provider
+        more = ["--gemm", provider, "--hidden", "20", "--out", str(out)]
+        done = emulated_ranks(0, *command(small_npz, *more), PYTHONPATH=f"{ROOT}:{STANDINS}", COLUMNS="200")
+        assert (done.code, done.err) == (0, "")
+        assert ("products by cublaslt" in done.out) == (provider == "cublaslt")
+        losses[provider] = json.loads((out / "summary.json").read_text())["metrics"]["loss"]
+    assert losses["cublaslt"] == pytest.approx(losses["dptrain"], rel=1e-5)
+
+
+def test_a_rank_in_another_precision_is_refused(tmp_path):
+    """Through the API, where every rank has a `compile` of its own."""
+    script = tmp_path / "script.py"
+    script.write_text(DIFFERENT)
+    done = emulated_ranks(2, str(script), EMULATOR_DEVICES="2", cwd=tmp_path)
+    assert done.code == 2
+    assert "the ranks would compute different bits" in done.err
+    assert "products by dptrain in tf32" in done.err
+
+
+@pytest.mark.parametrize("more", [["--precision", "tf32"], ["--gemm", "cublaslt"]])
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_without_a_gpu_its_products_are_refused(small_npz, tmp_path, device, more):
+    arguments = ["-m", "dptrain", "--data", str(small_npz), "--device", device, *more]
+    for ranks in (0, 2):
+        refused = emulated_ranks(ranks, *arguments, CUDA_VISIBLE_DEVICES="", cwd=tmp_path)
+        assert refused.code == 2
+        (message,) = refused.messages
+        assert f"{more[0][2:]} = '{more[1]}' needs a GPU, this is the CPU" in message
 
 
 def test_within_a_mask_that_stands(small_npz, tmp_path):

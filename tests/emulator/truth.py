@@ -186,7 +186,7 @@ def wmma_products() -> None:
         )
         exact = a.astype(np.float64) @ b.astype(np.float64)
         rounded = rounding(a).astype(np.float64) @ rounding(b).astype(np.float64)
-        near(c, rounded, 2e-6)
+        near(c, rounded, 1e-5)  # tensor cores cut their sums off after every few products, where others round
         # The rounding of the inputs is there: without it the result would be much closer to the exact product.
         assert np.abs(c - exact).max() > 10 * np.abs(c - rounded).max(), name
 

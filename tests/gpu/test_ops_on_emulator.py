@@ -25,6 +25,35 @@ MODES = {
     },
 }
 
+# Prints what the ops that sum and gather leave behind, in hexadecimal.
+BITS = """
+import numpy as np
+from dptrain.backend.cuda import CudaBackend
+ops, rng = CudaBackend(), np.random.default_rng(0)
+logits = ops.upload(rng.standard_normal((1025, 37)).astype(np.float32) * 30)
+labels = ops.upload(rng.integers(0, 37, 1025))
+dlogits, sums, totals = ops.empty((1025, 37)), ops.zeros((2,)), ops.zeros((3,), np.float64)
+ops.softmax_cross_entropy(logits, labels, dlogits, sums[:1], sums[1:])
+flat = ops.upload(rng.standard_normal(70_001).astype(np.float32) * np.float32(1e6))
+for place, op in enumerate((ops.sum, ops.squared_norm, ops.count_nonfinite)):
+    op(flat, totals[place : place + 1])
+batch = ops.empty((1025, 24))
+ops.gather(ops.upload(rng.integers(0, 256, (50, 24), np.uint8)), labels, 1 / 255, -0.5, batch)
+print(*(ops.download(one).tobytes().hex() for one in (dlogits, sums, totals, batch)))
+"""
+
+
+def test_sums_and_gathers_have_the_same_bits_in_any_order():
+    orders = [{}, {"EMULATOR_ORDER": "reverse"}]
+    orders += [{"EMULATOR_ORDER": "shuffled", "EMULATOR_SEED": seed, "EMULATOR_STREAMS": "random"} for seed in "12"]
+    found = set()
+    for options in orders:
+        done = emulated(sys.executable, "-c", BITS, **options)
+        assert (done.code, done.err) == (0, "")
+        found.add(done.out)
+    assert len(found) == 1
+    assert len(found.pop()) > 2 * 4 * 1025 * 37
+
 
 @pytest.mark.parametrize("mode", MODES)
 def test_ops(mode):

@@ -1,6 +1,5 @@
 """A failure on one rank ends the job: soon, with its exit code, and with a line that says who."""
 
-import importlib.util
 import os
 import time
 
@@ -55,6 +54,16 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code
     assert message in done.err
     if not way.startswith("other"):
         assert f"(rank {bad}, host " in done.err
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_parameters_that_diverge_on_one_rank_end_all(bad):
+    done = fail("parameters", bad)
+    assert done.code == 76
+    assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
+    found = "training diverged: parameter 'dense/kernel' has 1 value that is not finite after epoch 1"
+    assert found in done.err
+    assert f"(rank {bad}, host " in done.err
 
 
 def test_the_job_ends_within_a_second_of_the_failure(tmp_path):
@@ -135,12 +144,7 @@ def test_different_configurations(small_npz, tmp_path, bad):
         (["--batch-size", "2"], 2, "use at least 3, or mpirun -n 2"),
         (["--data", "mnits"], 2, "did you mean 'mnist'?"),
         (["--data", "/nowhere/at/all"], 65, "/nowhere/at/all not found"),
-        pytest.param(
-            ["--device", "cuda"],
-            69,
-            "--device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]'",
-            marks=pytest.mark.skipif(importlib.util.find_spec("pycuda") is not None, reason="PyCUDA is installed"),
-        ),
+        (["--device", "cuda"], 69, "--device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]'"),
         (["--config", "/nowhere.yaml"], 2, "No such file"),
         (["--epochs"], 2, "--epochs"),
         (["--steps-per-epoch", "9999"], 2, "give 8 steps"),

@@ -1,4 +1,4 @@
-"""What only the CUDA backend has: its memory, its table of tiles, the stored types, dropout's bits."""
+"""What only the CUDA backend has: its memory, the stored types, dropout's bits."""
 
 import os
 
@@ -44,6 +44,51 @@ def test_every_stored_type_is_gathered(cuda_ops, stored):
     assert_near(cuda_ops.download(out), x[rows].astype(np.float64) * 0.5 - 2, "float32", scale=50)
 
 
+@relaxed
+@given(
+    B=st.integers(1, 9),
+    F=st.sampled_from([4, 8, 12, 100, 784, 1028, 1032]),
+    scale=st.floats(-3, 3),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.parametrize("stored", ["uint8", "int8"])
+def test_four_bytes_a_thread_have_the_bits_of_one(cuda_ops, stored, B, F, scale, seed):
+    """The same rows from and to addresses that do not allow four at once."""
+    rng = np.random.default_rng(seed)
+    info = np.iinfo(stored)
+    x = rng.integers(info.min, info.max + 1, (11, F), stored)
+    rows = cuda_ops.upload(rng.integers(-2, 13, B))  # some outside, which are clipped
+    shifted = cuda_ops.upload(np.concatenate([np.zeros(1, stored), x.reshape(-1)]))[1:].reshape(11, F)
+    found = []
+    for source in (cuda_ops.upload(x), shifted):
+        for start in (0, 1):
+            out = poisoned(cuda_ops, (B * F + start + 1,))
+            cuda_ops.gather(source, rows, scale, 0.1, out[start : start + B * F].reshape(B, F))
+            host = cuda_ops.download(out)
+            assert np.isnan(host[:start]).all()
+            assert np.isnan(host[start + B * F :]).all()
+            found.append(host[start : start + B * F].tobytes())
+    assert len(set(found)) == 1
+
+
+def test_which_gathers_take_four_bytes_a_thread(cuda_ops, monkeypatch):
+    launched: list[str] = []
+    launch = cuda_ops._launch
+    monkeypatch.setattr(cuda_ops, "_launch", lambda kernel, *more: (launched.append(kernel), launch(kernel, *more)))
+    rows = cuda_ops.upload(np.array([1, 0]))
+    wide = [(8, "uint8", 0, 0), (8, "bool", 0, 0), (8, "int8", 4, 4)]
+    single = [(8, "uint8", 1, 0), (8, "uint8", 0, 1), (6, "uint8", 0, 0), (8, "int16", 0, 0)]
+    for features, stored, x_start, out_start in wide + single:
+        x = cuda_ops.upload(np.zeros(2 * features + x_start, stored))[x_start:].reshape(2, features)
+        out = poisoned(cuda_ops, (2 * features + out_start,))[out_start:].reshape(2, features)
+        cuda_ops.gather(x, rows, 1.0, 0.0, out)
+        assert not cuda_ops.download(out).any()
+    assert launched == [
+        *("gather_uint8_quads", "gather_uint8_quads", "gather_int8_quads"),
+        *("gather_uint8", "gather_uint8", "gather_uint8", "gather_int16"),
+    ]
+
+
 @pytest.mark.parametrize("stored", ["bool", "int16", "float32", "int64"])
 def test_targets_of_every_size_and_shape(cuda_ops, stored):
     y = np.random.default_rng(1).integers(0, 2, (20, 3, 2)).astype(stored)
@@ -72,58 +117,6 @@ def test_dropout_has_the_bits_of_numpy(cuda_ops, rate, seed, step, layer, first_
     assert cuda_ops.download(mine).tobytes() == theirs.tobytes()
 
 
-# (B, I, O): each reaches other tiles and slices in its three products; `product_plan` says which.
-PRODUCTS = [(32, 784, 128), (33, 783, 10), (7, 1000, 3), (200, 130, 257), (513, 67, 514), (1, 4096, 1), (300, 1, 300)]
-
-
-@pytest.mark.parametrize(("B", "I", "O"), PRODUCTS)
-def test_products_of_every_tile(cuda_ops, B, I, O):  # noqa: E741 - the legend's letters
-    rng = np.random.default_rng(B)
-    host = [rng.standard_normal(shape).astype(np.float32) for shape in [(B, I), (I, O), (O,), (B, O)]]
-    x, kernel, bias, dy = (cuda_ops.upload(one) for one in host)
-    x64, kernel64, bias64, dy64 = (one.astype(np.float64) for one in host)
-    y, dkernel, dbias, dx = (poisoned(cuda_ops, shape) for shape in [(B, O), (I, O), (O,), (B, I)])
-    cuda_ops.dense_forward(x, kernel, bias, "relu", y)
-    got = cuda_ops.download(y)
-    assert_near(got, np.maximum(x64 @ kernel64 + bias64, 0), "float32", scale=4 * I)
-    cuda_ops.dense_backward(x, kernel, y, dy, "relu", dkernel, dbias, dx)
-    dz64 = dy64 * (got > 0)
-    assert_near(cuda_ops.download(dy), dz64, "float32")
-    assert_near(cuda_ops.download(dkernel), x64.T @ dz64, "float32", scale=4 * B)
-    assert_near(cuda_ops.download(dbias), dz64.sum(0), "float32", scale=4 * B)
-    assert_near(cuda_ops.download(dx), dz64 @ kernel64.T, "float32", scale=4 * O)
-
-
-def test_the_table_of_tiles_is_reached(cuda_ops):
-    from dptrain.backend.cuda import product_plan
-
-    plans = {product_plan(M, N, K) for a, b, c in PRODUCTS for M, N, K in [(a, c, b), (b, c, a), (a, b, c)]}
-    assert {tile for tile, _, _ in plans} >= {32, 64}
-    assert {slices > 1 for _, slices, _ in plans} == {True, False}
-    assert product_plan(1024, 4096, 4096)[:2] == (128, 1)
-    for M, N, K in [(1, 1, 1), (32, 10, 784), (32, 128, 0), (5, 7, 100_000)]:
-        _, slices, depth = product_plan(M, N, K)
-        assert slices * depth >= K > (slices - 1) * depth or K == 0
-
-
-def test_large_tiles(cuda_ops):
-    """Through `_gemm`, because sizes that choose the large tile take minutes on an emulator."""
-    import dptrain.backend.cuda as module
-
-    rng = np.random.default_rng(2)
-    for M, N, K in [(130, 135, 21), (256, 128, 16), (1, 129, 9)]:
-        a, b = rng.standard_normal((M, K)).astype(np.float32), rng.standard_normal((K, N)).astype(np.float32)
-        expected = a.astype(np.float64) @ b
-        bias = cuda_ops.upload(np.ones(N, np.float32))
-        layouts = {"nn": (a, b), "tn": (np.ascontiguousarray(a.T), b), "nt": (a, np.ascontiguousarray(b.T))}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "product_plan", lambda M, N, K: (128, 1, -(-K // 32) * 32))
-            for layout, (left, right) in layouts.items():
-                out = poisoned(cuda_ops, (M, N))
-                cuda_ops._gemm(layout, cuda_ops.upload(left), cuda_ops.upload(right), bias, out, (M, N, K), "linear")
-                assert_near(cuda_ops.download(out), expected + 1, "float32", scale=4 * K)
-
-
 def test_no_rows_leave_zero_gradients_and_sums(cuda_ops):
     x, kernel, bias = cuda_ops.empty((0, 5)), cuda_ops.zeros((5, 3)), cuda_ops.zeros((3,))
     y, dy, dx = cuda_ops.empty((0, 3)), cuda_ops.empty((0, 3)), cuda_ops.empty((0, 5))
@@ -131,7 +124,7 @@ def test_no_rows_leave_zero_gradients_and_sums(cuda_ops):
     labels = cuda_ops.empty((0,), np.int64)
     cuda_ops.gather(cuda_ops.upload(np.zeros((4, 5), np.uint8)), labels, 1.0, 0.0, x)
     cuda_ops.dense_forward(x, kernel, bias, "softmax", y)
-    cuda_ops.softmax_cross_entropy(y, labels, dy, total)
+    cuda_ops.softmax_cross_entropy(y, labels, dy, total, total)
     cuda_ops.count_correct(y, labels, total)
     cuda_ops.dense_backward(x, kernel, y, dy, "softmax", dkernel, dbias, dx)
     assert not cuda_ops.download(dkernel).any()
@@ -243,16 +236,20 @@ def test_totals_add_float32_to_float64(cuda_ops):
 
 def test_the_first_of_equals_in_one_lane_and_across_lanes(cuda_ops):
     """A warp looks at 32 classes at a time: equals may be with one lane or with two. NaN is highest, as in NumPy."""
-    scores = np.zeros((6, 70), np.float32)
-    for row, places in enumerate([(3, 35, 67), (40, 41), (31, 32), (69,), (), (5,)]):
+    scores = np.zeros((7, 70), np.float32)
+    for row, places in enumerate([(3, 35, 67), (40, 41), (31, 32), (69,), (), (5,), (8,)]):
         scores[row, list(places)] = 2
     scores[5, [20, 60]] = np.nan
+    scores[6, 40] = np.nan
     best = scores.argmax(1)
-    assert best.tolist() == [3, 40, 31, 69, 0, 20]
+    assert best.tolist() == [3, 40, 31, 69, 0, 20, 40]
+    logits = cuda_ops.upload(scores)
     for labels in (best, best + 1):
-        total = cuda_ops.zeros((1,))
-        cuda_ops.count_correct(cuda_ops.upload(scores), cuda_ops.upload(labels), total)
-        assert cuda_ops.download(total).tolist() == [(best == labels).sum()]
+        totals = cuda_ops.zeros((3,))
+        device_labels = cuda_ops.upload(labels)
+        cuda_ops.count_correct(logits, device_labels, totals[:1])
+        cuda_ops.softmax_cross_entropy(logits, device_labels, None, totals[1:2], totals[2:])
+        assert cuda_ops.download(totals)[[0, 2]].tolist() == [(best == labels).sum()] * 2
 
 
 def test_not_a_number_stays_one(cuda_ops):
@@ -261,7 +258,7 @@ def test_not_a_number_stays_one(cuda_ops):
     y, total = cuda_ops.empty((1, 3)), cuda_ops.zeros((1,))
     cuda_ops.activation_forward(x, "relu", y)
     np.testing.assert_array_equal(cuda_ops.download(y), [[np.nan, 1, 0]])
-    cuda_ops.softmax_cross_entropy(x, cuda_ops.upload(np.array([1])), None, total)
+    cuda_ops.softmax_cross_entropy(x, cuda_ops.upload(np.array([1])), None, total, None)
     assert np.isnan(cuda_ops.download(total)[0])
 
 
@@ -278,9 +275,52 @@ def test_gradients_of_many_rows_have_the_same_bits_on_every_run(cuda_ops):
     assert len({once() for _ in range(3)}) == 1
 
 
+@pytest.mark.parametrize("op", ["sum", "squared_norm", "count_nonfinite"])
+def test_sums_have_the_same_bits_on_any_grid(cuda_ops, op, monkeypatch):
+    import dptrain.backend.cuda as module
+
+    host = np.random.default_rng(0).standard_normal(50_001).astype(np.float32) * np.float32(1e10)
+    host[::1000] = np.inf if op == "count_nonfinite" else 1e-10
+    x = cuda_ops.upload(host)
+    found = set()
+    for blocks in (1, 2, 3, 5, 2048):
+        monkeypatch.setattr(module, "_BLOCKS", blocks)
+        total = cuda_ops.zeros((1,), np.float64)
+        getattr(cuda_ops, op)(x, total)
+        found.add(cuda_ops.download(total).tobytes())
+    assert len(found) == 1
+    wide = host.astype(np.float64)
+    expected = {"sum": wide.sum(), "squared_norm": (wide * wide).sum(), "count_nonfinite": 51}[op]
+    np.testing.assert_allclose(np.frombuffer(found.pop()), [expected], rtol=1e-9)
+
+
+def test_a_sum_of_more_than_one_grid(cuda_ops):
+    """A block of the full grid takes a second chunk: every element is counted once, the last ones too."""
+    import dptrain.backend.cuda as module
+
+    P = module._BLOCKS * module._SUM_CHUNK + module._SUM_CHUNK + 3
+    x = cuda_ops.zeros((P,))
+    cuda_ops.fill(x[P - 5 :], np.inf)
+    cuda_ops.fill(x[:2], np.nan)
+    total = cuda_ops.zeros((1,), np.float64)
+    cuda_ops.count_nonfinite(x, total)
+    assert cuda_ops.download(total).tolist() == [7]
+    cuda_ops.fill(x, 1)
+    cuda_ops.sum(x, total)
+    assert cuda_ops.download(total).tolist() == [7 + P]
+
+
+def test_sums_take_the_backends_dtype(cuda_ops):
+    wide = cuda_ops.zeros((3,), np.float64)
+    with pytest.raises(TypeError, match="sum adds float32 to float64, not float64 to float64"):
+        cuda_ops.sum(wide, wide)
+
+
 def test_too_large_for_the_device(cuda_ops):
-    with pytest.raises(DeviceError, match=r"CUDA out of memory on .*: asked for 1048576\.0 GiB, .* are free"):
-        cuda_ops.empty((2**48,))
+    with pytest.raises(
+        DeviceError, match=r"CUDA out of memory on .*: asked for 1048576\.0 GiB \(everything\), .* are free"
+    ):
+        cuda_ops.empty((2**48,), name="everything")
 
 
 def test_other_precision_is_refused(cuda_ops):

@@ -133,18 +133,43 @@ def test_softmax_cross_entropy(ops, B, C, seed, spread):
     ops.write(logits, (logits64 * spread).astype(ops.dtype))
     logits64 = ops.download(logits).astype(np.float64)
     labels = np.random.default_rng(seed).integers(0, C, B)
-    dlogits, loss = poisoned(ops, (B, C)), ops.zeros((1,))
+    dlogits, loss, correct = poisoned(ops, (B, C)), ops.zeros((1,)), ops.zeros((1,))
     ops.fill(loss, 1.0)
-    ops.softmax_cross_entropy(logits, ops.upload(labels), dlogits, loss)
+    ops.fill(correct, 5.0)
+    ops.softmax_cross_entropy(logits, ops.upload(labels), dlogits, loss, correct)
     shifted = logits64 - logits64.max(-1, keepdims=True)
     log_probability = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     onehot = np.eye(C)[labels]
     assert_near(ops.download(dlogits), np.exp(log_probability) - onehot, ops.dtype)
     assert_near(ops.download(loss), [1.0 - (log_probability * onehot).sum()], ops.dtype, scale=B * spread)
+    assert ops.download(correct).tolist() == [5 + (logits64.argmax(-1) == labels).sum()]
 
     without_gradient = ops.zeros((1,))
-    ops.softmax_cross_entropy(logits, ops.upload(labels), None, without_gradient)
+    ops.softmax_cross_entropy(logits, ops.upload(labels), None, without_gradient, None)
     assert_near(ops.download(without_gradient), [-(log_probability * onehot).sum()], ops.dtype, scale=B * spread)
+
+
+@relaxed
+@given(B=SIZES, C=SIZES, seed=SEEDS, special=st.sampled_from([[], [np.nan], [np.inf], [np.nan, np.inf, -np.inf]]))
+def test_the_cross_entropy_counts_as_count_correct(ops, B, C, seed, special):
+    """With many equal logits, and with some that are no numbers; and counting changes neither loss nor gradient."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(-1, 2, (B, C)).astype(ops.dtype)
+    if special:
+        scores = np.where(rng.random((B, C)) < 1 / C, rng.choice(special, (B, C)), scores).astype(ops.dtype)
+    labels = np.where(rng.random(B) < 0.5, scores.argmax(-1), rng.integers(0, C, B))
+    logits, device_labels = ops.empty((B, C)), ops.upload(labels)
+    ops.write(logits, scores)
+    found = []
+    with ops.step_scope():
+        for counts in (True, False):
+            dlogits, loss, correct = poisoned(ops, (B, C)), ops.zeros((1,)), ops.zeros((1,))
+            ops.softmax_cross_entropy(logits, device_labels, dlogits, loss, correct if counts else None)
+            if not counts:
+                ops.count_correct(logits, device_labels, correct)
+            assert ops.download(correct).tolist() == [(scores.argmax(-1) == labels).sum()]
+            found.append((ops.download(dlogits).tobytes(), ops.download(loss).tobytes()))
+    assert found[0] == found[1]
 
 
 @relaxed
@@ -209,6 +234,76 @@ def test_affine_multiply_copy_add_fill(ops):
 
 # Below, at and above where chunks end and a second thread starts.
 FLAT_SIZES = [1, 64, 1000, 102_400, 102_401, 300_001]
+# The three sums over a flat buffer, in float64.
+SUMS = {
+    "sum": lambda x: x.sum(),
+    "squared_norm": lambda x: (x * x).sum(),
+    "count_nonfinite": lambda x: np.count_nonzero(~np.isfinite(x)),
+}
+
+
+def total_of(ops: Backend, op: str, x: object, start: float = 0.0) -> float:
+    total = ops.zeros((1,), np.float64)
+    ops.fill(total, start)
+    with ops.step_scope():
+        getattr(ops, op)(x, total)
+    return float(ops.download(total)[0])
+
+
+@relaxed
+@given(P=st.sampled_from([1, 2, 31, 255, 256, 257, 4095, 4096, 4097, 8192, 12_289]), seed=SEEDS)
+@pytest.mark.parametrize("op", SUMS)
+def test_sums_over_a_flat_buffer(ops, op, P, seed):
+    x, x64 = draw(ops, seed, P)
+    assert_near(total_of(ops, op, x, start=7.0), 7.0 + SUMS[op](x64), "float64", scale=P)
+    assert total_of(ops, op, x[: P // 2]) == total_of(ops, op, x[: P // 2]), "the same bits"
+    assert total_of(ops, op, x[:0], start=7.0) == 7.0
+
+
+@pytest.mark.parametrize("op", SUMS)
+@pytest.mark.parametrize("P", FLAT_SIZES)
+def test_large_sums_are_made_in_float64(ops, op, P):
+    """Every element is 1 + 2^-20: a float32 sum of a thousand of them is wrong in its sixth digit."""
+    x = ops.empty((P,))
+    ops.fill(x, 1 + 2**-20)
+    expected = {"sum": P * (1 + 2**-20), "squared_norm": P * (1 + 2**-20) ** 2, "count_nonfinite": 0}[op]
+    assert_near(total_of(ops, op, x), expected, "float64")
+
+
+@relaxed
+@given(
+    P=st.sampled_from([1, 33, 4096, 9000]), place=st.integers(0, 8999), value=st.sampled_from([np.nan, np.inf, -np.inf])
+)
+def test_sums_of_what_is_no_number(ops, P, place, value):
+    host = np.ones(P, ops.dtype)
+    host[place % P] = value
+    x = ops.empty((P,))
+    ops.write(x, host)
+    np.testing.assert_equal(total_of(ops, "sum", x), value)
+    np.testing.assert_equal(total_of(ops, "squared_norm", x), abs(value))
+    assert total_of(ops, "count_nonfinite", x) == 1
+    ops.write(x, np.full(P, value, ops.dtype))
+    assert total_of(ops, "count_nonfinite", x, start=0.5) == P + 0.5
+
+
+def test_infinities_of_both_signs(ops):
+    x = ops.empty((5000,))
+    host = np.zeros(5000, ops.dtype)
+    host[[3, 4999]] = np.inf, -np.inf
+    ops.write(x, host)
+    assert np.isnan(total_of(ops, "sum", x))
+    assert total_of(ops, "squared_norm", x) == np.inf
+    assert total_of(ops, "count_nonfinite", x) == 2
+
+
+def test_the_largest_numbers_are_finite(ops):
+    """Their squares overflow float32, and in float64 the backend's own infinity begins."""
+    largest = float(np.finfo(ops.dtype).max)
+    x = ops.empty((2,))
+    ops.write(x, np.array([largest, -largest], ops.dtype))
+    assert total_of(ops, "count_nonfinite", x) == 0
+    assert total_of(ops, "sum", x) == 0
+    assert total_of(ops, "squared_norm", x) == (2 * largest**2 if ops.dtype == np.float32 else np.inf)
 
 
 @pytest.mark.parametrize("P", FLAT_SIZES)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from dptrain import backend
+from dptrain.backend.gemm import TILES, product_plan
 from dptrain.backend.kernels import kernels_dir
 from dptrain.errors import ConfigError, DeviceError
 
@@ -61,8 +62,43 @@ def test_without_a_driver_auto_says_why_it_takes_the_cpu(monkeypatch, tmp_path):
 def test_refused():
     with pytest.raises(ConfigError, match="device = 'gpu'"):
         backend.create("gpu", "float32", 1)
+    with pytest.raises(ConfigError, match="gpu_select = 'first'"):
+        backend.create("cpu", "float32", 1, gpu_select="first")
     with pytest.raises(ConfigError, match="dtype = 'float16'"):
         backend.create("cpu", "float16", 1)
+
+    with pytest.raises(ConfigError, match="precision = 'fp8': expected 'float32' or 'tf32'"):
+        backend.create("cpu", "float32", 1, precision="fp8")
+    with pytest.raises(ConfigError, match="gemm = 'mkl': expected 'dptrain' or 'cublaslt'"):
+        backend.create("cpu", "float32", 1, gemm="mkl")
+
+
+@pytest.mark.parametrize(("dtype", "device"), [("float32", "cpu"), ("float32", "auto"), ("float64", "auto")])
+def test_what_only_a_gpu_does_is_not_left_out_in_silence(monkeypatch, dtype, device):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    with pytest.raises(ConfigError, match=r"'tf32' needs a GPU, this is the CPU; use --precision float32"):
+        backend.create(device, dtype, 1, precision="tf32")
+    with pytest.raises(ConfigError, match=r"'cublaslt' needs a GPU, this is the CPU; use --gemm dptrain"):
+        backend.create(device, dtype, 1, gemm="cublaslt")
+
+
+def test_plans_of_products():
+    """What each of the plan's rules decides, for layers of 784-128-10, 784-512-10 and 784-4096-4096-10."""
+    for M, N, K in [(1, 1, 1), (32, 10, 784), (32, 128, 0), (5, 7, 100_000), (32, 128, 511), (32, 128, 512)]:
+        tile, slices, depth = product_plan(M, N, K)
+        assert tile in TILES
+        assert depth % 32 == 0
+        assert slices * depth >= K > (slices - 1) * depth or K == 0
+    # Large results: large tiles, whole sums.
+    assert product_plan(1024, 4096, 4096)[:2] == (128, 1)
+    assert product_plan(784, 512, 1024)[:2] == (64, 1)
+    # A batch of 32 rows does not half fill a tile of 64, nor do ten classes.
+    assert product_plan(32, 4096, 4096)[0] == 32
+    assert product_plan(4096, 10, 1024)[0] == 32
+    # Short sums are not worth a second kernel; long ones with few results are.
+    assert product_plan(32, 10, 128)[1] == product_plan(784, 128, 128)[1] == 1
+    assert product_plan(32, 128, 784)[1] >= 8
+    assert product_plan(1024, 10, 4096)[1] == 16
 
 
 def test_kernels_of_this_checkout():

@@ -13,9 +13,11 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"doctor"},
     {"config"},
     {"__init__", "sequential"},
     {"train"},
+    {"devices"},
     {"runs", "data", "threads", "model", "utils"},
     {"comm", "losses", "metrics"},
     {"optimizers", "layers"},
@@ -29,6 +31,7 @@ RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 # Where a third-party library may be imported; every other one is free to use.
 ONLY_IN = {
     "pycuda": "backend/cuda.py",
+    "nvmath": "backend/cublaslt.py",
     "mpi4py": ("comm/mpi.py", "launcher.py"),
     "matplotlib": "runs/curves.py",
     "numba": "backend/loops_numba.py",
@@ -82,7 +85,8 @@ def test_every_module_has_a_layer():
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
     code = (
         "import sys, dptrain, dptrain.cli\n"
-        "print([m for m in ('mpi4py', 'pycuda', 'matplotlib', 'numba', 'torch', 'keras', 'jax') if m in sys.modules])"
+        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'numba', 'torch', 'keras', 'jax')\n"
+        "print([m for m in names if sys.modules.get(m)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "[]"

@@ -13,7 +13,7 @@ from dptrain.backend.numpy import NumpyBackend
 from dptrain.comm import SoloCommunicator
 from dptrain.data.loading import Split
 from dptrain.data.sampling import GlobalSampler, Shard
-from dptrain.errors import AgreedError, ConfigError, DataError
+from dptrain.errors import AgreedError, ConfigError, DataError, DivergenceError
 from dptrain.layers import Dense, Dropout, Flatten, Rescaling
 from dptrain.losses import SparseCategoricalCrossentropy
 from dptrain.metrics import SparseCategoricalAccuracy
@@ -357,6 +357,88 @@ def test_divergence_ends_with_its_code():
     with np.errstate(all="ignore"), pytest.raises(AgreedError, match="training diverged: loss = ") as caught:
         model.fit(x, y, batch_size=10, epochs=20, verbose=0, callbacks=[StopOnDivergence()])
     assert caught.value.exit_code == 76
+
+
+class Plant(Callback):
+    """Puts a value into parameters after the last step of the first epoch."""
+
+    def __init__(self, value: float, *names: str) -> None:
+        self.value, self.names = value, names
+
+    def on_train_batch_end(self, batch: int) -> None:
+        views = self.trainer.replica.architecture.layout.views(self.trainer.replica.params)
+        for name in self.names:
+            views[name].reshape(-1)[-2:] = self.value
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_parameters_that_are_not_finite_end_training_and_are_named(value):
+    x, y = toy(10)
+    planted = Plant(value, "dense_1/kernel", "dense_1/bias")
+    expected = r"training diverged: parameter 'dense_1/kernel' has 2 values that are not finite after epoch 1; try a "
+    with pytest.raises(AgreedError, match=expected) as caught:
+        build().fit(x, y, batch_size=10, epochs=3, verbose=0, callbacks=[planted, StopOnDivergence()])
+    assert caught.value.exit_code == 76
+    assert isinstance(caught.value.__cause__, DivergenceError)
+
+
+def test_an_update_that_overflows_is_seen_before_its_loss():
+    """The one step's loss is finite; only the parameters that it leaves are not."""
+    x, y = toy(10)
+    model = dp.Sequential([Dense(1, input_shape=(6,))])
+    model.compile(SGD(3e38), "mse", dtype="float32")
+    seen: list[dict[str, float]] = []
+    with pytest.raises(AgreedError, match="parameter 'dense/kernel' has 6 values"):
+        model.fit(
+            x, y.astype(float), batch_size=10, verbose=0, callbacks=[EpochRecorder(seen.append), StopOnDivergence()]
+        )
+    assert math.isfinite(seen[0]["loss"])
+
+
+def test_large_parameters_and_gaps_between_them_end_nothing():
+    x, y = toy(10)
+    model = build("float32", optimizer=SGD(1e-30))
+    planted = Plant(float(np.finfo(np.float32).max), "dense_1/bias")
+    model.fit(x, y, batch_size=10, verbose=0, callbacks=[planted, StopOnDivergence()])
+    replica, _ = replica_with(10)
+    assert replica.nonfinite_parameter() is None
+    first, second = replica.architecture.layout.entries[:2]
+    replica.params[first.offset + first.size : second.offset] = np.nan
+    assert replica.nonfinite_parameter() is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "names", "counted_by_op"),
+    [
+        ("sparse_categorical_crossentropy", ["accuracy"], 0),
+        ("sparse_categorical_crossentropy", ["acc"], 0),
+        ("sparse_categorical_crossentropy", [], 0),
+        ("sparse_categorical_crossentropy", ["accuracy", "sparse_categorical_accuracy"], 1),
+    ],
+)
+def test_the_loss_counts_one_accuracy(monkeypatch, loss, names, counted_by_op):
+    calls = []
+    count = NumpyBackend.count_correct
+    monkeypatch.setattr(NumpyBackend, "count_correct", lambda *given: (calls.append(1), count(*given)))
+    x, y = toy(50)
+    model = build(loss=loss, metrics=names, optimizer=SGD(1e-300))
+    history = model.fit(x, y, batch_size=50, verbose=0).history
+    expected = (model.predict(x).argmax(1) == y).mean()
+    assert list(history) == ["loss", *names]
+    for name in names:
+        np.testing.assert_allclose(history[name], [expected], rtol=1e-12)
+    assert len(calls) == counted_by_op
+
+
+def test_a_metric_of_the_users_own_is_asked_itself():
+    class Twice(SparseCategoricalAccuracy):
+        def update(self, ops, y_pred, target, total):
+            super().update(ops, y_pred, target, total)
+            super().update(ops, y_pred, target, total)
+
+    x, y = toy(50)
+    history = build(metrics=[Twice("twice"), "accuracy"]).fit(x, y, batch_size=50, verbose=0).history
+    assert history["twice"] == [2 * history["accuracy"][0]]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from collections import UserDict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dptrain.train.trainer import Trainer
 
 Logs = dict[str, float]
 
@@ -38,9 +41,11 @@ class Callback:
     Attributes:
         params: "verbose", "epochs" and "steps" (None where nobody knows how many there are).
         model: the model that is trained, evaluated or asked.
+        trainer: what does it (not in Keras).
     """
 
     params: dict[str, Any]
+    trainer: "Trainer"
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -57,6 +62,10 @@ class Callback:
     def set_model(self, model: Any) -> None:
         """Called once before `on_..._begin`."""
         self._model = model
+
+    def set_trainer(self, trainer: "Trainer") -> None:
+        """Called once before `on_..._begin`."""
+        self.trainer = trainer
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Before the first epoch; logs is empty."""
@@ -142,6 +151,12 @@ class CallbackList(Callback):
         super().set_model(model)
         for callback in self.callbacks:
             callback.set_model(model)
+
+    def set_trainer(self, trainer: "Trainer") -> None:
+        """Hand over what calls the hooks."""
+        super().set_trainer(trainer)
+        for callback in self.callbacks:
+            callback.set_trainer(trainer)
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Call the hook."""

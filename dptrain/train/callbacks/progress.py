@@ -31,7 +31,7 @@ class EpochPrinter(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Print the line."""
-        timing = self.model.timing
+        timing = self.trainer.timing
         print(
             f"Epoch {epoch + 1}/{self.params['epochs']} - {timing.steps} steps - {timing.seconds:.1f} s - "
             f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}",
@@ -81,14 +81,14 @@ class ProgressLine(Callback):
         if self._progress is None or now - self._shown < _REFRESH:
             return
         self._shown = now
-        state = f"{self.model.timing.samples_per_second:,.0f} samples/s - {format_logs(dict(logs))}"
+        state = f"{self.trainer.timing.samples_per_second:,.0f} samples/s - {format_logs(dict(logs))}"
         self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replace the line by the epoch's summary."""
         self.stop()
         self._printer.params = self.params
-        self._printer.set_model(self.model)
+        self._printer.trainer = self.trainer
         self._printer.on_epoch_end(epoch, logs)
 
     def stop(self) -> None:

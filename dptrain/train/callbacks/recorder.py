@@ -19,7 +19,7 @@ class EpochRecorder(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Pass the epoch on."""
-        timing = self.model.timing
+        timing = self.trainer.timing
         self._record(
             {
                 "epoch": epoch + 1,

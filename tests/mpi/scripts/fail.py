@@ -22,6 +22,12 @@ class Bomb(dp.callbacks.Callback):
             raise RuntimeError("bomb")
 
 
+class Poison(dp.callbacks.Callback):
+    def on_train_batch_end(self, batch: int) -> None:
+        if batch == 7 and rank == bad:  # the epoch's last, so that no later step carries it to the others
+            self.trainer.replica.params[1] = np.inf
+
+
 if way == "before mpi" and rank == bad:
     raise ValueError("early")
 if way == "before mpi late" and rank == bad:
@@ -37,6 +43,8 @@ if way == "other data" and rank == bad:
     x = x[::-1].copy()
 size = 5 if way == "other batch size" and rank == bad else 8
 callbacks = [Bomb()] if way in ("callback", "exit in callback", "swallowed") else []
+if way == "parameters":
+    callbacks = [Poison(), dp.callbacks.StopOnDivergence()]
 try:
     model.fit(x, y, batch_size=size, epochs=2, verbose=0, callbacks=callbacks)
 except Exception:

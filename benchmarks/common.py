@@ -1,0 +1,265 @@
+"""What the benchmark scripts share: reports, what a machine is, workers in processes of their own."""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import selectors
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TextIO
+
+# What all frameworks train with.
+LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-7
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch took, and the mean loss over its steps."""
+
+    seconds: float
+    loss: float
+
+
+def glorot(sizes: Sequence[int], seed: int) -> list[Any]:
+    """Return [kernel, bias, ...] of dense layers in float32, kernels as (inputs, outputs), the same everywhere."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    weights: list[Any] = []
+    for inputs, outputs in pairwise(sizes):
+        limit = (6 / (inputs + outputs)) ** 0.5
+        weights.append(rng.uniform(-limit, limit, (inputs, outputs)).astype(np.float32))
+        weights.append(np.zeros(outputs, np.float32))
+    return weights
+
+
+# Reports
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return "median (min to max)"."""
+    shown = [format(value, form) for value in (statistics.median(values), min(values), max(values))]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})"
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """Return a text without line breaks and bars, which would end a table's cell, cut to a length."""
+    flat = " ".join(text.split()).replace("|", "/")
+    return flat if len(flat) <= most else flat[: most - 3] + "..."
+
+
+def cpu_model() -> str:
+    """Return the processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def versions(packages: Sequence[str]) -> str:
+    """Return Python's version and those of the packages that are installed."""
+    found = [f"Python {platform.python_version()}"]
+    for package in packages:
+        # A package that is only on the path has no version of its own.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(found)
+
+
+def command_line() -> str:
+    """Return how this script was started."""
+    return f"- Command: `python {shlex.join(sys.argv)}`"
+
+
+def machine_line() -> str:
+    """Return the machine and its load."""
+    load = f", load average at the start {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"- Machine: {cpu_model()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}{load}"
+
+
+def nvidia_smi() -> str:
+    """Return the GPU's state in words; it is only asked."""
+    fields = "name,driver_version,pstate,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
+    found = shutil.which("nvidia-smi")
+    if found is None or "EMULATOR_HOME" in os.environ:
+        return "nvidia-smi not asked: none here"
+    try:
+        done = subprocess.run(
+            [found, f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return one_line(f"nvidia-smi: {error}")
+    values = (done.stdout or done.stderr).splitlines()[:1] or [""]
+    names = [
+        name.replace("clocks.max.sm", "SM clock at most").replace("clocks.", "clock ") for name in fields.split(",")
+    ]
+    parts = values[0].split(",")
+    if done.returncode or len(parts) != len(names):
+        return one_line(f"nvidia-smi: {values[0]}")
+    return ", ".join(f"{name} {value.strip()}" for name, value in zip(names, parts, strict=True))
+
+
+class Report:
+    """Lines that appear at once on the terminal and at the end in a file."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, *lines: str) -> None:
+        """Print and keep."""
+        for line in lines:
+            print(line, flush=True)
+            self.lines.append(line)
+
+    def save(self, path: Path) -> None:
+        """Write all lines so far."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(self.lines) + "\n", encoding="utf-8")
+
+
+# Workers: a process that answers questions, one JSON object a line
+
+
+class WorkerError(Exception):
+    """A worker's process ended, was too slow or refused; the message is one line."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """A worker did not answer in time."""
+
+
+def answering() -> tuple[Iterator[Any], TextIO]:
+    """In a worker, return the questions and where answers go; whatever a library prints must not look like one."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return (json.loads(line) for line in sys.stdin), answers
+
+
+def answer(answers: TextIO, value: Any) -> None:
+    """In a worker, answer a question."""
+    print(json.dumps(value), file=answers, flush=True)
+
+
+class WorkerProcess:
+    """A worker's process, seen from its parent.
+
+    What it prints goes to a file, whose last lines explain its end.
+
+    Args:
+        name: for messages.
+        command: what to start.
+        environment: variables on top of this process's.
+        quiet: keep its standard error for the reason of its end; else it goes to the terminal.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None, quiet: bool = False
+    ) -> None:
+        self.name = name
+        # Open as long as the process lives.
+        self._errors = tempfile.TemporaryFile("w+", errors="replace") if quiet else None  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **(environment or {})},
+            start_new_session=quiet,  # so that what it starts can be ended with it
+        )
+        self._rest = b""
+
+    def ask(self, question: Any, timeout: float | None = None) -> Any:
+        """Send a question and wait for the answer.
+
+        Raises:
+            WorkerError: the process ended, or did not answer within `timeout` seconds; it is then killed.
+        """
+        self.send(question)
+        return self.receive(timeout)
+
+    def send(self, question: Any) -> None:
+        """Send a question.
+
+        Raises:
+            WorkerError: the process ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise WorkerError(self._why_it_ended()) from None
+
+    def receive(self, timeout: float | None = None) -> Any:
+        """Wait for the answer to a question that was sent.
+
+        Raises:
+            WorkerError: as `ask`.
+        """
+        assert self._process.stdout is not None
+        until = None if timeout is None else time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                left = None if until is None else until - time.monotonic()
+                if (left is not None and left <= 0) or not selector.select(left):
+                    self.kill()
+                    raise WorkerTimeoutError(f"no answer within {timeout:.0f} s")
+                more = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not more:
+                    raise WorkerError(self._why_it_ended())
+                self._rest += more
+        line, self._rest = self._rest.split(b"\n", 1)
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Let the process end, and end it where it does not."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if self._errors is not None:
+            self._kill_group()
+            self._errors.close()
+
+    def kill(self) -> None:
+        """End the process and what it started."""
+        self._kill_group() if self._errors is not None else self._process.kill()
+        self._process.wait()
+
+    def _kill_group(self) -> None:
+        # The group's number stays taken while any process of it lives.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _why_it_ended(self) -> str:
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "the process closed its output and did not end"
+        if self._errors is None:
+            return f"the {self.name} process ended with exit code {code}; its message is above"
+        self._errors.seek(0)
+        said = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return one_line(f"the process ended with exit code {code}: {said[-1] if said else 'no message'}")

@@ -1,0 +1,163 @@
+// The matrix products of dense.cu on tensor cores: inputs rounded to TF32, sums in float32.
+//
+// gemm_tf32_<layout>_<tile>: c_MN = a b. Layouts, arguments, grid, slices of K, partials, bias, activation and what is
+// overwritten are those of gemm_<layout>_<tile> in dense.cu; the block is 128 threads, for the tile of 128 it is 256.
+//   TF32 keeps 10 of the 23 bits of a float32's mantissa (to nearest, ties away from zero) and all of its exponent. So
+//   each product is off by up to 2^-10 of itself; K, slices and rows are added in float32.
+//
+// Deterministic: each sum is made by one warp in the order of K, slices in the order of their numbers; shapes alone decide.
+//
+// How a product works: parts of a and b travel through registers into two stages of shared memory as in dense.cu, and are
+// rounded on the way, once an element, where rounding fragments would do it again in every warp that reads the element.
+// Nothing is transposed, because fragments can be loaded from rows and from columns. Each warp holds WM x WN sums in
+// fragments of 16 x 16. The rows of a stage are 4 or 8 floats longer than the part, by which the 32 lanes of a fragment's
+// load fall on different banks (mma.m16n8k8's lanes read 8 rows x 4 columns). At the end each warp puts fragments into a
+// patch of shared memory of its own, and its lanes write rows of four floats from there.
+//
+// Tensor cores know TF32 from compute capability 8.0. For older ones the kernels compile to a trap, and the CUDA backend
+// refuses the precision. Source: CUDA C++ Programming Guide, "Warp matrix functions".
+#include <mma.h>
+
+#include "tiles.cuh"
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+namespace wmma = nvcuda::wmma;
+
+template <class Part> __device__ inline void round_to_tf32(Part &part) {
+#pragma unroll
+    for (int q = 0; q < Part::QUADS; ++q) {
+        float4 &quad = part.quads[q];
+        quad = make_float4(wmma::__float_to_tf32(quad.x), wmma::__float_to_tf32(quad.y), wmma::__float_to_tf32(quad.z),
+                           wmma::__float_to_tf32(quad.w));
+    }
+}
+
+template <bool BY_COLUMNS> struct order_of {
+    using type = wmma::row_major;
+};
+template <> struct order_of<true> {
+    using type = wmma::col_major;
+};
+
+// The tiles' sizes. A_TURNED: a is (K, M); B_TURNED: b is (N, K).
+template <int BM, int BN, int BK, int WM, int WN, bool A_TURNED, bool B_TURNED> struct Shape {
+    static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * WARP;
+    // Where k is contiguous a row begins 4 banks after the one before, where m or n is, 8.
+    using PartA = Part<A_TURNED ? BK : BM, A_TURNED ? BM : BK, THREADS, false, A_TURNED ? 8 : 4>;
+    using PartB = Part<B_TURNED ? BN : BK, B_TURNED ? BK : BN, THREADS, false, B_TURNED ? 4 : 8>;
+    static constexpr int STAGE = PartA::SIZE + PartB::SIZE, SHARED = 2 * STAGE;
+    static constexpr int PATCH_PITCH = 16 + 4, PATCH = 16 * PATCH_PITCH;
+    static_assert(PartA::SIZE % 8 == 0 && PartB::SIZE % 8 == 0 && PATCH % 8 == 0, "fragments lie at multiples of 32 bytes");
+    static_assert(WARPS * PATCH <= SHARED, "the patches lie in the stages' memory");
+};
+
+template <int BM, int BN, int BK, int WM, int WN, bool A_TURNED, bool B_TURNED>
+__device__ inline void gemm(float *shared, const float *a, const float *b, const float *bias_N, float *c_MN, int M, int N,
+                            int K, int K_slice, int activation, int vector_a, int vector_b, int vector_c) {
+    using S = Shape<BM, BN, BK, WM, WN, A_TURNED, B_TURNED>;
+    constexpr int PITCH_A = S::PartA::PITCH, PITCH_B = S::PartB::PITCH;
+    constexpr int FRAGMENTS_M = WM / 16, FRAGMENTS_N = WN / 16;
+    typename S::PartA part_a;
+    typename S::PartB part_b;
+    const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int wm = warp / S::WARPS_N * WM, wn = warp % S::WARPS_N * WN;
+    const int k_begin = blockIdx.z * K_slice, k_end = min(k_begin + K_slice, K);
+
+    auto load = [&](int k) {
+        if (A_TURNED) part_a.load(a, M, k, k_end, m0, M, vector_a);
+        else part_a.load(a, K, m0, M, k, k_end, vector_a);
+        if (B_TURNED) part_b.load(b, K, n0, N, k, k_end, vector_b);
+        else part_b.load(b, N, k, k_end, n0, N, vector_b);
+    };
+    auto store = [&](float *stage) {
+        round_to_tf32(part_a);
+        round_to_tf32(part_b);
+        part_a.store(stage);
+        part_b.store(stage + S::PartA::SIZE);
+    };
+
+    wmma::fragment<wmma::accumulator, 16, 16, 8, float> sums[FRAGMENTS_M][FRAGMENTS_N];
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS_M; ++i)
+#pragma unroll
+        for (int j = 0; j < FRAGMENTS_N; ++j) wmma::fill_fragment(sums[i][j], 0.0f);
+
+    int stage = 0;
+    if (k_begin < k_end) {
+        load(k_begin);
+        store(shared);
+    }
+    __syncthreads();
+    for (int k0 = k_begin; k0 < k_end; k0 += BK) {
+        const bool more = k0 + BK < k_end;
+        if (more) load(k0 + BK);
+        const float *tile_a = shared + stage * S::STAGE, *tile_b = tile_a + S::PartA::SIZE;
+#pragma unroll
+        for (int k = 0; k < BK; k += 8) {
+            wmma::fragment<wmma::matrix_a, 16, 16, 8, wmma::precision::tf32, typename order_of<A_TURNED>::type>
+                x[FRAGMENTS_M];
+#pragma unroll
+            for (int i = 0; i < FRAGMENTS_M; ++i) {
+                const int m = wm + i * 16;
+                wmma::load_matrix_sync(x[i], tile_a + (A_TURNED ? k * PITCH_A + m : m * PITCH_A + k), PITCH_A);
+            }
+#pragma unroll
+            for (int j = 0; j < FRAGMENTS_N; ++j) {
+                wmma::fragment<wmma::matrix_b, 16, 16, 8, wmma::precision::tf32, typename order_of<B_TURNED>::type> y;
+                const int n = wn + j * 16;
+                wmma::load_matrix_sync(y, tile_b + (B_TURNED ? n * PITCH_B + k : k * PITCH_B + n), PITCH_B);
+#pragma unroll
+                for (int i = 0; i < FRAGMENTS_M; ++i) wmma::mma_sync(sums[i][j], x[i], y, sums[i][j]);
+            }
+        }
+        if (more) {
+            // The other stage was last read before the previous barrier.
+            stage = 1 - stage;
+            store(shared + stage * S::STAGE);
+            __syncthreads();
+        }
+    }
+    __syncthreads();  // patches replace stages that other warps may still read
+
+    const bool whole = gridDim.z == 1;
+    float *c = c_MN + (long long)blockIdx.z * M * N, *patch = shared + warp * S::PATCH;
+#pragma unroll
+    for (int i = 0; i < FRAGMENTS_M; ++i) {
+#pragma unroll
+        for (int j = 0; j < FRAGMENTS_N; ++j) {
+            wmma::store_matrix_sync(patch, sums[i][j], S::PATCH_PITCH, wmma::mem_row_major);
+            __syncwarp();
+#pragma unroll 1
+            for (int quad = lane; quad < 16 * 4; quad += WARP) {
+                const int row = quad / 4, column = quad % 4 * 4;
+                const int m = m0 + wm + i * 16 + row, n = n0 + wn + j * 16 + column;
+                const float4 four = *reinterpret_cast<const float4 *>(&patch[row * S::PATCH_PITCH + column]);
+                if (m < M) write_quad(c + (long long)m * N + n, four, bias_N, n, N, activation, whole, vector_c);
+            }
+            __syncwarp();  // the next fragment replaces this one
+        }
+    }
+}
+
+#define GEMM_BODY(...)                                                   \
+    __shared__ __align__(32) float shared[Shape<__VA_ARGS__>::SHARED];   \
+    gemm<__VA_ARGS__>(shared, a, b, bias_N, c_MN, M, N, K, K_slice, activation, vector_a, vector_b, vector_c)
+#else
+#define GEMM_BODY(...) __trap()
+#endif
+
+#define GEMM(NAME, BM, BN, BK, WM, WN, A_TURNED, B_TURNED)                                                        \
+    extern "C" __global__ void __launch_bounds__(BM / WM * (BN / WN) * WARP)                                      \
+        NAME(const float *a, const float *b, const float *bias_N, float *c_MN, int M, int N, int K, int K_slice,  \
+             int activation, int vector_a, int vector_b, int vector_c) {                                          \
+        GEMM_BODY(BM, BN, BK, WM, WN, A_TURNED, B_TURNED);                                                        \
+    }
+#define GEMM_LAYOUTS(TILE, BK, WM, WN)                                    \
+    GEMM(gemm_tf32_nn_##TILE, TILE, TILE, BK, WM, WN, false, false)       \
+    GEMM(gemm_tf32_tn_##TILE, TILE, TILE, BK, WM, WN, true, false)        \
+    GEMM(gemm_tf32_nt_##TILE, TILE, TILE, BK, WM, WN, false, true)
+
+GEMM_LAYOUTS(32, 32, 16, 16)
+GEMM_LAYOUTS(64, 32, 32, 32)
+GEMM_LAYOUTS(128, 16, 32, 64)

@@ -1,0 +1,289 @@
+"""`python -m dptrain doctor` where all is well, and where one thing after the other is broken."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dptrain import doctor
+from dptrain.backend.gpus import has_driver
+from dptrain.comm import SoloCommunicator
+from dptrain.config import Config
+from dptrain.errors import DeviceError
+from tests.conftest import ROOT
+from tests.emulated import emulated, emulated_ranks, inside_emulator
+from tests.launching import Finished, dptrain
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+LABELS = (
+    *("Python", "dptrain", "NumPy", "Numba", "cores", "cache", "mpi4py", "mpirun", "launcher", "CUDA-aware"),
+    *("/dev/shm", "ulimit", "NVIDIA", "GPU", "PyCUDA", "nvcc", "kernels", "one"),
+)
+
+
+def line(done: Finished, label: str) -> str:
+    """Return the one line of the report about something, with what to do about it."""
+    found = re.findall(rf"^  (?:ok|--|!!) {re.escape(label)} .*(?:\n  +-> .*)?", done.out, re.MULTILINE)
+    assert len(found) == 1, f"{label}: {found}\n{done.out}\n{done.err}"
+    return found[0]
+
+
+def refused(done: Finished, *words: str) -> None:
+    """Check the exit code and the one message of a report that says no."""
+    assert done.code == 69, done.out + done.err
+    (message,) = done.messages
+    assert message.startswith("dptrain: --device cuda would not run here: "), message
+    assert all(word in message for word in words), message
+    assert "Traceback" not in done.out + done.err
+    assert "--device auto -> " in done.out
+
+
+def script(folder: Path, name: str, text: str) -> str:
+    """Make a program and return a PATH that finds it first."""
+    place = folder / "bin" / name
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(f"#!/bin/sh\n{text}\n")
+    place.chmod(0o755)
+    return f"{place.parent}:/usr/bin:/bin"
+
+
+def without(package: str, folder: Path) -> str:
+    """Return a PYTHONPATH under which a package cannot be imported."""
+    (folder / "sitecustomize.py").write_text(f"import sys; sys.modules[{package!r}] = None")
+    return f"{folder}:{ROOT}"
+
+
+def test_all_is_well():
+    done = emulated_ranks(0, "-m", "dptrain", "doctor")
+    assert (done.code, done.err) == (0, "")
+    for label in LABELS:
+        assert len(re.findall(rf"^  (?:ok|--) {re.escape(label)} ", done.out, re.MULTILINE)) == 1, label
+    assert re.search(r"GPU-[0-9a-f-]{36}, 8\.0 GiB, 8\.0 GiB free, sm_90$", line(done, "GPU 0"))
+    assert "as NumPy computes it" in line(done, "one op")
+    assert "none: one process" in line(done, "launcher")
+    assert "--device auto -> Emulated GPU" in done.out
+    assert done.out.endswith("\n--device cuda would run here.\n")
+    assert "One step of" not in done.out
+
+
+def test_kernels_are_compiled_at_the_first_call(tmp_path):
+    sources = len(list((ROOT / "kernels").glob("*.cu")))
+    for compiled in (0, sources - 1):  # without TF32's, which nobody has asked for
+        done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path))
+        assert (done.code, done.err) == (0, "")
+        assert f" {compiled} of {sources} compiled for sm_90" in line(done, "kernels")
+
+
+@pytest.mark.parametrize("options", [[], ["--gpu-select", "index"], ["--share-gpu"]])
+def test_all_ranks_take_part(options):
+    devices = "1" if "--share-gpu" in options else "2"
+    done = emulated_ranks(2, "-m", "dptrain", "doctor", *options, EMULATOR_DEVICES=devices, COLUMNS="150")
+    assert (done.code, done.err) == (0, "")
+    rows = [row.split("│") for row in done.out.splitlines() if row.startswith("│")]
+    assert [row[1].strip() for row in rows] == ["0", "1"]
+    assert len({row[3] for row in rows}) == 2
+    assert len({re.findall(r"GPU-[0-9a-f-]{36}", row[4])[0] for row in rows}) == int(devices)
+    assert "2 ranks, 2 on this node" in line(done, "launcher")
+    assert re.search(
+        r"global batch 128 on 2 ranks: .* compute \d+ %, copy \d+ %, MPI \d+ %; all of it on one", done.out
+    )
+    assert ("independent runs" in done.out) != ("of one rank's time a step" in done.out)
+
+
+def test_the_split_is_of_the_configured_model():
+    done = dptrain(2, "doctor", "--device", "cpu", "--hidden", "7", "--batch-size", "12", "--dropout", "0.5")
+    assert "--device cpu -> CPU" in done.out
+    assert re.search(r"global batch 12 on 2 ranks: [\d,]+ us, of which compute \d+ %, copy \d %, MPI \d+ %;", done.out)
+
+
+def test_more_ranks_than_gpus():
+    done = emulated_ranks(3, "-m", "dptrain", "doctor", EMULATOR_DEVICES="2")
+    refused(done, ": 3 ranks, 2 GPUs; use -n 2, --share-gpu or --device cpu")
+
+
+def test_a_gpu_on_one_rank_only(tmp_path):
+    run = 'test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 0 || export CUDA_VISIBLE_DEVICES=\nexec "$@"'
+    script(tmp_path, "wrapper", run)
+    mpirun = Path(sys.executable).with_name("mpirun")
+    if not mpirun.exists():
+        pytest.skip("no mpirun beside Python")
+    command = [str(mpirun), "-n", "2", str(tmp_path / "bin" / "wrapper"), sys.executable, "-m", "dptrain", "doctor"]
+    done = emulated(*command)
+    refused(done, "rank 1: no GPU: ", "CUDA_ERROR_NO_DEVICE")
+    assert "it is refused: some ranks have a GPU and others have none" in done.out
+    assert re.search(r"^  ok one op .*\n  !! one op .*no GPU.*\(rank 1\)$", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_hidden_gpus(ranks):
+    done = emulated_ranks(ranks, "-m", "dptrain", "doctor", CUDA_VISIBLE_DEVICES="")
+    refused(done, "CUDA_ERROR_NO_DEVICE (CUDA_VISIBLE_DEVICES=)")
+    assert "unset it" in line(done, "NVIDIA driver")
+
+
+def test_no_pycuda(tmp_path):
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=without("pycuda", tmp_path))
+    refused(done, "PyCUDA: not installed")
+    assert "!! PyCUDA" in line(done, "PyCUDA")
+    assert "pip install 'dptrain[cuda]'" in line(done, "PyCUDA")
+    assert "an NVIDIA driver is here, but no PyCUDA" in done.out
+
+
+def test_no_driver(tmp_path):
+    if has_driver():
+        pytest.skip("this machine has an NVIDIA driver")
+    for ranks in (0, 2):
+        done = dptrain(ranks, "doctor", PYTHONPATH=without("pycuda", tmp_path))
+        refused(done, "the driver's library does not load")
+        assert "install or repair the driver" in line(done, "NVIDIA driver")
+        assert "--device auto -> CPU, " in done.out
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return 999;", "cuInit fails: error 999"),
+        ("__builtin_trap();", "a process that asks the driver is killed by signal 4"),
+        ("*(volatile int *)0 = 1; return 0;", "a process that asks the driver is killed by signal 11"),
+        ("_exit(3);", "a process that asks the driver exits with 3"),
+    ],
+)
+def test_a_damaged_driver(tmp_path, body, expected):
+    source = tmp_path / "driver.c"
+    source.write_text(
+        f"#include <unistd.h>\nint cuInit(unsigned flags) {{ {body} }}\n"
+        "int cuDriverGetVersion(int *version) { *version = 12040; return 0; }\n"
+    )
+    try:
+        library = str(tmp_path / "libcuda.so.1")
+        subprocess.run(["gcc", "-shared", "-fPIC", "-O0", "-w", "-o", library, str(source)], check=True)
+    except OSError:
+        pytest.skip("no C compiler")
+    for device in ("auto", "cuda"):
+        done = dptrain(0, "doctor", "--device", device, LD_LIBRARY_PATH=str(tmp_path))
+        assert done.code == 69
+        assert len(done.messages) == 1
+        assert expected in done.messages[0]
+        assert expected in line(done, "NVIDIA driver")
+
+
+def test_no_nvcc(tmp_path):
+    hide = "import os\nreal = os.access\nos.access = lambda path, mode: 'nvcc' not in str(path) and real(path, mode)\n"
+    (tmp_path / "sitecustomize.py").write_text(hide)
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    refused(done, "no nvcc on PATH")
+    assert "install the CUDA toolkit" in line(done, "nvcc")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "code"),
+    [
+        ("echo broken >&2; exit 1", "--version fails: broken", 69),
+        ("kill -11 $$", "--version fails: killed by signal 11", 69),
+        ("test $1 = --version && echo release 13.0 && exit; echo too bad; exit 1", "13.0, ", 69),
+        ('test $1 = --list-gpu-code && echo sm_50 sm_75 && exit; exec "$REAL" "$@"', "does not know sm_90", 0),
+    ],
+)
+def test_a_broken_nvcc(tmp_path, text, expected, code):
+    path = script(tmp_path, "nvcc", text)
+    command = f'REAL=$(command -v nvcc) PATH={path} exec "{sys.executable}" -m dptrain doctor'
+    done = emulated("sh", "-c", command, DPTRAIN_CACHE=str(tmp_path / "cache"))
+    assert done.code == code, done.out + done.err
+    assert expected in line(done, "nvcc")
+    if code:
+        refused(done, "nvcc")
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path / "file" / "cache"))
+    refused(done, "cannot keep the compiled CUDA kernels there")
+    assert "set DPTRAIN_CACHE to a folder that can be written" in line(done, "cache")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_full_gpu(ranks):
+    done = emulated_ranks(ranks, "-m", "dptrain", "doctor", EMULATOR_MEMORY="1K", EMULATOR_DEVICES="2")
+    refused(done, "CUDA out of memory on Emulated GPU")
+    assert ("could not be measured: CUDA out of memory" in done.out) == (ranks == 2)
+
+
+def test_no_mpi4py(tmp_path):
+    alone = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=without("mpi4py", tmp_path))
+    assert alone.code == 0, alone.err
+    assert "!! mpi4py" in line(alone, "mpi4py")
+    several = dptrain(2, "doctor", PYTHONPATH=without("mpi4py", tmp_path))
+    refused(several, "the ranks cannot talk to each other")
+    assert "mpi4py halted" in line(several, "launcher")
+
+
+def test_a_launcher_of_another_mpi():
+    done = dptrain(0, "doctor", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+    refused(done, "the ranks cannot talk to each other")
+    assert "Open MPI started 2 processes" in line(done, "launcher")
+    other = dptrain(0, "doctor", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
+    assert (other.code, other.out, other.err) == (69, "", "")
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "expected"),
+    [
+        ("echo 'mpirun (Open MPI) 4.1.4'", "!!", r"is Open MPI's, mpi4py uses MPICH: .*\n .*-> start with .*mpirun"),
+        ("echo 'HYDRA build details:'", "ok", r"bin/mpirun \(MPICH\)"),
+        ("echo 'Intel(R) MPI Library for Linux* OS, Version 2021.1'", "ok", r"\(Intel MPI\)"),
+        ("echo no >&2; exit 2", "!!", "--version fails: no"),
+    ],
+)
+def test_mpirun_belongs_to_the_library(tmp_path, said, state, expected):
+    if doctor._family(doctor.Context(Config(), SoloCommunicator()).mpi_library[1]) != "MPICH":
+        pytest.skip("mpi4py does not use MPICH here")
+    done = dptrain(0, "doctor", PATH=script(tmp_path, "mpirun", said))
+    found = line(done, "mpirun")
+    assert found.startswith(f"  {state} ")
+    assert re.search(expected, found), found
+
+
+def test_whose_mpi():
+    said = {
+        "Open MPI v5.0.11, package: x": "Open MPI",
+        "mpirun (Open MPI) 4.1.4": "Open MPI",
+        "MPICH Version:      5.0.2": "MPICH",
+        "Intel(R) MPI Library 2021.9 for Linux* OS": "Intel MPI",
+        "MVAPICH Version: 4.0, based on MPICH": "MVAPICH",
+        "": "an unknown MPI",
+    }
+    assert {one: doctor._family(one) for one in said} == said
+
+
+def test_a_check_that_fails_is_a_line():
+    def _nonsense(context: doctor.Context) -> list[doctor.Row]:
+        raise DeviceError("nothing works") if context.comm.size == 1 else ValueError
+
+    (row,) = doctor._isolated(_nonsense, doctor.Context(Config(), SoloCommunicator()))
+    assert (row.label, row.text, row.state) == ("nonsense", "cannot be looked at: nothing works", "bad")
+
+
+def test_a_gpu_that_computes_wrongly(monkeypatch):
+    """A backend whose dense layer is off is refused, not only one that raises."""
+    from dptrain.backend.numpy import NumpyBackend
+
+    class Wrong(NumpyBackend):
+        def dense_forward(self, x_BI, kernel_IO, bias_O, activation, y_BO):
+            super().dense_forward(x_BI, kernel_IO, bias_O, activation, y_BO)
+            y_BO[-1, -1] += 1e-3
+
+    context = doctor.Context(Config(), SoloCommunicator())
+    context.driver = {"cuda": "13.0", "error": None, "gpus": [{}]}
+    context.pycuda = (0, "1")
+    for kind, state in ((NumpyBackend, "ok"), (Wrong, "bad")):
+        monkeypatch.setattr(doctor.backends, "create", lambda *_, made=kind, **__: made())
+        row, backend = doctor.try_gpu(context, doctor.Place())
+        assert (row.state, backend is None) == (state, state == "bad")
+
+
+def test_help_mentions_it():
+    done = dptrain(0, "--help")
+    assert "python -m dptrain [train|doctor] [options]" in done.out
+    assert "python -m dptrain doctor " in done.out

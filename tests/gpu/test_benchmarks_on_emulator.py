@@ -1,0 +1,168 @@
+"""The GPU's benchmark scripts run through on the emulated driver; what they time there means nothing."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.emulated import emulated, inside_emulator
+from tests.launching import run
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def test_dptrain_trains_and_is_timed(tmp_path):
+    output = tmp_path / "out.md"
+    arguments = ["--quick", "--frameworks", "dptrain", "--precision", "float32", "--output", str(output)]
+    done = emulated(sys.executable, str(BENCHMARKS / "gpu_mlp.py"), *arguments, PYTHONWARNINGS="")
+    assert (done.code, done.err) == (0, ""), done.out
+    measured = json.loads(output.with_suffix(".json").read_text())["measured"]
+    assert [one["work"]["hidden"] for one in measured] == [[16], [12, 8]]
+    for one in measured:
+        row = one["rows"]["dptrain"]
+        assert row["failed"] == ""
+        assert len(row["speeds"]) == 2
+        assert row["check"][1] < row["check"][0]
+        seconds, kernels = row["kernels"]
+        assert seconds > 0
+        assert kernels > 5 * len(one["work"]["hidden"])
+    text = output.read_text()
+    assert "The losses agree." in text
+    assert "On the emulated driver" in text
+
+
+def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
+    pytest.importorskip("torch", reason="needs the extra 'peers'")
+    # JAX is "installed" and does not import.
+    (tmp_path / "jax.py").write_text("raise ImportError('broken on purpose')")
+    output = tmp_path / "out.md"
+    arguments = ["--quick", "--device", "cpu", "--frameworks", "dptrain,PyTorch,PyTorch-graph,JAX"]
+    done = run(
+        [sys.executable, str(BENCHMARKS / "gpu_mlp.py"), *arguments, "--precision", "float32", "--output", str(output)],
+        timeout=300,
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
+        PYTHONWARNINGS="",
+    )
+    assert (done.code, done.err) == (0, ""), done.out
+    for one in json.loads(output.with_suffix(".json").read_text())["measured"]:
+        assert one["rows"]["JAX"]["failed"] == "ImportError: broken on purpose"
+        for name in ("dptrain", "PyTorch", "PyTorch-graph"):
+            assert len(one["rows"][name]["speeds"]) == 2, one["rows"][name]["failed"]
+            assert one["rows"][name]["check"] == pytest.approx(one["rows"]["dptrain"]["check"], rel=1e-3)
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """The scripts' modules."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import common
+    import gpu_mlp
+
+    yield common, gpu_mlp
+    for name in ("common", "gpu_mlp"):
+        del sys.modules[name]
+
+
+def test_other_losses_are_noticed(scripts):
+    _, gpu_mlp = scripts
+    work = gpu_mlp.Work("", 32, (128,), "float32", "cuda", 0)
+
+    def complaints(**rows):
+        return gpu_mlp.disagreements(gpu_mlp.Measured(work, 100, 1, 1, {name: rows[name] for name in rows}, ""))
+
+    ours = gpu_mlp.Row(check=[0.40, 0.20], speeds=[1.0], losses=[0.1, 0.1])
+    assert complaints(dptrain=ours, peer=gpu_mlp.Row(check=[0.401, 0.201], losses=[0.11])) == []
+    (line,) = complaints(dptrain=ours, peer=gpu_mlp.Row(check=[0.40, 0.21]))
+    assert line == "float32, 784-128-10, batch 32: peer has loss 0.2100 in the same order, dptrain has 0.2000"
+    assert len(complaints(dptrain=ours, peer=gpu_mlp.Row(check=[float("nan"), 0.2]))) == 1
+    assert len(complaints(dptrain=ours, peer=gpu_mlp.Row(losses=[0.2]))) == 1
+
+
+def test_workers_that_hang_or_end(scripts):
+    common, _ = scripts
+    started = time.monotonic()
+    silent = common.WorkerProcess("silent", [sys.executable, "-c", "import time; time.sleep(600)"], quiet=True)
+    with pytest.raises(common.WorkerTimeoutError, match="no answer within 1 s"):
+        silent.ask("?", timeout=1)
+    silent.close()
+    code = "import sys; input(); print('why', file=sys.stderr); sys.exit(3)"
+    ended = common.WorkerProcess("ended", [sys.executable, "-c", code], quiet=True)
+    with pytest.raises(common.WorkerError, match="exit code 3: why"):
+        ended.ask("?", timeout=60)
+    ended.close()
+    assert time.monotonic() - started < 60
+
+
+def test_the_probe_runs_through(tmp_path):
+    script = str(BENCHMARKS / "gpu_probe.py")
+    done = emulated(sys.executable, script, "--quick", "--out", str(tmp_path), PYTHONWARNINGS="")
+    answers = json.loads((tmp_path / "gpu-probe.json").read_text())["answers"]
+    bad = {name: one for name, one in answers.items() if one["status"] in ("failed", "not asked", "no")}
+    assert (done.code, done.err, bad) == (0, "", {})
+    assert answers["cluster_16"]["status"] == answers["cluster_16_unset"]["status"] == "yes"
+    assert answers["cluster_16"]["values"]["ranks"] == [*range(16), *range(16)]
+    assert answers["graphs_by_ctypes"]["status"] == "not supported here"
+    assert answers["resident_8_large"]["values"]["cuOccupancyMaxActiveClusters"] == 132 // 8
+    assert set(_files(tmp_path)) == {"gpu-probe.md", "gpu-probe.json", "gpu-probe-sm_90.cubin"}
+
+
+def test_a_barrier_of_too_many_blocks_ends(tmp_path):
+    """The wait that would hang a GPU ends, and the answer says so."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import gpu_probe; from pathlib import Path\n"
+        f"gpu_probe.LIMIT = 100000\n"
+        f"lab = gpu_probe.Lab(Path({str(tmp_path)!r}), True)\n"
+        "function = lab.kernel('grid_barrier', 'PPPiiqPP')\n"
+        "counter = lab.upload(lab.np.full(1, 2**32 - 8, 'uint32'))\n"  # the count runs over before it is reached
+        "failed, values, clock, timer = lab.zeros(1), lab.zeros(4), lab.zeros(1, 'int64'), lab.zeros(1, 'uint64')\n"
+        "lab.launch(function, 4, 32, counter, failed, values, 1000, 0, 100000, clock, timer)\n"
+        "print(lab.read(failed, 1)[0]); del function, counter, failed, values, clock, timer; lab.close()\n"
+    )
+    done = emulated(sys.executable, "-c", code, PYTHONWARNINGS="", EMULATOR_LEAKS="off")
+    assert (done.code, done.out) == (0, "1\n"), done.err
+
+
+SESSION = BENCHMARKS / "gpu_session.sh"
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "result"),
+    [
+        ("probe", {"PROBE_ARGUMENTS": "--quick --only machine,cluster_8"}, "probe/gpu-probe.json"),
+        ("bench", {"BENCH_ARGUMENTS": "--quick --frameworks dptrain --hidden 8"}, "gpu-mlp.json"),
+    ],
+)
+def test_a_stage_of_the_session(tmp_path, stage, options, result):
+    done = emulated("bash", str(SESSION), stage, str(tmp_path), PYTHON=sys.executable, cwd=tmp_path, **options)
+    assert done.code == 0, done.out + done.err
+    assert json.loads((tmp_path / result).read_text())
+    lines = (tmp_path / "summary.txt").read_text().splitlines()
+    assert [line.split()[:2] for line in lines[1:-1]] == [[stage, "ok"]]
+    assert lines[-1].startswith("-- 0 step(s) failed")
+
+
+def test_a_session_that_fails_or_cannot_begin(tmp_path):
+    options = {"PYTHON": sys.executable, "BENCH_ARGUMENTS": "--quick --hidden nonsense"}
+    failed = emulated("bash", str(SESSION), "bench", str(tmp_path / "a"), **options)
+    assert failed.code == 1
+    assert "FAILED (2)" in (tmp_path / "a" / "summary.txt").read_text()
+    wrong = run(["bash", str(SESSION), "everything", str(tmp_path / "b")])
+    assert (wrong.code, wrong.err) == (2, "unknown stage 'everything': one of tests sanitize probe bench all\n")
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "pycuda.py").write_text("raise ImportError('no libcuda.so.1')")
+    blind = run(
+        ["bash", str(SESSION), "probe", str(tmp_path / "c")],
+        PYTHON=sys.executable,
+        PYTHONPATH=str(tmp_path),
+        PYTHONWARNINGS="",
+    )
+    assert blind.code == 2, blind.out + blind.err
+    assert "CANNOT BEGIN: ImportError: no libcuda.so.1" in blind.out
+
+
+def _files(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]

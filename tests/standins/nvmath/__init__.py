@@ -1,0 +1,8 @@
+"""A stand-in for the parts of nvmath-python that dptrain/backend/cublaslt.py calls; see bindings/cublasLt.py."""
+
+from enum import IntEnum
+
+
+class CudaDataType(IntEnum):
+    CUDA_R_32F = 0
+    CUDA_R_64F = 1
