@@ -131,7 +131,8 @@ class Dptrain(Trainee):
             def on_epoch_begin(self, epoch: int) -> None:
                 self.started = time.perf_counter()
 
-            def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+                assert logs is not None
                 done.append(Epoch(time.perf_counter() - self.started, logs["loss"]))
 
         self.model.compile(

@@ -88,11 +88,11 @@ def train(config: Config, comm: Communicator) -> int:
     if config.fast_dev_run:
         data = _small_evaluation(data)
     phase.enter("model")
-    sampler = comm.agree("configuration", lambda: _sampler(config, data, comm))
+    sampler = comm.agree("configuration", lambda: _shorten(config, _sampler(config, data, comm)))
     model = comm.agree("model", lambda: build_model(config, data))
     device = model.describe_device(comm)
     quiet = config.verbose == 0
-    devices = _show_start(config, data, model, sampler, device, comm, quiet)
+    devices = _show_start(config, data, model, sampler.steps, device, comm, quiet)
     with ExitStack() as stack:
         run = _open_run(config, data, comm, stack)
         callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch)]
@@ -201,12 +201,10 @@ def _optimizer(config: Config) -> optimizers.Optimizer:
 
 def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
     chosen = config.train
-    available = -(-data.train.total // chosen.batch_size)
     common: dict[str, Any] = {
         "seed": config.seed,
         "shuffle": chosen.shuffle,
         "drop_last": chosen.drop_last,
-        "steps_per_epoch": min(_DEV_STEPS, available) if config.fast_dev_run else chosen.steps_per_epoch,
     }
     if config.data.sharding == "static":
         if chosen.shards_per_batch is not None:
@@ -215,6 +213,19 @@ def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
     return GlobalSampler(
         data.train.total, chosen.batch_size, comm.rank, comm.size, shards_per_batch=chosen.shards_per_batch, **common
     )
+
+
+def _shorten(config: Config, sampler: Sampler) -> Sampler:
+    """Let every epoch of a sampler end after the configured number of steps.
+
+    Raises:
+        ConfigError: that is beyond the end of the data.
+    """
+    asked = min(_DEV_STEPS, sampler.steps) if config.fast_dev_run else config.train.steps_per_epoch
+    if asked is not None and asked > sampler.steps:
+        raise ConfigError(f"train.steps_per_epoch = {asked}: the data gives {sampler.steps} steps at this batch size")
+    sampler.steps = sampler.steps if asked is None else asked
+    return sampler
 
 
 def _epochs(config: Config) -> int:
@@ -249,7 +260,7 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
 
 
 def _show_start(
-    config: Config, data: LoadedData, model: Sequential, sampler: Sampler, device: str, comm: Communicator, quiet: bool
+    config: Config, data: LoadedData, model: Sequential, steps: int, device: str, comm: Communicator, quiet: bool
 ) -> list[list[Any]]:
     """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
     rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
@@ -261,7 +272,7 @@ def _show_start(
         print(
             f"{data.name}: {data.train.total} + {data.test.total} samples; "
             f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
-            f"global batch {config.train.batch_size}, {sampler.steps} steps an epoch",
+            f"global batch {config.train.batch_size}, {steps} steps an epoch",
             flush=True,
         )
     return rows

@@ -2,22 +2,31 @@
 
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain import losses, metrics, optimizers
-from dptrain.backend.base import Backend, flat_features
+from dptrain.backend.base import Backend
 from dptrain.comm import Communicator
-from dptrain.data.checks import check_labels
 from dptrain.data.loading import Split, fingerprint
-from dptrain.data.sampling import GlobalSampler, Sampler
+from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler
 from dptrain.devices import open_backend
-from dptrain.errors import AgreedError, ConfigError, DataError, DeviceError, DeviceMemoryError
+from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.failure import end_job, phase
+from dptrain.inputs import (
+    Samples,
+    check_features,
+    check_samples,
+    evaluation_batches,
+    evaluation_sampler,
+    split_off,
+    unpack,
+    weights_of_classes,
+)
 from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
 from dptrain.losses import Loss
@@ -25,10 +34,11 @@ from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
-from dptrain.train.callbacks import Callback, History
+from dptrain.train.batches import ArrayBatches, Batches
+from dptrain.train.callbacks import Callback, CallbackList, History
 from dptrain.train.callbacks.progress import for_verbosity
 from dptrain.train.replica import Replica
-from dptrain.train.trainer import Trainer
+from dptrain.train.trainer import EVALUATION_ROWS, Trainer
 from dptrain.utils import check_seed, default_seed
 
 T = TypeVar("T")
@@ -60,6 +70,8 @@ class Sequential:
         self._architecture: Architecture | None = None
         self._replica: Replica | None = None
         self._weights: Array | None = None
+        self.history: History | None = None
+        self.stop_training = False
         self._trainer_kept: Trainer | None = None
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
         self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
@@ -164,16 +176,23 @@ class Sequential:
 
     def fit(
         self,
-        x: Array,
-        y: Array,
-        batch_size: int = 32,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
         epochs: int = 1,
         verbose: str | int = "auto",
         callbacks: Sequence[Callback] | None = None,
-        *,
-        validation_data: tuple[Array, Array] | None = None,
-        shuffle: bool = True,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: bool | Literal["batch"] = True,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
         steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: int | Sequence[int] = 1,
+        *,
         drop_last: bool = False,
     ) -> History:
         """Train. Collective.
@@ -181,17 +200,24 @@ class Sequential:
         Args:
             x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory.
             y: (rows,) or (rows, 1) integer labels, or (rows, *output_shape) values, as the loss takes them.
-            batch_size: samples of a global batch, over all ranks together.
-            epochs: how many times through the data.
+            batch_size: samples of a global batch, over all ranks together; 32 if not given.
+            epochs: number of the last epoch.
             verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 on a terminal and else 2.
             callbacks: called on every rank.
-            validation_data: (x, y) to evaluate after every epoch.
-            shuffle: a new order every epoch, f(seed, epoch).
-            steps_per_epoch: end epochs after that many steps.
+            validation_split: this fraction of the samples, the last ones, is evaluated instead of trained on.
+            validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs.
+            shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only.
+            class_weight: weights of samples by their label, 1 where it is not named.
+            sample_weight: (rows,) weights of the samples in the loss.
+            initial_epoch: number of epochs that are done already.
+            steps_per_epoch: end epochs after that many steps; the next goes on in the data where the last has ended.
+            validation_steps: evaluate that many batches of the validation data.
+            validation_batch_size: of these batches, over all ranks together.
+            validation_freq: evaluate after every so many epochs, or after those whose numbers, from 1, are given.
             drop_last: leave out a last batch that is not full (not in Keras).
 
         Returns:
-            The history of losses and metrics, global values, the same on every rank.
+            The history of losses and metrics, global values, the same on every rank; also `model.history`.
 
         Raises:
             ConfigError: `compile` was not called, or an argument is out of range (a ValueError, as in Keras).
@@ -199,37 +225,56 @@ class Sequential:
             AgreedError: either of these, on all ranks, under mpirun.
         """
         comm = self._start("fit", x)
-        if epochs < 0:
-            raise ConfigError(f"epochs = {epochs}: expected an integer >= 0")
+        size = 32 if batch_size is None else batch_size
 
-        def prepare() -> tuple[Split, Split | None, Sampler]:
-            train = self._split(x, y, comm)
-            validation = None if validation_data is None else self._split(*validation_data, comm)
+        def prepare() -> tuple[Samples, Samples | None, Sampler]:
+            _check_numbers(epochs, initial_epoch, steps_per_epoch, validation_steps, validation_freq)
+            train = self._samples(x, y, sample_weight, class_weight)
+            validation = None
+            if validation_data is not None:
+                validation = self._samples(*unpack(validation_data, "validation_data"))
+            elif validation_split:
+                train, validation = split_off(train, validation_split)
             sampler = GlobalSampler(
-                len(train.x),
-                batch_size,
-                comm.rank,
-                comm.size,
-                seed=self.seed,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                steps_per_epoch=steps_per_epoch,
+                len(train), size, comm.rank, comm.size, seed=self.seed, shuffle=shuffle, drop_last=drop_last
             )
             return train, validation, sampler
 
         train, validation, sampler = self._agreed(comm, "fit", prepare)
+        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=steps_per_epoch or sampler.steps)
         if comm.size > 1:
             # A rank with another number of steps would leave the others waiting; with other data or another batch size
             # each would compute the gradient of something else.
             facts = {
                 "the training sets (shapes, dtypes, checksum) differ": fingerprint(train.x, train.y),
-                "arguments": [batch_size, epochs, validation is None, shuffle, steps_per_epoch, drop_last],
+                "arguments": [size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last, train.weights is None],
+                "validation": [
+                    None if validation is None else list(np.shape(validation.x)),
+                    validation_steps,
+                    validation_batch_size,
+                    validation_freq if isinstance(validation_freq, int) else list(validation_freq),
+                ],
                 "seed": self.seed,
                 "layers": [[type(layer).__name__, layer.config()] for layer in self.layers],
                 "compiled": self._describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
-        return self.fit_splits(train, validation, sampler, epochs=epochs, verbose=verbose, callbacks=callbacks or ())
+        trainer = self._trainer(comm)
+        store = trainer.replica.as_stored
+        watched = hooks.has_batch_hooks("test")
+        evaluated = None
+        if validation is not None:
+            per_batch = validation_batch_size or (size if watched or validation_steps else None)
+            evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps)
+        return self._fit(
+            ArrayBatches(train.stored(store), sampler, steps_per_epoch),
+            evaluated,
+            hooks,
+            comm,
+            epochs=epochs,
+            initial_epoch=initial_epoch,
+            validation_freq=validation_freq,
+        )
 
     def fit_splits(
         self,
@@ -241,31 +286,46 @@ class Sequential:
         verbose: str | int = "auto",
         callbacks: Sequence[Callback] = (),
     ) -> History:
-        """Train on data that is already shared out among the ranks, in the order of a sampler. Collective.
-
-        What `fit` and the command line have in common.
-        """
+        """Train on data that is already shared out among the ranks, in the order of a sampler. Collective."""
         comm = self._start("fit", train.x)
-        history = History()
-        shown = for_verbosity(verbose, comm.rank, sys.stdout.isatty())
+        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=sampler.steps)
+        store = self._trainer(comm).replica.as_stored
+        evaluated = None
+        if validation is not None:
+            own = LocalSampler(*validation.mine, EVALUATION_ROWS)
+            evaluated = ArrayBatches(store(validation.x, validation.y), own)
+        return self._fit(ArrayBatches(store(train.x, train.y), sampler), evaluated, hooks, comm, epochs=epochs)
+
+    def _fit(
+        self, train: Batches, validation: Batches | None, hooks: CallbackList, comm: Communicator, **arguments: Any
+    ) -> History:
+        """What all ways into a training have in common."""
+        self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
-        self._collectively(
-            comm,
-            lambda: trainer.fit(
-                train, sampler, epochs=epochs, validation=validation, callbacks=[history, *shown, *callbacks]
-            ),
-        )
-        return history
+        self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+        return self.history
 
     def evaluate(
-        self, x: Array, y: Array, verbose: str | int = "auto", *, return_dict: bool = False
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        return_dict: bool = False,
     ) -> list[float] | float | dict[str, float]:
         """Return the mean loss and metrics over x. Collective.
 
         Args:
             x: as in `fit`.
             y: as in `fit`.
+            batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
+            sample_weight: as in `fit`.
+            steps: end after that many batches (of 32, if no batch_size is given).
+            callbacks: called on every rank.
             return_dict: return a dictionary by log key.
 
         Returns:
@@ -276,27 +336,113 @@ class Sequential:
             DataError: data that does not fit the model.
         """
         comm = self._start("evaluate", x)
-        split = self._agreed(comm, "evaluate", lambda: self._split(x, y, comm))
-        logs = self._collectively(comm, lambda: self._trainer(comm).evaluate(split))
+        samples = self._agreed(comm, "evaluate", lambda: self._samples(x, y, sample_weight))
+        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
+        size = batch_size or (32 if hooks.has_batch_hooks("test") else None)
+        trainer = self._trainer(comm)
+        batches = self._agreed(
+            comm, "evaluate", lambda: evaluation_batches(samples, trainer.replica.as_stored, comm, size, steps)
+        )
+        hooks.params["steps"] = batches.steps
+        logs = self._collectively(comm, lambda: trainer.evaluate(batches, hooks))
         if comm.rank == 0 and verbose != 0:
             print(" - ".join(f"{key}: {value:.4f}" for key, value in logs.items()), flush=True)
-        if return_dict:
-            return logs
-        values = list(logs.values())
-        return values if len(values) > 1 else values[0]
+        return _in_order(logs, return_dict)
 
-    def predict(self, x: Array) -> Array:
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        steps: int | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> Array:
         """Return the model's outputs, (rows, *output_shape), on every rank. Collective.
 
         Args:
             x: as in `fit`.
+            batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
+            verbose: not used: nothing is printed.
+            steps: end after that many batches (of 32, if no batch_size is given).
+            callbacks: called on every rank.
 
         Raises:
             DataError: data that does not fit the model.
         """
         comm = self._start(None, x)
-        samples = self._agreed(comm, "predict", lambda: self._features(x))
-        return self._collectively(comm, lambda: self._trainer(comm).predict(samples))
+        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
+        size = batch_size or (32 if steps or hooks.has_batch_hooks("predict") else None)
+
+        def prepare() -> tuple[Array, Sampler]:
+            samples = check_features(x, self.architecture)
+            if steps is not None and size is not None:
+                samples = samples[: steps * size]
+            return samples, evaluation_sampler(len(samples), comm, size)
+
+        samples, sampler = self._agreed(comm, "predict", prepare)
+        hooks.params["steps"] = sampler.steps
+        batches = ArrayBatches([samples.reshape(len(samples), -1)], sampler)
+        return self._collectively(comm, lambda: self._trainer(comm).predict(batches, len(samples), hooks))
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> list[float] | float | dict[str, float]:
+        """Make one update from one global batch, which every rank has and takes its part of. Collective.
+
+        Returns:
+            The means of loss and metrics since `reset_metrics`, as Keras; in the form of `evaluate`.
+
+        Raises:
+            ConfigError: `compile` was not called.
+            DataError: data that does not fit the model.
+        """
+        comm = self._start("train_on_batch", x)
+        samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
+        batches = self._one_batch(samples, comm)
+        return _in_order(self._collectively(comm, lambda: self._trainer(comm).train_on_batch(batches)), return_dict)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> list[float] | float | dict[str, float]:
+        """Add the loss and metrics of one global batch to those since `reset_metrics`; return the means. Collective.
+
+        Raises:
+            ConfigError: `compile` was not called.
+            DataError: data that does not fit the model.
+        """
+        comm = self._start("test_on_batch", x)
+        samples = self._agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
+        batches = self._one_batch(samples, comm)
+        return _in_order(self._collectively(comm, lambda: self._trainer(comm).test_on_batch(batches)), return_dict)
+
+    def predict_on_batch(self, x: Any) -> Array:
+        """Return the model's outputs for one batch, on every rank. Collective.
+
+        Raises:
+            DataError: data that does not fit the model.
+        """
+        return self.predict(x, batch_size=max(len(x), comms.current().size))
+
+    def reset_metrics(self) -> None:
+        """Start new means of loss and metrics, for `train_on_batch` and `test_on_batch`."""
+        if self._replica is not None and self._compiled is not None:
+            self._replica.reset_totals()
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that the model was compiled with.
+
+        Raises:
+            ConfigError: `compile` was not called.
+        """
+        if self._compiled is None:
+            raise ConfigError("You must call `compile()` before using the optimizer.")
+        return self._compiled[1]
 
     # Weights
 
@@ -366,7 +512,7 @@ class Sequential:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
         phase.enter(method or "predict")
-        if self._architecture is None and self.layers and self.layers[0].input_shape is None:
+        if self._architecture is None and self.layers and self.layers[0].input_shape is None and x is not None:
             self.build(tuple(np.shape(x)[1:]))
         return comms.current()
 
@@ -433,35 +579,37 @@ class Sequential:
             self._weights = self.architecture.layout.initial(self.seed, np.float64)
         return self._weights.copy()
 
-    def _features(self, x: Array) -> Array:
-        """Return x as an array after checking it against the model."""
-        x = np.asarray(x)
-        expected = self.architecture.input_shape
-        if x.dtype.kind not in "uifb":
-            raise DataError(f"x has dtype {x.dtype}: expected real numbers")
-        if x.shape[1:] != expected:
-            raise DataError(
-                f"model expects {flat_features(expected)} features of shape {expected}, data has "
-                f"{flat_features(x.shape[1:])} of shape {x.shape[1:]}"
-            )
-        return x
-
-    def _split(self, x: Array, y: Array, comm: Communicator) -> Split:
-        """Return x and y as a split after checking them against the model and the loss."""
+    def _samples(
+        self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
+    ) -> Samples:
+        """Return a user's arrays after checking them against the model and the loss."""
         assert self._compiled is not None
-        features, targets = self._features(x), np.asarray(y)
-        if len(features) != len(targets):
-            raise DataError(f"x has {len(features)} samples, y has {len(targets)}")
-        output = self.architecture.output_shape
-        if self._compiled[0].takes_labels:
-            check_labels(targets, output[-1], "y")
-            targets = targets.reshape(len(targets))
-        else:
-            if targets.ndim == 1 and output == (1,):
-                targets = targets[:, None]
-            if targets.shape[1:] != output:
-                raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
-        return Split.whole(features, targets, comm.rank, comm.size)
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
+            sample_weight = weights_of_classes(y, class_weight)
+        return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
+
+    def _one_batch(self, samples: Samples, comm: Communicator) -> Batches:
+        size = max(len(samples), comm.size)
+        sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False)
+        return ArrayBatches(samples.stored(self._trainer(comm).replica.as_stored), sampler)
+
+    def _hooks(
+        self,
+        callbacks: Sequence[Callback] | None,
+        verbose: str | int,
+        comm: Communicator,
+        *,
+        keeps_history: bool = True,
+        **params: Any,
+    ) -> CallbackList:
+        """Return the user's callbacks, and after them, as in Keras, those that are always there."""
+        chosen = list(callbacks or ())
+        if keeps_history and not any(isinstance(callback, History) for callback in chosen):
+            chosen.append(History())
+        shown = for_verbosity(verbose, comm.rank, sys.stdout.isatty())
+        return CallbackList([*chosen, *shown], self, verbose=verbose, **params)
 
 
 def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
@@ -475,6 +623,33 @@ def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
         raise ConfigError(f"--comm cuda-aware needs --device cuda: this rank computes on {backend.description}")
     if reason := comm.why_not_cuda_aware():
         raise DeviceError(f"--comm cuda-aware: {reason}; use --comm host")
+
+
+def _check_numbers(
+    epochs: int, initial_epoch: int, steps: int | None, validation_steps: int | None, frequency: int | Sequence[int]
+) -> None:
+    """Refuse numbers of `fit` that mean nothing.
+
+    Raises:
+        ConfigError: out of range.
+    """
+    for name, value, least in (
+        ("epochs", epochs, 0),
+        ("initial_epoch", initial_epoch, 0),
+        ("steps_per_epoch", steps, 1),
+        ("validation_steps", validation_steps, 1),
+        ("validation_freq", frequency if isinstance(frequency, int) else None, 1),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} = {value}: expected an integer >= {least}")
+
+
+def _in_order(logs: dict[str, float], return_dict: bool) -> list[float] | float | dict[str, float]:
+    """Return logs in the form that Keras' methods have."""
+    if return_dict:
+        return logs
+    values = list(logs.values())
+    return values if len(values) > 1 else values[0]
 
 
 def _metric(identifier: str | Metric, loss: Loss) -> Metric:

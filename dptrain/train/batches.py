@@ -61,8 +61,8 @@ class ArrayBatches(Batches):
     Args:
         arrays: features (rows, F), targets and what else belongs to a sample, (rows, ...) each.
         sampler: which rows make up which step.
-        steps_per_epoch: as Keras: epochs end after that many steps, the next one goes on where the last has ended, and a
-            pass through the data that ends earlier ends the epoch as well, with a warning. None for a pass an epoch.
+        steps_per_epoch: as Keras: epochs end after that many steps, the next one goes on where the last has ended, and
+            a pass through the data that ends earlier ends the epoch as well, with a warning. None: a pass an epoch.
     """
 
     def __init__(self, arrays: Sequence[HostArray], sampler: Sampler, steps_per_epoch: int | None = None) -> None:

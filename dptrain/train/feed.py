@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,14 @@ class Rows:
 
     arrays: tuple[Buffer, ...]
     chosen: Buffer
+
+
+class RowSource(Protocol):
+    """What a replica asks for samples."""
+
+    def rows(self, shard: Shard) -> Rows:
+        """Return the samples of the next shard, which has at least one; valid until the next call."""
+        ...
 
 
 class Feed(ABC):

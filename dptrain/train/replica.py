@@ -21,7 +21,7 @@ from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.params import ALIGNMENT
-from dptrain.train.feed import Feed, Rows
+from dptrain.train.feed import Rows, RowSource
 
 # Elements of the tail; what follows are loss and metrics.
 _WEIGHT, _LOSS, _FIRST_METRIC = 0, 1, 2
@@ -166,7 +166,7 @@ class Replica:
     # One step
 
     def forward_backward(
-        self, feed: Feed, shards: Sequence[Shard], complete_from: Callable[[int], None] | None = None
+        self, source: RowSource, shards: Sequence[Shard], complete_from: Callable[[int], None] | None = None
     ) -> None:
         """Compute the gradients, weights, loss and metrics of this rank's shards of one global batch.
 
@@ -174,19 +174,19 @@ class Replica:
         holds a whole subtree of a batch's shards gives that subtree's bits whatever the world size.
 
         Args:
-            feed: the rank's samples.
+            source: of the samples.
             shards: at least one; `reduction` holds their sum afterwards.
             complete_from: called, with falling element numbers down to 0, when ops that are queued complete
                 `reduction` from that element to its end.
         """
         tell = complete_from or (lambda element: None)
         if len(shards) == 1:
-            self._shard_gradients(feed, shards[0], 0, tell)
+            self._shard_gradients(source, shards[0], 0, tell)
             tell(0)
             return
         depth = 0
         for number, shard in enumerate(shards, start=1):
-            self._shard_gradients(feed, shard, depth, lambda element: None)
+            self._shard_gradients(source, shard, depth, lambda element: None)
             depth += 1
             while number % 2 == 0:
                 depth = self._merge(depth)
@@ -265,7 +265,7 @@ class Replica:
 
     # Inside a step
 
-    def _shard_gradients(self, feed: Feed, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
+    def _shard_gradients(self, source: RowSource, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
         reduction = self._partial(depth)
         size = self.architecture.layout.size
         if shard.rows == 0:
@@ -274,7 +274,7 @@ class Replica:
         tail = reduction[size:]
         self.backend.fill(tail, 0)
         self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], shard.rows)
-        rows = feed.rows(shard)
+        rows = source.rows(shard)
         x, y = rows.arrays
         buffers = self._buffers(shard.rows, depth)
         self._gather(x, rows.chosen)

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
-from dptrain.data.sampling import LocalSampler, Shard, cut
+from dptrain.data.sampling import Shard
 from dptrain.failure import phase
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce
-from dptrain.train.batches import ArrayBatches, Batches
+from dptrain.train.batches import Batches
 from dptrain.train.callbacks import CallbackList, Logs, StepLogs
 from dptrain.train.replica import Replica
 
@@ -106,6 +106,7 @@ class Trainer:
             if validation is not None:
                 stack.enter_context(validation.open(backend, self._data_bytes))
             self.share_parameters()
+            hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
             hooks.on_train_begin()
@@ -125,25 +126,57 @@ class Trainer:
         """Return the mean loss and metrics over all ranks' samples. Collective."""
         self.replica.reserve(batches.capacity)
         self.share_parameters()
+        hooks.set_trainer(self)
         with batches.open(self.replica.backend, self._data_bytes):
             return self._evaluate(batches, hooks)
 
-    def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the outputs for all rows of x, (rows, *output_shape), on every rank. Collective.
+    def predict(self, batches: Batches, rows: int, hooks: CallbackList) -> npt.NDArray[Any]:
+        """Return the outputs for all samples, (rows, *output_shape), on every rank. Collective.
 
-        Each rank computes a contiguous part.
+        Args:
+            batches: of features alone, in their stored order.
+            rows: how many samples all ranks have together.
+            hooks: what to call.
         """
-        backend, comm = self.replica.backend, self.comm
-        sampler = LocalSampler(*cut(0, len(x), comm.size)[comm.rank], EVALUATION_ROWS)
-        self.replica.reserve(sampler.capacity)
+        backend = self.replica.backend
+        self.replica.reserve(batches.capacity)
         self.share_parameters()
-        outputs = np.zeros((len(x), *self.replica.architecture.output_shape), backend.dtype)
-        with ArrayBatches([x.reshape(len(x), -1)], sampler).open(backend, self._data_bytes) as batches:
-            with backend.step_scope():
-                for (shard,) in batches.epoch(0):
-                    outputs[shard.start : shard.stop] = self.replica.predict_rows(batches.rows(shard))
-        comm.allreduce_sum(outputs)  # every row is zero on all ranks but one
+        outputs = np.zeros((rows, *self.replica.architecture.output_shape), backend.dtype)
+        hooks.set_trainer(self)
+        hooks.on_predict_begin()
+        with batches.open(backend, self._data_bytes):
+            for step, shards in enumerate(batches.epoch(0)):
+                hooks.on_predict_batch_begin(step)
+                mine = [outputs[shard.start : shard.stop] for shard in shards]
+                with backend.step_scope():
+                    for shard, part in zip(shards, mine, strict=True):
+                        if shard.rows:
+                            part[:] = self.replica.predict_rows(batches.rows(shard))
+                hooks.on_predict_batch_end(step, {"outputs": mine[0] if len(mine) == 1 else np.concatenate(mine)})
+        hooks.on_predict_end()
+        self.comm.allreduce_sum(outputs)  # every row is zero on all ranks but one
         return outputs
+
+    def train_on_batch(self, batches: Batches) -> Logs:
+        """Make the one step of `batches`; return the means of loss and metrics since `reset_totals`. Collective."""
+        self.replica.reserve(batches.capacity)
+        self._prepare_exchange()
+        with batches.open(self.replica.backend, self._data_bytes):
+            for shards in batches.epoch(0):
+                self._step(batches, shards)
+        return self.replica.logs()
+
+    def test_on_batch(self, batches: Batches) -> Logs:
+        """Add the loss and metrics of `batches`; return their means since `reset_totals`. Collective."""
+        self.replica.reserve(batches.capacity)
+        backend, replica = self.replica.backend, self.replica
+        before = backend.download(replica.totals)
+        with batches.open(backend, self._data_bytes):
+            replica.reset_totals()
+            self._add_up(batches, CallbackList([]))
+        self._sum_totals()
+        backend.write(replica.totals, backend.download(replica.totals) + before)
+        return replica.logs()
 
     def share_parameters(self) -> None:
         """Give every rank rank 0's parameters."""
@@ -191,22 +224,40 @@ class Trainer:
             )
 
     def _evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
-        backend = self.replica.backend
         self.replica.reset_totals()
         hooks.on_test_begin()
+        self._add_up(batches, hooks)
+        self._sum_totals()
+        logs = self.replica.logs()
+        hooks.on_test_end(logs)
+        return logs
+
+    def _add_up(self, batches: Batches, hooks: CallbackList) -> None:
+        """Add the loss and metrics of this rank's samples to the totals."""
+        watched = self._any(hooks.has_batch_hooks("test"))
         for step, shards in enumerate(batches.epoch(0)):
             hooks.on_test_batch_begin(step)
-            with backend.step_scope():
+            with self.replica.backend.step_scope():
                 for shard in shards:
                     if shard.rows:
                         self.replica.evaluate_rows(batches.rows(shard))
-            hooks.on_test_batch_end(step, StepLogs(self.replica.logs))
+            if watched:
+                logs = self._logs_so_far()
+                hooks.on_test_batch_end(step, logs)
+
+    def _sum_totals(self) -> None:
+        """Sum the totals, which each rank has of its own samples, over the ranks."""
         if self.comm.size > 1:
-            totals = backend.download(self.replica.totals)
+            totals = self.replica.backend.download(self.replica.totals)
             self.comm.allreduce_sum(totals)
-            backend.write(self.replica.totals, totals)
+            self.replica.backend.write(self.replica.totals, totals)
+
+    def _logs_so_far(self) -> Logs:
+        """Return the means over all ranks of what each has in its totals, and leave those as they are. Collective."""
+        own = self.replica.backend.download(self.replica.totals)
+        self._sum_totals()
         logs = self.replica.logs()
-        hooks.on_test_end(logs)
+        self.replica.backend.write(self.replica.totals, own)
         return logs
 
     def _stopped(self, model: Any) -> bool:

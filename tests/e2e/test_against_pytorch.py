@@ -17,8 +17,8 @@ class Losses(dp.callbacks.Callback):
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def on_train_batch_end(self, batch: int) -> None:
-        self.values.append(self.trainer.logs()["loss"])
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
+        self.values.append(logs["loss"])
         self.trainer.replica.reset_totals()
 
 

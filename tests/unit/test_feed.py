@@ -1,5 +1,7 @@
 """Samples on the device and samples that are streamed to it give the same batches."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,13 +9,13 @@ from hypothesis import strategies as st
 
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.comm import SoloCommunicator
-from dptrain.data.loading import Split
-from dptrain.data.sampling import GlobalSampler, Shard
+from dptrain.data.sampling import GlobalSampler, LocalSampler, Shard
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
 from dptrain.model import Architecture
 from dptrain.optimizers import Adam
-from dptrain.train.callbacks import Callback, History
+from dptrain.train.batches import ArrayBatches
+from dptrain.train.callbacks import Callback, CallbackList, History
 from dptrain.train.feed import Feed, ResidentFeed, StreamedFeed, make_feed
 from dptrain.train.replica import Replica
 from dptrain.train.trainer import Trainer
@@ -100,9 +102,11 @@ def test_a_training_on_streamed_samples_has_the_same_bits(shards_per_batch):
         trainer = Trainer(replica, SoloCommunicator(), data_bytes=data_bytes)
         history = History()
         sampler = GlobalSampler(101, 16, seed=4, shards_per_batch=shards_per_batch)
-        split = Split.whole(x, y, 0, 1)
-        trainer.fit(split, sampler, epochs=3, validation=split, callbacks=[history])
-        outputs = trainer.predict(x)
+        train = ArrayBatches(replica.as_stored(x, y), sampler)
+        validation = ArrayBatches(replica.as_stored(x, y), LocalSampler(0, 101, 30))
+        hooks = CallbackList([history], SimpleNamespace())
+        trainer.fit(train, hooks, epochs=3, validation=validation)
+        outputs = trainer.predict(ArrayBatches([x], LocalSampler(0, 101, 40)), 101, hooks)
         return replica.params.tobytes() + outputs.tobytes(), history.history
 
     assert train(None) == train(2000)
@@ -112,13 +116,13 @@ def test_the_thread_ends_with_the_training():
     import threading
 
     class Fails(Callback):
-        def on_train_batch_end(self, step):
+        def on_train_batch_end(self, step, logs=None):
             raise KeyError("user's own")
 
     replica = Replica(BACKEND, Architecture([Dense(2)], (5,)), 3)
     replica.compile(MeanSquaredError(), Adam(0.01), [])
     trainer = Trainer(replica, SoloCommunicator(), data_bytes=500)
-    split = Split.whole(np.zeros((50, 5)), np.zeros((50, 2)), 0, 1)
+    batches = ArrayBatches([np.zeros((50, 5)), np.zeros((50, 2))], GlobalSampler(50, 5))
     with pytest.raises(KeyError):
-        trainer.fit(split, GlobalSampler(50, 5), epochs=1, callbacks=[Fails()])
+        trainer.fit(batches, CallbackList([Fails()], SimpleNamespace()), epochs=1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dptrain-feed")]

@@ -16,6 +16,7 @@ LAYERS = [
     {"doctor"},
     {"config"},
     {"__init__", "sequential"},
+    {"inputs"},
     {"train"},
     {"devices"},
     {"runs", "data", "threads", "model", "utils"},

@@ -4,6 +4,7 @@ import io
 import math
 from contextlib import redirect_stdout
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,15 +12,15 @@ import pytest
 import dptrain as dp
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.comm import SoloCommunicator
-from dptrain.data.loading import Split
-from dptrain.data.sampling import GlobalSampler, Shard
+from dptrain.data.sampling import GlobalSampler, LocalSampler, Shard
 from dptrain.errors import AgreedError, ConfigError, DataError, DivergenceError
 from dptrain.layers import Dense, Dropout, Flatten, Rescaling
 from dptrain.losses import SparseCategoricalCrossentropy
 from dptrain.metrics import SparseCategoricalAccuracy
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD, Adam
-from dptrain.train.callbacks import Callback, EpochRecorder, StopOnDivergence
+from dptrain.train.batches import ArrayBatches
+from dptrain.train.callbacks import Callback, CallbackList, EpochRecorder, StopOnDivergence
 from dptrain.train.callbacks.progress import EpochPrinter, ProgressLine, for_verbosity
 from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
@@ -309,20 +310,20 @@ class Recorder(Callback):
     def __init__(self) -> None:
         self.events: list[object] = []
 
-    def on_train_begin(self) -> None:
+    def on_train_begin(self, logs=None) -> None:
         self.events.append(("begin", self.params["epochs"], self.params["steps"]))
 
-    def on_train_end(self) -> None:
+    def on_train_end(self, logs=None) -> None:
         self.events.append("end")
 
-    def on_epoch_begin(self, epoch: int) -> None:
+    def on_epoch_begin(self, epoch: int, logs=None) -> None:
         self.events.append(("epoch", epoch))
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+    def on_epoch_end(self, epoch: int, logs=None) -> None:
         self.events.append(("epoch end", epoch, sorted(logs)))
 
-    def on_train_batch_end(self, batch: int) -> None:
-        self.events.append(("batch", batch, math.isfinite(self.trainer.logs()["loss"])))
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
+        self.events.append(("batch", batch, math.isfinite(logs["loss"])))
 
 
 def test_callbacks_are_called_in_keras_order():
@@ -365,7 +366,7 @@ class Plant(Callback):
     def __init__(self, value: float, *names: str) -> None:
         self.value, self.names = value, names
 
-    def on_train_batch_end(self, batch: int) -> None:
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
         views = self.trainer.replica.architecture.layout.views(self.trainer.replica.params)
         for name in self.names:
             views[name].reshape(-1)[-2:] = self.value
@@ -480,7 +481,8 @@ def test_summary_is_printed():
 def test_trainer_with_nothing_to_evaluate_on_this_rank():
     replica, _ = replica_with(30)
     x, y = toy()
-    logs = Trainer(replica, SoloCommunicator()).evaluate(Split(x, y, 50, (0, 0)))
+    batches = ArrayBatches(replica.as_stored(x, y), LocalSampler(0, 0, 10))
+    logs = Trainer(replica, SoloCommunicator()).evaluate(batches, CallbackList([]))
     assert all(math.isnan(value) for value in logs.values())
 
 
@@ -488,6 +490,7 @@ def test_sampler_and_trainer_agree_on_the_samples_of_an_epoch():
     x, y = toy(53)
     replica, _ = replica_with(8)
     trainer = Trainer(replica, SoloCommunicator())
-    trainer.fit(Split.whole(x, y, 0, 1), GlobalSampler(53, 8, shards_per_batch=3), epochs=2)
+    batches = ArrayBatches(replica.as_stored(x, y), GlobalSampler(53, 8, shards_per_batch=3))
+    trainer.fit(batches, CallbackList([], SimpleNamespace()), epochs=2)
     assert trainer.timing.samples == 53
     assert replica.iterations == 14

@@ -231,6 +231,4 @@ class CallbackList(Callback):
 
 def _overrides(callback: Callback, hook: str) -> bool:
     names = [hook, hook.replace("train_", "")] if "train" in hook else [hook]
-    return any(
-        name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name) for name in names
-    )
+    return any(name in vars(callback) or getattr(type(callback), name) is not getattr(Callback, name) for name in names)

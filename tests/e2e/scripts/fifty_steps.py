@@ -16,9 +16,9 @@ class EveryLoss(Callback):
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
 
-    def on_train_batch_end(self, batch: int) -> None:
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
         """Read them."""
-        self.seen.append(list(self.trainer.logs().values()))
+        self.seen.append(list(logs.values()))
 
 
 (x, y), (x_test, y_test) = dp.datasets.load(data)

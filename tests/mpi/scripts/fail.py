@@ -15,7 +15,7 @@ y = (x[:, 0] // 128).astype(np.int64)
 
 
 class Bomb(dp.callbacks.Callback):
-    def on_train_batch_end(self, batch: int) -> None:
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
         if batch == 2 and rank == bad:
             if way == "exit in callback":
                 sys.exit(3)
@@ -23,7 +23,7 @@ class Bomb(dp.callbacks.Callback):
 
 
 class Poison(dp.callbacks.Callback):
-    def on_train_batch_end(self, batch: int) -> None:
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
         if batch == 7 and rank == bad:  # the epoch's last, so that no later step carries it to the others
             self.trainer.replica.params[1] = np.inf
 
