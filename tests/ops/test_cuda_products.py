@@ -219,7 +219,7 @@ def test_an_old_gpu_has_no_tf32(monkeypatch):
 
     from dptrain.backend import create, cuda
 
-    old = replace(cuda.open_gpu(0, 1, False, "here"), architecture="sm_75", name="Old GPU")
+    old = replace(cuda.open_gpu(0, "mask", "here"), architecture="sm_75", name="Old GPU")
     monkeypatch.setattr(cuda, "open_gpu", lambda *_: old)
     for device in ("cuda", "auto"):
         with pytest.raises(ConfigError, match=r"'tf32': Old GPU \(sm_75\) has no TF32.*use --precision float32"):
