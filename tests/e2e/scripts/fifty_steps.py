@@ -46,7 +46,7 @@ else:
     model = dp.Sequential(layers, seed=5)
     model.compile(dp.optimizers.SGD(0.05, momentum=0.9), "mse", ["mae"], device=device)
 losses = EveryLoss()
-# 1003 samples: batches of 40 leave one of 3, which two ranks cut into 2 and 1.
+# 1003 samples: batches of 41 leave one of 19, which two ranks cut into 9 and 10.
 history = model.fit(x, y, batch_size=41, epochs=2, validation_data=(x_test, y_test), verbose=0, callbacks=[losses])
 tail = model.fit(x[:83], y[:83], batch_size=40, verbose=0)
 
