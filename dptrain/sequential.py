@@ -557,7 +557,7 @@ class Sequential:
         """Return loss, optimizer and metrics as JSON can carry them."""
         assert self._compiled is not None
         loss, optimizer, measured, _ = self._compiled
-        about = [[type(one).__name__, one.config()] for one in (loss, optimizer)]
+        about = [[type(loss).__name__, loss.config()], [type(optimizer).__name__, optimizer.describe()]]
         return [*about, [metric.name for metric in measured]]
 
     def _trainer(self, comm: Communicator) -> Trainer:

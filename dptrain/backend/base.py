@@ -137,10 +137,6 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def multiply(self, a: Buffer, b: Buffer, out: Buffer) -> None:
-        """Elementwise out = a * b; out may be either."""
-
-    @abstractmethod
     def copy(self, source: Buffer, out: Buffer) -> None:
         """Elementwise out = source."""
 
@@ -197,6 +193,55 @@ class Backend(ABC):
     @abstractmethod
     def add(self, source: Buffer, out: Buffer) -> None:
         """Elementwise out += source."""
+
+    # Vector ops, of which optimizers are made that have no fused op. Buffers are of the backend's dtype and of one
+    # size; `out` may be an operand. NaN stays NaN, so that divergence is seen.
+
+    @abstractmethod
+    def axpby(self, a: float, x: Buffer, b: float, y: Buffer, out: Buffer) -> None:
+        """Elementwise out = a x + b y."""
+
+    @abstractmethod
+    def multiply(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise out = a * b; b may have one element for all."""
+
+    @abstractmethod
+    def divide(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise out = a / b; b may have one element for all."""
+
+    @abstractmethod
+    def maximum(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise the larger of a and b; b may have one element for all."""
+
+    @abstractmethod
+    def minimum(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise the smaller of a and b; b may have one element for all."""
+
+    @abstractmethod
+    def clip(self, x: Buffer, low: float, high: float, out: Buffer) -> None:
+        """Elementwise out = x, but low where x is below and high where it is above; low <= high."""
+
+    @abstractmethod
+    def absolute(self, x: Buffer, out: Buffer) -> None:
+        """Elementwise out = |x|."""
+
+    @abstractmethod
+    def sign(self, x: Buffer, out: Buffer) -> None:
+        """Elementwise out = -1, 0 or 1, as x is below, at or above 0."""
+
+    @abstractmethod
+    def sqrt(self, x: Buffer, out: Buffer) -> None:
+        """Elementwise out = the square root of x; NaN below 0."""
+
+    @abstractmethod
+    def clip_divisors(self, squares_E: Buffer, weight: Buffer, limit: float, divisors_E: Buffer) -> None:
+        """What sums of gradients are divided by so that the norms of the gradients are `limit` at most.
+
+        divisors[e] = weight[0] max(norm, limit) / limit, where norm = sqrt(squares[e]) / weight[0]; NaN where the norm
+        is not finite. Squares are float64, as `squared_norm` leaves them; weight is one element, limit is above 0.
+        """
+
+    # Fused updates
 
     @abstractmethod
     def adam(

@@ -65,8 +65,12 @@ _KERNELS = {
         "add_float32": "PPq",
         "add_float64": "PPq",
         "add_float32_float64": "PPq",
-        "multiply": "PPPq",
         "affine": "PPqff",
+        "axpby": "PPPqff",
+        **dict.fromkeys(("multiply", "divide", "maximum", "minimum"), "PPPqi"),
+        **dict.fromkeys(("absolute", "sign", "square_root"), "PPq"),
+        "clip": "PPqff",
+        "clip_divisors": "PPPqd",
         "sum": "PPqi",
         "squared_norm": "PPqi",
         "count_nonfinite": "PPqi",
@@ -644,9 +648,6 @@ class CudaBackend(Backend):
             first_row,
         )
 
-    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
-        self._elementwise("multiply", out.size, a.pointer, b.pointer, out.pointer, out.size)
-
     def copy(self, source: DeviceArray, out: DeviceArray) -> None:
         _same_dtype(source, out)
         if out.size and out.pointer != source.pointer:
@@ -718,6 +719,44 @@ class CudaBackend(Backend):
         if source.dtype != out.dtype:
             kernel += f"_{out.dtype.name}"
         self._elementwise(kernel, out.size, source.pointer, out.pointer, out.size)
+
+    def axpby(self, a: float, x: DeviceArray, b: float, y: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("axpby", out.size, x.pointer, y.pointer, out.pointer, out.size, a, b)
+
+    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("multiply", a, b, out)
+
+    def divide(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("divide", a, b, out)
+
+    def maximum(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("maximum", a, b, out)
+
+    def minimum(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("minimum", a, b, out)
+
+    def clip(self, x: DeviceArray, low: float, high: float, out: DeviceArray) -> None:
+        self._elementwise("clip", out.size, x.pointer, out.pointer, out.size, low, high)
+
+    def absolute(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("absolute", out.size, x.pointer, out.pointer, out.size)
+
+    def sign(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("sign", out.size, x.pointer, out.pointer, out.size)
+
+    def sqrt(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("square_root", out.size, x.pointer, out.pointer, out.size)
+
+    def clip_divisors(self, squares_E: DeviceArray, weight: DeviceArray, limit: float, divisors_E: DeviceArray) -> None:
+        E = divisors_E.size
+        self._elementwise("clip_divisors", E, squares_E.pointer, weight.pointer, divisors_E.pointer, E, limit)
+
+    def _binary(self, kernel: str, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        """Launch a kernel of two operands, of which the second may have one element for all."""
+        if b.size not in (1, out.size):
+            raise ValueError(f"{kernel}: the second operand has {b.size} elements, expected {out.size} or 1")
+        step = 0 if b.size == 1 else 1
+        self._elementwise(kernel, out.size, a.pointer, b.pointer, out.pointer, out.size, step)
 
     def adam(
         self,

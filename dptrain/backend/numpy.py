@@ -183,9 +183,6 @@ class NumpyBackend(Backend):
         draws = bits.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
         np.multiply(draws >= np.uint32(rate * 2**32), self.dtype.type(1 / (1 - rate)), out=mask_BF)
 
-    def multiply(self, a: Array, b: Array, out: Array) -> None:
-        np.multiply(a, b, out=out)
-
     def copy(self, source: Array, out: Array) -> None:
         np.copyto(out, source)
 
@@ -250,6 +247,46 @@ class NumpyBackend(Backend):
 
     def add(self, source: Array, out: Array) -> None:
         np.add(out, source, out=out)
+
+    def axpby(self, a: float, x: Array, b: float, y: Array, out: Array) -> None:
+        number = self.dtype.type
+        x_P, y_P, out_P = x.reshape(-1), y.reshape(-1), out.reshape(-1)
+
+        def update(begin: int, end: int, scratch: Array) -> None:
+            np.multiply(x_P[begin:end], number(a), out=scratch)
+            np.multiply(y_P[begin:end], number(b), out=out_P[begin:end])
+            np.add(out_P[begin:end], scratch, out=out_P[begin:end])
+
+        self._in_chunks(out_P.size, update)
+
+    def multiply(self, a: Array, b: Array, out: Array) -> None:
+        np.multiply(a, b, out=out)
+
+    def divide(self, a: Array, b: Array, out: Array) -> None:
+        np.divide(a, b, out=out)
+
+    def maximum(self, a: Array, b: Array, out: Array) -> None:
+        np.maximum(a, b, out=out)
+
+    def minimum(self, a: Array, b: Array, out: Array) -> None:
+        np.minimum(a, b, out=out)
+
+    def clip(self, x: Array, low: float, high: float, out: Array) -> None:
+        np.clip(x, self.dtype.type(low), self.dtype.type(high), out=out)
+
+    def absolute(self, x: Array, out: Array) -> None:
+        np.absolute(x, out=out)
+
+    def sign(self, x: Array, out: Array) -> None:
+        np.sign(x, out=out)
+
+    def sqrt(self, x: Array, out: Array) -> None:
+        np.sqrt(x, out=out)
+
+    def clip_divisors(self, squares_E: Array, weight: Array, limit: float, divisors_E: Array) -> None:
+        norms_E = np.sqrt(squares_E)
+        norms_E[~np.isfinite(norms_E)] = np.nan
+        divisors_E[...] = np.maximum(norms_E, float(weight[0]) * limit) / limit
 
     def adam(
         self,

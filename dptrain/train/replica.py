@@ -19,7 +19,7 @@ from dptrain.layers import Layer, LayerBuffers, Rescaling, StepContext
 from dptrain.losses import Loss
 from dptrain.metrics import Metric
 from dptrain.model import Architecture
-from dptrain.optimizers import Optimizer
+from dptrain.optimizers import Optimizer, Updater
 from dptrain.params import ALIGNMENT
 from dptrain.train.feed import Rows, RowSource
 
@@ -38,7 +38,6 @@ class Replica:
     Attributes:
         params: flat parameters.
         slots: the optimizer's flat buffers by name.
-        iterations: updates made.
     """
 
     def __init__(self, backend: Backend, architecture: Architecture, seed: int) -> None:
@@ -51,7 +50,6 @@ class Replica:
         self.params: Buffer = self._allocate(backend.empty, (architecture.layout.size,), name="parameters")
         backend.write(self.params, architecture.layout.initial(seed, backend.dtype))
         self.slots: dict[str, Buffer] = {}
-        self.iterations = 0
         self._capacity = 0
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
         self._first_element = [
@@ -72,12 +70,24 @@ class Replica:
         self._tail_size = _FIRST_METRIC + len(self.metrics)
         self._partials: list[Buffer] = []
         zeros, size = self.backend.zeros, self.architecture.layout.size
-        names = ("gradients", *(f"optimizer's {slot}" for slot in optimizer.slots))
+        slots, scratch = optimizer.all_slots, [f"scratch {number}" for number in range(optimizer.scratch)]
+        names = ("gradients", *(f"optimizer's {slot}" for slot in (*slots, *scratch)))
         self._model_bytes |= dict.fromkeys(names, size * self.backend.dtype.itemsize)
-        self.slots = {slot: self._allocate(zeros, (size,), name=f"optimizer's {slot}") for slot in optimizer.slots}
+        flat = {one: self._allocate(zeros, (size,), name=f"optimizer's {one}") for one in (*slots, *scratch)}
+        self.slots = {slot: flat[slot] for slot in slots}
+        entries = self.architecture.layout.entries
+        self._updater = Updater(self.backend, optimizer, entries, self.slots, [flat[one] for one in scratch])
         self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64, "sums of metrics")
-        self.iterations = 0
         self._views.clear()
+
+    @property
+    def iterations(self) -> int:
+        """Batches whose gradients the optimizer has taken, which number the steps of random layers and schedules."""
+        return self.optimizer.steps
+
+    @iterations.setter
+    def iterations(self, steps: int) -> None:
+        self.optimizer.steps = steps
 
     @property
     def reduction(self) -> Buffer:
@@ -202,10 +212,8 @@ class Replica:
         """
         size = self.architecture.layout.size
         tail = self.reduction[size:]
-        self.iterations += 1
         self.backend.add(tail[: self._tail_size], self.totals)
-        weight = tail[_WEIGHT : _WEIGHT + 1]
-        self.optimizer.apply(self.backend, self.params, self.reduction[:size], self.slots, weight, self.iterations)
+        self._updater.apply(self.params, self.reduction[:size], tail[_WEIGHT : _WEIGHT + 1])
 
     def evaluate_rows(self, rows: Rows) -> None:
         """Add loss and metrics of the given samples to `totals`."""

@@ -273,6 +273,35 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "test_products",
         CHECKED,
     ),
+    "the second operand's first element for all": (
+        BACKEND,
+        "step = 0 if b.size == 1 else 1",
+        "step = 0",
+        "test_ops_of_two_buffers",
+        {},
+    ),
+    "an operand of one element read as many": (
+        BACKEND,
+        "step = 0 if b.size == 1 else 1",
+        "step = 1",
+        "test_updates and global_clipnorm",
+        CHECKED,
+    ),
+    "the larger hides what is no number": (
+        "kernels/flat.cu",
+        "a >= b || isnan(a) ? a : b",
+        "fmaxf(a, b)",
+        "test_values_at_the_edges",
+        {},
+    ),
+    "a norm of sums": ("kernels/flat.cu", "least = weight[0] * limit", "least = limit", "test_clip_divisors", {}),
+    "a norm that is not finite": (
+        "kernels/flat.cu",
+        "isfinite(norm) ? (float)",
+        "true ? (float)",
+        "test_clipping_hides_no_divergence",
+        {},
+    ),
     "a corrected epsilon": ("kernels/optimizer.cu", "sqrtf(v) + epsilon", "sqrtf(v) + 1e-3f", "test_adam", {}),
 }
 

@@ -22,6 +22,7 @@ LAYERS = [
     {"runs", "data", "threads", "model", "utils"},
     {"comm", "losses", "metrics"},
     {"optimizers", "layers"},
+    {"schedules"},
     {"backend"},
     {"params"},
     {"initializers"},

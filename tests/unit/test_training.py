@@ -241,6 +241,26 @@ def test_batches_larger_than_reserved_grow_the_buffers():
     model.fit(x, y, batch_size=300, verbose=0)
 
 
+def test_the_learning_rate_is_set_between_batches():
+    """A callback halves it before every batch; the optimizer counts on."""
+
+    class Halve(Callback):
+        def on_train_batch_end(self, batch: int, logs=None) -> None:
+            seen.append((optimizer.iterations, float(optimizer.learning_rate)))
+            optimizer.learning_rate = optimizer.learning_rate / 2
+
+    seen, optimizer = [], SGD(0.5)
+    x, y = toy(6)
+    model = build(optimizer=optimizer)
+    model.fit(x, y, batch_size=2, epochs=1, shuffle=False, verbose=0, callbacks=[Halve()])
+    by_callback = model.get_weights()
+    assert seen == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    model = build(optimizer=SGD(dp.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)))
+    model.fit(x, y, batch_size=2, epochs=1, shuffle=False, verbose=0)
+    for a, b in zip(by_callback, model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 def test_compiling_starts_the_optimizer_afresh():
     x, y = toy(40)
     model = build(optimizer=Adam(0.1))
