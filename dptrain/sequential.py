@@ -12,18 +12,25 @@ from dptrain import comm as comms
 from dptrain import losses, metrics, optimizers
 from dptrain.backend.base import Backend
 from dptrain.comm import Communicator
-from dptrain.data.loading import Split, fingerprint
+from dptrain.data.loading import Split
 from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler
 from dptrain.devices import open_backend
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.failure import end_job, phase
 from dptrain.inputs import (
     Samples,
+    Stream,
+    as_array,
     check_features,
     check_samples,
     evaluation_batches,
     evaluation_sampler,
+    is_array,
+    refuse_split,
+    rows_of_batch,
+    source_of,
     split_off,
+    stream_batches,
     unpack,
     weights_of_classes,
 )
@@ -34,10 +41,12 @@ from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
-from dptrain.train.batches import ArrayBatches, Batches
+from dptrain.train.batches import ArrayBatches, Batches, warn_of_the_end
 from dptrain.train.callbacks import Callback, CallbackList, History
 from dptrain.train.callbacks.progress import for_verbosity
 from dptrain.train.replica import Replica
+from dptrain.train.sources import BatchSource
+from dptrain.train.stream import StreamBatches
 from dptrain.train.trainer import EVALUATION_ROWS, Trainer
 from dptrain.utils import check_seed, default_seed
 
@@ -73,6 +82,7 @@ class Sequential:
         self.history: History | None = None
         self.stop_training = False
         self._trainer_kept: Trainer | None = None
+        self._seen = False  # whether targets have come since `compile`
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
         self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
 
@@ -137,6 +147,7 @@ class Sequential:
         measured = tuple(_metric(one, chosen) for one in metrics or ())
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = self._trainer_kept = None
+        self._seen = False
         self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
         options = {
             "device": device,
@@ -198,15 +209,19 @@ class Sequential:
         """Train. Collective.
 
         Args:
-            x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory.
+            x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory, a memory map on
+                disk. Or what makes batches (x, y) or (x, y, sample_weight): a generator, a `dptrain.utils.PyDataset`,
+                a loader; see `dptrain.inputs.source_of` for what they are and what ranks draw.
             y: (rows,) or (rows, 1) integer labels, or (rows, *output_shape) values, as the loss takes them.
-            batch_size: samples of a global batch, over all ranks together; 32 if not given.
+            batch_size: samples of a global batch, over all ranks together; if not given 32, or, as in Keras, such that
+                `steps_per_epoch` batches hold all samples. Not used where x makes batches.
             epochs: number of the last epoch.
             verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 on a terminal and else 2.
             callbacks: called on every rank.
             validation_split: this fraction of the samples, the last ones, is evaluated instead of trained on.
-            validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs.
-            shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only.
+            validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or what makes batches.
+            shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only. Of a
+                PyDataset it is the order of its batches; others that make batches keep theirs.
             class_weight: weights of samples by their label, 1 where it is not named.
             sample_weight: (rows,) weights of the samples in the loss.
             initial_epoch: number of epochs that are done already.
@@ -225,31 +240,36 @@ class Sequential:
             AgreedError: either of these, on all ranks, under mpirun.
         """
         comm = self._start("fit", x)
-        size = 32 if batch_size is None else batch_size
 
-        def prepare() -> tuple[Samples, Samples | None, Sampler]:
+        def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
             _check_numbers(epochs, initial_epoch, steps_per_epoch, validation_steps, validation_freq)
-            train = self._samples(x, y, sample_weight, class_weight)
+            if validation_split and validation_data is None:
+                refuse_split(x, y, sample_weight)
+            train = self._data(comm, x, y, sample_weight, class_weight, shuffle=shuffle)
             validation = None
             if validation_data is not None:
-                validation = self._samples(*unpack(validation_data, "validation_data"))
-            elif validation_split:
+                validation = self._data(comm, *unpack(validation_data, "validation_data"), looks=False)
+            elif validation_split and isinstance(train, Samples):
                 train, validation = split_off(train, validation_split)
+            if isinstance(train, Stream):
+                return train, validation, None
+            size = rows_of_batch(batch_size, len(train), steps_per_epoch)
             sampler = GlobalSampler(
                 len(train), size, comm.rank, comm.size, seed=self.seed, shuffle=shuffle, drop_last=drop_last
             )
             return train, validation, sampler
 
         train, validation, sampler = self._agreed(comm, "fit", prepare)
-        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=steps_per_epoch or sampler.steps)
+        steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
+        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=steps_per_epoch or steps)
         if comm.size > 1:
             # A rank with another number of steps would leave the others waiting; with other data or another batch size
             # each would compute the gradient of something else.
             facts = {
-                "the training sets (shapes, dtypes, checksum) differ": fingerprint(train.x, train.y),
-                "arguments": [size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last, train.weights is None],
+                "the training sets (shapes, dtypes, checksum) differ": train.facts,
+                "arguments": [batch_size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last],
                 "validation": [
-                    None if validation is None else list(np.shape(validation.x)),
+                    None if validation is None else validation.facts,
                     validation_steps,
                     validation_batch_size,
                     validation_freq if isinstance(validation_freq, int) else list(validation_freq),
@@ -259,15 +279,24 @@ class Sequential:
                 "compiled": self._describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
-        trainer = self._trainer(comm)
-        store = trainer.replica.as_stored
-        watched = hooks.has_batch_hooks("test")
-        evaluated = None
-        if validation is not None:
-            per_batch = validation_batch_size or (size if watched or validation_steps else None)
+        store = self._trainer(comm).replica.as_stored
+        batches: Batches
+        if isinstance(train, Stream):
+            batches = self._stream(train, comm, steps_per_epoch)
+            self._collectively(comm, batches.reset)
+        else:
+            assert sampler is not None
+            batches = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
+        evaluated: Batches | None = None
+        if isinstance(validation, Stream):
+            evaluated = self._stream(validation, comm, validation_steps, restarts=True)
+        elif validation is not None:
+            per_batch = validation_batch_size
+            if validation_steps or hooks.has_batch_hooks("test"):
+                per_batch = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
             evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps)
         return self._fit(
-            ArrayBatches(train.stored(store), sampler, steps_per_epoch),
+            batches,
             evaluated,
             hooks,
             comm,
@@ -324,7 +353,7 @@ class Sequential:
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
             sample_weight: as in `fit`.
-            steps: end after that many batches (of 32, if no batch_size is given).
+            steps: end after that many batches; if no batch_size is given they hold all samples.
             callbacks: called on every rank.
             return_dict: return a dictionary by log key.
 
@@ -336,13 +365,18 @@ class Sequential:
             DataError: data that does not fit the model.
         """
         comm = self._start("evaluate", x)
-        samples = self._agreed(comm, "evaluate", lambda: self._samples(x, y, sample_weight))
+        data = self._agreed(comm, "evaluate", lambda: self._data(comm, x, y, sample_weight))
         hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
-        size = batch_size or (32 if hooks.has_batch_hooks("test") else None)
         trainer = self._trainer(comm)
-        batches = self._agreed(
-            comm, "evaluate", lambda: evaluation_batches(samples, trainer.replica.as_stored, comm, size, steps)
-        )
+
+        def prepare() -> Batches:
+            if isinstance(data, Stream):
+                return self._stream(data, comm, steps, restarts=True)
+            watched = hooks.has_batch_hooks("test")
+            size = rows_of_batch(batch_size, len(data), steps) if steps or watched else batch_size
+            return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps)
+
+        batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
         logs = self._collectively(comm, lambda: trainer.evaluate(batches, hooks))
         if comm.rank == 0 and verbose != 0:
@@ -363,7 +397,7 @@ class Sequential:
             x: as in `fit`.
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
             verbose: not used: nothing is printed.
-            steps: end after that many batches (of 32, if no batch_size is given).
+            steps: end after that many batches; if no batch_size is given they hold all samples.
             callbacks: called on every rank.
 
         Raises:
@@ -371,18 +405,28 @@ class Sequential:
         """
         comm = self._start(None, x)
         hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
-        size = batch_size or (32 if steps or hooks.has_batch_hooks("predict") else None)
 
-        def prepare() -> tuple[Array, Sampler]:
-            samples = check_features(x, self.architecture)
-            if steps is not None and size is not None:
-                samples = samples[: steps * size]
-            return samples, evaluation_sampler(len(samples), comm, size)
+        def prepare() -> tuple[Batches, int | None]:
+            source = source_of(x, comm=comm)
+            if source is not None:
+                if self._architecture is None:
+                    self._look(source)
+                    source.on_epoch_end()
+                batches = stream_batches(source, None, self.architecture, None, comm, steps)
+                return batches, None
+            samples, size = check_features(x, self.architecture), batch_size
+            if steps or hooks.has_batch_hooks("predict"):
+                size = rows_of_batch(batch_size, len(samples), steps)
+                if steps is not None:
+                    samples = samples[: steps * size]
+                    if (steps - 1) * size >= len(samples):
+                        warn_of_the_end()
+            sampler = evaluation_sampler(len(samples), comm, size)
+            return ArrayBatches([samples.reshape(len(samples), -1)], sampler), len(samples)
 
-        samples, sampler = self._agreed(comm, "predict", prepare)
-        hooks.params["steps"] = sampler.steps
-        batches = ArrayBatches([samples.reshape(len(samples), -1)], sampler)
-        return self._collectively(comm, lambda: self._trainer(comm).predict(batches, len(samples), hooks))
+        batches, rows = self._agreed(comm, "predict", prepare)
+        hooks.params["steps"] = steps or batches.steps
+        return self._collectively(comm, lambda: self._trainer(comm).predict(batches, rows, hooks))
 
     def train_on_batch(
         self,
@@ -512,8 +556,8 @@ class Sequential:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
         phase.enter(method or "predict")
-        if self._architecture is None and self.layers and self.layers[0].input_shape is None and x is not None:
-            self.build(tuple(np.shape(x)[1:]))
+        if self._architecture is None and self.layers and self.layers[0].input_shape is None and is_array(x):
+            self.build(as_array(x, "x").shape[1:])
         return comms.current()
 
     def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
@@ -579,6 +623,42 @@ class Sequential:
             self._weights = self.architecture.layout.initial(self.seed, np.float64)
         return self._weights.copy()
 
+    def _data(
+        self,
+        comm: Communicator,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        *,
+        shuffle: bool | str = False,
+        looks: bool = True,
+    ) -> "Samples | Stream":
+        """Return a user's arrays after checking them, or where batches come from, which are checked as they come.
+
+        As Keras, a model that has seen no targets since it was compiled looks at the first batch, if `looks`.
+        """
+        source = source_of(x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=self.seed, comm=comm)
+        if source is None:
+            return self._samples(x, y, sample_weight, class_weight)
+        return Stream(source, self._look(source) if looks and not self._seen else 0)
+
+    def _look(self, source: BatchSource) -> int:
+        """Take the model's input shape, if it is not known, from the first batch; return its rows."""
+        x = as_array(source.look()[0], "x")
+        self._seen = self._compiled is not None
+        if self._architecture is None and self.layers and self.layers[0].input_shape is None:
+            self.build(x.shape[1:])
+        return len(x) if x.ndim else 0
+
+    def _stream(self, data: Stream, comm: Communicator, steps: int | None, *, restarts: bool = False) -> StreamBatches:
+        assert self._compiled is not None
+        store = self._trainer(comm).replica.as_stored
+        loss = self._compiled[0]
+        return stream_batches(
+            data.source, store, self.architecture, loss, comm, steps, rows=data.rows, restarts=restarts
+        )
+
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
     ) -> Samples:
@@ -588,6 +668,7 @@ class Sequential:
             if sample_weight is not None:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
+        self._seen = True
         return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
 
     def _one_batch(self, samples: Samples, comm: Communicator) -> Batches:
