@@ -45,7 +45,8 @@ def h5py_module() -> ModuleType:
         import h5py
     except ImportError as error:
         raise ConfigError(f"Keras' files need h5py: pip install 'dptrain[keras-files]' ({error})") from error
-    return h5py  # type: ignore[no-any-return]
+    module: ModuleType = h5py
+    return module
 
 
 def snake_case(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Save and load on N ranks. Arguments: folder, ending of the whole model's file ("" for weights alone), what goes wrong."""
+"""Save and load on N ranks. Arguments: folder, ending of a whole model's file or "", what goes wrong."""
 
 import os
 import sys
