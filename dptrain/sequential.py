@@ -433,10 +433,9 @@ class Sequential:
 
     def get_config(self) -> dict[str, Any]:
         """Return name, layers and input shape as Keras' `Sequential.get_config` does."""
-        known = self._architecture is not None or (self.layers and self.layers[0].input_shape is not None)
-        return keras_config.sequential_config(
-            self.name, self.layers, self.architecture if known else None, self._dtype()
-        )
+        if self._architecture is None and not (self.layers and self.layers[0].input_shape is not None):
+            return keras_config.sequential_config(self.name, self.layers, None, self._dtype())
+        return keras_config.sequential_config(self.name, self.architecture.layers, self.architecture, self._dtype())
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Sequential":

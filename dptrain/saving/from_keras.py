@@ -14,7 +14,7 @@ from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.saving import keras_config, optimizer_variables
 from dptrain.saving.reading import Stored, fill
-from dptrain.saving.snapshot import Loaded
+from dptrain.saving.snapshot import Loaded, full_size
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _weights(model: Any, architecture: Architecture) -> Loaded:
         entry.name: Stored(array.shape, array.dtype.name, lambda array=array: array, entry.name)  # type: ignore[misc]
         for entry, array in zip(layout.entries, arrays, strict=True)
     }
-    flat = np.zeros(layout.size)
+    flat = np.zeros(full_size(layout))
     fill(f"Keras model {model.name!r}", layout, stored, flat, skip_mismatch=False)
     return Loaded(flat)
 

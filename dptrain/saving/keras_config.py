@@ -26,8 +26,9 @@ from dptrain.registry import suggestion
 
 Config = Mapping[str, Any]
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
-# what is handled elsewhere, and what another argument switches off.
-_NO_MATTER = ("name", "dtype", "seed", "ema_momentum", "build_input_shape")
+# and what another argument switches off; then those that are no constructor's business here.
+_NO_MATTER = ("seed", "ema_momentum")
+_HANDLED = ("name", "dtype")
 # What Keras' arguments are where dptrain has no such argument.
 _SAME_AS_HERE: dict[str, Any] = {
     "trainable": True,
@@ -93,10 +94,9 @@ def model_config(config: dict[str, Any], compiled: tuple[Loss, Optimizer, Sequen
 
 
 def _compile_config(loss: Loss, optimizer: Optimizer, measured: Sequence[Metric]) -> dict[str, Any]:
-    rate = {"learning_rate": optimizer.learning_rate}  # the one in use, which callbacks may have changed
     return {
         "optimizer": _object(
-            "keras.optimizers", _registered_name("keras.optimizers", optimizer), _plain(optimizer.config() | rate)
+            "keras.optimizers", _registered_name("keras.optimizers", optimizer), _plain(optimizer.config())
         ),
         "loss": _object(
             "keras.losses", _registered_name("keras.losses", loss), {"name": loss.name} | _plain(loss.config())
@@ -265,10 +265,12 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
     if class_name not in classes:
         raise ConfigError(f"not supported: {kind} {label[:80]}{suggestion(class_name, classes)}")
     cls = classes[class_name]
-    known = inspect.signature(cls).parameters
+    known = _parameters(cls)
     arguments = {}
     for key, value in config.items():
-        if key in known and key != "name":
+        if key in _HANDLED:
+            continue
+        if key in known:
             arguments[key] = _value(value, f"{label}: {key}")
         elif not (key in _NO_MATTER or value is None or value == _SAME_AS_HERE.get(key, False)):
             raise ConfigError(f"not supported: {label}: {key} = {str(value)[:80]}")
@@ -276,6 +278,17 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
         return cls(**arguments)
     except (TypeError, ArithmeticError) as error:
         raise ConfigError(f"{label}: {error}") from error
+
+
+def _parameters(cls: type) -> set[str]:
+    """Return the names of a constructor's arguments, those that it hands on to its base classes included."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        names |= {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break
+    return names - {"self"}
 
 
 def _value(value: Any, label: str) -> Any:

@@ -28,7 +28,7 @@ from dptrain.optimizers import Optimizer
 from dptrain.params import ParamLayout
 from dptrain.saving import optimizer_variables
 from dptrain.saving.reading import MAX_NAMES, Array, Stored, fill, joined, reading
-from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot
+from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot, trained
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups inside a layer's that hold no weights.
@@ -111,7 +111,7 @@ def load(
         where: for messages.
         layers: of the model, named.
         layout: of the model.
-        flat: (layout.size,), what stays where the file does not fit; overwritten.
+        flat: the flat parameters, what stays where the file does not fit; overwritten.
         optimizer: takes the state in the file. Where that is another optimizer's, it is left out with a warning, as
             in Keras.
         skip_mismatch: leave layers that do not fit as they are.
@@ -160,7 +160,7 @@ def _optimizer_state(
     where: str, found: list[Stored], optimizer: Optimizer, layout: ParamLayout, warnings: list[str]
 ) -> OptimizerState | None:
     wanted = optimizer_variables.shapes(optimizer, layout)
-    unused = wanted[: len(wanted) - len(optimizer.slots) * len(layout.entries)]
+    unused = wanted[: len(wanted) - len(optimizer.slots) * len(trained(layout))]
     shapes = [one.shape for one in found]
     if shapes == unused != wanted and int(found[0].read()) == 0:
         return None  # it was never used, as it is here

@@ -137,7 +137,7 @@ def fill(
         where: the file, for messages.
         layout: of the model.
         stored: what the file holds, by name in the model where it has one.
-        flat: (layout.size,), overwritten where the file fits.
+        flat: the flat parameters, overwritten where the file fits.
         skip_mismatch: leave layers that do not fit as they are in `flat`.
 
     Returns:

@@ -11,11 +11,29 @@ from dptrain.losses import Loss
 from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
-from dptrain.params import ParamLayout
+from dptrain.params import ParamEntry, ParamLayout
 from dptrain.saving.reading import Array
 
 if TYPE_CHECKING:
     from dptrain.train.replica import Replica
+
+
+# What saving knows of the flat buffers, besides each parameter's own place.
+
+
+def full_size(layout: ParamLayout) -> int:
+    """Return the number of elements of the flat parameters."""
+    return layout.size
+
+
+def slot_size(layout: ParamLayout) -> int:
+    """Return the number of elements of an optimizer's slot."""
+    return layout.size
+
+
+def trained(layout: ParamLayout) -> tuple[ParamEntry, ...]:
+    """Return the parameters that an optimizer has slots for."""
+    return layout.entries
 
 
 @dataclass
@@ -105,16 +123,16 @@ def share(comm: Communicator, loaded: Loaded | None, layout: ParamLayout) -> Loa
         about = None if state is None else [state.iterations, state.learning_rate, list(state.slots)]
         fact = [about, loaded.warnings]
     about, warnings = comm.broadcast_fact(fact)
-    weights = _shared(comm, None if loaded is None else loaded.weights, layout)
+    weights = _shared(comm, None if loaded is None else loaded.weights, full_size(layout))
     if about is None:
         return Loaded(weights, None, warnings)
     iterations, learning_rate, names = about
     mine: dict[str, Any] = loaded.state.slots if loaded is not None and loaded.state is not None else {}
-    slots = {name: _shared(comm, mine.get(name), layout) for name in names}
+    slots = {name: _shared(comm, mine.get(name), slot_size(layout)) for name in names}
     return Loaded(weights, OptimizerState(iterations, slots, learning_rate), warnings)
 
 
-def _shared(comm: Communicator, flat: Array | None, layout: ParamLayout) -> Array:
-    buffer = np.empty(layout.size) if flat is None else np.ascontiguousarray(flat, np.float64)
+def _shared(comm: Communicator, flat: Array | None, size: int) -> Array:
+    buffer = np.empty(size) if flat is None else np.ascontiguousarray(flat, np.float64)
     comm.broadcast(buffer)
     return buffer

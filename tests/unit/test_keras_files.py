@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dptrain as dp
-from dptrain.errors import DataError
+from dptrain.errors import ConfigError, DataError
 from dptrain.saving import keras_h5, keras_zip
 from tests.unit.test_saving import CPU, INPUT, RNG, X, Y, data_error, dense, small
 
@@ -206,6 +206,16 @@ def test_load_weights_takes_the_optimizer_where_it_is_in_use(tmp_path):
     with pytest.warns(UserWarning, match="'sgd', because it has 2 variables whereas the saved optimizer has 10"):
         used.load_weights(path)
     np.testing.assert_array_equal(used.predict(X), one.predict(X))
+
+
+def test_the_functions_of_saving(tmp_path):
+    model = small()
+    dp.saving.save_model(model, tmp_path / "m.keras")
+    loaded = dp.saving.load_model(str(tmp_path / "m.keras"), compile=False)
+    for one, other in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ConfigError, match="must call `compile"):
+        loaded.evaluate(X, Y)
 
 
 def test_compiling_again_forgets_the_file(tmp_path):

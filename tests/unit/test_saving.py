@@ -347,6 +347,23 @@ def test_initializers_are_read_by_name_and_as_objects():
     assert dp.Sequential.from_config(config).layers[0].config()["kernel_initializer"] == "glorot_uniform"
 
 
+def test_a_new_layer_comes_in_by_the_registry(monkeypatch):
+    class Scaled(dp.layers.Dense):
+        def __init__(self, factor: float = 1.0, **options) -> None:
+            super().__init__(**options)
+            self.factor = factor
+
+        def config(self) -> dict:
+            return super().config() | {"factor": self.factor}
+
+    model = dp.Sequential([Scaled(2.5, units=3, input_shape=(4,))])
+    with pytest.raises(ConfigError, match="Scaled is no class of dptrain.layers and cannot be saved"):
+        model.get_config()
+    monkeypatch.setitem(dp.layers.LAYERS, "Scaled", Scaled)
+    again = dp.Sequential.from_config(model.get_config()).layers[0]
+    assert (type(again), again.factor, again.units, again.name) == (Scaled, 2.5, 3, "scaled")
+
+
 def compile_config(**changes) -> dict:
     return {
         "optimizer": {"module": "keras.optimizers", "class_name": "SGD", "config": {"learning_rate": 0.5}},
