@@ -357,7 +357,7 @@ def test_a_new_layer_comes_in_by_the_registry(monkeypatch):
             return super().config() | {"factor": self.factor}
 
     model = dp.Sequential([Scaled(2.5, units=3, input_shape=(4,))])
-    with pytest.raises(ConfigError, match="Scaled is no class of dptrain.layers and cannot be saved"):
+    with pytest.raises(ConfigError, match=r"Scaled is no class of dptrain\.layers and cannot be saved"):
         model.get_config()
     monkeypatch.setitem(dp.layers.LAYERS, "Scaled", Scaled)
     again = dp.Sequential.from_config(model.get_config()).layers[0]
