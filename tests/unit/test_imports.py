@@ -15,11 +15,12 @@ LAYERS = [
     {"cli"},
     {"doctor"},
     {"config"},
-    {"__init__", "sequential", "datasets"},
+    {"__init__", "models", "datasets"},
+    {"sequential"},
     {"inputs"},
     {"train"},
     {"devices"},
-    {"runs", "data", "threads", "model", "utils"},
+    {"runs", "saving", "data", "threads", "model", "utils"},
     {"comm", "losses", "metrics"},
     {"optimizers", "layers"},
     {"schedules"},
@@ -36,6 +37,7 @@ ONLY_IN = {
     "nvmath": "backend/cublaslt.py",
     "mpi4py": ("comm/mpi.py", "launcher.py"),
     "matplotlib": "runs/curves.py",
+    "h5py": "saving/keras_h5.py",
     "numba": "backend/loops_numba.py",
 }
 NEVER = {"torch", "keras", "tensorflow", "jax"}
@@ -87,7 +89,7 @@ def test_every_module_has_a_layer():
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
     code = (
         "import sys, dptrain, dptrain.cli\n"
-        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'numba', 'torch', 'keras', 'jax')\n"
+        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'h5py', 'numba', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
