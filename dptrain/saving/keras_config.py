@@ -168,7 +168,9 @@ def layers_of(config: Config) -> tuple[str, list[Layer], str]:
     for position, described in enumerate(listed):
         try:
             class_name, about = _open(described)
-            if class_name == "InputLayer" and position == 0:
+            if class_name == "InputLayer":
+                if position:
+                    raise ConfigError("an InputLayer can stand only before the first layer")
                 shape = _input_shape(about)
                 continue
             if "dtype" in about:
