@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dptrain import losses, metrics
-from dptrain.backend.base import DIVISOR, LOSS, ROWS
+from dptrain.backend.base import DIVISOR, LOSS, ROWS, RowSum
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.data.sampling import Shard
 from dptrain.errors import ConfigError
@@ -225,12 +225,10 @@ def test_a_metric_of_the_users_own():
         def update(self, ops, batch, state):
             ones = batch.scratch("ones")
             ops.fill(ones, 1)
-            ops.sum_rows(metrics_sum(ones, batch.weights, state))
+            ops.sum_rows(RowSum(ones, batch.weights, state))
 
         def result(self, state, rows):
             return float(state[0]) / rows
-
-    from dptrain.backend.base import RowSum as metrics_sum
 
     made = replica(losses.MeanSquaredError(), [Largest("largest"), Count("count")], [Count("count")])
     step(made, X, Y, W)
