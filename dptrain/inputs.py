@@ -167,7 +167,7 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
         )
     output = architecture.output_shape
     if loss.takes_labels:
-        check_labels(targets, output[-1], "y")
+        check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
         targets = targets.reshape(len(targets))
     else:
         if targets.ndim == 1 and output == (1,):

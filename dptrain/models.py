@@ -53,8 +53,8 @@ def load_model(
     model = Sequential(layers, name=name, seed=seed)
     compiled = keras_config.compiled_of(config.get("compile_config"))
     if compiled is not None:
-        optimizer, loss, measured = compiled
-        model.compile(optimizer, loss, measured, **({"dtype": dtype} | options))
+        optimizer, loss, measured, weighted = compiled
+        model.compile(optimizer, loss, metrics=measured, weighted_metrics=weighted, **({"dtype": dtype} | options))
     model.take_loaded(share(comm, None if file is None else file.loaded, model.architecture.layout))
     phase.enter("user code")
     if file is not None:
@@ -82,8 +82,9 @@ def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **o
     found = _agreed(comm, lambda: live.take(model, compiled=compile))
     result = Sequential(found.layers, name=found.name, seed=seed)
     if found.compiled is not None:
-        optimizer, loss, measured = found.compiled
-        result.compile(optimizer, loss, measured, **({"dtype": found.dtype} | options))
+        optimizer, loss, measured, weighted = found.compiled
+        options = {"dtype": found.dtype} | options
+        result.compile(optimizer, loss, metrics=measured, weighted_metrics=weighted, **options)
     if found.architecture is not None:
         result.take_loaded(share(comm, found.loaded if comm.rank == 0 else None, result.architecture.layout))
     phase.enter("user code")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain import losses, metrics, optimizers
+from dptrain import losses, optimizers
 from dptrain.backend.base import Backend
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
@@ -41,6 +41,7 @@ from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
 from dptrain.losses import Loss
 from dptrain.metrics import Metric
+from dptrain.metrics import resolve as resolve_metrics
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.saving import keras_config, keras_zip
@@ -91,7 +92,7 @@ class Sequential:
         self._trainer_kept: Trainer | None = None
         self._seen = False  # whether targets have come since `compile`
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Any, Any, list[str]], dict[str, Any]] | None = None
 
     # Setting up
 
@@ -111,6 +112,7 @@ class Sequential:
         loss: str | Loss | None = None,
         metrics: Sequence[str | Metric] | None = None,
         *,
+        weighted_metrics: Sequence[str | Metric] | None = None,
         device: str = "auto",
         dtype: str = "float32",
         loops: str = "auto",
@@ -127,7 +129,8 @@ class Sequential:
         Args:
             optimizer: name or optimizer.
             loss: name or loss.
-            metrics: names or metrics.
+            metrics: names or metrics; they count every sample as one.
+            weighted_metrics: names or metrics that get the sample weights.
             device: "auto", "cpu" or "cuda" (not in Keras).
             dtype: "float32" or "float64" (not in Keras).
             loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
@@ -151,7 +154,8 @@ class Sequential:
         if loss is None:
             raise ConfigError("compile() needs a loss, such as 'sparse_categorical_crossentropy'")
         chosen = losses.get(loss)
-        measured = tuple(_metric(one, chosen) for one in metrics or ())
+        shape = None if self._architecture is None else self._architecture.output_shape
+        measured = [one.key for one in resolve_metrics(metrics, weighted_metrics, chosen.takes_labels, shape)]
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = self._trainer_kept = self._optimizer_state = None
         self._seen = False
@@ -165,7 +169,7 @@ class Sequential:
             "precision": precision,
             "gemm": gemm,
         }
-        self._compiled = (chosen, optimizers.get(optimizer), measured, options)
+        self._compiled = (chosen, optimizers.get(optimizer), (metrics, weighted_metrics, measured), options)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -729,7 +733,7 @@ class Sequential:
             backend.write(replica.params, self._weights)
         if self._compiled:
             loss, optimizer, measured, _ = self._compiled
-            replica.compile(loss, optimizer, measured)
+            replica.compile(loss, optimizer, measured[0], measured[1])
             if self._optimizer_state is not None:
                 self._optimizer_state.restore(replica)
         return replica
@@ -739,7 +743,7 @@ class Sequential:
         assert self._compiled is not None
         loss, optimizer, measured, _ = self._compiled
         about = [[type(loss).__name__, loss.config()], [type(optimizer).__name__, optimizer.describe()]]
-        return [*about, [metric.name for metric in measured]]
+        return [*about, measured[2]]
 
     def _trainer(self, comm: Communicator) -> Trainer:
         if self._trainer_kept is not None:
@@ -868,16 +872,3 @@ def _in_order(logs: dict[str, float], return_dict: bool) -> list[float] | float 
         return logs
     values = list(logs.values())
     return values if len(values) > 1 else values[0]
-
-
-def _metric(identifier: str | Metric, loss: Loss) -> Metric:
-    """Return a metric that takes the same targets as the loss.
-
-    Raises:
-        ConfigError: unknown, or it takes others.
-    """
-    metric = metrics.get(identifier)
-    if metric.takes_labels != loss.takes_labels:
-        wanted = "integer labels" if metric.takes_labels else "values"
-        raise ConfigError(f"metric {metric.name!r} compares with {wanted}, loss {loss.name!r} does not")
-    return metric

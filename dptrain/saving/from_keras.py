@@ -9,7 +9,6 @@ import numpy as np
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.losses import Loss
-from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.saving import keras_config, optimizer_variables
@@ -34,7 +33,7 @@ class LiveModel:
     layers: list[Layer]
     architecture: Architecture | None
     dtype: str
-    compiled: tuple[Optimizer, Loss, list[Metric]] | None
+    compiled: tuple[Optimizer, Loss, list[Any], list[Any]] | None
     loaded: Loaded | None
 
 

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dptrain import initializers, losses, metrics, optimizers
+from dptrain import initializers, losses, metrics, optimizers, schedules
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, Layer
 from dptrain.losses import LOSSES, Loss
@@ -23,6 +23,7 @@ from dptrain.metrics import METRICS, Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import OPTIMIZERS, Optimizer
 from dptrain.registry import suggestion
+from dptrain.saving.snapshot import Compiled, Measures
 
 Config = Mapping[str, Any]
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
@@ -49,6 +50,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
         "keras.losses": LOSSES,
         "keras.metrics": METRICS,
         "keras.initializers": initializers.INITIALIZERS,
+        "keras.optimizers.schedules": schedules.SCHEDULES,
     }
     return {module: {cls.__name__: cls for cls in table.values()} for module, table in tables.items()}
 
@@ -84,7 +86,7 @@ def sequential_config(
     return result
 
 
-def model_config(config: dict[str, Any], compiled: tuple[Loss, Optimizer, Sequence[Metric]] | None) -> dict[str, Any]:
+def model_config(config: dict[str, Any], compiled: Compiled | None) -> dict[str, Any]:
     """Return the whole of a model's config.json: `sequential_config` and how the model is compiled."""
     result = _object("keras", "Sequential", config)
     if "build_input_shape" in config:
@@ -93,7 +95,8 @@ def model_config(config: dict[str, Any], compiled: tuple[Loss, Optimizer, Sequen
     return result
 
 
-def _compile_config(loss: Loss, optimizer: Optimizer, measured: Sequence[Metric]) -> dict[str, Any]:
+def _compile_config(loss: Loss, optimizer: Optimizer, measured: Measures) -> dict[str, Any]:
+    plain, weighted = measured[:2]
     return {
         "optimizer": _object(
             "keras.optimizers", _registered_name("keras.optimizers", optimizer), _plain(optimizer.config())
@@ -102,19 +105,19 @@ def _compile_config(loss: Loss, optimizer: Optimizer, measured: Sequence[Metric]
             "keras.losses", _registered_name("keras.losses", loss), {"name": loss.name} | _plain(loss.config())
         ),
         "loss_weights": None,
-        "metrics": [_metric_config(one) for one in measured],
-        "weighted_metrics": None,
+        "metrics": [_metric_config(one) for one in plain or ()],
+        "weighted_metrics": [_metric_config(one) for one in weighted] if weighted else None,
         "run_eagerly": False,
         "steps_per_execution": 1,
         "jit_compile": "auto",
     }
 
 
-def _metric_config(metric: Metric) -> Any:
-    """Return the name that the metric was asked for by, or its configuration under a name of its own."""
-    if METRICS.get(metric.name) is type(metric):
-        return metric.name
-    return _object("keras.metrics", _registered_name("keras.metrics", metric), {"name": metric.name})
+def _metric_config(metric: str | Metric) -> Any:
+    """Return the name that the metric was asked for by, or its configuration."""
+    if isinstance(metric, str):
+        return metric
+    return _object("keras.metrics", _registered_name("keras.metrics", metric), _plain(metric.config()))
 
 
 def _object(module: str, class_name: str, config: Config) -> dict[str, Any]:
@@ -193,7 +196,7 @@ def layers_of(config: Config) -> tuple[str, list[Layer], str]:
     return str(config["name"]), layers, dtypes.pop() if dtypes else "float32"
 
 
-def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Metric]] | None:
+def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Any], list[Any]] | None:
     """Return what a compile_config says; None where the model was not compiled.
 
     Raises:
@@ -203,20 +206,31 @@ def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Metric]] | None:
         return None
     if not isinstance(config, Mapping):
         raise ConfigError("compile_config is no JSON object")
-    for key in ("loss_weights", "weighted_metrics"):
-        if config.get(key):
-            raise ConfigError(f"not supported: {key} = {config[key]!r}; load with compile=False and call compile()")
-    measured = config.get("metrics") or []
-    if not isinstance(measured, list):
-        raise ConfigError(f"not supported: metrics = {measured!r}; load with compile=False and call compile()")
+    if config.get("loss_weights"):
+        raise ConfigError(
+            f"not supported: loss_weights = {config['loss_weights']!r}; load with compile=False and call compile()"
+        )
+    measured = [config.get(key) or [] for key in ("metrics", "weighted_metrics")]
+    for key, found in zip(("metrics", "weighted_metrics"), measured, strict=True):
+        if not isinstance(found, list):
+            raise ConfigError(f"not supported: {key} = {found!r}; load with compile=False and call compile()")
     if config.get("loss") is None or config.get("optimizer") is None:
         raise ConfigError("compiled without a loss; load with compile=False and call compile()")
     try:
         loss = losses.get(_named_or_built("keras.losses", config["loss"]))
         optimizer = optimizers.get(_named_or_built("keras.optimizers", config["optimizer"]))
-        return optimizer, loss, [metrics.get(_named_or_built("keras.metrics", one)) for one in measured]
+        plain, weighted = ([_metric(one) for one in found] for found in measured)
+        return optimizer, loss, plain, weighted
     except ConfigError as error:
         raise ConfigError(f"{error} (load with compile=False to have the model without it)") from error
+
+
+def _metric(described: Any) -> Any:
+    """Return a metric, or its name where that is how it was asked for: "accuracy" has a meaning only in a model."""
+    found = _named_or_built("keras.metrics", described)
+    if isinstance(found, str) and found not in ("accuracy", "acc"):
+        metrics.get(found)
+    return found
 
 
 def _open(described: Any) -> tuple[str, Config]:

@@ -1,6 +1,6 @@
 """What of a model goes into a file and comes out of one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from dptrain.comm import Communicator
 from dptrain.losses import Loss
-from dptrain.metrics import Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.params import ParamEntry, ParamLayout
@@ -17,6 +16,10 @@ from dptrain.saving.reading import Array
 if TYPE_CHECKING:
     from dptrain.train.replica import Replica
 
+
+# Metrics and weighted metrics as `compile` got them, and their keys in logs; loss, optimizer and these.
+Measures = tuple[Any, Any, list[str]]
+Compiled = tuple[Loss, Optimizer, Measures]
 
 # What saving knows of the flat buffers, besides each parameter's own place.
 
@@ -74,7 +77,7 @@ class Snapshot:
         dtype: "float32" or "float64".
         architecture: layers and shapes.
         weights: flat.
-        compiled: loss, optimizer and metrics; None before `compile`.
+        compiled: loss, optimizer, and (metrics, weighted metrics, log keys) as `compile` got them; None before.
         state: the optimizer's.
     """
 
@@ -83,7 +86,7 @@ class Snapshot:
     dtype: str
     architecture: Architecture
     weights: Array
-    compiled: tuple[Loss, Optimizer, Sequence[Metric]] | None
+    compiled: Compiled | None
     state: OptimizerState
 
     def named_weights(self) -> Mapping[str, Array]:

@@ -291,10 +291,10 @@ def test_to_json_has_keras_structure():
     assert compiled["optimizer"]["config"]["learning_rate"] == 0.001
     assert compiled["loss"]["class_name"] == "SparseCategoricalCrossentropy"
     assert compiled["metrics"] == ["accuracy"]
-    optimizer, loss, measured = keras_config.compiled_of(compiled)
+    optimizer, loss, measured, _ = keras_config.compiled_of(compiled)
     assert type(optimizer) is dp.optimizers.Adam
     assert type(loss) is dp.losses.SparseCategoricalCrossentropy
-    assert [metric.name for metric in measured] == ["accuracy"]
+    assert measured == ["accuracy"]
     assert json.loads(small(compiled=False).to_json())["compile_config"] == {}
 
 
@@ -379,7 +379,7 @@ def compile_config(**changes) -> dict:
         ({"loss": "mine"}, "unknown loss 'mine'.*compile=False"),
         ({"loss": None}, "compiled without a loss"),
         ({"loss_weights": [1.0]}, "loss_weights"),
-        ({"weighted_metrics": ["mae"]}, "weighted_metrics"),
+        ({"weighted_metrics": {"a": "mae"}}, "weighted_metrics = "),
         ({"metrics": {"a": "mae"}}, "metrics = "),
         ({"metrics": [["mae"]]}, "class_name and config"),
         ({"metrics": [7]}, "class_name and config"),
@@ -396,12 +396,9 @@ def test_compile_configs_that_are_not_supported(changes, message):
 
 
 def test_compile_config_is_read():
-    optimizer, loss, measured = keras_config.compiled_of(compile_config())
-    assert (optimizer.learning_rate, type(loss), [m.name for m in measured]) == (
-        0.5,
-        dp.losses.MeanSquaredError,
-        ["mae"],
-    )
+    optimizer, loss, measured, weighted = keras_config.compiled_of(compile_config(weighted_metrics=["mse"]))
+    assert (optimizer.learning_rate, type(loss)) == (0.5, dp.losses.MeanSquaredError)
+    assert (measured, weighted) == (["mae"], ["mse"])
     assert keras_config.compiled_of({}) is None
     assert keras_config.compiled_of(None) is None
 
