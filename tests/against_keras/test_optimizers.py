@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from tests.ops.test_vector_ops import Lion
 
 # Of Keras' own, about its variables in NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -23,10 +24,10 @@ def schedule(kind):
     return kind.CosineDecay(0.0, 150, 0.1, warmup_target=0.02, warmup_steps=20)
 
 
-def trained(kind, layers, sequential, optimizer, weights, **options) -> tuple[list[float], list[np.ndarray]]:
-    """Return the two epochs' losses and the weights after 200 steps."""
+def trained(kind, optimizer, weights, **options) -> tuple[list[float], list[np.ndarray]]:
+    """Return the two epochs' losses and the weights after 200 steps of dptrain or Keras."""
     x, y = data()
-    model = sequential([layers.Dense(7, activation="tanh"), layers.Dense(3, activation="softmax")])
+    model = kind.Sequential([kind.layers.Dense(7, activation="tanh"), kind.layers.Dense(3, activation="softmax")])
     model.compile(optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"], **options)
     model.predict(x[:BATCH])  # makes the weights
     model.set_weights(weights)
@@ -66,9 +67,7 @@ COMMON = {
 @pytest.mark.parametrize("common", COMMON)
 @pytest.mark.parametrize(("name", "number"), [(name, n) for name in OWN for n in range(len(OWN[name]))])
 def test_two_hundred_steps(keras, name, number, common):
-    rng = np.random.default_rng(1)
-    weights = [0.5 * rng.standard_normal(shape) for shape in [(5, 7), (7,), (7, 3), (3,)]]
-    results, configs = [], []
+    pair, configs = [], []
     for kind in (dp, keras):
         options = {"learning_rate": 0.01, **COMMON[common], **OWN[name][number]}
         excluded = options.pop("exclude", None)
@@ -77,21 +76,33 @@ def test_two_hundred_steps(keras, name, number, common):
         optimizer = getattr(kind.optimizers, name)(**options)
         if excluded:
             optimizer.exclude_from_weight_decay(var_names=excluded)
-        own = {"dtype": "float64", "loops": "numpy"} if kind is dp else {}
-        results.append(trained(kind, kind.layers, kind.Sequential, optimizer, weights, **own))
-        configs.append(dict(optimizer.get_config()))
-        assert int(optimizer.iterations) == STEPS // options.get("gradient_accumulation_steps", 1)
-    for config in configs:
-        del config["name"]
+        pair.append(optimizer)
+        configs.append({key: value for key, value in optimizer.get_config().items() if key != "name"})
     assert list(configs[0]) == list(configs[1])
     assert configs[0] == configs[1]
-    (losses, mine), (keras_losses, theirs) = results
-    np.testing.assert_allclose(losses, keras_losses, rtol=1e-6)  # Keras' means are float32 always
+    compare(keras, *pair)
+    for optimizer in pair:
+        assert int(optimizer.iterations) == STEPS // COMMON[common].get("gradient_accumulation_steps", 1)
+
+
+def compare(keras, mine, theirs) -> None:
+    """Train with both, and require the same losses and weights."""
+    rng = np.random.default_rng(1)
+    weights = [0.5 * rng.standard_normal(shape) for shape in [(5, 7), (7,), (7, 3), (3,)]]
+    losses, mine = trained(dp, mine, weights, dtype="float64", loops="numpy")
+    keras_losses, theirs = trained(keras, theirs, weights)
+    np.testing.assert_allclose(losses, keras_losses, rtol=1e-10)
     moved = 0.0
     for a, b, start in zip(mine, theirs, weights, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10 * np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11 * np.abs(b).max())
         moved += np.abs(b - start).max()
     assert moved > 0.05, "the comparison would say little"
+
+
+@pytest.mark.parametrize("common", [{}, {"clipnorm": 0.1, "weight_decay": 0.1}])
+def test_a_users_own_rule(keras, common):
+    """Lion is Keras' own there, and an example of vector ops here."""
+    compare(keras, Lion(0.002, **common), keras.optimizers.Lion(0.002, **common))
 
 
 def test_keras_reads_what_is_serialized(keras):

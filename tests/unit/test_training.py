@@ -245,7 +245,7 @@ def test_the_learning_rate_is_set_between_batches():
     """A callback halves it before every batch; the optimizer counts on."""
 
     class Halve(Callback):
-        def on_train_batch_end(self, batch: int, logs=None) -> None:
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
             seen.append((optimizer.iterations, float(optimizer.learning_rate)))
             optimizer.learning_rate = optimizer.learning_rate / 2
 
