@@ -9,20 +9,25 @@ from dptrain.launcher import prepare_blas_before_numpy
 prepare_blas_before_numpy()
 install_excepthook()
 
+from dptrain import activations, initializers, layers, losses, metrics, optimizers, regularizers, utils  # noqa: E402
 from dptrain import data as datasets  # noqa: E402
-from dptrain import layers, losses, metrics, optimizers, utils  # noqa: E402
+from dptrain.layers import Input  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
 from dptrain.train import callbacks  # noqa: E402
 from dptrain.version import __version__  # noqa: E402
 
 __all__ = [
+    "Input",
     "Sequential",
     "__version__",
+    "activations",
     "callbacks",
     "datasets",
+    "initializers",
     "layers",
     "losses",
     "metrics",
     "optimizers",
+    "regularizers",
     "utils",
 ]

@@ -13,7 +13,7 @@ from dptrain.comm.base import Communicator
 from dptrain.data.loading import Split
 from dptrain.data.sampling import Sampler, Shard, cut
 from dptrain.failure import phase
-from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce
+from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce, SmallSums
 from dptrain.train.callbacks import Callback, CallbackList, Logs
 from dptrain.train.feed import Feed, make_feed
 from dptrain.train.replica import Replica
@@ -67,6 +67,8 @@ class Trainer:
         self.comm = comm
         self._all_reduce: AllReduce | None = None
         self._bucket_mb, self._direct, self._data_bytes = bucket_mb, direct, data_bytes
+        if comm.size > 1:
+            replica.reduce = SmallSums(replica.backend, comm, direct=direct)
         self.timing = Timing(0.0, 0)
         self._started = 0.0
 
@@ -88,6 +90,7 @@ class Trainer:
             validation: evaluated after every epoch; its logs have the prefix "val_".
             callbacks: called on every rank.
         """
+        self.replica.require_shards(len(sampler.shards(0)))
         hooks = CallbackList(callbacks)
         hooks.set_trainer(self)
         hooks.set_params({"epochs": epochs, "steps": sampler.steps})

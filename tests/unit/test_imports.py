@@ -23,8 +23,9 @@ LAYERS = [
     {"optimizers", "layers"},
     {"backend"},
     {"params"},
-    {"initializers"},
-    {"random", "registry", "failure"},
+    {"activations", "initializers", "regularizers"},
+    {"random", "failure", "serialization"},
+    {"registry"},
     {"errors", "launcher", "cache", "version"},
 ]
 RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
