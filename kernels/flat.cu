@@ -16,6 +16,8 @@
 // sum, squared_norm, count_nonfinite: partials[c] = the float64 sum of x[i], of x[i]^2, or of 1 where x[i] is NaN or
 //                                     infinite, over the c-th `chunk` elements. Any grid: blocks stride over the
 //                                     chunks; block 256. Overwrites all ceil(size / chunk) partials.
+// regularize: partials[c] = weight[1] * the float64 sum of l1 |p[i]| + l2 p[i]^2, launched as these, and
+//             gradient[i] += weight[0] * (l1 sign(p[i]) + 2 l2 p[i]), where gradient is not null. Adds to it.
 // sum_chunks:                         total[0] += sum_c partials[c]. One block of 256. Adds.
 //
 // Deterministic: who adds what to what, and in which order, depends on size and chunk alone, not on the grid.
@@ -91,14 +93,15 @@ extern "C" __global__ void clip_divisors(const double *squares, const float *wei
     }
 }
 
+// partials[c] = the sum of term(i) over the elements i of chunk c.
 template <typename Term>
-__device__ inline void chunk_sums(const float *x, double *partials, long long size, int chunk, Term term) {
+__device__ inline void chunk_sums(double *partials, long long size, int chunk, Term term) {
     __shared__ double sums[SUM_THREADS];
     const long long chunks = (size + chunk - 1) / chunk;
     for (long long c = blockIdx.x; c < chunks; c += gridDim.x) {
         const long long end = min((c + 1) * chunk, size);
         double sum = 0.0;
-        for (long long i = c * chunk + threadIdx.x; i < end; i += SUM_THREADS) sum += term(x[i]);
+        for (long long i = c * chunk + threadIdx.x; i < end; i += SUM_THREADS) sum += term(i);
         sum = block_sum(sum, sums);
         if (threadIdx.x == 0) partials[c] = sum;
     }
@@ -107,12 +110,30 @@ __device__ inline void chunk_sums(const float *x, double *partials, long long si
 #define CHUNK_SUMS(NAME, TERM)                                                                                    \
     extern "C" __global__ void __launch_bounds__(SUM_THREADS) NAME(const float *x, double *partials,             \
                                                                    long long size, int chunk) {                  \
-        chunk_sums(x, partials, size, chunk, [](float value) { return TERM; });                                  \
+        chunk_sums(partials, size, chunk, [=](long long i) {                                                     \
+            const float value = x[i];                                                                            \
+            return TERM;                                                                                         \
+        });                                                                                                      \
     }
 
 CHUNK_SUMS(sum, (double)value)
 CHUNK_SUMS(squared_norm, (double)value * value)
 CHUNK_SUMS(count_nonfinite, isfinite(value) ? 0.0 : 1.0)
+
+extern "C" __global__ void __launch_bounds__(SUM_THREADS)
+    regularize(const float *p, float *gradient, const float *weight, double *partials, long long size, int chunk,
+               float l1, float l2) {
+    const float divisor = weight[0], rows = weight[1];
+    chunk_sums(partials, size, chunk, [=](long long i) {
+        const float value = p[i];
+        const float sign = value > 0.0f ? 1.0f : value < 0.0f ? -1.0f : value;  // of zero zero, of NaN NaN
+        if (gradient != nullptr) gradient[i] += divisor * (l1 * sign + 2.0f * l2 * value);
+        double term = 0.0;
+        if (l1 != 0.0f) term += l1 * fabs((double)value);
+        if (l2 != 0.0f) term += l2 * ((double)value * (double)value);
+        return rows * term;
+    });
+}
 
 extern "C" __global__ void __launch_bounds__(SUM_THREADS) sum_chunks(const double *partials, double *total,
                                                                      long long chunks) {

@@ -20,7 +20,16 @@ from dptrain.backend.transfers import Exchange, Staging
 from dptrain.backend.transfers import HostArray as HostArray
 
 # Activations whose gradient is a function of their output, which is all that backward keeps.
-ACTIVATIONS = ("linear", "relu", "sigmoid", "tanh", "softmax")
+ACTIVATIONS = (
+    *("linear", "relu", "sigmoid", "tanh", "softmax"),
+    *("leaky_relu", "elu", "selu", "softplus", "exponential"),
+)
+# Activations whose gradient needs their input.
+INPUT_ACTIVATIONS = ("gelu", "silu")
+# The slope of leaky_relu below 0, and the factor of elu, where none is given: Keras' defaults.
+DEFAULT_ALPHA = {"leaky_relu": 0.2, "elu": 1.0}
+# Source: G. Klambauer et al., "Self-normalizing neural networks", NeurIPS 2017.
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
 # Errors that `pointwise_loss` knows; kernels/pointwise.cu numbers them in this order.
 POINTWISE = ("squared", "absolute", "huber", "binary", "binary_logits", "equal", "same_side")
@@ -122,7 +131,7 @@ class Backend(ABC):
     def dense_forward(
         self, x_BI: Buffer, kernel_IO: Buffer, bias_O: Buffer | None, activation: str, y_BO: Buffer
     ) -> None:
-        """y = activation(x @ kernel + bias)."""
+        """y = activation(x @ kernel + bias), with the activation's default alpha."""
 
     @abstractmethod
     def dense_backward(
@@ -132,19 +141,31 @@ class Backend(ABC):
         y_BO: Buffer,
         dy_BO: Buffer,
         activation: str,
-        dkernel_IO: Buffer,
+        dkernel_IO: Buffer | None,
         dbias_O: Buffer | None,
         dx_BI: Buffer | None,
     ) -> None:
-        """Gradients of `dense_forward`; dy is overwritten by the gradient before the activation; dx only if given."""
+        """Gradients of `dense_forward`, those that are given; dy is overwritten by the gradient before the activation.
+
+        For `INPUT_ACTIVATIONS` y is what goes into the activation.
+        """
 
     @abstractmethod
-    def activation_forward(self, x_BF: Buffer, activation: str, y_BF: Buffer) -> None:
-        """y = activation(x), one of `ACTIVATIONS`; softmax over the last axis."""
+    def activation_forward(self, x_BF: Buffer, activation: str, y_BF: Buffer, alpha: float | None = None) -> None:
+        """y = activation(x), one of `ACTIVATIONS` or `INPUT_ACTIVATIONS`; softmax over the last axis.
+
+        leaky_relu is alpha x below 0, elu alpha (exp(x) - 1); alpha None stands for Keras' default. gelu is
+        x Phi(x) with the exact normal distribution function (D. Hendrycks and K. Gimpel, 2016), silu x sigmoid(x).
+        """
 
     @abstractmethod
-    def activation_backward(self, y_BF: Buffer, dy_BF: Buffer, activation: str, dx_BF: Buffer) -> None:
-        """dx = dy times the activation's derivative, from its output y; dx may be dy."""
+    def activation_backward(
+        self, y_BF: Buffer, dy_BF: Buffer, activation: str, dx_BF: Buffer, alpha: float | None = None
+    ) -> None:
+        """dx = dy times the activation's derivative, from its output y; dx may be dy.
+
+        For `INPUT_ACTIVATIONS` y is the activation's input. Corners have the slope from below.
+        """
 
     @abstractmethod
     def affine(self, x_BF: Buffer, scale: float, offset: float, y_BF: Buffer) -> None:
@@ -162,6 +183,81 @@ class Backend(ABC):
     @abstractmethod
     def copy(self, source: Buffer, out: Buffer) -> None:
         """Elementwise out = source."""
+
+    # Batch normalization: statistics of B rows (of any number of samples' inner axes as well) for each of F features
+
+    @abstractmethod
+    def batch_sums(self, x_BF: Buffer, sums_F: Buffer) -> None:
+        """sums = sum_b x, float64."""
+
+    @abstractmethod
+    def batch_squares(self, x_BF: Buffer, totals_F1: Buffer, squares_F: Buffer) -> None:
+        """squares = sum_b (x - mean)^2, float64, with mean = totals[:F] / totals[F]: a global sum and its rows."""
+
+    @abstractmethod
+    def batch_statistics(
+        self,
+        totals_F1: Buffer,
+        squares_F: Buffer,
+        momentum: float,
+        moving_mean_F: Buffer,
+        moving_variance_F: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+    ) -> None:
+        """mean = totals[:F] / totals[F], variance = squares / totals[F], moving = moving momentum + it (1 - momentum).
+
+        totals and squares are sums over all ranks; the variance is the biased one.
+        """
+
+    @abstractmethod
+    def batch_normalize(
+        self,
+        x_BF: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+        gamma_F: Buffer | None,
+        beta_F: Buffer | None,
+        epsilon: float,
+        y_BF: Buffer,
+    ) -> None:
+        """y = (x - mean) / sqrt(variance + epsilon) gamma + beta; without gamma or beta these are 1 and 0."""
+
+    @abstractmethod
+    def batch_gradient_sums(
+        self,
+        x_BF: Buffer,
+        dy_BF: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+        epsilon: float,
+        sums_2F: Buffer,
+        dgamma_F: Buffer | None,
+        dbeta_F: Buffer | None,
+    ) -> None:
+        """sums[:F] = sum_b dy, sums[F:] = sum_b dy (x - mean) / sqrt(variance + epsilon), float64.
+
+        The first is also written to dbeta and the second to dgamma, where these are given.
+        """
+
+    @abstractmethod
+    def batch_normalize_backward(
+        self,
+        x_BF: Buffer,
+        dy_BF: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+        gamma_F: Buffer | None,
+        epsilon: float,
+        sums_2F: Buffer | None,
+        totals_F1: Buffer | None,
+        dx_BF: Buffer,
+    ) -> None:
+        """dx = (dy - sums[:F] / n - xhat sums[F:] / n) gamma / sqrt(variance + epsilon); dx may be dy.
+
+        xhat is (x - mean) / sqrt(variance + epsilon), n is totals[F], and sums are those of `batch_gradient_sums`
+        over all ranks; without sums and totals, where mean and variance do not depend on x, both terms are missing.
+        """
 
     # Losses write a value for each row, and its gradient times the row's weight; `sum_rows` weighs and sums the values
 
@@ -291,6 +387,16 @@ class Backend(ABC):
     @abstractmethod
     def squared_norm(self, x: Buffer, total: Buffer) -> None:
         """Adds sum_i x[i]^2 to total, one element of float64, in float64; ordered as `sum`."""
+
+    @abstractmethod
+    def regularize(
+        self, params_P: Buffer, grads_P: Buffer | None, weight: Buffer, l1: float, l2: float, total: Buffer
+    ) -> None:
+        """Adds weight[1] (l1 sum_i |p[i]| + l2 sum_i p[i]^2) to total, one element of float64; ordered as `sum`.
+
+        Where grads is given, adds its gradient, weight[0] (l1 sign(p) + 2 l2 p), with sign(0) = 0, to that. So weight
+        is what the gradients will be divided by, and the number of rows that the total will be divided by.
+        """
 
     @abstractmethod
     def count_nonfinite(self, x: Buffer, total: Buffer) -> None:

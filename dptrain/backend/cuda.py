@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import POINTWISE, Backend, HostArray, RowSum, amount
+from dptrain.backend.base import DEFAULT_ALPHA, POINTWISE, Backend, HostArray, RowSum, amount
 from dptrain.backend.compile import compiled, kernel_cache
-from dptrain.backend.gemm import ACTIVATION_NUMBERS, Gemm, OwnGemm, product_kernels
+from dptrain.backend.gemm import ACTIVATION_NUMBERS, FUSED_ACTIVATIONS, Gemm, OwnGemm, product_kernels
 from dptrain.backend.gpus import masked
 from dptrain.backend.probe import device_uuid
 from dptrain.backend.transfers import SAMPLES, Exchange, Staging
@@ -43,10 +43,10 @@ _GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "i
 _KERNELS = {
     "gather": {f"gather_{name}": "PPPddqi" for name in (*_GATHERED, "uint8_quads", "int8_quads")}
     | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
-    "dense": {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
+    "dense": {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqiif", "sum_partials": "PPii"},
     "activation": {
-        "activation_forward": "PPqi",
-        "activation_backward": "PPPqi",
+        "activation_forward": "PPqif",
+        "activation_backward": "PPPqif",
         "softmax_forward": "PPqi",
         "softmax_backward": "PPPqi",
     },
@@ -61,6 +61,15 @@ _KERNELS = {
         "labels_other_than": "PqPq",
         "sum_rows": "PPPPPPPPq",
         "add_totals": "PPq",
+    },
+    "batch_normalization": {
+        "batch_sums": "PPqi",
+        "batch_squares": "PPPqi",
+        "batch_gradient_sums": "PPPPfPqi",
+        "batch_totals": "PPPPiii",
+        "batch_statistics": "PPffPPPPi",
+        "batch_normalize": "PPPPPfPqi",
+        "batch_normalize_backward": "PPPPPfPPPqi",
     },
     "dropout": {"dropout_mask": "PqiIfQQQQQ"},
     "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
@@ -78,6 +87,7 @@ _KERNELS = {
         "clip_divisors": "PPPqd",
         "sum": "PPqi",
         "squared_norm": "PPqi",
+        "regularize": "PPPPqiff",
         "count_nonfinite": "PPqi",
         "sum_chunks": "PPq",
     },
@@ -94,6 +104,8 @@ _SUM_CHUNK = 4096
 _NO_LABEL = -(2**63)
 # Rows that one block of `dense_gradient` sums.
 _GRADIENT_ROWS = 64
+# Rows and columns that a block of the batch normalization's sums takes.
+_BATCH_ROWS, _BATCH_COLUMNS = 256, 32
 # Compute capability from which tensor cores know TF32.
 _TF32_FROM = 80
 
@@ -455,8 +467,8 @@ class CudaBackend(Backend):
             return self._library_workspace.pointer
 
         def activate(address: int, size: int, activation: str) -> None:
-            number = ACTIVATION_NUMBERS[activation]
-            self._elementwise("activation_forward", size, address, address, size, number)
+            number, alpha = ACTIVATION_NUMBERS[activation], DEFAULT_ALPHA.get(activation, 0.0)
+            self._elementwise("activation_forward", size, address, address, size, number, alpha)
 
         return CublasLtGemm(precision, self._stream.handle, allocate, activate, own)
 
@@ -557,9 +569,9 @@ class CudaBackend(Backend):
         self, x_BI: DeviceArray, kernel_IO: DeviceArray, bias_O: DeviceArray | None, activation: str, y_BO: DeviceArray
     ) -> None:
         rows, outputs = y_BO.shape
-        fused = "linear" if activation == "softmax" else activation
+        fused = activation if activation in FUSED_ACTIVATIONS else "linear"
         self._product("nn", x_BI, kernel_IO, bias_O, y_BO, (rows, outputs, kernel_IO.shape[0]), fused)
-        if activation == "softmax":
+        if fused != activation:
             self.activation_forward(y_BO, activation, y_BO)
 
     def dense_backward(
@@ -569,7 +581,7 @@ class CudaBackend(Backend):
         y_BO: DeviceArray,
         dy_BO: DeviceArray,
         activation: str,
-        dkernel_IO: DeviceArray,
+        dkernel_IO: DeviceArray | None,
         dbias_O: DeviceArray | None,
         dx_BI: DeviceArray | None,
     ) -> None:
@@ -581,7 +593,8 @@ class CudaBackend(Backend):
             activation = "linear"
         if dbias_O is not None:
             self._bias_gradient(y_BO, dy_BO, activation, dbias_O)
-        self._product("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
+        if dkernel_IO is not None:
+            self._product("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
         if dx_BI is not None:
             self._product("nt", dy_BO, kernel_IO, None, dx_BI, (rows, inputs, outputs), "linear")
 
@@ -600,6 +613,7 @@ class CudaBackend(Backend):
             rows,
             outputs,
             ACTIVATION_NUMBERS[activation],
+            DEFAULT_ALPHA.get(activation, 0.0),
         )
         if parts > 1:
             self._elementwise("sum_partials", outputs, partials, dbias_O.pointer, outputs, parts)
@@ -619,21 +633,31 @@ class CudaBackend(Backend):
         assert self.gemm is not None, "the backend is closed"
         self.gemm.product(layout, a.pointer, b.pointer, bias, c_MN.pointer, sizes, activation)
 
-    def activation_forward(self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray) -> None:
+    def activation_forward(
+        self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray, alpha: float | None = None
+    ) -> None:
         if activation == "softmax":
             self._by_rows("softmax_forward", x_BF, x_BF.pointer, y_BF.pointer)
         else:
-            size = x_BF.size
-            self._elementwise(
-                "activation_forward", size, x_BF.pointer, y_BF.pointer, size, ACTIVATION_NUMBERS[activation]
-            )
+            self._activation("activation_forward", activation, alpha, x_BF.size, x_BF.pointer, y_BF.pointer)
 
-    def activation_backward(self, y_BF: DeviceArray, dy_BF: DeviceArray, activation: str, dx_BF: DeviceArray) -> None:
+    def activation_backward(
+        self,
+        y_BF: DeviceArray,
+        dy_BF: DeviceArray,
+        activation: str,
+        dx_BF: DeviceArray,
+        alpha: float | None = None,
+    ) -> None:
         pointers = (y_BF.pointer, dy_BF.pointer, dx_BF.pointer)
         if activation == "softmax":
             self._by_rows("softmax_backward", y_BF, *pointers)
         else:
-            self._elementwise("activation_backward", y_BF.size, *pointers, y_BF.size, ACTIVATION_NUMBERS[activation])
+            self._activation("activation_backward", activation, alpha, y_BF.size, *pointers)
+
+    def _activation(self, kernel: str, activation: str, alpha: float | None, size: int, *pointers: int) -> None:
+        alpha = DEFAULT_ALPHA.get(activation, 0.0) if alpha is None else alpha
+        self._elementwise(kernel, size, *pointers, size, ACTIVATION_NUMBERS[activation], alpha)
 
     def affine(self, x_BF: DeviceArray, scale: float, offset: float, y_BF: DeviceArray) -> None:
         self._elementwise("affine", x_BF.size, x_BF.pointer, y_BF.pointer, x_BF.size, scale, offset)
@@ -659,6 +683,96 @@ class CudaBackend(Backend):
         _same_dtype(source, out)
         if out.size and out.pointer != source.pointer:
             cuda.memcpy_dtod_async(out.pointer, source.pointer, out.nbytes, self._stream)
+
+    # Batch normalization
+
+    def batch_sums(self, x_BF: DeviceArray, sums_F: DeviceArray) -> None:
+        self._batch_sums("batch_sums", x_BF, x_BF.pointer, sums=sums_F)
+
+    def batch_squares(self, x_BF: DeviceArray, totals_F1: DeviceArray, squares_F: DeviceArray) -> None:
+        self._batch_sums("batch_squares", x_BF, x_BF.pointer, totals_F1.pointer, sums=squares_F)
+
+    def batch_statistics(
+        self,
+        totals_F1: DeviceArray,
+        squares_F: DeviceArray,
+        momentum: float,
+        moving_mean_F: DeviceArray,
+        moving_variance_F: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+    ) -> None:
+        self._elementwise(
+            *("batch_statistics", mean_F.size, totals_F1.pointer, squares_F.pointer, momentum, 1 - momentum),
+            *(moving_mean_F.pointer, moving_variance_F.pointer, mean_F.pointer, variance_F.pointer, mean_F.size),
+        )
+
+    def batch_normalize(
+        self,
+        x_BF: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+        gamma_F: DeviceArray | None,
+        beta_F: DeviceArray | None,
+        epsilon: float,
+        y_BF: DeviceArray,
+    ) -> None:
+        self._elementwise(
+            *("batch_normalize", x_BF.size, x_BF.pointer, mean_F.pointer, variance_F.pointer),
+            *(_pointer(gamma_F), _pointer(beta_F), epsilon, y_BF.pointer, x_BF.size, x_BF.shape[1]),
+        )
+
+    def batch_gradient_sums(
+        self,
+        x_BF: DeviceArray,
+        dy_BF: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+        epsilon: float,
+        sums_2F: DeviceArray,
+        dgamma_F: DeviceArray | None,
+        dbeta_F: DeviceArray | None,
+    ) -> None:
+        arguments = (x_BF.pointer, dy_BF.pointer, mean_F.pointer, variance_F.pointer, epsilon)
+        self._batch_sums("batch_gradient_sums", x_BF, *arguments, sums=sums_2F, first=dbeta_F, second=dgamma_F)
+
+    def _batch_sums(
+        self,
+        kernel: str,
+        x_BF: DeviceArray,
+        *arguments: Any,
+        sums: DeviceArray,
+        first: DeviceArray | None = None,
+        second: DeviceArray | None = None,
+    ) -> None:
+        """Sum columns over parts of the rows, then over the parts; `first` and `second` get a copy, F columns each."""
+        if sums.dtype != np.float64:
+            raise TypeError(f"{kernel} sums in float64, not {sums.dtype}")
+        B, F = x_BF.shape
+        parts = max(1, _up(B, _BATCH_ROWS) // _BATCH_ROWS)
+        partials = self._scratch(parts * sums.size * 8)
+        grid = (_up(F, _BATCH_COLUMNS) // _BATCH_COLUMNS, parts)
+        self._launch(kernel, grid, (_BATCH_COLUMNS, 8, 1), *arguments, partials, B, F)
+        pointers = (partials, sums.pointer, _pointer(first), _pointer(second))
+        self._elementwise("batch_totals", sums.size, *pointers, F, sums.size, parts)
+
+    def batch_normalize_backward(
+        self,
+        x_BF: DeviceArray,
+        dy_BF: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+        gamma_F: DeviceArray | None,
+        epsilon: float,
+        sums_2F: DeviceArray | None,
+        totals_F1: DeviceArray | None,
+        dx_BF: DeviceArray,
+    ) -> None:
+        self._elementwise(
+            *("batch_normalize_backward", x_BF.size, x_BF.pointer, dy_BF.pointer, mean_F.pointer, variance_F.pointer),
+            *(_pointer(gamma_F), epsilon, _pointer(sums_2F), _pointer(totals_F1), dx_BF.pointer),
+            *(x_BF.size, x_BF.shape[1]),
+        )
 
     # Losses
 
@@ -808,17 +922,37 @@ class CudaBackend(Backend):
     def squared_norm(self, x: DeviceArray, total: DeviceArray) -> None:
         self._sum_flat("squared_norm", x, total)
 
+    def regularize(
+        self,
+        params_P: DeviceArray,
+        grads_P: DeviceArray | None,
+        weight: DeviceArray,
+        l1: float,
+        l2: float,
+        total: DeviceArray,
+    ) -> None:
+        pointers = (params_P.pointer, _pointer(grads_P), weight.pointer)
+        self._sum_flat("regularize", params_P, total, pointers, (l1, l2))
+
     def count_nonfinite(self, x: DeviceArray, total: DeviceArray) -> None:
         self._sum_flat("count_nonfinite", x, total)
 
-    def _sum_flat(self, kernel: str, x: DeviceArray, total: DeviceArray) -> None:
+    def _sum_flat(
+        self,
+        kernel: str,
+        x: DeviceArray,
+        total: DeviceArray,
+        pointers: tuple[int, ...] = (),
+        numbers: tuple[float, ...] = (),
+    ) -> None:
         if x.dtype != np.float32 or total.dtype != np.float64:
             raise TypeError(f"{kernel} adds float32 to float64, not {x.dtype} to {total.dtype}")
         if x.size == 0:
             return
         chunks = _up(x.size, _SUM_CHUNK) // _SUM_CHUNK
         partials = self._scratch(chunks * 8)
-        self._launch(kernel, (min(chunks, _BLOCKS), 1), (256, 1, 1), x.pointer, partials, x.size, _SUM_CHUNK)
+        arguments = (*(pointers or (x.pointer,)), partials, x.size, _SUM_CHUNK, *numbers)
+        self._launch(kernel, (min(chunks, _BLOCKS), 1), (256, 1, 1), *arguments)
         self._launch("sum_chunks", (1, 1), (256, 1, 1), partials, total.pointer, chunks)
 
     def fill(self, buffer: DeviceArray, value: float) -> None:
@@ -1009,6 +1143,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _pointer(buffer: DeviceArray | None) -> int:
+    """The address of a buffer, 0 for none."""
     return 0 if buffer is None else buffer.pointer
 
 

@@ -5,6 +5,8 @@ step. Numba (the extra `jit`) compiles the same loops into one pass each. Both a
 differ in the last bit, so all ranks must use the same (`Backend.numerics`).
 """
 
+import functools
+import math
 import threading
 from abc import ABC, abstractmethod
 from typing import Any
@@ -89,6 +91,10 @@ class Loops(ABC):
         """values = 1 where the highest score, the first of equals, is at the label, else 0."""
 
     @abstractmethod
+    def erf(self, x: Array) -> None:
+        """x = erf(x), the error function."""
+
+    @abstractmethod
     def adam(
         self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any
     ) -> None:
@@ -167,6 +173,28 @@ class NumpyLoops(Loops):
         np.argmax(scores_BC, axis=-1, out=best_B)
         np.equal(best_B, labels_B, out=values_B)
 
+    def erf(self, x: Array) -> None:
+        """Two passes for each coefficient, about fifty in float64 and thirty in float32.
+
+        NumPy has no error function, and Python's takes 200 ns an element. With t = 1 / (1 + |x| / 2),
+        erf(x) = sign(x) (1 - t exp(-x^2 + p(t))), where p is smooth.
+        """
+        t, power, negative = (self._scratch(f"erf {i}", x.shape, x.dtype) for i in range(3))
+        number = x.dtype.type
+        np.minimum(np.absolute(x, out=power), number(_ERF_IS_ONE), out=power)
+        np.multiply(power, number(0.5), out=t)
+        np.add(t, number(1), out=t)
+        np.divide(number(1), t, out=t)
+        np.multiply(power, power, out=negative)  # x^2
+        np.multiply(t, number(2 * _ERF_SLOPE), out=power)
+        np.subtract(power, number(_ERF_SLOPE * (1 + _ERF_LEAST)), out=power)  # t in the units of the coefficients
+        np.subtract(_polynomial(power, erf_coefficients(x.dtype), self._scratch), negative, out=negative)
+        np.exp(negative, out=negative)
+        np.multiply(negative, t, out=negative)
+        np.subtract(number(1), negative, out=negative)
+        np.copysign(negative, x, out=negative)
+        np.copyto(x, negative, where=~np.isnan(x))
+
     def adam(
         self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any
     ) -> None:
@@ -184,3 +212,33 @@ class NumpyLoops(Loops):
         np.divide(m, g, out=g)
         np.multiply(g, number(-alpha), out=g)
         np.add(p, g, out=p)
+
+
+# From here on erf is 1 in float64; t is then `_ERF_LEAST`.
+_ERF_IS_ONE = 6.0
+_ERF_LEAST = 1 / (1 + _ERF_IS_ONE / 2)
+# t in [_ERF_LEAST, 1] times 2 * this, minus this * (1 + _ERF_LEAST), lies in [-1, 1].
+_ERF_SLOPE = 1 / (1 - _ERF_LEAST)
+
+
+@functools.cache
+def erf_coefficients(dtype: np.dtype[Any]) -> tuple[float, ...]:
+    """Return p of `NumpyLoops.erf` as a polynomial in t brought to [-1, 1], the highest power first."""
+
+    degree = 24 if dtype == np.float64 else 12
+    u = np.polynomial.chebyshev.chebpts1(degree + 1)
+    t = (u / _ERF_SLOPE + 1 + _ERF_LEAST) / 2
+    z = 2 / t - 2
+    p = np.array([math.log(math.erfc(one)) + one * one for one in z]) - np.log(t)
+    chebyshev = np.polynomial.chebyshev.chebfit(u, p, degree)
+    return tuple(float(c) for c in np.polynomial.chebyshev.cheb2poly(chebyshev)[::-1])
+
+
+def _polynomial(u: Array, coefficients: tuple[float, ...], scratch: Scratch) -> Array:
+    """Return a polynomial's values by Horner's rule, in scratch."""
+    values = scratch("polynomial", u.shape, u.dtype)
+    values.fill(coefficients[0])
+    for coefficient in coefficients[1:]:
+        np.multiply(values, u, out=values)
+        np.add(values, u.dtype.type(coefficient), out=values)
+    return values

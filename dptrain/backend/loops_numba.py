@@ -5,6 +5,7 @@ are in row order, so that the same inputs give the same bits; the only liberty t
 into one fused multiply-add.
 """
 
+import math
 from typing import Any
 
 import numba
@@ -43,6 +44,12 @@ def _relu_gradient(y_BO: Array, dy_BO: Array, dbias_O: Array) -> None:
             d = dy_BO[b, o] if y_BO[b, o] > zero else zero
             dy_BO[b, o] = d
             dbias_O[o] += d
+
+
+@_compiled
+def _erf(x: Array) -> None:
+    for i in range(x.size):
+        x[i] = math.erf(x[i])
 
 
 @_compiled
@@ -136,6 +143,7 @@ class NumbaLoops(Loops):
         self.shift_and_compare(row, label, row, one.copy())
         self.cross_entropy(row, row.copy() + 1, label, one.copy())
         self.highest_at_label(row, label, one.copy())
+        self.erf(one.copy())
         self.adam(one, one.copy(), one.copy(), one.copy(), 1, 0, 0, 0, 1)
 
     def gather(self, x_NF: Array, rows_B: Array, scale: Any, offset: Any, out_BF: Array) -> None:
@@ -165,6 +173,10 @@ class NumbaLoops(Loops):
     def highest_at_label(self, scores_BC: Array, labels_B: Array, values_B: Array) -> None:
         """A row at a time."""
         _highest_at_label(scores_BC, labels_B, values_B)
+
+    def erf(self, x: Array) -> None:
+        """Read and write x once."""
+        _erf(x.reshape(-1))
 
     def adam(
         self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any

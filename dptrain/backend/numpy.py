@@ -14,7 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend import denormals
-from dptrain.backend.base import DIVISOR, EPSILON, FIRST_STATE, LOSS, ROWS, Backend, HostArray, RowSum
+from dptrain.backend.base import (
+    DEFAULT_ALPHA,
+    DIVISOR,
+    EPSILON,
+    FIRST_STATE,
+    LOSS,
+    ROWS,
+    SELU_ALPHA,
+    SELU_SCALE,
+    Backend,
+    HostArray,
+    RowSum,
+)
 from dptrain.backend.loops import CACHE_LINE, Loops, NumpyLoops, Scratch, aligned_empty
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.random import Purpose, stream
@@ -117,7 +129,7 @@ class NumpyBackend(Backend):
         y_BO: Array,
         dy_BO: Array,
         activation: str,
-        dkernel_IO: Array,
+        dkernel_IO: Array | None,
         dbias_O: Array | None,
         dx_BI: Array | None,
     ) -> None:
@@ -128,19 +140,17 @@ class NumpyBackend(Backend):
                 self.activation_backward(y_BO, dy_BO, activation, dy_BO)
             if dbias_O is not None:
                 np.add.reduce(dy_BO, axis=0, out=dbias_O)
-        np.matmul(x_BI.T, dy_BO, out=dkernel_IO)
+        if dkernel_IO is not None:
+            np.matmul(x_BI.T, dy_BO, out=dkernel_IO)
         if dx_BI is not None:
             np.matmul(dy_BO, kernel_IO.T, out=dx_BI)
 
-    def activation_forward(self, x_BF: Array, activation: str, y_BF: Array) -> None:
+    def activation_forward(self, x_BF: Array, activation: str, y_BF: Array, alpha: float | None = None) -> None:
+        number = self.dtype.type
         if activation == "relu":
             np.maximum(x_BF, 0, out=y_BF)
         elif activation == "sigmoid":
-            # 1 / (1 + exp(-x)) overflows harmlessly in float32 below -88; tanh never does.
-            np.multiply(x_BF, self.dtype.type(0.5), out=y_BF)
-            np.tanh(y_BF, out=y_BF)
-            np.multiply(y_BF, self.dtype.type(0.5), out=y_BF)
-            np.add(y_BF, self.dtype.type(0.5), out=y_BF)
+            self._sigmoid(x_BF, y_BF)
         elif activation == "tanh":
             np.tanh(x_BF, out=y_BF)
         elif activation == "softmax":
@@ -148,24 +158,100 @@ class NumpyBackend(Backend):
             self.loops.shift_rows(x_BF.reshape(-1, classes), y_BF.reshape(-1, classes))
             np.exp(y_BF, out=y_BF)
             np.divide(y_BF, np.add.reduce(y_BF, axis=-1, keepdims=True), out=y_BF)
+        elif activation in ("leaky_relu", "elu", "selu"):
+            below = self._scratch("below", x_BF.shape, self.dtype)
+            positive = self._scratch("positive", x_BF.shape, np.bool_)
+            scale, factor = _selu_like(activation, alpha)
+            np.minimum(x_BF, 0, out=below)
+            if activation != "leaky_relu":
+                np.expm1(below, out=below)
+            np.multiply(below, number(factor), out=below)
+            np.greater(x_BF, 0, out=positive)
+            np.multiply(x_BF, number(scale), out=y_BF)
+            np.copyto(y_BF, below, where=~positive)
+        elif activation == "softplus":
+            np.logaddexp(x_BF, number(0), out=y_BF)
+        elif activation == "exponential":
+            np.exp(x_BF, out=y_BF)
+        elif activation == "gelu":
+            share = self._scratch("share", x_BF.shape, self.dtype)
+            self._normal_distribution(x_BF, share)
+            np.multiply(x_BF, share, out=y_BF)
+        elif activation == "silu":
+            share = self._scratch("share", x_BF.shape, self.dtype)
+            self._sigmoid(x_BF, share)
+            np.multiply(x_BF, share, out=y_BF)
         else:
             np.copyto(y_BF, x_BF)
 
-    def activation_backward(self, y_BF: Array, dy_BF: Array, activation: str, dx_BF: Array) -> None:
+    def _sigmoid(self, x: Array, out: Array) -> None:
+        # 1 / (1 + exp(-x)) overflows harmlessly in float32 below -88; tanh never does.
+        np.multiply(x, self.dtype.type(0.5), out=out)
+        np.tanh(out, out=out)
+        np.multiply(out, self.dtype.type(0.5), out=out)
+        np.add(out, self.dtype.type(0.5), out=out)
+
+    def _normal_distribution(self, x: Array, out: Array) -> None:
+        """out = Phi(x) = (1 + erf(x / sqrt(2))) / 2; out is not x."""
+        np.multiply(x, self.dtype.type(np.sqrt(0.5)), out=out)
+        self.loops.erf(out)
+        np.multiply(out, self.dtype.type(0.5), out=out)
+        np.add(out, self.dtype.type(0.5), out=out)
+
+    def activation_backward(
+        self, y_BF: Array, dy_BF: Array, activation: str, dx_BF: Array, alpha: float | None = None
+    ) -> None:
+        number = self.dtype.type
+        slope = self._scratch("slope", y_BF.shape, self.dtype)
         if activation == "relu":
             positive = self._scratch("relu", y_BF.shape, np.bool_)
             np.greater(y_BF, 0, out=positive)
             np.multiply(dy_BF, positive, out=dx_BF)
         elif activation in ("sigmoid", "tanh"):
-            slope = self._scratch("slope", y_BF.shape, self.dtype)
             np.multiply(y_BF, y_BF, out=slope)  # tanh' = 1 - y^2, sigmoid' = y - y^2
-            np.subtract(y_BF if activation == "sigmoid" else self.dtype.type(1), slope, out=slope)
+            np.subtract(y_BF if activation == "sigmoid" else number(1), slope, out=slope)
             np.multiply(dy_BF, slope, out=dx_BF)
         elif activation == "softmax":
-            weighted = self._scratch("slope", y_BF.shape, self.dtype)
-            np.multiply(y_BF, dy_BF, out=weighted)
-            np.subtract(dy_BF, np.add.reduce(weighted, axis=-1, keepdims=True), out=dx_BF)
+            np.multiply(y_BF, dy_BF, out=slope)
+            np.subtract(dy_BF, np.add.reduce(slope, axis=-1, keepdims=True), out=dx_BF)
             np.multiply(dx_BF, y_BF, out=dx_BF)
+        elif activation in ("leaky_relu", "elu", "selu"):
+            positive = self._scratch("positive", y_BF.shape, np.bool_)
+            scale, factor = _selu_like(activation, alpha)
+            if activation == "leaky_relu":
+                slope.fill(factor)
+            else:
+                np.add(y_BF, number(factor), out=slope)  # (factor (exp(x) - 1))' = factor exp(x)
+            np.greater(y_BF, 0, out=positive)
+            np.copyto(slope, number(scale), where=positive)
+            np.multiply(dy_BF, slope, out=dx_BF)
+        elif activation == "softplus":
+            np.negative(y_BF, out=slope)
+            np.expm1(slope, out=slope)  # softplus' = sigmoid = 1 - exp(-y)
+            np.negative(slope, out=slope)
+            np.multiply(dy_BF, slope, out=dx_BF)
+        elif activation == "exponential":
+            np.multiply(dy_BF, y_BF, out=dx_BF)
+        elif activation == "gelu":
+            share = self._scratch("share", y_BF.shape, self.dtype)
+            x = y_BF  # gelu' = Phi(x) + x phi(x)
+            np.multiply(x, x, out=slope)
+            np.multiply(slope, number(-0.5), out=slope)
+            np.exp(slope, out=slope)
+            np.multiply(slope, number(1 / np.sqrt(2 * np.pi)), out=slope)
+            np.multiply(slope, x, out=slope)
+            self._normal_distribution(x, share)
+            np.add(slope, share, out=slope)
+            np.multiply(dy_BF, slope, out=dx_BF)
+        elif activation == "silu":
+            share = self._scratch("share", y_BF.shape, self.dtype)
+            x = y_BF  # silu' = s + x s (1 - s) with s = sigmoid(x)
+            self._sigmoid(x, share)
+            np.subtract(number(1), share, out=slope)
+            np.multiply(slope, x, out=slope)
+            np.add(slope, number(1), out=slope)
+            np.multiply(slope, share, out=slope)
+            np.multiply(dy_BF, slope, out=dx_BF)
         elif dx_BF is not dy_BF:
             np.copyto(dx_BF, dy_BF)
 
@@ -185,6 +271,104 @@ class NumpyBackend(Backend):
 
     def copy(self, source: Array, out: Array) -> None:
         np.copyto(out, source)
+
+    # Batch normalization
+
+    def batch_sums(self, x_BF: Array, sums_F: Array) -> None:
+        np.add.reduce(x_BF, axis=0, dtype=np.float64, out=sums_F)
+
+    def batch_squares(self, x_BF: Array, totals_F1: Array, squares_F: Array) -> None:
+        difference = self._scratch("squares", x_BF.shape, np.float64)
+        np.subtract(x_BF, totals_F1[:-1] / totals_F1[-1], out=difference)
+        np.multiply(difference, difference, out=difference)
+        np.add.reduce(difference, axis=0, out=squares_F)
+
+    def batch_statistics(
+        self,
+        totals_F1: Array,
+        squares_F: Array,
+        momentum: float,
+        moving_mean_F: Array,
+        moving_variance_F: Array,
+        mean_F: Array,
+        variance_F: Array,
+    ) -> None:
+        np.divide(totals_F1[:-1], totals_F1[-1], out=mean_F, casting="same_kind")
+        np.divide(squares_F, totals_F1[-1], out=variance_F, casting="same_kind")
+        keep, take = self.dtype.type(momentum), self.dtype.type(1 - momentum)
+        for moving, of_batch in ((moving_mean_F, mean_F), (moving_variance_F, variance_F)):
+            np.multiply(moving, keep, out=moving)
+            np.add(moving, of_batch * take, out=moving)
+
+    def batch_normalize(
+        self,
+        x_BF: Array,
+        mean_F: Array,
+        variance_F: Array,
+        gamma_F: Array | None,
+        beta_F: Array | None,
+        epsilon: float,
+        y_BF: Array,
+    ) -> None:
+        np.subtract(x_BF, mean_F, out=y_BF)
+        np.multiply(y_BF, self._inverse_deviation(variance_F, epsilon, gamma_F), out=y_BF)
+        if beta_F is not None:
+            np.add(y_BF, beta_F, out=y_BF)
+
+    def batch_gradient_sums(
+        self,
+        x_BF: Array,
+        dy_BF: Array,
+        mean_F: Array,
+        variance_F: Array,
+        epsilon: float,
+        sums_2F: Array,
+        dgamma_F: Array | None,
+        dbeta_F: Array | None,
+    ) -> None:
+        F = len(mean_F)
+        xhat = self._xhat(x_BF, mean_F, variance_F, epsilon)
+        np.multiply(xhat, dy_BF, out=xhat)
+        np.add.reduce(dy_BF, axis=0, dtype=np.float64, out=sums_2F[:F])
+        np.add.reduce(xhat, axis=0, dtype=np.float64, out=sums_2F[F:])
+        for gradient, of_batch in ((dbeta_F, sums_2F[:F]), (dgamma_F, sums_2F[F:])):
+            if gradient is not None:
+                gradient[...] = of_batch
+
+    def batch_normalize_backward(
+        self,
+        x_BF: Array,
+        dy_BF: Array,
+        mean_F: Array,
+        variance_F: Array,
+        gamma_F: Array | None,
+        epsilon: float,
+        sums_2F: Array | None,
+        totals_F1: Array | None,
+        dx_BF: Array,
+    ) -> None:
+        if sums_2F is None or totals_F1 is None:
+            np.multiply(dy_BF, self._inverse_deviation(variance_F, epsilon, gamma_F), out=dx_BF)
+            return
+        F = len(mean_F)
+        means_2F = (sums_2F / totals_F1[-1]).astype(self.dtype)
+        xhat = self._xhat(x_BF, mean_F, variance_F, epsilon)
+        np.multiply(xhat, means_2F[F:], out=xhat)
+        np.subtract(dy_BF, means_2F[:F], out=dx_BF)
+        np.subtract(dx_BF, xhat, out=dx_BF)
+        np.multiply(dx_BF, self._inverse_deviation(variance_F, epsilon, gamma_F), out=dx_BF)
+
+    def _inverse_deviation(self, variance_F: Array, epsilon: float, gamma_F: Array | None) -> Array:
+        """Return gamma / sqrt(variance + epsilon)."""
+        deviation = np.sqrt(variance_F + self.dtype.type(epsilon))
+        inverse: Array = (self.dtype.type(1) if gamma_F is None else gamma_F) / deviation
+        return inverse
+
+    def _xhat(self, x_BF: Array, mean_F: Array, variance_F: Array, epsilon: float) -> Array:
+        """Return x brought to mean 0 and variance 1, in scratch."""
+        xhat = self._scratch("xhat", x_BF.shape, self.dtype)
+        np.subtract(x_BF, mean_F, out=xhat)
+        return np.multiply(xhat, self._inverse_deviation(variance_F, epsilon, None), out=xhat)
 
     # Losses
 
@@ -397,6 +581,29 @@ class NumpyBackend(Backend):
             np.multiply(part, part, out=squares, dtype=np.float64)
             total += np.add.reduce(squares)
 
+    def regularize(
+        self, params_P: Array, grads_P: Array | None, weight: Array, l1: float, l2: float, total: Array
+    ) -> None:
+        divisor, rows, number = float(weight[0]), float(weight[1]), self.dtype.type
+        flat_P = params_P.reshape(-1)
+        for part in _parts(flat_P):
+            terms = self._scratch("terms", part.shape, np.float64)
+            np.absolute(part, out=terms)
+            if l1:
+                total += rows * l1 * np.add.reduce(terms)
+            if l2:
+                np.multiply(terms, terms, out=terms)
+                total += rows * l2 * np.add.reduce(terms)
+        if grads_P is None:
+            return
+        for part, gradient in zip(_parts(flat_P), _parts(grads_P), strict=True):
+            slopes = self._scratch("slopes", part.shape, self.dtype)
+            np.sign(part, out=slopes)
+            np.multiply(slopes, number(divisor * l1), out=slopes)
+            np.add(gradient, slopes, out=gradient)
+            np.multiply(part, number(divisor * 2 * l2), out=slopes)
+            np.add(gradient, slopes, out=gradient)
+
     def count_nonfinite(self, x: Array, total: Array) -> None:
         for part in _parts(x):
             finite = self._scratch("finite", part.shape, np.bool_)
@@ -553,6 +760,13 @@ class NumpyBackend(Backend):
         part(*bounds[0], 0)
         for other in others:
             other.result()
+
+
+def _selu_like(activation: str, alpha: float | None) -> tuple[float, float]:
+    """Return the factors above and below 0 of leaky_relu, elu and selu."""
+    if activation == "selu":
+        return SELU_SCALE, SELU_SCALE * SELU_ALPHA
+    return 1.0, DEFAULT_ALPHA[activation] if alpha is None else alpha
 
 
 def _parts(x: Array) -> Iterator[Array]:

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dptrain import initializers, losses, metrics, optimizers, schedules
+from dptrain import initializers, losses, metrics, optimizers, regularizers, schedules
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, Layer
 from dptrain.losses import LOSSES, Loss
@@ -51,6 +51,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
         "keras.metrics": METRICS,
         "keras.initializers": initializers.INITIALIZERS,
         "keras.optimizers.schedules": schedules.SCHEDULES,
+        "keras.regularizers": regularizers.REGULARIZERS,
     }
     return {module: {cls.__name__: cls for cls in table.values()} for module, table in tables.items()}
 

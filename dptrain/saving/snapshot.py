@@ -26,7 +26,7 @@ Compiled = tuple[Loss, Optimizer, Measures]
 
 def full_size(layout: ParamLayout) -> int:
     """Return the number of elements of the flat parameters."""
-    return layout.size
+    return layout.full_size
 
 
 def slot_size(layout: ParamLayout) -> int:
@@ -36,7 +36,7 @@ def slot_size(layout: ParamLayout) -> int:
 
 def trained(layout: ParamLayout) -> tuple[ParamEntry, ...]:
     """Return the parameters that an optimizer has slots for."""
-    return layout.entries
+    return tuple(entry for entry in layout.entries if entry.trainable)
 
 
 @dataclass

@@ -36,6 +36,7 @@ class Replica:
 
     Attributes:
         params: flat parameters.
+        reduce: replaces a small buffer on the device by its sum over the ranks; set by who knows the ranks.
         slots: the optimizer's flat buffers by name.
     """
 
@@ -45,16 +46,26 @@ class Replica:
         self.seed = seed
         self._first, self._scale, self._offset = _absorbed_by_batch_op(architecture.layers)
         # Bytes that the model needs besides what grows with the batch, by the buffer's name.
-        self._model_bytes = {"parameters": architecture.layout.size * backend.dtype.itemsize}
-        self.params: Buffer = self._allocate(backend.empty, (architecture.layout.size,), name="parameters")
+        self._model_bytes = {"parameters": architecture.layout.full_size * backend.dtype.itemsize}
+        self.params: Buffer = self._allocate(backend.empty, (architecture.layout.full_size,), name="parameters")
         backend.write(self.params, architecture.layout.initial(seed, backend.dtype))
         self.slots: dict[str, Buffer] = {}
         self._capacity = 0
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
         self._beside: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Buffer] = {}
+        self.reduce: Callable[[Buffer], None] = StepContext.reduce
+        trained = [entry for entry in architecture.layout.entries if entry.trainable]
         self._first_element = [
-            min((e.offset for e in architecture.layout.entries if e.name.startswith(f"{layer.name}/")), default=0)
+            min((entry.offset for entry in trained if entry.name.startswith(f"{layer.name}/")), default=0)
             for layer in architecture.layers
+        ]
+        self._penalized = [(entry, entry.regularizer) for entry in trained if entry.regularizer is not None]
+        self._fixed = [
+            {
+                name: self._allocate(backend.zeros, shape, dtype, name="statistics")
+                for name, (shape, dtype) in layer.fixed_shapes(input_shape).items()
+            }
+            for layer, input_shape in zip(architecture.layers, architecture.input_shapes, strict=True)
         ]
 
     # Setting up
@@ -83,7 +94,7 @@ class Replica:
         self._model_bytes |= dict.fromkeys(names, size * self.backend.dtype.itemsize)
         flat = {one: self._allocate(zeros, (size,), name=f"optimizer's {one}") for one in (*slots, *scratch)}
         self.slots = {slot: flat[slot] for slot in slots}
-        entries = self.architecture.layout.entries
+        entries = [entry for entry in self.architecture.layout.entries if entry.trainable]
         self._updater = Updater(self.backend, optimizer, entries, self.slots, [flat[one] for one in scratch])
         self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64, "sums of metrics")
         self._views.clear()
@@ -205,6 +216,19 @@ class Replica:
 
     # One step
 
+    def require_shards(self, count: int) -> None:
+        """Check that the model can be trained with that many shards of a batch on this rank.
+
+        Raises:
+            ConfigError: a layer needs the whole batch at once.
+        """
+        joining = next((layer for layer in self.architecture.layers if layer.joins_ranks), None)
+        if count > 1 and joining is not None:
+            raise ConfigError(
+                f"layer {joining.name!r} ({type(joining).__name__}) needs all samples of a batch at once: {count} "
+                "shards a rank are not supported; leave train.shards_per_batch out, or make it the number of ranks"
+            )
+
     def forward_backward(
         self, source: RowSource, shards: Sequence[Shard], complete_from: Callable[[int], None] | None = None
     ) -> None:
@@ -242,8 +266,11 @@ class Replica:
         """
         size = self.architecture.layout.size
         tail = self.reduction[size:]
+        divisor_rows = tail[DIVISOR : ROWS + 1]
+        gradients = self.reduction[:size]
         self.backend.add_totals(tail[: self._tail_size], self.totals)
-        self._updater.apply(self.params, self.reduction[:size], tail[DIVISOR : DIVISOR + 1])
+        self._regularize(divisor_rows, gradients)
+        self._updater.apply(self.params[:size], gradients, tail[DIVISOR : DIVISOR + 1])
 
     def evaluate_rows(self, rows: Rows) -> None:
         """Add loss and metrics of the given samples, taken as one batch, to `totals`.
@@ -259,6 +286,7 @@ class Replica:
         self._forward(self._training_layers, buffers, StepContext())
         self._score(buffers[-1].y, rows, None, tail)
         self.backend.add_totals(tail[: self._tail_size], self.totals)
+        self._regularize(tail[DIVISOR : ROWS + 1], None)
 
     def predict_rows(self, rows: Rows) -> npt.NDArray[Any]:
         """Return the model's outputs for the given samples, (rows, *output_shape) on the host."""
@@ -310,25 +338,52 @@ class Replica:
     def _shard_gradients(self, source: RowSource, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
         reduction = self._partial(depth)
         size = self.architecture.layout.size
+        context = StepContext(True, self.seed, self.iterations, shard.first_row, self.reduce)
         if shard.rows == 0:
             self.backend.fill(reduction, 0)
+            self._join_ranks(depth, context)
             return
         tail = reduction[size:]
         self.backend.fill(tail, 0)
         rows = source.rows(shard)
         buffers = self._buffers(shard.rows, depth)
         self._gather(rows.arrays[0], rows.chosen)
-        context = StepContext(True, self.seed, self.iterations, shard.first_row)
         self._forward(self._training_layers, buffers, context)
         self._score(buffers[-1].y, rows, buffers[-1].dy, tail)
         tell(size)
-        first_trained = next((i for i, one in enumerate(buffers) if one.params), len(buffers))
-        for position in range(len(buffers) - 1, first_trained - 1, -1):
+        for position in _with_gradients(buffers):
             layer = self._training_layers[position]
             if not layer.is_view:
-                layer.backward(self.backend, buffers[position])
-            if buffers[position].params:
+                layer.backward(self.backend, buffers[position], context)
+            if buffers[position].grads:
                 tell(self._first_element[position])
+
+    def _join_ranks(self, depth: int, context: StepContext) -> None:
+        """Run the layers that sum over the ranks, in the order of the ranks that have rows, on a batch without any."""
+        joining = {position for position, layer in enumerate(self._training_layers) if layer.joins_ranks}
+        if not joining:
+            return
+        buffers = self._buffers(0, depth)
+        for position in sorted(joining):
+            self._training_layers[position].forward(self.backend, buffers[position], context)
+        for position in _with_gradients(buffers):
+            if position in joining:
+                self._training_layers[position].backward(self.backend, buffers[position], context)
+
+    def _regularize(self, weight: Buffer, gradients: Buffer | None) -> None:
+        """Add the regularizers' penalties, times the batch's weight, to the total loss and to the summed gradients.
+
+        Whoever divides by the weight then has the mean loss plus the penalty, and its gradient.
+        """
+        for entry, regularizer in self._penalized:
+            self.backend.regularize(
+                entry.view(self.params),
+                None if gradients is None else entry.view(gradients),
+                weight,
+                regularizer.l1,
+                regularizer.l2,
+                self.totals[LOSS : LOSS + 1],
+            )
 
     def _merge(self, depth: int) -> int:
         """Add the top partial sum to the one below it; return the new depth."""
@@ -408,7 +463,7 @@ class Replica:
     def _cut_buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
         architecture = self.architecture
         params = architecture.layout.views(self.params)
-        grads = architecture.layout.views(self._partial(depth)) if hasattr(self, "loss") else {}
+        grads = architecture.layout.gradient_views(self._partial(depth)) if hasattr(self, "loss") else {}
         result: list[LayerBuffers] = []
         x, dx = self._input[:rows], None
         trained_below = False
@@ -425,16 +480,23 @@ class Replica:
                 params={name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)},
                 grads={name.removeprefix(prefix): v for name, v in grads.items() if name.startswith(prefix)},
                 scratch={name: buffer[:rows] for name, buffer in self._scratch[position].items()},
+                fixed=self._fixed[position],
                 position=position,
             )
             result.append(one)
             x, dx = one.y, one.dy
-            trained_below = trained_below or bool(one.params)
+            trained_below = trained_below or bool(one.grads)
         last = result[-1]
         shape = (rows, *architecture.output_shape)
         last.y = last.y.reshape(shape)
         last.dy = None if last.dy is None else last.dy.reshape(shape)
         return result
+
+
+def _with_gradients(buffers: list[LayerBuffers]) -> range:
+    """Return the positions of the layers that backward passes through, last to first."""
+    first_trained = next((i for i, one in enumerate(buffers) if one.grads), len(buffers))
+    return range(len(buffers) - 1, first_trained - 1, -1)
 
 
 def _by_size(buffer: tuple[str, int]) -> int:

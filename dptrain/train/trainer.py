@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dptrain.comm.base import Communicator
 from dptrain.data.sampling import Shard
 from dptrain.failure import phase
-from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce
+from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce, SmallSums
 from dptrain.train.batches import Batches
 from dptrain.train.callbacks import CallbackList, Logs, StepLogs
 from dptrain.train.replica import Replica
@@ -66,6 +66,8 @@ class Trainer:
         self.comm = comm
         self._all_reduce: AllReduce | None = None
         self._bucket_mb, self._direct, self._data_bytes = bucket_mb, direct, data_bytes
+        if comm.size > 1:
+            replica.reduce = SmallSums(replica.backend, comm, direct=direct)
         self._started = 0.0
         self._steps = 0
         self._finished: Timing | None = Timing(0.0, 0, 0)
@@ -206,6 +208,8 @@ class Trainer:
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
         watched = self._any(hooks.has_batch_hooks("train"))
         for step, shards in enumerate(batches.epoch(epoch)):
+            if step == 0:
+                self.replica.require_shards(len(shards))
             phase.step = step + 1
             hooks.on_train_batch_begin(step)
             self._step(batches, shards)

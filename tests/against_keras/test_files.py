@@ -252,7 +252,6 @@ def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
     assert "GaussianNoise" in found
     assert "kernel_constraint" in refused([layers.Flatten(), layers.Dense(2, kernel_constraint="non_neg")])
     assert "dtype" in refused([layers.Flatten(dtype="mixed_float16")])
-    assert "trainable" in refused([layers.Flatten(), layers.Dense(2, trainable=False)])
     assert "Lambda" in refused([layers.Lambda(lambda x: x)])
     found = refused([layers.Flatten(), layers.Dense(1)], optimizer=keras.optimizers.Muon(), loss="mse")
     assert "Muon" in found

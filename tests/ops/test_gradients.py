@@ -4,10 +4,23 @@ import numpy as np
 import pytest
 
 from dptrain import layers as all_layers
-from dptrain.backend.base import ACTIVATIONS, DIVISOR, LOSS
+from dptrain.backend.base import ACTIVATIONS, DIVISOR, INPUT_ACTIVATIONS, LOSS
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.data.sampling import Shard
-from dptrain.layers import LAYERS, Activation, Dense, Dropout, Flatten, Rescaling
+from dptrain.layers import (
+    ELU,
+    LAYERS,
+    Activation,
+    BatchNormalization,
+    Dense,
+    Dropout,
+    Flatten,
+    LeakyReLU,
+    ReLU,
+    Rescaling,
+    Reshape,
+    Softmax,
+)
 from dptrain.losses import (
     LOSSES,
     BinaryCrossentropy,
@@ -38,10 +51,13 @@ def check(
     replica = Replica(NumpyBackend(np.float64), Architecture(stack, input_shape), seed)
     replica.compile(loss, SGD(0.1), [])
     replica.reserve(ROWS)
-    size = replica.architecture.layout.size
-    replica.params[:] = rng.standard_normal(size) * 0.5
-    for entry in replica.architecture.layout.entries:  # gaps stay zero, as in training
+    layout = replica.architecture.layout
+    size = layout.size
+    replica.params[:] = rng.standard_normal(layout.full_size) * 0.5
+    for entry in layout.entries:  # gaps stay zero, as in training
         replica.params[entry.offset + entry.size : -(-(entry.offset + entry.size) // 64) * 64] = 0
+        if entry.name.endswith("moving_variance"):
+            np.square(entry.view(replica.params), out=entry.view(replica.params))
     x = rng.standard_normal((ROWS, *input_shape))
     if loss.takes_labels:
         y = rng.integers(0, replica.architecture.output_shape[-1], ROWS)
@@ -63,9 +79,11 @@ def check(
     if not weighted and loss.ignored is None:
         assert float(replica.reduction[size + DIVISOR]) == ROWS
     step = 1e-6
-    for entry in replica.architecture.layout.entries:
+    trained = [entry for entry in layout.entries if entry.trainable]
+    assert trained, "nothing to check"
+    for entry in trained:
         for index in range(entry.offset, entry.offset + entry.size):
-            moved = np.zeros(size)
+            moved = np.zeros(layout.full_size)
             moved[index] = step
             expected = (loss_at(start + moved) - loss_at(start - moved)) / (2 * step)
             np.testing.assert_allclose(gradient[index], expected, rtol=1e-6, atol=1e-7, err_msg=f"{entry.name}")
@@ -75,12 +93,12 @@ def losses_for(output: str) -> list[Loss]:
     return [SparseCategoricalCrossentropy()] if output == "softmax" else [MeanSquaredError()]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS + INPUT_ACTIVATIONS)
 def test_dense_with_every_activation(activation):
     check([Dense(5, activation), Dense(4, "softmax")], SparseCategoricalCrossentropy())
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS + INPUT_ACTIVATIONS)
 def test_activation_layer(activation):
     check([Dense(5), Activation(activation), Dense(4)], MeanSquaredError())
 
@@ -92,16 +110,44 @@ def test_dense_with_and_without_bias(use_bias):
 
 @pytest.mark.parametrize(
     "middle",
-    [Dropout(0.4), Rescaling(-1.7, 0.3), Activation("tanh"), Flatten(), Dense(6, "sigmoid"), Dropout(0.0)],
-    ids=lambda layer: type(layer).__name__ + str(layer.config()),
+    [
+        Dropout(0.4),
+        Dropout(0.0),
+        Dropout(1.0),
+        Rescaling(-1.7, 0.3),
+        Activation("tanh"),
+        Flatten(),
+        Dense(6, "sigmoid"),
+        Dense(6, "gelu", trainable=False),
+        Dense(6, "relu", trainable=False),
+        LeakyReLU(0.4),
+        ReLU(),
+        ReLU(negative_slope=0.1),
+        ELU(0.6),
+        Softmax(),
+        Reshape((5, 1)),
+        BatchNormalization(),
+        BatchNormalization(scale=False),
+        BatchNormalization(center=False, epsilon=0.1),
+        BatchNormalization(trainable=False),
+    ],
+    ids=lambda layer: type(layer).__name__ + str(layer.own_config())[:60],
 )
 def test_every_layer_between_dense_layers(middle):
-    check([Dense(5, "tanh"), middle, Dense(4, "softmax")], SparseCategoricalCrossentropy())
+    flat = [Flatten()] if isinstance(middle, Reshape) else []
+    check([Dense(5, "tanh"), middle, *flat, Dense(4, "softmax")], SparseCategoricalCrossentropy())
+
+
+def test_batch_normalization_of_more_than_one_axis_and_as_the_first_layer():
+    stack = [BatchNormalization(), Reshape((2, 3)), BatchNormalization(), Flatten(), Dense(4, "softmax")]
+    check(stack, SparseCategoricalCrossentropy())
 
 
 def test_every_layer_class_is_covered():
-    covered = {"Activation", "Dense", "Dropout", "Flatten", "Rescaling"}
-    assert set(LAYERS) == covered, "a new layer needs a gradient test in this file"
+    covered = {"Activation", "BatchNormalization", "Dense", "Dropout", "ELU", "Flatten", "LeakyReLU", "ReLU"}
+    covered |= {"Rescaling", "Reshape", "Softmax"}
+    nothing_to_compute = {"InputLayer"}
+    assert set(LAYERS) == covered | nothing_to_compute, "a new layer needs a gradient test in this file"
 
 
 EVERY_LOSS = [

@@ -26,8 +26,9 @@ LAYERS = [
     {"schedules"},
     {"backend"},
     {"params"},
-    {"initializers"},
-    {"random", "registry", "failure"},
+    {"activations", "initializers", "regularizers"},
+    {"random", "failure", "serialization"},
+    {"registry"},
     {"errors", "launcher", "cache", "version"},
 ]
 RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}

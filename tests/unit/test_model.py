@@ -40,7 +40,7 @@ def test_names_given_by_the_user_are_kept_clear_of():
         (lambda: Dense(2.5), "expected a positive integer"),
         (lambda: Dense(3, activation="relo"), "unknown activation 'relo'; did you mean 'relu'?"),
         (lambda: Dense(3, kernel_initializer="glorot"), "unknown initializer"),
-        (lambda: Dropout(1.0), "Expected 0 <= rate < 1"),
+        (lambda: Dropout(1.1), "Expected a float value between 0 and 1"),
         (lambda: Activation("nothing"), "unknown activation"),
     ],
 )

@@ -314,7 +314,6 @@ INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch
         ([dense(module="my.module")], "custom object 'Dense' of module 'my.module'"),
         ([dense(registered="mine>Dense")], "custom object 'mine>Dense'"),
         ([dense(kernel_constraint={"class_name": "NonNeg", "config": {}})], "kernel_constraint"),
-        ([dense(trainable=False)], "trainable = False"),
         ([dense(units=-1)], "positive integer"),
         ([dense(units=None), dense(class_name="LSTM")], "positive integer.*LSTM"),
         ([dense(activation="my_own")], "unknown activation"),
