@@ -16,18 +16,24 @@ ENDS = np.cumsum(SIZES)
 
 
 class Batches(dp.utils.PyDataset):
+    """Batches of which every third, if `mixed`, is of another dtype."""
+
+    def __init__(self, mixed: bool, **options: int) -> None:
+        super().__init__(**options)
+        self.mixed = mixed
+
     def __len__(self) -> int:
         return len(SIZES)
 
     def __getitem__(self, index: int):
         stop = int(ENDS[index])
         x = X[stop - SIZES[index] : stop]
-        return x.astype(np.float32) if index % 3 == 2 else x, Y[stop - SIZES[index] : stop]
+        return x.astype(np.float32) if self.mixed and index % 3 == 2 else x, Y[stop - SIZES[index] : stop]
 
 
 def generator():
     while True:
-        yield from Batches()
+        yield from Batches(False)
 
 
 model = dp.Sequential(
@@ -36,8 +42,8 @@ model = dp.Sequential(
 )
 model.compile(dp.optimizers.Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"], device=device)
 history = model.fit(
-    generator(), steps_per_epoch=len(SIZES), epochs=5, shuffle=False, verbose=0, validation_data=Batches()
+    generator(), steps_per_epoch=len(SIZES), epochs=5, shuffle=False, verbose=0, validation_data=Batches(True)
 )
-prediction = model.predict(Batches(workers=2))
+prediction = model.predict(Batches(True, workers=2))
 if current().rank == 0:
     np.savez(out, prediction=prediction, **{key: np.array(values) for key, values in history.history.items()})
