@@ -161,6 +161,117 @@ def test_orders_of_batches_are_those_of_the_seed_and_epoch():
     assert first[:15] not in (first[15:], list(range(15)))
 
 
+# Epochs, as Keras 3.15 has them (tests/against_keras/test_sources.py asks Keras itself)
+
+
+class Steps(dp.callbacks.Callback):
+    """Counts the steps of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.steps.append(0)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps[-1] += 1
+
+
+@pytest.mark.parametrize(
+    ("count", "arguments", "steps", "warned", "losses"),
+    [
+        (3, {}, [3], 1, 1),
+        (1, {"epochs": 2}, [1, 1], 2, 2),
+        (3, {"epochs": 3}, [3, 2, 2], 3, 3),  # the two batches that were looked at are handed out again
+        (7, {"epochs": 2, "steps_per_epoch": 3}, [3, 3], 0, 2),
+        (5, {"epochs": 3, "steps_per_epoch": 3}, [3, 2, 2], 2, 3),
+        (6, {"epochs": 3, "steps_per_epoch": 3}, [3, 3, 0], 1, 2),  # an epoch without data has no logs
+    ],
+)
+def test_epochs_of_a_generator(count, arguments, steps, warned, losses):
+    counter, drawn = Steps(), []
+
+    def batches():
+        for number, batch in enumerate(pieces(60, 5)[:count]):
+            drawn.append(number)
+            yield batch
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = build().fit(batches(), **arguments, verbose=0, callbacks=[counter])
+    assert counter.steps == steps
+    assert sum(RAN_OUT in str(one.message) for one in caught) == warned
+    assert sum(SHUFFLED in str(one.message) for one in caught) == 1
+    assert len(history.history["loss"]) == losses
+    assert counter.params["steps"] == arguments.get("steps_per_epoch")
+    assert drawn == list(range(min(count, sum(steps))))
+
+
+@pytest.mark.parametrize(
+    ("count", "steps_per_epoch", "taken", "warned"),
+    [
+        (3, None, [[0, 1, 2], [0, 1, 2]], 0),
+        (3, 2, [[0, 1], [2]], 1),
+        (3, 5, [[0, 1, 2], [0, 1, 2]], 2),
+        (4, 2, [[0, 1], [2, 3], [0, 1]], 0),
+    ],
+)
+def test_epochs_of_a_dataset(count, steps_per_epoch, taken, warned):
+    class Noted(Batches):
+        def on_epoch_begin(self):
+            self.seen.append("begin")
+
+        def on_epoch_end(self):
+            self.seen.append("end")
+
+    data, validation = Noted(pieces(60, 5)[:count]), Noted(pieces(60, 7)[:2])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build().fit(
+            data,
+            epochs=len(taken),
+            steps_per_epoch=steps_per_epoch,
+            shuffle=False,
+            verbose=0,
+            validation_data=validation,
+        )
+    look = ["begin", 0, "end"]
+    assert data.seen == look + [one for epoch in taken for one in ["begin", *epoch, "end"]]
+    assert validation.seen == ["end", "begin", 0, 1, "end"] * len(taken)
+    assert sum(RAN_OUT in str(one.message) for one in caught) == warned
+
+
+def test_every_validation_begins_with_the_first_batch():
+    model = build()
+    model.compile(dp.optimizers.SGD(1e-12), "mse", dtype="float64")
+    arguments = {"epochs": 3, "verbose": 0, "validation_steps": 2, "validation_batch_size": 4, "shuffle": False}
+    arrays = model.fit(X, Y, validation_data=(X, Y), **arguments).history["val_loss"]
+    batches = model.fit(X, Y, validation_data=forever(pieces(60, 4)), **arguments).history["val_loss"]
+    expected = [model.evaluate(X[:8], Y[:8], verbose=0)] * 3
+    np.testing.assert_allclose(arrays, expected, rtol=1e-9)
+    np.testing.assert_allclose(batches, expected, rtol=1e-9)
+
+
+def test_without_a_batch_size_steps_go_through_all_samples():
+    counter = Steps()
+    one, other = build(), build()
+    one.fit(X[:59], Y[:59], steps_per_epoch=3, shuffle=False, verbose=0, callbacks=[counter])
+    other.fit(X[:59], Y[:59], batch_size=20, shuffle=False, verbose=0)
+    assert counter.steps == [3]
+    assert bits(one) == bits(other)
+    assert len(one.predict(X[:59], steps=2)) == 59
+    assert len(one.predict(X[:59], steps=2, batch_size=7)) == 14
+    with pytest.warns(UserWarning, match=RAN_OUT):
+        assert len(one.predict(X[:59], steps=10, batch_size=7)) == 59
+
+
+def test_progress_of_epochs_whose_end_nobody_knows(capsys):
+    with pytest.warns(UserWarning, match=RAN_OUT):
+        build().fit(iter(pieces(60, 5)), shuffle=False, verbose=1)
+    assert "Epoch 1/1 - 12 steps" in capsys.readouterr().out
+
+
 # Threads
 
 
