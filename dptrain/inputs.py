@@ -19,7 +19,7 @@ from dptrain.losses import Loss
 from dptrain.model import Architecture
 from dptrain.train.batches import ArrayBatches, Batches
 from dptrain.train.sources import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource, short
-from dptrain.train.stream import Read, StreamBatches
+from dptrain.train.stream import Read, StreamBatches, What
 from dptrain.train.trainer import EVALUATION_ROWS
 
 Array = npt.NDArray[Any]
@@ -379,7 +379,7 @@ def stream_batches(
     steps: int | None,
     *,
     rows: int = 0,
-    restarts: bool = False,
+    what: What = "training",
 ) -> StreamBatches:
     """Return the batches of a source, each checked as arrays are.
 
@@ -391,7 +391,7 @@ def stream_batches(
         comm: the ranks.
         steps: of an epoch.
         rows: of the first batch, if anybody knows.
-        restarts: every epoch is a new beginning, as evaluations are.
+        what: as `StreamBatches`.
     """
 
     def features(parts: tuple[Any, ...]) -> Sequence[Array]:
@@ -407,7 +407,7 @@ def stream_batches(
         return check_samples(x, y, weights, architecture, loss).stored(store)
 
     read: Read = features if store is None else samples
-    return StreamBatches(source, read, comm, steps, rows=rows, restarts=restarts)
+    return StreamBatches(source, read, comm, steps, rows=rows, what=what)
 
 
 def _is_torch_loader(x: Any) -> bool:

@@ -53,7 +53,7 @@ from dptrain.train.callbacks import Callback, CallbackList, History
 from dptrain.train.callbacks.progress import for_verbosity
 from dptrain.train.replica import Replica
 from dptrain.train.sources import BatchSource
-from dptrain.train.stream import StreamBatches
+from dptrain.train.stream import StreamBatches, What
 from dptrain.train.trainer import EVALUATION_ROWS, Trainer
 from dptrain.utils import check_seed, default_seed
 
@@ -300,7 +300,7 @@ class Sequential:
             batches = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
         evaluated: Batches | None = None
         if isinstance(validation, Stream):
-            evaluated = self._stream(validation, comm, validation_steps, restarts=True)
+            evaluated = self._stream(validation, comm, validation_steps, "evaluation")
         elif validation is not None:
             per_batch = validation_batch_size
             if validation_steps or hooks.has_batch_hooks("test"):
@@ -382,7 +382,7 @@ class Sequential:
 
         def prepare() -> Batches:
             if isinstance(data, Stream):
-                return self._stream(data, comm, steps, restarts=True)
+                return self._stream(data, comm, steps, "evaluation")
             watched = hooks.has_batch_hooks("test")
             size = rows_of_batch(batch_size, len(data), steps) if steps or watched else batch_size
             return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps)
@@ -423,7 +423,7 @@ class Sequential:
                 if self._architecture is None:
                     self._look(source)
                     source.on_epoch_end()
-                batches = stream_batches(source, None, self.architecture, None, comm, steps)
+                batches = stream_batches(source, None, self.architecture, None, comm, steps, what="prediction")
                 return batches, None
             samples, size = check_features(x, self.architecture), batch_size
             if steps or hooks.has_batch_hooks("predict"):
@@ -792,13 +792,11 @@ class Sequential:
             self.build(x.shape[1:])
         return len(x) if x.ndim else 0
 
-    def _stream(self, data: Stream, comm: Communicator, steps: int | None, *, restarts: bool = False) -> StreamBatches:
+    def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
         assert self._compiled is not None
         store = self._trainer(comm).replica.as_stored
         loss = self._compiled[0]
-        return stream_batches(
-            data.source, store, self.architecture, loss, comm, steps, rows=data.rows, restarts=restarts
-        )
+        return stream_batches(data.source, store, self.architecture, loss, comm, steps, rows=data.rows, what=what)
 
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from dptrain.train.feed import Rows
 from dptrain.train.sources import END, BatchSource, Draw
 from dptrain.train.workers import Workers
 
+What = Literal["training", "evaluation", "prediction"]
 # Returns a batch's arrays as the replica's feed takes them.
 Read = Callable[[tuple[Any, ...]], Sequence[HostArray]]
 
@@ -61,7 +62,7 @@ class StreamBatches(Batches):
         comm: the ranks.
         steps_per_epoch: as Keras: epochs end after that many, the next goes on where the last has ended.
         rows: of the first batch, if anybody knows.
-        restarts: every epoch is a new beginning, as evaluations are.
+        what: "training", "evaluation" or "prediction"; every evaluation is a new beginning.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class StreamBatches(Batches):
         steps_per_epoch: int | None = None,
         *,
         rows: int = 0,
-        restarts: bool = False,
+        what: What = "training",
     ) -> None:
         self._source, self._read, self._comm = source, read, comm
-        self._steps_per_epoch, self._restarts = steps_per_epoch, restarts
+        self._steps_per_epoch, self._what = steps_per_epoch, what
         self._num_batches = source.num_batches
         self.steps = steps_per_epoch or self._num_batches
         self.capacity = rows if source.sharded else -(-rows // comm.size)
@@ -102,7 +103,7 @@ class StreamBatches(Batches):
 
     def epoch(self, number: int) -> Iterator[Sequence[Shard]]:
         """Yield the steps until the pass ends, or `steps_per_epoch` of them. Collective."""
-        if self._restarts:
+        if self._what == "evaluation":
             self.reset()
         self._source.on_epoch_begin()
         if self._pass is None or self._steps_per_epoch is None:
@@ -113,7 +114,7 @@ class StreamBatches(Batches):
         seen = 0
         for step, future in enumerate(self._ahead(itertools.islice(self._pass, left), number), start=1):
             self._asked += 1
-            where = _where(step, number, self._restarts)
+            where = self._where(step, number)
             rows = self._agree(future, where)
             if rows is None:
                 if self._num_batches is None:
@@ -168,7 +169,7 @@ class StreamBatches(Batches):
             while True:
                 while len(pending) < self._source.ahead and (following := next(numbered, None)) is not None:
                     step, draw = following
-                    job = partial(self._draw, draw, _where(step, epoch, self._restarts))
+                    job = partial(self._draw, draw, self._where(step, epoch))
                     pending.append(self._workers.submit(job))
                 if not pending:
                     return
@@ -233,6 +234,9 @@ class StreamBatches(Batches):
             return ends[self._comm.rank] - drawn.rows, ends[self._comm.rank], ends[-1]
         return *cut(0, drawn.rows, self._comm.size)[self._comm.rank], drawn.rows
 
+    def _where(self, step: int, epoch: int) -> str:
+        return f"batch {step} of {f'epoch {epoch + 1}' if self._what == 'training' else f'the {self._what}'}"
+
     def _refuse(self, about: str, where: str) -> None:
         """Say on all ranks what each has drawn."""
         found = self._comm.allgather(about)
@@ -257,10 +261,6 @@ class StreamBatches(Batches):
         if self._identity is None or self._identity.shape[0] < rows:
             self._identity = self._backend.upload(np.arange(rows, dtype=np.int64))
         return slot
-
-
-def _where(step: int, epoch: int, evaluation: bool) -> str:
-    return f"batch {step}" if evaluation else f"batch {step} of epoch {epoch + 1}"
 
 
 def _checksum(arrays: Sequence[HostArray], checksum: int) -> int:

@@ -60,7 +60,7 @@ class ProgressLine(Callback):
         """Start the line."""
         room = self._console.width - 82  # what the text needs at 80 columns; a bar only where there is more
         self._progress = Progress(
-            TextColumn("Epoch {task.fields[epoch]}/{task.fields[epochs]} {task.completed}/{task.total}"),
+            TextColumn("Epoch {task.fields[epoch]}/{task.fields[epochs]} {task.completed}/{task.fields[steps]}"),
             *([BarColumn(bar_width=min(room, 24))] if room >= 8 else []),
             TextColumn("ETA"),
             TimeRemainingColumn(compact=True),
@@ -70,7 +70,12 @@ class ProgressLine(Callback):
             auto_refresh=False,  # the loop refreshes; a thread of its own would take turns with it for the interpreter
         )
         self._task = self._progress.add_task(
-            "", total=self.params["steps"], epoch=epoch + 1, epochs=self.params["epochs"], state=""
+            "",
+            total=self.params["steps"],
+            epoch=epoch + 1,
+            epochs=self.params["epochs"],
+            state="",
+            steps=self.params["steps"] or "Unknown",
         )
         self._progress.start()
         self._shown = time.monotonic()
