@@ -285,10 +285,10 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         CHECKED,
     ),
     "rows past the end": (
-        "kernels/softmax_cross_entropy.cu",
+        "kernels/probability_cross_entropy.cu",
         "if (b >= B) return;",
         "if (b > B) return;",
-        "test_softmax_cross_entropy",
+        "test_probability_cross_entropy",
         CHECKED,
     ),
     "MPI reads before the copy is done": (
