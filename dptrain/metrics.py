@@ -16,9 +16,11 @@ class Metric(ABC):
     Attributes:
         name: its key in logs.
         takes_labels: targets are integer labels; otherwise values of the output's shape.
+        direction: "up" or "down" where the metric gets better; None where nobody knows.
     """
 
     takes_labels = False
+    direction: str | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,6 +34,7 @@ class SparseCategoricalAccuracy(Metric):
     """Fraction of samples whose highest output is at the label."""
 
     takes_labels = True
+    direction = "up"
 
     def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
         super().__init__(name)
@@ -43,6 +46,8 @@ class SparseCategoricalAccuracy(Metric):
 
 class MeanAbsoluteError(Metric):
     """Mean over a sample's outputs of |y_pred - target|."""
+
+    direction = "down"
 
     def __init__(self, name: str = "mean_absolute_error") -> None:
         super().__init__(name)

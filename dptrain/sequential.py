@@ -1,7 +1,6 @@
 """The public face in Keras' words: a model that can be compiled, trained, evaluated and asked."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -35,8 +34,8 @@ from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.batches import ArrayBatches, Batches
-from dptrain.train.callbacks import Callback, CallbackList, History
-from dptrain.train.callbacks.progress import for_verbosity
+from dptrain.train.callbacks import Callback, CallbackList, History, ProgbarLogger
+from dptrain.train.callbacks.base import flatten
 from dptrain.train.replica import Replica
 from dptrain.train.trainer import EVALUATION_ROWS, Trainer
 from dptrain.utils import check_seed, default_seed
@@ -241,7 +240,7 @@ class Sequential:
             return train, validation, sampler
 
         train, validation, sampler = self._agreed(comm, "fit", prepare)
-        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=steps_per_epoch or sampler.steps)
+        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=steps_per_epoch or sampler.steps)
         if comm.size > 1:
             # A rank with another number of steps would leave the others waiting; with other data or another batch size
             # each would compute the gradient of something else.
@@ -261,7 +260,7 @@ class Sequential:
             comm.require_same("the ranks call fit differently", facts)
         trainer = self._trainer(comm)
         store = trainer.replica.as_stored
-        watched = hooks.has_batch_hooks("test")
+        watched = _watched(comm, hooks, "test")
         evaluated = None
         if validation is not None:
             per_batch = validation_batch_size or (size if watched or validation_steps else None)
@@ -288,7 +287,7 @@ class Sequential:
     ) -> History:
         """Train on data that is already shared out among the ranks, in the order of a sampler. Collective."""
         comm = self._start("fit", train.x)
-        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=sampler.steps)
+        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
         store = self._trainer(comm).replica.as_stored
         evaluated = None
         if validation is not None:
@@ -302,7 +301,12 @@ class Sequential:
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
-        self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+        try:
+            self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+        finally:
+            for callback in hooks.callbacks:
+                if isinstance(callback, ProgbarLogger):
+                    callback.stop()  # whoever reads of an error wants the terminal back
         return self.history
 
     def evaluate(
@@ -337,16 +341,15 @@ class Sequential:
         """
         comm = self._start("evaluate", x)
         samples = self._agreed(comm, "evaluate", lambda: self._samples(x, y, sample_weight))
-        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
-        size = batch_size or (32 if hooks.has_batch_hooks("test") else None)
+        hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
+        watched = _watched(comm, hooks, "test")
+        size = batch_size or (32 if watched else None)
         trainer = self._trainer(comm)
         batches = self._agreed(
             comm, "evaluate", lambda: evaluation_batches(samples, trainer.replica.as_stored, comm, size, steps)
         )
         hooks.params["steps"] = batches.steps
         logs = self._collectively(comm, lambda: trainer.evaluate(batches, hooks))
-        if comm.rank == 0 and verbose != 0:
-            print(" - ".join(f"{key}: {value:.4f}" for key, value in logs.items()), flush=True)
         return _in_order(logs, return_dict)
 
     def predict(
@@ -362,7 +365,7 @@ class Sequential:
         Args:
             x: as in `fit`.
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
-            verbose: not used: nothing is printed.
+            verbose: 0 prints nothing, anything else one line.
             steps: end after that many batches (of 32, if no batch_size is given).
             callbacks: called on every rank.
 
@@ -370,8 +373,9 @@ class Sequential:
             DataError: data that does not fit the model.
         """
         comm = self._start(None, x)
-        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
-        size = batch_size or (32 if steps or hooks.has_batch_hooks("predict") else None)
+        hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
+        watched = _watched(comm, hooks, "predict")
+        size = batch_size or (32 if steps or watched else None)
 
         def prepare() -> tuple[Array, Sampler]:
             samples = check_features(x, self.architecture)
@@ -426,7 +430,7 @@ class Sequential:
         Raises:
             DataError: data that does not fit the model.
         """
-        return self.predict(x, batch_size=max(len(x), comms.current().size))
+        return self.predict(x, batch_size=max(len(x), comms.current().size), verbose=0)
 
     def reset_metrics(self) -> None:
         """Start new means of loss and metrics, for `train_on_batch` and `test_on_batch`."""
@@ -599,17 +603,17 @@ class Sequential:
         self,
         callbacks: Sequence[Callback] | None,
         verbose: str | int,
-        comm: Communicator,
         *,
         keeps_history: bool = True,
         **params: Any,
     ) -> CallbackList:
         """Return the user's callbacks, and after them, as in Keras, those that are always there."""
-        chosen = list(callbacks or ())
+        chosen = list(flatten(callbacks))
         if keeps_history and not any(isinstance(callback, History) for callback in chosen):
             chosen.append(History())
-        shown = for_verbosity(verbose, comm.rank, sys.stdout.isatty())
-        return CallbackList([*chosen, *shown], self, verbose=verbose, **params)
+        if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
+            chosen.append(ProgbarLogger())
+        return CallbackList(chosen, self, verbose=verbose, **params)
 
 
 def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
@@ -623,6 +627,17 @@ def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
         raise ConfigError(f"--comm cuda-aware needs --device cuda: this rank computes on {backend.description}")
     if reason := comm.why_not_cuda_aware():
         raise DeviceError(f"--comm cuda-aware: {reason}; use --comm host")
+
+
+def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
+    """Return whether on any rank a callback wants to hear of batches, which then must be those of all. Collective.
+
+    Raises:
+        AgreedError: callbacks differ that ranks must have in common.
+    """
+    if comm.size > 1:
+        comm.require_same("the ranks have different callbacks", {"callbacks": hooks.decisive()})
+    return any(comm.allgather(hooks.has_batch_hooks(mode)))
 
 
 def _check_numbers(

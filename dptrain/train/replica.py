@@ -163,6 +163,11 @@ class Replica:
         stored = np.int64 if self.loss.takes_labels else self.backend.dtype
         return x.reshape(x.shape[0], flat_features(x.shape[1:])), np.ascontiguousarray(y, stored)
 
+    def state(self) -> dict[str, Buffer]:
+        """Return the buffers that, with `iterations`, say where a training stands, by name."""
+        slots = {f"optimizer/{name}": buffer for name, buffer in self.slots.items()}
+        return {"parameters": self.params, **slots, "totals": self.totals}
+
     # One step
 
     def forward_backward(

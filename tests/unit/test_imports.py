@@ -35,6 +35,7 @@ ONLY_IN = {
     "nvmath": "backend/cublaslt.py",
     "mpi4py": ("comm/mpi.py", "launcher.py"),
     "matplotlib": "runs/curves.py",
+    "tensorboardX": "train/callbacks/tensorboard.py",
     "numba": "backend/loops_numba.py",
 }
 NEVER = {"torch", "keras", "tensorflow", "jax"}
@@ -86,7 +87,7 @@ def test_every_module_has_a_layer():
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
     code = (
         "import sys, dptrain, dptrain.cli\n"
-        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'numba', 'torch', 'keras', 'jax')\n"
+        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'tensorboardX', 'numba', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
