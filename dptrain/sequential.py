@@ -304,9 +304,7 @@ class Sequential:
         try:
             self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
         finally:
-            for callback in hooks.callbacks:
-                if isinstance(callback, ProgbarLogger):
-                    callback.stop()  # whoever reads of an error wants the terminal back
+            hooks.release()
         return self.history
 
     def evaluate(

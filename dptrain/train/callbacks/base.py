@@ -76,6 +76,12 @@ class Callback:
     def on_train_end(self, logs: Logs | None = None) -> None:
         """After the last epoch, with its logs."""
 
+    def release(self) -> None:
+        """Give back what is held of terminal and files, after a training that may have ended in an error (not in Keras).
+
+        Not collective.
+        """
+
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Before an epoch, counted from 0; logs is empty."""
 
@@ -168,6 +174,11 @@ class CallbackList(Callback):
         super().set_trainer(trainer)
         for callback in self.callbacks:
             callback.set_trainer(trainer)
+
+    def release(self) -> None:
+        """Call it."""
+        for callback in self.callbacks:
+            callback.release()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Call the hook."""

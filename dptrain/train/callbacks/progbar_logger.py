@@ -63,8 +63,8 @@ class ProgbarLogger(Callback):
         self._in_fit = True
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Give the terminal back."""
-        self.stop()
+        """From now on evaluations are the user's."""
+        self._in_fit = False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start the live line."""
@@ -73,7 +73,7 @@ class ProgbarLogger(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replace it by the epoch's line."""
-        self.stop()
+        self.release()
         timing = self.trainer.timing
         self._print(
             f"Epoch {epoch + 1}/{self.params['epochs']} - {timing.steps} steps - {timing.seconds:.1f} s - "
@@ -100,7 +100,7 @@ class ProgbarLogger(Callback):
         """Print the line of a prediction."""
         self._print(f"{self._steps()}{time.perf_counter() - self._began:.1f} s")
 
-    def stop(self) -> None:
+    def release(self) -> None:
         """Give the terminal back."""
         if self._progress is not None:
             self._progress.stop()

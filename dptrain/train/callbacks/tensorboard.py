@@ -91,7 +91,7 @@ class TensorBoard(Callback):
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Close the files. Collective."""
         self._in_fit = False
-        on_rank_0(self, "TensorBoard", self._close)
+        on_rank_0(self, "TensorBoard", self.release)
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """Write an evaluation by updates. Collective."""
@@ -100,7 +100,7 @@ class TensorBoard(Callback):
         def write() -> None:
             self._write("validation", values, self._iterations())
             if not self._in_fit:
-                self._close()
+                self.release()
 
         on_rank_0(self, "TensorBoard", write)
 
@@ -145,7 +145,7 @@ class TensorBoard(Callback):
             self._write("train", weights, epoch)
 
     def _begin(self) -> None:
-        self._close()  # what a training left open that ended with an error
+        self.release()
         self._write("train", {}, 0)
 
     def _iterations(self) -> int:
@@ -161,7 +161,8 @@ class TensorBoard(Callback):
         except OSError as error:
             raise output_error(place, error, advice=_ADVICE) from error
 
-    def _close(self) -> None:
+    def release(self) -> None:
+        """Close the files."""
         while self._writers:
             self._writers.popitem()[1].close()
 
@@ -196,7 +197,7 @@ class _EventFile:
                 finite = np.asarray(value)[np.isfinite(value)]  # others have no place in a histogram
                 if not finite.size:
                     continue
-                summary = self._summary.histogram(tag, finite, bins="tensorflow")
+                summary = self._summary.histogram(tag, finite, bins=30)  # as many as TensorFlow makes
             self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
         self._file.flush()
 
