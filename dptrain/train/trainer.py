@@ -246,6 +246,7 @@ class Trainer:
             )
 
     def _evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
+        batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.replica.reset_totals()
         hooks.on_test_begin()
         self._add_up(batches, hooks)

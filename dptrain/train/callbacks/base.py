@@ -77,9 +77,9 @@ class Callback:
         """After the last epoch, with its logs."""
 
     def release(self) -> None:
-        """Give back what is held of terminal and files, after a training that may have ended in an error (not in Keras).
+        """Give back what is held of terminal and files, after a training that may have ended in an error.
 
-        Not collective.
+        Not collective, and not in Keras.
         """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
