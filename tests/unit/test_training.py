@@ -305,6 +305,14 @@ def test_column_labels_are_labels():
     assert a.get_weights()[0].tobytes() == b.get_weights()[0].tobytes()
 
 
+def test_each_validation_sees_the_same_first_batches():
+    x, y = toy(50)
+    arguments = {"validation_data": (x[:25], y[:25]), "validation_batch_size": 5, "validation_steps": 2}
+    values = build(optimizer=SGD(1e-300)).fit(x, y, epochs=4, verbose=0, **arguments).history["val_loss"]
+    expected = build().evaluate(x[:10], y[:10], verbose=0, return_dict=True)["loss"]
+    np.testing.assert_allclose(values, [expected] * 4, rtol=1e-12)
+
+
 class Recorder(Callback):
     def __init__(self) -> None:
         self.events: list[object] = []

@@ -23,7 +23,13 @@ model = dp.Sequential(
     ],
     seed=1,
 )
-model.compile(dp.optimizers.Adam(0.01), "sparse_categorical_crossentropy", dtype="float32", loops="numpy")
+model.compile(
+    dp.optimizers.Adam(0.01),
+    "sparse_categorical_crossentropy",
+    dtype="float32",
+    loops="numpy",
+    device=os.environ.get("DEVICE", "cpu"),
+)
 steps: list[tuple[int, int]] = []
 
 
