@@ -9,10 +9,11 @@ from dptrain.launcher import prepare_blas_before_numpy
 prepare_blas_before_numpy()
 install_excepthook()
 
-from dptrain import data as datasets  # noqa: E402
-from dptrain import layers, losses, metrics, optimizers, utils  # noqa: E402
+from dptrain import datasets, layers, losses, metrics, models, optimizers, saving, utils  # noqa: E402
+from dptrain.models import from_keras  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
 from dptrain.train import callbacks  # noqa: E402
+from dptrain.utils import rank, world_size  # noqa: E402
 from dptrain.version import __version__  # noqa: E402
 
 __all__ = [
@@ -20,9 +21,14 @@ __all__ = [
     "__version__",
     "callbacks",
     "datasets",
+    "from_keras",
     "layers",
     "losses",
     "metrics",
+    "models",
     "optimizers",
+    "rank",
+    "saving",
     "utils",
+    "world_size",
 ]

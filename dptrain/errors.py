@@ -38,6 +38,10 @@ class ConfigError(DptrainError, ValueError):
     exit_code = ExitCode.CONFIG
 
 
+class ArgumentTypeError(ConfigError, TypeError):
+    """A `ConfigError` where Keras raises a `TypeError`."""
+
+
 class DataError(DptrainError, ValueError):
     """A data set, model file or checkpoint is missing or malformed."""
 

@@ -45,7 +45,8 @@ class GlorotUniform(Initializer):
         return stream(seed, Purpose.INITIALIZE, position).uniform(-limit, limit, shape)
 
 
-_BY_NAME: dict[str, type[Initializer]] = {"zeros": Zeros, "glorot_uniform": GlorotUniform}
+# Names as Keras accepts them; serialisation reads this table.
+INITIALIZERS: dict[str, type[Initializer]] = {"zeros": Zeros, "glorot_uniform": GlorotUniform}
 
 
 def get(identifier: str | Initializer) -> Initializer:
@@ -56,9 +57,9 @@ def get(identifier: str | Initializer) -> Initializer:
     """
     if isinstance(identifier, Initializer):
         return identifier
-    return lookup("initializer", identifier, _BY_NAME)()
+    return lookup("initializer", identifier, INITIALIZERS)()
 
 
 def config_name(initializer: Initializer) -> str:
     """Return the name under which `get` finds this initializer."""
-    return next(name for name, cls in _BY_NAME.items() if type(initializer) is cls)
+    return next(name for name, cls in INITIALIZERS.items() if type(initializer) is cls)

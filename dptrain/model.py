@@ -59,22 +59,12 @@ class Architecture:
         """Shape of one output sample."""
         return self.output_shapes[-1]
 
-    def layers_for(self, loss: Loss) -> tuple[Layer, ...]:
-        """Return the layers with the last activation left to the loss, where the loss computes it itself.
-
-        Raises:
-            ConfigError: the loss needs the model to end in that activation, and it does not.
-        """
-        if loss.fused_activation is None:
-            return self.layers
+    def layers_for(self, loss: Loss) -> tuple[tuple[Layer, ...], bool]:
+        """Return the layers, without the last activation where the loss computes that itself, and whether it does."""
         last = self.layers[-1]
-        if last.final_activation != loss.fused_activation:
-            raise ConfigError(
-                f"loss {loss.name!r} expects a model that ends in activation {loss.fused_activation!r}, found "
-                f"{last.final_activation!r} in layer {last.name!r}; for logits use "
-                f"{type(loss).__name__}(from_logits=True)"
-            )
-        return (*self.layers[:-1], last.without_activation())
+        if loss.from_logits or loss.fused_activation is None or last.final_activation != loss.fused_activation:
+            return self.layers, False
+        return (*self.layers[:-1], last.without_activation()), True
 
     def summary(self) -> str:
         """Return a table of layers, output shapes and parameter counts, as text."""

@@ -53,6 +53,11 @@ class ParamEntry:
         """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def padded(self) -> int:
+        """Number of elements with the gap that follows."""
+        return -(-self.size // ALIGNMENT) * ALIGNMENT
+
     def view(self, flat: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return this parameter in a flat buffer, as an array of `shape` that shares its memory."""
         return flat[self.offset : self.offset + self.size].reshape(self.shape)
@@ -78,7 +83,7 @@ class ParamLayout:
         for name, spec in specs:
             entry = ParamEntry(name, spec.shape, offset, spec.initializer)
             entries.append(entry)
-            offset += -(-entry.size // ALIGNMENT) * ALIGNMENT
+            offset += entry.padded
         self.entries = tuple(entries)
         self.size = offset
         if len({entry.name for entry in entries}) != len(entries):

@@ -83,6 +83,12 @@ __device__ inline float activate(float x, int activation) {
     }
 }
 
+// A probability kept from 0 and 1, as EPSILON in dptrain/backend/base.py has it. NaN stays NaN.
+__device__ inline float clip_probability(float p) {
+    const float low = (float)1e-7, high = (float)(1.0 - 1e-7);
+    return p < low ? low : p > high ? high : p;
+}
+
 // The activation's derivative as a function of its output y.
 __device__ inline float activation_slope(float y, int activation) {
     switch (activation) {

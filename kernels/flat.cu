@@ -2,10 +2,16 @@
 //
 // fill_float32, fill_float64:             out[i] = value
 // add_float32, add_float64, add_float32_float64: out[i] += source[i]; the last adds float32 to float64. Adds.
-// multiply:                               out[i] = a[i] * b[i]; out may be either
-// affine:                                 y[i] = x[i] * scale + offset; y may be x
+// affine:                                 y[i] = x[i] * scale + offset
+// axpby:                                  out[i] = a x[i] + b y[i]
+// multiply, divide, maximum, minimum:     out[i] = a[i] op b[i step]; step 0 takes b[0] for all, else step is 1
+// absolute, sign, square_root:            out[i] = op x[i]
+// clip:                                   out[i] = x[i], but low below low and high above high
+// clip_divisors:                          divisors[e] = max(sqrt(squares[e]), weight[0] limit) / limit in float64; NaN
+//                                         where the root is not finite
 //
-// Grid-stride over size, any block. They overwrite unless it says "adds". Deterministic: elementwise.
+// Grid-stride over size, any block. They overwrite unless it says "adds"; the output may be an operand of its own size.
+// Deterministic: elementwise. NaN stays NaN, where fmaxf and fminf would drop it.
 //
 // sum, squared_norm, count_nonfinite: partials[c] = the float64 sum of x[i], of x[i]^2, or of 1 where x[i] is NaN or
 //                                     infinite, over the c-th `chunk` elements. Any grid: blocks stride over the
@@ -36,12 +42,53 @@ extern "C" __global__ void add_float32_float64(const float *source, double *out,
     add<float, double>(source, out, size);
 }
 
-extern "C" __global__ void multiply(const float *a, const float *b, float *out, long long size) {
-    for (long long i = grid_thread(); i < size; i += grid_threads()) out[i] = a[i] * b[i];
-}
-
 extern "C" __global__ void affine(const float *x, float *y, long long size, float scale, float offset) {
     for (long long i = grid_thread(); i < size; i += grid_threads()) y[i] = x[i] * scale + offset;
+}
+
+extern "C" __global__ void axpby(const float *x, const float *y, float *out, long long size, float a, float b) {
+    for (long long i = grid_thread(); i < size; i += grid_threads()) out[i] = a * x[i] + b * y[i];
+}
+
+#define BINARY(NAME, VALUE)                                                                                       \
+    extern "C" __global__ void NAME(const float *a_P, const float *b_P, float *out, long long size, int step) {  \
+        for (long long i = grid_thread(); i < size; i += grid_threads()) {                                       \
+            const float a = a_P[i], b = b_P[i * step];                                                           \
+            out[i] = VALUE;                                                                                      \
+        }                                                                                                        \
+    }
+
+BINARY(multiply, a * b)
+BINARY(divide, a / b)
+BINARY(maximum, a >= b || isnan(a) ? a : b)
+BINARY(minimum, a <= b || isnan(a) ? a : b)
+
+#define UNARY(NAME, VALUE)                                                                                        \
+    extern "C" __global__ void NAME(const float *x_P, float *out, long long size) {                              \
+        for (long long i = grid_thread(); i < size; i += grid_threads()) {                                       \
+            const float x = x_P[i];                                                                              \
+            out[i] = VALUE;                                                                                      \
+        }                                                                                                        \
+    }
+
+UNARY(absolute, fabsf(x))
+UNARY(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x)
+UNARY(square_root, sqrtf(x))
+
+extern "C" __global__ void clip(const float *x, float *out, long long size, float low, float high) {
+    for (long long i = grid_thread(); i < size; i += grid_threads()) {
+        const float value = x[i];
+        out[i] = value < low ? low : value > high ? high : value;
+    }
+}
+
+extern "C" __global__ void clip_divisors(const double *squares, const float *weight, float *divisors, long long size,
+                                         double limit) {
+    const double least = weight[0] * limit;
+    for (long long e = grid_thread(); e < size; e += grid_threads()) {
+        const double norm = sqrt(squares[e]);
+        divisors[e] = isfinite(norm) ? (float)((norm > least ? norm : least) / limit) : NAN;
+    }
 }
 
 template <typename Term>

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, HostArray, amount
+from dptrain.backend.base import POINTWISE, Backend, HostArray, RowSum, amount
 from dptrain.backend.compile import compiled, kernel_cache
 from dptrain.backend.gemm import ACTIVATION_NUMBERS, Gemm, OwnGemm, product_kernels
 from dptrain.backend.gpus import masked
@@ -50,12 +50,17 @@ _KERNELS = {
         "softmax_forward": "PPqi",
         "softmax_backward": "PPPqi",
     },
-    "softmax_cross_entropy": {"softmax_cross_entropy": "PPPPqi"},
+    "softmax_cross_entropy": {"softmax_cross_entropy": "PPPqPPPqi", "dense_cross_entropy": "PPffPPPqi"},
+    "probability_cross_entropy": {"probability_cross_entropy": "PPPffqPPPqi"},
+    "pointwise": {"pointwise_loss": "PPifffPPPqi"},
     "metrics": {
-        "count_correct": "PPPqi",
-        "squared_error": "PPPPqi",
-        "absolute_error": "PPPqi",
-        "sum_rows": "PPPq",
+        "highest": "PPqi",
+        "highest_at_label": "PPPqi",
+        "label_in_top": "PPiPqi",
+        "confusion": "PPfPPPqi",
+        "labels_other_than": "PqPq",
+        "sum_rows": "PPPPPPPPq",
+        "add_totals": "PPq",
     },
     "dropout": {"dropout_mask": "PqiIfQQQQQ"},
     "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
@@ -65,8 +70,12 @@ _KERNELS = {
         "add_float32": "PPq",
         "add_float64": "PPq",
         "add_float32_float64": "PPq",
-        "multiply": "PPPq",
         "affine": "PPqff",
+        "axpby": "PPPqff",
+        **dict.fromkeys(("multiply", "divide", "maximum", "minimum"), "PPPqi"),
+        **dict.fromkeys(("absolute", "sign", "square_root"), "PPq"),
+        "clip": "PPqff",
+        "clip_divisors": "PPPqd",
         "sum": "PPqi",
         "squared_norm": "PPqi",
         "count_nonfinite": "PPqi",
@@ -81,6 +90,8 @@ _RESERVE = 0.05
 _ROWS = 4
 # Elements of a flat buffer that `sum` and its like make one partial sum of, 16 a thread; their order depends on it.
 _SUM_CHUNK = 4096
+# What a kernel takes for the label to ignore where there is none.
+_NO_LABEL = -(2**63)
 # Rows that one block of `dense_gradient` sums.
 _GRADIENT_ROWS = 64
 # Compute capability from which tensor cores know TF32.
@@ -644,50 +655,150 @@ class CudaBackend(Backend):
             first_row,
         )
 
-    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
-        self._elementwise("multiply", out.size, a.pointer, b.pointer, out.pointer, out.size)
-
     def copy(self, source: DeviceArray, out: DeviceArray) -> None:
         _same_dtype(source, out)
         if out.size and out.pointer != source.pointer:
             cuda.memcpy_dtod_async(out.pointer, source.pointer, out.nbytes, self._stream)
 
-    # Losses and metrics: a value for each row, then their sum in a fixed order
+    # Losses
 
     def softmax_cross_entropy(
         self,
         logits_BC: DeviceArray,
         labels_B: DeviceArray,
+        weights_B: DeviceArray | None,
+        ignored: int | None,
         dlogits_BC: DeviceArray | None,
-        loss_sum: DeviceArray,
-        correct_sum: DeviceArray | None,
+        values_B: DeviceArray,
+        correct_B: DeviceArray | None,
     ) -> None:
-        pointers = (logits_BC.pointer, labels_B.pointer, 0 if dlogits_BC is None else dlogits_BC.pointer)
-        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, *pointers, second=correct_sum)
+        self._by_rows(
+            "softmax_cross_entropy",
+            logits_BC,
+            logits_BC.pointer,
+            labels_B.pointer,
+            _pointer(weights_B),
+            _NO_LABEL if ignored is None else ignored,
+            _pointer(dlogits_BC),
+            values_B.pointer,
+            _pointer(correct_B),
+        )
 
-    def squared_error(
-        self, y_BF: DeviceArray, target_BF: DeviceArray, dy_BF: DeviceArray | None, loss_sum: DeviceArray
+    def dense_cross_entropy(
+        self,
+        logits_BC: DeviceArray,
+        target_BC: DeviceArray,
+        keep: float,
+        shift: float,
+        weights_B: DeviceArray | None,
+        dlogits_BC: DeviceArray | None,
+        values_B: DeviceArray,
     ) -> None:
-        gradient = 0 if dy_BF is None else dy_BF.pointer
-        self._sum_by_rows("squared_error", loss_sum, y_BF, y_BF.pointer, target_BF.pointer, gradient)
+        self._by_rows(
+            "dense_cross_entropy",
+            logits_BC,
+            logits_BC.pointer,
+            target_BC.pointer,
+            keep,
+            shift,
+            _pointer(weights_B),
+            _pointer(dlogits_BC),
+            values_B.pointer,
+        )
 
-    def count_correct(self, scores_BC: DeviceArray, labels_B: DeviceArray, correct_sum: DeviceArray) -> None:
-        self._sum_by_rows("count_correct", correct_sum, scores_BC, scores_BC.pointer, labels_B.pointer)
-
-    def absolute_error(self, y_BF: DeviceArray, target_BF: DeviceArray, error_sum: DeviceArray) -> None:
-        self._sum_by_rows("absolute_error", error_sum, y_BF, y_BF.pointer, target_BF.pointer)
-
-    def _sum_by_rows(
-        self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int, second: DeviceArray | None = None
+    def probability_cross_entropy(
+        self,
+        y_BC: DeviceArray,
+        target: DeviceArray,
+        keep: float,
+        shift: float,
+        ignored: int | None,
+        weights_B: DeviceArray | None,
+        dy_BC: DeviceArray | None,
+        values_B: DeviceArray,
     ) -> None:
-        if rows_of.size == 0:
-            return
-        features = rows_of.shape[-1]
-        B = rows_of.size // features
-        values = self._scratch(2 * B * 4)  # the cross-entropy has two values for a row, whether both are wanted or not
-        self._launch(kernel, (_up(B, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, values, B, features)
-        sums, counted = (1, 0) if second is None else (2, second.pointer)
-        self._launch("sum_rows", (sums, 1), (256, 1, 1), values, total.pointer, counted, B)
+        labels, values = (target.pointer, 0) if target.dtype == np.int64 else (0, target.pointer)
+        self._by_rows(
+            "probability_cross_entropy",
+            y_BC,
+            y_BC.pointer,
+            labels,
+            values,
+            keep,
+            shift,
+            _NO_LABEL if ignored is None else ignored,
+            _pointer(weights_B),
+            _pointer(dy_BC),
+            values_B.pointer,
+        )
+
+    def pointwise_loss(
+        self,
+        kind: str,
+        parameter: float,
+        y_BF: DeviceArray,
+        target_BF: DeviceArray,
+        keep: float,
+        shift: float,
+        weights_B: DeviceArray | None,
+        dy_BF: DeviceArray | None,
+        values_B: DeviceArray,
+    ) -> None:
+        self._by_rows(
+            "pointwise_loss",
+            y_BF,
+            y_BF.pointer,
+            target_BF.pointer,
+            POINTWISE.index(kind),
+            parameter,
+            keep,
+            shift,
+            _pointer(weights_B),
+            _pointer(dy_BF),
+            values_B.pointer,
+        )
+
+    # Metrics: a value for each row, then their sum in a fixed order
+
+    def highest(self, scores_BC: DeviceArray, places_B: DeviceArray) -> None:
+        self._by_rows("highest", scores_BC, scores_BC.pointer, places_B.pointer)
+
+    def highest_at_label(self, scores_BC: DeviceArray, labels_B: DeviceArray, values_B: DeviceArray) -> None:
+        self._by_rows("highest_at_label", scores_BC, scores_BC.pointer, labels_B.pointer, values_B.pointer)
+
+    def label_in_top(self, scores_BC: DeviceArray, labels_B: DeviceArray, k: int, values_B: DeviceArray) -> None:
+        self._by_rows("label_in_top", scores_BC, scores_BC.pointer, labels_B.pointer, k, values_B.pointer)
+
+    def confusion(
+        self,
+        y_BF: DeviceArray,
+        target_BF: DeviceArray,
+        threshold: float,
+        both_B: DeviceArray,
+        predicted_B: DeviceArray,
+        missed_B: DeviceArray,
+    ) -> None:
+        counts = (both_B.pointer, predicted_B.pointer, missed_B.pointer)
+        self._by_rows("confusion", y_BF, y_BF.pointer, target_BF.pointer, threshold, *counts)
+
+    def labels_other_than(self, labels_B: DeviceArray, ignored: int, values_B: DeviceArray) -> None:
+        B = labels_B.size
+        self._elementwise("labels_other_than", B, labels_B.pointer, ignored, values_B.pointer, B)
+
+    def sum_rows(self, *sums: RowSum) -> None:
+        if len({one.values.size for one in sums}) > 1:
+            raise ValueError("sums over different numbers of rows")
+        for begin in range(0, len(sums), 2):
+            pair = sums[begin : begin + 2]
+            pointers = [_pointer(buffer) for one in pair for buffer in one]
+            blocks = 4 if len(pair) == 2 else 1 if pair[0].weight is None else 2
+            B = pair[0].values.size
+            if B:
+                pointers += [0] * (8 - len(pointers))
+                self._launch("sum_rows", (blocks, 1), (_THREADS, 1, 1), *pointers, B)
+
+    def add_totals(self, tail: DeviceArray, totals: DeviceArray) -> None:
+        self._elementwise("add_totals", tail.size, tail.pointer, totals.pointer, tail.size)
 
     # Flat buffers
 
@@ -718,6 +829,44 @@ class CudaBackend(Backend):
         if source.dtype != out.dtype:
             kernel += f"_{out.dtype.name}"
         self._elementwise(kernel, out.size, source.pointer, out.pointer, out.size)
+
+    def axpby(self, a: float, x: DeviceArray, b: float, y: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("axpby", out.size, x.pointer, y.pointer, out.pointer, out.size, a, b)
+
+    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("multiply", a, b, out)
+
+    def divide(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("divide", a, b, out)
+
+    def maximum(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("maximum", a, b, out)
+
+    def minimum(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("minimum", a, b, out)
+
+    def clip(self, x: DeviceArray, low: float, high: float, out: DeviceArray) -> None:
+        self._elementwise("clip", out.size, x.pointer, out.pointer, out.size, low, high)
+
+    def absolute(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("absolute", out.size, x.pointer, out.pointer, out.size)
+
+    def sign(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("sign", out.size, x.pointer, out.pointer, out.size)
+
+    def sqrt(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("square_root", out.size, x.pointer, out.pointer, out.size)
+
+    def clip_divisors(self, squares_E: DeviceArray, weight: DeviceArray, limit: float, divisors_E: DeviceArray) -> None:
+        E = divisors_E.size
+        self._elementwise("clip_divisors", E, squares_E.pointer, weight.pointer, divisors_E.pointer, E, limit)
+
+    def _binary(self, kernel: str, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        """Launch a kernel of two operands, of which the second may have one element for all."""
+        if b.size not in (1, out.size):
+            raise ValueError(f"{kernel}: the second operand has {b.size} elements, expected {out.size} or 1")
+        step = 0 if b.size == 1 else 1
+        self._elementwise(kernel, out.size, a.pointer, b.pointer, out.pointer, out.size, step)
 
     def adam(
         self,
@@ -801,12 +950,12 @@ class CudaBackend(Backend):
         if size:
             self._launch(kernel, (min(_up(size, _THREADS) // _THREADS, _BLOCKS), 1), (_THREADS, 1, 1), *arguments)
 
-    def _by_rows(self, kernel: str, rows_of: DeviceArray, *pointers: int) -> None:
-        """Launch a kernel that gives each row of the last axis a warp."""
+    def _by_rows(self, kernel: str, rows_of: DeviceArray, *arguments: float) -> None:
+        """Launch a kernel that gives each row of the last axis a warp; it takes their number and length last."""
         if rows_of.size:
             columns = rows_of.shape[-1]
             rows = rows_of.size // columns
-            self._launch(kernel, (_up(rows, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, rows, columns)
+            self._launch(kernel, (_up(rows, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *arguments, rows, columns)
 
     def _scratch(self, nbytes: int) -> int:
         """Return the address of memory for one op's intermediate results; the next op overwrites it."""
@@ -857,6 +1006,10 @@ def _count(shape: tuple[int, ...]) -> int:
     for n in shape:
         size *= n
     return size
+
+
+def _pointer(buffer: DeviceArray | None) -> int:
+    return 0 if buffer is None else buffer.pointer
 
 
 def _up(number: int, step: int) -> int:

@@ -77,16 +77,16 @@ class Loops(ABC):
         """shifted[b] = x[b] - max(x[b]); shifted may be x."""
 
     @abstractmethod
-    def shift_and_count(self, x_BC: Array, labels_B: Array, shifted_BC: Array) -> int:
-        """`shift_rows`, and `count_correct` of x; shifted is not x."""
+    def shift_and_compare(self, x_BC: Array, labels_B: Array, shifted_BC: Array, correct_B: Array) -> None:
+        """`shift_rows`, and `highest_at_label` of x; shifted is not x."""
 
     @abstractmethod
-    def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
-        """Return sum_b log(sum(exp[b])) - shifted[b, labels[b]], and turn exp into softmax - onehot, in place."""
+    def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array, values_B: Array) -> None:
+        """values = log(sum(exp[b])) - shifted[b, labels[b]]; turn exp into softmax - onehot, in place."""
 
     @abstractmethod
-    def count_correct(self, scores_BC: Array, labels_B: Array) -> int:
-        """Return the number of rows whose highest score, the first of equals, is at the label."""
+    def highest_at_label(self, scores_BC: Array, labels_B: Array, values_B: Array) -> None:
+        """values = 1 where the highest score, the first of equals, is at the label, else 0."""
 
     @abstractmethod
     def adam(
@@ -133,9 +133,9 @@ class NumpyLoops(Loops):
         """Two passes."""
         self._shift(x_BC, shifted_BC)
 
-    def shift_and_count(self, x_BC: Array, labels_B: Array, shifted_BC: Array) -> int:
-        """Two passes, as without the count."""
-        return int(np.count_nonzero(self._shift(x_BC, shifted_BC) == labels_B))
+    def shift_and_compare(self, x_BC: Array, labels_B: Array, shifted_BC: Array, correct_B: Array) -> None:
+        """Two passes, as without the comparison."""
+        np.equal(self._shift(x_BC, shifted_BC), labels_B, out=correct_B)
 
     def _shift(self, x_BC: Array, shifted_BC: Array) -> Array:
         """Do `shift_rows`; return the place of each row's highest, (B,)."""
@@ -149,23 +149,23 @@ class NumpyLoops(Loops):
         np.subtract(x_BC, highest_B1, out=shifted_BC)
         return best_B
 
-    def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
-        """Seven passes."""
-        onehot_BC = self._scratch("onehot", exp_BC.shape, np.bool_)
-        sum_B1 = self._scratch("sum", (len(exp_BC), 1), exp_BC.dtype)
-        np.equal(labels_B[:, None], np.arange(exp_BC.shape[1]), out=onehot_BC)
+    def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array, values_B: Array) -> None:
+        """Three passes."""
+        B, C = exp_BC.shape
+        sum_B1, place_B = self._scratch("sum", (B, 1), exp_BC.dtype), self._scratch("place", (B,), np.intp)
         np.add.reduce(exp_BC, axis=-1, keepdims=True, out=sum_B1)
         np.divide(exp_BC, sum_B1, out=exp_BC)
-        np.subtract(exp_BC, onehot_BC, out=exp_BC)
-        np.multiply(shifted_BC, onehot_BC, out=shifted_BC)
+        np.add(labels_B, np.arange(0, B * C, C), out=place_B)
+        exp_BC.reshape(-1)[place_B] -= 1
+        np.take(shifted_BC.reshape(-1), place_B, out=values_B, mode="clip")
         np.log(sum_B1, out=sum_B1)
-        return float(np.add.reduce(sum_B1, axis=None)) - float(np.add.reduce(shifted_BC, axis=None))
+        np.subtract(sum_B1.reshape(-1), values_B, out=values_B)
 
-    def count_correct(self, scores_BC: Array, labels_B: Array) -> int:
+    def highest_at_label(self, scores_BC: Array, labels_B: Array, values_B: Array) -> None:
         """One pass."""
         best_B = self._scratch("best", labels_B.shape, np.intp)
         np.argmax(scores_BC, axis=-1, out=best_B)
-        return int(np.count_nonzero(best_B == labels_B))
+        np.equal(best_B, labels_B, out=values_B)
 
     def adam(
         self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend import denormals
-from dptrain.backend.base import Backend, HostArray
+from dptrain.backend.base import DIVISOR, EPSILON, FIRST_STATE, LOSS, ROWS, Backend, HostArray, RowSum
 from dptrain.backend.loops import CACHE_LINE, Loops, NumpyLoops, Scratch, aligned_empty
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.random import Purpose, stream
@@ -183,49 +183,207 @@ class NumpyBackend(Backend):
         draws = bits.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
         np.multiply(draws >= np.uint32(rate * 2**32), self.dtype.type(1 / (1 - rate)), out=mask_BF)
 
-    def multiply(self, a: Array, b: Array, out: Array) -> None:
-        np.multiply(a, b, out=out)
-
     def copy(self, source: Array, out: Array) -> None:
         np.copyto(out, source)
 
-    # Losses and metrics
+    # Losses
 
     def softmax_cross_entropy(
         self,
         logits_BC: Array,
         labels_B: Array,
+        weights_B: Array | None,
+        ignored: int | None,
         dlogits_BC: Array | None,
-        loss_sum: Array,
-        correct_sum: Array | None,
+        values_B: Array,
+        correct_B: Array | None,
     ) -> None:
         # Without a gradient to return, its memory is scratch.
         exp_BC = dlogits_BC if dlogits_BC is not None else self._scratch("exp", logits_BC.shape, self.dtype)
         shifted_BC = self._scratch("shifted", logits_BC.shape, self.dtype)
-        if correct_sum is None:
-            self.loops.shift_rows(logits_BC, shifted_BC)
+        if correct_B is not None and ignored is None:
+            self.loops.shift_and_compare(logits_BC, labels_B, shifted_BC, correct_B)
         else:
-            correct_sum += self.loops.shift_and_count(logits_BC, labels_B, shifted_BC)
+            self.loops.shift_rows(logits_BC, shifted_BC)
+            if correct_B is not None:
+                self.highest_at_label(logits_BC, labels_B, correct_B)
         np.exp(shifted_BC, out=exp_BC)
-        loss_sum += self.loops.cross_entropy(shifted_BC, exp_BC, labels_B)
+        # What is ignored need not be a class.
+        classes_B = labels_B if ignored is None else np.where(labels_B == ignored, 0, labels_B)
+        self.loops.cross_entropy(shifted_BC, exp_BC, classes_B, values_B)
+        self._weigh_gradient(labels_B, weights_B, ignored, dlogits_BC, values_B)
 
-    def squared_error(self, y_BF: Array, target_BF: Array, dy_BF: Array | None, loss_sum: Array) -> None:
-        difference = self._scratch("difference", y_BF.shape, self.dtype)
-        np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
+    def dense_cross_entropy(
+        self,
+        logits_BC: Array,
+        target_BC: Array,
+        keep: float,
+        shift: float,
+        weights_B: Array | None,
+        dlogits_BC: Array | None,
+        values_B: Array,
+    ) -> None:
+        exp_BC = dlogits_BC if dlogits_BC is not None else self._scratch("exp", logits_BC.shape, self.dtype)
+        shifted_BC = self._scratch("shifted", logits_BC.shape, self.dtype)
+        t_BC = self._scratch("target", logits_BC.shape, self.dtype)
+        self.affine(target_BC, keep, shift, t_BC)
+        self.loops.shift_rows(logits_BC, shifted_BC)
+        np.exp(shifted_BC, out=exp_BC)
+        sum_B1 = np.add.reduce(exp_BC, axis=-1, keepdims=True)
+        np.divide(exp_BC, sum_B1, out=exp_BC)
+        t_sum_B1 = np.add.reduce(t_BC, axis=-1, keepdims=True)
+        np.multiply(exp_BC, t_sum_B1, out=exp_BC)
+        np.subtract(exp_BC, t_BC, out=exp_BC)
+        np.subtract(np.log(sum_B1), shifted_BC, out=shifted_BC)
+        np.multiply(shifted_BC, t_BC, out=shifted_BC)
+        np.add.reduce(shifted_BC, axis=-1, out=values_B)
+        self._weigh_gradient(None, weights_B, None, dlogits_BC, values_B)
+
+    def probability_cross_entropy(
+        self,
+        y_BC: Array,
+        target: Array,
+        keep: float,
+        shift: float,
+        ignored: int | None,
+        weights_B: Array | None,
+        dy_BC: Array | None,
+        values_B: Array,
+    ) -> None:
+        sum_B1 = np.add.reduce(y_BC, axis=-1, keepdims=True)
+        p_BC = y_BC / sum_B1
+        t_BC = target * self.dtype.type(keep) + self.dtype.type(shift) if target.ndim == 2 else None
+        if t_BC is None:
+            t_BC = (target[:, None] == np.arange(y_BC.shape[-1])).astype(self.dtype)
+        clipped_BC, passed_BC = self._clipped(p_BC)
+        np.negative(np.add.reduce(t_BC * np.log(clipped_BC), axis=-1), out=values_B)
+        if dy_BC is not None:
+            # With g the gradient in p: dy = (g - sum_c g p) / sum_c y.
+            slope_BC = np.where(passed_BC, -t_BC / clipped_BC, 0)
+            np.subtract(slope_BC, np.add.reduce(slope_BC * p_BC, axis=-1, keepdims=True), out=slope_BC)
+            np.divide(slope_BC, sum_B1, out=dy_BC)
+        self._weigh_gradient(target, weights_B, ignored, dy_BC, values_B)
+
+    def pointwise_loss(
+        self,
+        kind: str,
+        parameter: float,
+        y_BF: Array,
+        target_BF: Array,
+        keep: float,
+        shift: float,
+        weights_B: Array | None,
+        dy_BF: Array | None,
+        values_B: Array,
+    ) -> None:
+        t_BF = target_BF
+        if (keep, shift) != (1, 0):
+            t_BF = self._scratch("target", y_BF.shape, self.dtype)
+            self.affine(target_BF, keep, shift, t_BF)
+        error_BF = self._scratch("difference", y_BF.shape, self.dtype)
+        np.subtract(y_BF, t_BF, out=error_BF, casting="same_kind")
+        # A gradient lies between the errors and the loss of each element, which takes the errors' place.
+        if kind == "squared":
+            if dy_BF is not None:
+                np.multiply(error_BF, self.dtype.type(2), out=dy_BF)
+            np.multiply(error_BF, error_BF, out=error_BF)
+        elif kind == "absolute":
+            if dy_BF is not None:
+                np.sign(error_BF, out=dy_BF)
+            np.absolute(error_BF, out=error_BF)
+        elif kind == "huber":
+            near_BF = self._scratch("near", y_BF.shape, self.dtype)
+            np.clip(error_BF, self.dtype.type(-parameter), self.dtype.type(parameter), out=near_BF)
+            if dy_BF is not None:
+                np.copyto(dy_BF, near_BF)
+            # e^2 / 2 near, delta |e| - delta^2 / 2 far: both are n e - n^2 / 2 of the clipped error n.
+            half_BF = self._scratch("half", y_BF.shape, self.dtype)
+            np.multiply(near_BF, self.dtype.type(0.5), out=half_BF)
+            np.subtract(error_BF, half_BF, out=error_BF)
+            np.multiply(error_BF, near_BF, out=error_BF)
+        elif kind == "binary":
+            p_BF, passed_BF = self._clipped(y_BF)
+            if dy_BF is not None:
+                np.copyto(dy_BF, np.where(passed_BF, (p_BF - t_BF) / (p_BF * (1 - p_BF)), 0))
+            np.copyto(error_BF, -(t_BF * np.log(p_BF) + (1 - t_BF) * np.log(1 - p_BF)))
+        elif kind == "binary_logits":
+            np.copyto(error_BF, np.maximum(y_BF, 0) - y_BF * t_BF + np.log1p(np.exp(-np.absolute(y_BF))))
+            if dy_BF is not None:
+                sigmoid_BF = self._scratch("near", y_BF.shape, self.dtype)
+                self.activation_forward(y_BF, "sigmoid", sigmoid_BF)
+                np.subtract(sigmoid_BF, t_BF, out=dy_BF)
+        elif kind == "equal":
+            np.equal(y_BF, t_BF, out=error_BF)
+        else:
+            np.equal(y_BF > self.dtype.type(parameter), t_BF, out=error_BF)
         features = y_BF.shape[-1]
+        np.add.reduce(error_BF, axis=-1, out=values_B)
+        np.divide(values_B, self.dtype.type(features), out=values_B)
         if dy_BF is not None:
-            np.multiply(difference, self.dtype.type(2 / features), out=dy_BF)
-        np.multiply(difference, difference, out=difference)
-        loss_sum += np.add.reduce(difference, axis=None) / features
+            np.divide(dy_BF, self.dtype.type(features), out=dy_BF)
+        self._weigh_gradient(None, weights_B, None, dy_BF, values_B)
 
-    def count_correct(self, scores_BC: Array, labels_B: Array, correct_sum: Array) -> None:
-        correct_sum += self.loops.count_correct(scores_BC, labels_B)
+    def _clipped(self, p: Array) -> tuple[Array, Array]:
+        """Return probabilities kept from 0 and 1, and where they were inside already."""
+        low, high = self.dtype.type(EPSILON), self.dtype.type(1 - EPSILON)
+        return np.clip(p, low, high), (p >= low) & (p <= high)
 
-    def absolute_error(self, y_BF: Array, target_BF: Array, error_sum: Array) -> None:
-        difference = self._scratch("difference", y_BF.shape, self.dtype)
-        np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
-        np.absolute(difference, out=difference)
-        error_sum += np.add.reduce(difference, axis=None) / y_BF.shape[-1]
+    def _weigh_gradient(
+        self, labels_B: Array | None, weights_B: Array | None, ignored: int | None, dy: Array | None, values_B: Array
+    ) -> None:
+        if weights_B is not None and dy is not None:
+            np.multiply(dy, weights_B[:, None], out=dy)
+        if ignored is not None:
+            where_B = labels_B == ignored
+            values_B[where_B] = 0
+            if dy is not None:
+                dy[where_B] = 0
+
+    # Metrics
+
+    def highest(self, scores_BC: Array, places_B: Array) -> None:
+        np.argmax(scores_BC, axis=-1, out=places_B)
+
+    def highest_at_label(self, scores_BC: Array, labels_B: Array, values_B: Array) -> None:
+        self.loops.highest_at_label(scores_BC, labels_B, values_B)
+
+    def label_in_top(self, scores_BC: Array, labels_B: Array, k: int, values_B: Array) -> None:
+        classes = scores_BC.shape[-1]
+        known_B = (labels_B >= 0) & (labels_B < classes)
+        own_B1 = np.take_along_axis(scores_BC, np.where(known_B, labels_B, 0)[:, None], axis=-1)
+        higher_B = np.count_nonzero((scores_BC > own_B1) | np.isnan(scores_BC), axis=-1)
+        np.copyto(values_B, known_B & (higher_B < k) & ~np.isnan(own_B1[:, 0]))
+
+    def confusion(
+        self, y_BF: Array, target_BF: Array, threshold: float, both_B: Array, predicted_B: Array, missed_B: Array
+    ) -> None:
+        predicted_BF, true_BF = y_BF > self.dtype.type(threshold), target_BF != 0
+        np.copyto(both_B, np.count_nonzero(predicted_BF & true_BF, axis=-1))
+        np.copyto(predicted_B, np.count_nonzero(predicted_BF & ~true_BF, axis=-1))
+        np.copyto(missed_B, np.count_nonzero(~predicted_BF & true_BF, axis=-1))
+
+    def labels_other_than(self, labels_B: Array, ignored: int, values_B: Array) -> None:
+        np.not_equal(labels_B, ignored, out=values_B)
+
+    def sum_rows(self, *sums: RowSum) -> None:
+        for values_B, weights_B, total, weight in sums:
+            if weights_B is None:
+                total += np.add.reduce(values_B, dtype=np.float64)
+            else:
+                weighed_B = self._scratch("weighed", values_B.shape, np.float64)
+                np.multiply(values_B, weights_B, out=weighed_B, dtype=np.float64)
+                total += np.add.reduce(weighed_B)
+            if weight is not None:
+                weight += len(values_B) if weights_B is None else np.add.reduce(weights_B, dtype=np.float64)
+
+    def add_totals(self, tail: Array, totals: Array) -> None:
+        if tail[DIVISOR] == 0:
+            tail[DIVISOR] = 1
+        divisor, rows, loss = (float(one) for one in tail[: LOSS + 1])
+        totals[ROWS] += rows
+        # So that no rounding comes between where the loss is a mean over all rows.
+        totals[LOSS] += loss if divisor == rows else np.float64(loss) * rows / divisor
+        totals[FIRST_STATE:] += tail[FIRST_STATE:]
 
     # Flat buffers
 
@@ -250,6 +408,46 @@ class NumpyBackend(Backend):
 
     def add(self, source: Array, out: Array) -> None:
         np.add(out, source, out=out)
+
+    def axpby(self, a: float, x: Array, b: float, y: Array, out: Array) -> None:
+        number = self.dtype.type
+        x_P, y_P, out_P = x.reshape(-1), y.reshape(-1), out.reshape(-1)
+
+        def update(begin: int, end: int, scratch: Array) -> None:
+            np.multiply(x_P[begin:end], number(a), out=scratch)
+            np.multiply(y_P[begin:end], number(b), out=out_P[begin:end])
+            np.add(out_P[begin:end], scratch, out=out_P[begin:end])
+
+        self._in_chunks(out_P.size, update)
+
+    def multiply(self, a: Array, b: Array, out: Array) -> None:
+        np.multiply(a, b, out=out)
+
+    def divide(self, a: Array, b: Array, out: Array) -> None:
+        np.divide(a, b, out=out)
+
+    def maximum(self, a: Array, b: Array, out: Array) -> None:
+        np.maximum(a, b, out=out)
+
+    def minimum(self, a: Array, b: Array, out: Array) -> None:
+        np.minimum(a, b, out=out)
+
+    def clip(self, x: Array, low: float, high: float, out: Array) -> None:
+        np.clip(x, self.dtype.type(low), self.dtype.type(high), out=out)
+
+    def absolute(self, x: Array, out: Array) -> None:
+        np.absolute(x, out=out)
+
+    def sign(self, x: Array, out: Array) -> None:
+        np.sign(x, out=out)
+
+    def sqrt(self, x: Array, out: Array) -> None:
+        np.sqrt(x, out=out)
+
+    def clip_divisors(self, squares_E: Array, weight: Array, limit: float, divisors_E: Array) -> None:
+        norms_E = np.sqrt(squares_E)
+        norms_E[~np.isfinite(norms_E)] = np.nan
+        divisors_E[...] = np.maximum(norms_E, float(weight[0]) * limit) / limit
 
     def adam(
         self,

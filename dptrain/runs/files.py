@@ -31,7 +31,7 @@ def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> No
         os.replace(temporary, path)
         sync_directory(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # such as a directory that is none
+        with contextlib.suppress(OSError):  # such as a name that is too long for either
             temporary.unlink(missing_ok=True)
         raise output_error(path, error, len(content), advice=advice) from error
 
@@ -70,9 +70,14 @@ def sync_directory(path: Path) -> None:
 
 
 def output_error(path: Path, error: OSError, needed: int = 0, *, advice: str = _ADVICE) -> OutputError:
-    """Return an operating system's error as one line with path, cause and, on a full disk, bytes needed and free."""
+    """Return an operating system's error as one line with path, cause and, on a full disk, bytes needed and free.
+
+    Its `errno` is the system's.
+    """
     text = f"{path}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         parent = next((place for place in path.parents if place.exists()), Path("/"))
         text += f" (needs {needed} bytes, {shutil.disk_usage(parent).free} free)"
-    return OutputError(f"{text}; {advice}")
+    result = OutputError(f"{text}; {advice}")
+    result.errno = error.errno
+    return result

@@ -77,10 +77,19 @@ class ArrayBatches(Batches):
         sampler: which rows make up which step.
         steps_per_epoch: as Keras: epochs end after that many steps, the next one goes on where the last has ended, and
             a pass through the data that ends earlier ends the epoch as well, with a warning. None: a pass an epoch.
+        restarts: every epoch begins with the first step, as evaluations do.
     """
 
-    def __init__(self, arrays: Sequence[HostArray], sampler: Sampler, steps_per_epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[HostArray],
+        sampler: Sampler,
+        steps_per_epoch: int | None = None,
+        *,
+        restarts: bool = False,
+    ) -> None:
         self._arrays, self._sampler, self._steps_per_epoch = arrays, sampler, steps_per_epoch
+        self._restarts = restarts
         self.steps = steps_per_epoch or sampler.steps
         self.capacity = sampler.capacity
         self._feed: Feed | None = None
@@ -97,7 +106,7 @@ class ArrayBatches(Batches):
     def epoch(self, number: int) -> Iterator[Sequence[Shard]]:
         """Yield the steps of one pass, or `steps_per_epoch` of them."""
         assert self._feed is not None
-        if self._steps_per_epoch is None:
+        if self._steps_per_epoch is None or self._restarts:
             self._pass, self._done = number, 0
         begin, stop = self._done, self._end()
         self._done += self._skipped
@@ -109,10 +118,7 @@ class ArrayBatches(Batches):
             yield shards
         self._begin_next_pass()
         if self._steps_per_epoch is not None and stop - begin < self._steps_per_epoch:
-            warn(
-                "Your input ran out of data; interrupting training. Make sure that your dataset or generator can "
-                "generate at least `steps_per_epoch * epochs` batches."
-            )
+            warn_of_the_end()
 
     def resume(self, epochs: int, step: int) -> None:
         """Go on in the pass and at the step where the interrupted training was."""
@@ -141,3 +147,12 @@ class ArrayBatches(Batches):
         if self._feed is not None:
             self._feed.close()
             self._feed = None
+
+
+def warn_of_the_end() -> None:
+    """Warn as Keras does where an epoch has fewer steps than it was to have."""
+    warn(
+        "Your input ran out of data; interrupting training. Make sure that your dataset or generator can generate at "
+        "least `steps_per_epoch * epochs` batches. You may need to use the `.repeat()` function when building your "
+        "dataset."
+    )

@@ -1,30 +1,29 @@
 """One model on one device: all its memory, and the steps that run on it.
 
 Everything is allocated when the batch size is known; a step allocates nothing. The flat `reduction` buffer is what
-ranks exchange: the parameters' gradients, then the tail, whose first element is the sum of the sample weights and
-whose others are the sums of loss and metrics.
+ranks exchange: the parameters' gradients, then the tail, which is what gradients and loss are divided by, the number of
+rows, the loss's sum, and then each metric's state.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, Buffer, amount, flat_features
+from dptrain.backend.base import DIVISOR, FIRST_STATE, LOSS, ROWS, Backend, Buffer, amount, flat_features
 from dptrain.backend.transfers import SAMPLES
 from dptrain.data.sampling import Shard
-from dptrain.errors import DeviceError, DeviceMemoryError
+from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer, LayerBuffers, Rescaling, StepContext
 from dptrain.losses import Loss
-from dptrain.metrics import Metric
+from dptrain.metrics import Batch, Mean, resolve
+from dptrain.metrics.base import ratio
 from dptrain.model import Architecture
-from dptrain.optimizers import Optimizer
+from dptrain.optimizers import Optimizer, Updater
 from dptrain.params import ALIGNMENT
 from dptrain.train.feed import Rows, RowSource
-
-# Elements of the tail; what follows are loss and metrics.
-_WEIGHT, _LOSS, _FIRST_METRIC = 0, 1, 2
 
 
 class Replica:
@@ -38,7 +37,6 @@ class Replica:
     Attributes:
         params: flat parameters.
         slots: the optimizer's flat buffers by name.
-        iterations: updates made.
     """
 
     def __init__(self, backend: Backend, architecture: Architecture, seed: int) -> None:
@@ -51,9 +49,9 @@ class Replica:
         self.params: Buffer = self._allocate(backend.empty, (architecture.layout.size,), name="parameters")
         backend.write(self.params, architecture.layout.initial(seed, backend.dtype))
         self.slots: dict[str, Buffer] = {}
-        self.iterations = 0
         self._capacity = 0
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
+        self._beside: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Buffer] = {}
         self._first_element = [
             min((e.offset for e in architecture.layout.entries if e.name.startswith(f"{layer.name}/")), default=0)
             for layer in architecture.layers
@@ -61,23 +59,43 @@ class Replica:
 
     # Setting up
 
-    def compile(self, loss: Loss, optimizer: Optimizer, metrics: Sequence[Metric]) -> None:
+    def compile(self, loss: Loss, optimizer: Optimizer, metrics: Any = None, weighted_metrics: Any = None) -> None:
         """Allocate what training needs besides activations, and start the optimizer afresh.
 
         Raises:
-            ConfigError: the loss does not fit the model's last layer.
+            ConfigError: a metric or the loss does not fit the model (see `metrics.resolve`).
         """
-        self.loss, self.optimizer, self.metrics = loss, optimizer, tuple(metrics)
-        self._training_layers = self.architecture.layers_for(loss)
-        self._tail_size = _FIRST_METRIC + len(self.metrics)
+        shape = self.architecture.output_shape
+        if len(shape) != 1 and (loss.takes_labels or loss.reduction not in ("sum_over_batch_size", "mean")):
+            raise ConfigError(
+                f"not supported: loss {loss.name!r} with reduction {loss.reduction!r} on outputs of shape {shape}"
+            )
+        self.loss, self.optimizer = loss, optimizer
+        self.metrics = resolve(metrics, weighted_metrics, loss.takes_labels, shape)
+        self._training_layers, self._fused = self.architecture.layers_for(loss)
+        ends = np.cumsum([FIRST_STATE, *(one.metric.size for one in self.metrics)]).tolist()
+        self._states = [slice(begin, end) for begin, end in pairwise(ends)]
+        self._tail_size = ends[-1]
         self._partials: list[Buffer] = []
         zeros, size = self.backend.zeros, self.architecture.layout.size
-        names = ("gradients", *(f"optimizer's {slot}" for slot in optimizer.slots))
+        slots, scratch = optimizer.all_slots, [f"scratch {number}" for number in range(optimizer.scratch)]
+        names = ("gradients", *(f"optimizer's {slot}" for slot in (*slots, *scratch)))
         self._model_bytes |= dict.fromkeys(names, size * self.backend.dtype.itemsize)
-        self.slots = {slot: self._allocate(zeros, (size,), name=f"optimizer's {slot}") for slot in optimizer.slots}
+        flat = {one: self._allocate(zeros, (size,), name=f"optimizer's {one}") for one in (*slots, *scratch)}
+        self.slots = {slot: flat[slot] for slot in slots}
+        entries = self.architecture.layout.entries
+        self._updater = Updater(self.backend, optimizer, entries, self.slots, [flat[one] for one in scratch])
         self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64, "sums of metrics")
-        self.iterations = 0
         self._views.clear()
+
+    @property
+    def iterations(self) -> int:
+        """Batches whose gradients the optimizer has taken, which number the steps of random layers and schedules."""
+        return self.optimizer.steps
+
+    @iterations.setter
+    def iterations(self, steps: int) -> None:
+        self.optimizer.steps = steps
 
     @property
     def reduction(self) -> Buffer:
@@ -139,8 +157,8 @@ class Replica:
         others = {name: size for name, size in short.buffers.items() if name not in model and name not in by_row}
         if short.name not in model and short.name not in by_row:
             others[short.name] = others.get(short.name, 0) + short.asked
-        # The targets of a row are a label of 8 bytes, or values such as the outputs.
-        row = sum(map(flat_features, by_row.values())) * self.backend.dtype.itemsize
+        # The targets of a row are a label of 8 bytes, or values such as the outputs; loss and metrics some numbers.
+        row = (sum(map(flat_features, by_row.values())) + 8) * self.backend.dtype.itemsize
         if self.backend.room_for_data() is not None:
             # Samples that do not fit are streamed: two chunks of at least a batch, of a byte or more a feature.
             others.pop(SAMPLES, None)
@@ -158,10 +176,32 @@ class Replica:
         instead = "" if rows is None else f" instead of {rows}{'' if others else ', the data set not counted'}"
         return f"a batch of about {fitting} rows a rank would fit{instead}"
 
-    def as_stored(self, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return samples as a feed takes them: x (rows, features) in its own dtype, y as the loss wants it."""
+    def as_stored(
+        self, x: npt.NDArray[Any], y: npt.NDArray[Any], weights: npt.NDArray[Any] | None = None
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Return samples as a feed takes them: x (rows, features) in its own dtype, y as the loss wants it.
+
+        Args:
+            x: (rows, ...).
+            y: (rows,) or (rows, 1) labels, or (rows, *output_shape) values, for one output (rows,) as well.
+            weights: (rows,) or (rows, 1) sample weights; None for 1, and then they are not among what is returned.
+
+        Raises:
+            ConfigError: weights of another shape, or of samples whose output is no vector.
+        """
         stored = np.int64 if self.loss.takes_labels else self.backend.dtype
-        return x.reshape(x.shape[0], flat_features(x.shape[1:])), np.ascontiguousarray(y, stored)
+        shape = () if self.loss.takes_labels else self.architecture.output_shape
+        arrays = (
+            x.reshape(x.shape[0], flat_features(x.shape[1:])),
+            np.ascontiguousarray(y, stored).reshape(len(y), *shape),
+        )
+        if weights is None:
+            return arrays
+        if weights.shape not in ((len(x),), (len(x), 1)):
+            raise ConfigError(f"sample_weight: expected shape ({len(x)},), one number a sample, found {weights.shape}")
+        if len(self.architecture.output_shape) != 1:
+            raise ConfigError(f"not supported: sample_weight on outputs of shape {self.architecture.output_shape}")
+        return (*arrays, np.ascontiguousarray(weights.reshape(len(x)), self.backend.dtype))
 
     def state(self) -> dict[str, Buffer]:
         """Return the buffers that, with `iterations`, say where a training stands, by name."""
@@ -201,29 +241,29 @@ class Replica:
         tell(0)
 
     def update(self) -> None:
-        """Apply the optimizer to the summed gradients; the division by the summed weight happens in there.
+        """Apply the optimizer to the summed gradients; the division by the tail's divisor happens in there.
 
         Call it after `reduction` has been summed over the ranks. Also adds the global loss and metrics to `totals`.
         """
         size = self.architecture.layout.size
         tail = self.reduction[size:]
-        self.iterations += 1
-        self.backend.add(tail[: self._tail_size], self.totals)
-        weight = tail[_WEIGHT : _WEIGHT + 1]
-        self.optimizer.apply(self.backend, self.params, self.reduction[:size], self.slots, weight, self.iterations)
+        self.backend.add_totals(tail[: self._tail_size], self.totals)
+        self._updater.apply(self.params, self.reduction[:size], tail[DIVISOR : DIVISOR + 1])
 
     def evaluate_rows(self, rows: Rows) -> None:
-        """Add loss and metrics of the given samples to `totals`."""
-        x, y = rows.arrays
+        """Add loss and metrics of the given samples, taken as one batch, to `totals`.
+
+        Where the loss depends on how samples are cut into batches (`Loss.depends_on_batches`), an evaluation has Keras'
+        result only if each of its batches is given whole, to one rank.
+        """
         count = len(rows.chosen)
         tail = self.reduction[self.architecture.layout.size :]
         self.backend.fill(tail, 0)
-        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], count)
         buffers = self._buffers(count, 0)
-        self._gather(x, rows.chosen)
+        self._gather(rows.arrays[0], rows.chosen)
         self._forward(self._training_layers, buffers, StepContext())
-        self._score(buffers[-1].y, self._gather_targets(y, rows.chosen), None, tail)
-        self.backend.add(tail[: self._tail_size], self.totals)
+        self._score(buffers[-1].y, rows, None, tail)
+        self.backend.add_totals(tail[: self._tail_size], self.totals)
 
     def predict_rows(self, rows: Rows) -> npt.NDArray[Any]:
         """Return the model's outputs for the given samples, (rows, *output_shape) on the host."""
@@ -239,15 +279,17 @@ class Replica:
         self.backend.fill(self.totals, 0)
 
     def logs(self) -> dict[str, float]:
-        """Return the mean loss and metrics since `reset_totals`, under Keras' log names."""
+        """Return the loss and metrics since `reset_totals`, under Keras' log names; 0 of no samples."""
         totals = self.backend.download(self.totals)
-        weight = totals[_WEIGHT] or np.nan
-        names = ["loss", *(metric.name for metric in self.metrics)]
-        return {name: float(total / weight) for name, total in zip(names, totals[_LOSS:], strict=True)}
+        rows = float(totals[ROWS])
+        logs = {"loss": ratio(totals[LOSS], rows)}
+        for one, place in zip(self.metrics, self._states, strict=True):
+            logs[one.key] = one.metric.result(totals[place], rows)
+        return logs
 
     def samples_seen(self) -> int:
-        """Return the sum of the sample weights since `reset_totals`."""
-        return int(self.backend.download(self.totals)[_WEIGHT])
+        """Return the number of samples since `reset_totals`."""
+        return int(self.backend.download(self.totals)[ROWS])
 
     # Divergence
 
@@ -278,14 +320,12 @@ class Replica:
             return
         tail = reduction[size:]
         self.backend.fill(tail, 0)
-        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], shard.rows)
         rows = source.rows(shard)
-        x, y = rows.arrays
         buffers = self._buffers(shard.rows, depth)
-        self._gather(x, rows.chosen)
+        self._gather(rows.arrays[0], rows.chosen)
         context = StepContext(True, self.seed, self.iterations, shard.first_row)
         self._forward(self._training_layers, buffers, context)
-        self._score(buffers[-1].y, self._gather_targets(y, rows.chosen), buffers[-1].dy, tail)
+        self._score(buffers[-1].y, rows, buffers[-1].dy, tail)
         tell(size)
         first_trained = next((i for i, one in enumerate(buffers) if one.params), len(buffers))
         for position in range(len(buffers) - 1, first_trained - 1, -1):
@@ -304,26 +344,46 @@ class Replica:
         batch = self._input[: len(rows)]
         self.backend.gather(x, rows, self._scale, self._offset, batch.reshape(len(rows), -1))
 
-    def _gather_targets(self, y: Buffer, rows: Buffer) -> Buffer:
-        targets = self._targets(len(rows), tuple(y.shape[1:]), y.dtype)
-        self.backend.gather_targets(y, rows, targets)
-        return targets
+    def _gather_beside(self, name: str, stored: Buffer, rows: Buffer) -> Buffer:
+        """Return what belongs to the samples besides their features."""
+        gathered = self._kept(len(rows), name, tuple(stored.shape[1:]), stored.dtype)
+        self.backend.gather_targets(stored, rows, gathered)
+        return gathered
 
     def _forward(self, layers: Sequence[Layer], buffers: list[LayerBuffers], context: StepContext) -> None:
         for layer, one in zip(layers[self._first :], buffers[self._first :], strict=True):
             if not layer.is_view:
                 layer.forward(self.backend, one, context)
 
-    def _score(self, y: Buffer, targets: Buffer, dy: Buffer | None, tail: Buffer) -> None:
-        counted = None  # the loss sums one metric that it knows of, the others have an op of their own
+    def _score(self, y: Buffer, samples: Rows, dy: Buffer | None, tail: Buffer) -> None:
+        """Write divisor, rows, loss and the metrics' states into a tail of zeros, and the loss's gradient into dy."""
+        ops, rows, chosen = self.backend, len(samples.chosen), samples.chosen
+        target = self._gather_beside("targets of the batch", samples.arrays[1], chosen)
+        weights = None
+        if len(samples.arrays) > 2:
+            weights = self._gather_beside("weights of the batch", samples.arrays[2], chosen)
+
+        def scratch(name: str, shape: tuple[int, ...] = (), dtype: npt.DTypeLike | None = None) -> Buffer:
+            return self._kept(rows, name, shape, dtype or ops.dtype)
+
+        batch = Batch(y, target, weights, scratch)
+        activation = self.loss.fused_activation if self._fused else None
+        outputs: Buffer | None = y if activation is None else None
+        counted = None  # the loss finds the values of one metric that it knows of, the others have an op of their own
         # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
-        for number, metric in enumerate(self.metrics, start=_FIRST_METRIC):
-            total = tail[number : number + 1]
-            if counted is None and type(metric) is self.loss.counts:
-                counted = total
+        for one, place in zip(self.metrics, self._states, strict=True):
+            metric, seen = one.metric, y
+            mine = weights if one.weighted else None
+            if activation is not None and not (metric.takes_logits and activation == "softmax"):
+                if outputs is None:
+                    outputs = scratch("outputs of the batch", tuple(y.shape[1:]))
+                    ops.activation_forward(y, str(activation), outputs)
+                seen = outputs
+            if counted is None and type(metric) is self.loss.counts and isinstance(metric, Mean):
+                counted = metric.row_sum(scratch("values that the loss finds"), mine, tail[place])
             else:
-                metric.update(self.backend, y, targets, total)
-        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1], counted)
+                metric.update(ops, Batch(seen, target, mine, scratch), tail[place])
+        self.loss.compute(ops, batch, self._fused or self.loss.from_logits, dy, tail, counted)
 
     # Memory, cut to the rows at hand
 
@@ -335,13 +395,13 @@ class Replica:
             self._partials.append(self._allocate(self.backend.zeros, (size,), name="gradients"))
         return self._partials[depth]
 
-    def _targets(self, rows: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
-        key = (shape, np.dtype(dtype))
-        if getattr(self, "_targets_key", None) != (*key, self._capacity):
-            self._targets_key = (*key, self._capacity)
+    def _kept(self, rows: int, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+        """Return memory of (rows, *shape) that is allocated at its first use and kept."""
+        key = (name, shape, np.dtype(dtype))
+        if key not in self._beside or len(self._beside[key]) < rows:
             whole = (self._capacity, *shape)
-            self._targets_buffer = self._allocate(self.backend.empty, whole, dtype, name="targets of the batch")
-        return self._targets_buffer[:rows]
+            self._beside[key] = self._allocate(self.backend.empty, whole, dtype, name=name)
+        return self._beside[key][:rows]
 
     def _buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
         """Return every layer's memory for a batch of that many rows, made at the first use of (rows, depth)."""

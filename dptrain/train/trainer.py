@@ -150,30 +150,42 @@ class Trainer:
         with batches.open(self.replica.backend, self._data_bytes):
             return self._evaluate(batches, hooks)
 
-    def predict(self, batches: Batches, rows: int, hooks: CallbackList) -> npt.NDArray[Any]:
+    def predict(self, batches: Batches, rows: int | None, hooks: CallbackList) -> npt.NDArray[Any]:
         """Return the outputs for all samples, (rows, *output_shape), on every rank. Collective.
 
         Args:
             batches: of features alone, in their stored order.
-            rows: how many samples all ranks have together.
+            rows: how many samples all ranks have together; None where only their end will tell.
             hooks: what to call.
         """
         backend = self.replica.backend
         self.replica.reserve(batches.capacity)
         self.share_parameters()
-        outputs = np.zeros((rows, *self.replica.architecture.output_shape), backend.dtype)
+        shape = self.replica.architecture.output_shape
+        outputs = np.zeros((rows or 0, *shape), backend.dtype)
+        found: list[tuple[Shard, npt.NDArray[Any]]] = []  # until the number of rows is known
         hooks.set_trainer(self)
         hooks.on_predict_begin()
         with batches.open(backend, self._data_bytes):
             for step, shards in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(step)
-                mine = [outputs[shard.start : shard.stop] for shard in shards]
+                self._reserve(shards)
+                if rows is None:
+                    mine = [np.empty((shard.rows, *shape), backend.dtype) for shard in shards]
+                    found.extend(zip(shards, mine, strict=True))
+                else:
+                    mine = [outputs[shard.start : shard.stop] for shard in shards]
                 with backend.step_scope():
                     for shard, part in zip(shards, mine, strict=True):
                         if shard.rows:
                             part[:] = self.replica.predict_rows(batches.rows(shard))
                 hooks.on_predict_batch_end(step, {"outputs": mine[0] if len(mine) == 1 else np.concatenate(mine)})
         hooks.on_predict_end()
+        if rows is None:
+            last = max(self.comm.allgather(found[-1][0].stop if found else 0))
+            outputs = np.zeros((last, *shape), backend.dtype)
+            for shard, part in found:
+                outputs[shard.start : shard.stop] = part
         self.comm.allreduce_sum(outputs)  # every row is zero on all ranks but one
         return outputs
 
@@ -223,12 +235,14 @@ class Trainer:
             hooks.on_train_batch_end(step, StepLogs(self.replica.logs))
             if watched and self._stopped(hooks.model):
                 break
-        logs = self.replica.logs()
+        # As Keras, an epoch for which no data was left has no logs.
+        logs = self.replica.logs() if self._steps else {}
         self._finished = self.timing
         return logs
 
     def _step(self, batches: Batches, shards: Sequence[Shard]) -> None:
         """Gather, forward, loss, backward; sum over the ranks; update."""
+        self._reserve(shards)
         with self.replica.backend.step_scope():
             if self._all_reduce is None:
                 self.replica.forward_backward(batches, shards)
@@ -236,6 +250,10 @@ class Trainer:
                 self.replica.forward_backward(batches, shards, self._all_reduce.complete_from)
                 self._all_reduce.finish()
             self.replica.update()
+
+    def _reserve(self, shards: Sequence[Shard]) -> None:
+        """Make room for shards that may be larger than anybody knew when the training began."""
+        self.replica.reserve(max((shard.rows for shard in shards), default=0))
 
     def _prepare_exchange(self) -> None:
         reduction = self.replica.reduction  # allocates it
@@ -260,6 +278,7 @@ class Trainer:
         watched = self._any(hooks.has_batch_hooks("test"))
         for step, shards in enumerate(batches.epoch(0)):
             hooks.on_test_batch_begin(step)
+            self._reserve(shards)
             with self.replica.backend.step_scope():
                 for shard in shards:
                     if shard.rows:

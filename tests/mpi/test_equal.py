@@ -33,6 +33,10 @@ def train(small_npz, tmp_path_factory):
     return train
 
 
+def sgd(**options) -> dict:
+    return {"class_name": "SGD", "config": {"learning_rate": 0.5, **options}}
+
+
 CASES = {
     "uneven last batch": {},
     "drop last": {"drop_last": True},
@@ -41,6 +45,8 @@ CASES = {
     "dropout": {"dropout": 0.3},
     "rmsprop": {"optimizer": "rmsprop"},
     "sgd": {"optimizer": "sgd"},
+    "clipped norms": {"optimizer": sgd(clipnorm=0.05, momentum=0.9, nesterov=True)},
+    "accumulated gradients": {"optimizer": sgd(global_clipnorm=0.05, gradient_accumulation_steps=3, weight_decay=0.01)},
 }
 
 

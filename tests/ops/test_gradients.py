@@ -4,11 +4,20 @@ import numpy as np
 import pytest
 
 from dptrain import layers as all_layers
-from dptrain.backend.base import ACTIVATIONS
+from dptrain.backend.base import ACTIVATIONS, DIVISOR, LOSS
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.data.sampling import Shard
 from dptrain.layers import LAYERS, Activation, Dense, Dropout, Flatten, Rescaling
-from dptrain.losses import LOSSES, Loss, MeanSquaredError, SparseCategoricalCrossentropy
+from dptrain.losses import (
+    LOSSES,
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    Huber,
+    Loss,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    SparseCategoricalCrossentropy,
+)
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
 from dptrain.train.feed import ResidentFeed
@@ -17,7 +26,13 @@ from dptrain.train.replica import Replica
 ROWS = 7
 
 
-def check(stack: list[all_layers.Layer], loss: Loss, input_shape: tuple[int, ...] = (6,), seed: int = 3) -> None:
+def check(
+    stack: list[all_layers.Layer],
+    loss: Loss,
+    input_shape: tuple[int, ...] = (6,),
+    seed: int = 3,
+    weighted: bool = False,
+) -> None:
     """Compare every parameter's gradient with (loss(p + h) - loss(p - h)) / 2h."""
     rng = np.random.default_rng(seed)
     replica = Replica(NumpyBackend(np.float64), Architecture(stack, input_shape), seed)
@@ -32,19 +47,21 @@ def check(stack: list[all_layers.Layer], loss: Loss, input_shape: tuple[int, ...
         y = rng.integers(0, replica.architecture.output_shape[-1], ROWS)
     else:
         y = rng.standard_normal((ROWS, *replica.architecture.output_shape))
-    feed = ResidentFeed(replica.backend, replica.as_stored(x, y))
+    weights = np.where(np.arange(ROWS) == 2, 0, rng.random(ROWS) * 3) if weighted else None
+    feed = ResidentFeed(replica.backend, replica.as_stored(x, y, weights))
     feed.start(np.arange(ROWS), [])
     shard = Shard(0, ROWS, 0)
 
     def loss_at(params: np.ndarray) -> float:
         replica.params[:] = params
         replica.forward_backward(feed, [shard])
-        return float(replica.reduction[size + 1])
+        return float(replica.reduction[size + LOSS])
 
     start = replica.params.copy()
     loss_at(start)
     gradient = replica.reduction[:size].copy()
-    assert float(replica.reduction[size]) == ROWS
+    if not weighted and loss.ignored is None:
+        assert float(replica.reduction[size + DIVISOR]) == ROWS
     step = 1e-6
     for entry in replica.architecture.layout.entries:
         for index in range(entry.offset, entry.offset + entry.size):
@@ -87,22 +104,35 @@ def test_every_layer_class_is_covered():
     assert set(LAYERS) == covered, "a new layer needs a gradient test in this file"
 
 
-@pytest.mark.parametrize(
-    ("loss", "last"),
-    [
-        (SparseCategoricalCrossentropy(), Dense(4, "softmax")),
-        (SparseCategoricalCrossentropy(from_logits=True), Dense(4)),
-        (SparseCategoricalCrossentropy(from_logits=True), Dense(4, "softmax")),
-        (MeanSquaredError(), Dense(4)),
-        (MeanSquaredError(), Dense(4, "softmax")),
-    ],
-)
-def test_every_loss(loss, last):
-    check([Dense(5, "tanh"), last], loss)
+EVERY_LOSS = [
+    (SparseCategoricalCrossentropy(), "softmax"),
+    (SparseCategoricalCrossentropy(), "sigmoid"),  # taken for shares of their sum
+    (SparseCategoricalCrossentropy(from_logits=True), "linear"),
+    (SparseCategoricalCrossentropy(from_logits=True), "softmax"),
+    (SparseCategoricalCrossentropy(ignore_class=1), "softmax"),
+    (SparseCategoricalCrossentropy(ignore_class=1), "sigmoid"),
+    (CategoricalCrossentropy(), "softmax"),
+    (CategoricalCrossentropy(label_smoothing=0.2), "sigmoid"),
+    (CategoricalCrossentropy(from_logits=True, label_smoothing=0.2), "linear"),
+    (BinaryCrossentropy(), "sigmoid"),
+    (BinaryCrossentropy(label_smoothing=0.2), "softmax"),
+    (BinaryCrossentropy(from_logits=True), "linear"),
+    (MeanSquaredError(), "linear"),
+    (MeanSquaredError(), "softmax"),
+    (MeanAbsoluteError(), "linear"),
+    (Huber(0.7), "linear"),
+]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("case", EVERY_LOSS, ids=lambda case: f"{type(case[0]).__name__}-{case[1]}")
+def test_every_loss(case, weighted):
+    loss, last = case
+    check([Dense(5, "tanh"), Dense(4, last)], loss, weighted=weighted)
 
 
 def test_every_loss_class_is_covered():
-    assert set(LOSSES.values()) == {SparseCategoricalCrossentropy, MeanSquaredError}, "a new loss needs a gradient test"
+    assert set(LOSSES.values()) == {type(loss) for loss, _ in EVERY_LOSS}, "a new loss needs a gradient test"
 
 
 def test_layers_before_the_first_parameters():

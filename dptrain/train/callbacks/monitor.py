@@ -64,7 +64,7 @@ class MonitorCallback(Callback):
     def _direction(self) -> str | None:
         name = self.monitor.removeprefix("val_")
         found = "down" if name == "loss" else None
-        for metric in self.trainer.replica.metrics if "trainer" in vars(self) else ():
-            if metric.name == name and metric.direction is not None:
-                found = metric.direction
+        for one in self.trainer.replica.metrics if "trainer" in vars(self) else ():
+            if one.key == name and one.metric.direction is not None:
+                found = one.metric.direction
         return found

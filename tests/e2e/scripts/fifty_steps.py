@@ -46,10 +46,8 @@ else:
     model = dp.Sequential(layers, seed=5)
     model.compile(dp.optimizers.SGD(0.05, momentum=0.9), "mse", ["mae"], device=device)
 losses = EveryLoss()
-# 1003 samples: batches of 40 leave one of 3, which two ranks cut into 2 and 1.
-history = model.fit(
-    x, y, batch_size=40, epochs=2, steps_per_epoch=25, validation_data=(x_test, y_test), verbose=0, callbacks=[losses]
-)
+# 1003 samples: batches of 41 leave one of 19, which two ranks cut into 9 and 10.
+history = model.fit(x, y, batch_size=41, epochs=2, validation_data=(x_test, y_test), verbose=0, callbacks=[losses])
 tail = model.fit(x[:83], y[:83], batch_size=40, verbose=0)
 
 from dptrain.comm import current  # noqa: E402 - after fit, as a script would

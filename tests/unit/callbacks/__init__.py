@@ -66,7 +66,7 @@ class Rank1(SoloCommunicator):
 def trainer(comm: Communicator | None = None, metrics: tuple[str, ...] = ()) -> Any:
     measured = []
     for name in metrics:
-        measured.append(METRICS[name](name))
+        measured.append(SimpleNamespace(key=name, metric=METRICS[name](name)))
     return SimpleNamespace(comm=comm or SoloCommunicator(), replica=SimpleNamespace(metrics=measured, iterations=0))
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from dptrain.errors import ConfigError, OutputError
 from dptrain.train.callbacks import ModelCheckpoint
-from tests.unit.callbacks import FakeModel, Rank1, drive
+from tests.unit.callbacks import FakeModel, Rank1, build, drive, toy
 
 
 def epochs(*values: float) -> list[dict[str, float]]:
@@ -118,3 +118,15 @@ def test_other_ranks_take_part_in_saving_but_make_no_directory(tmp_path, capsys)
     assert len(model.saved) == 1
     assert not (tmp_path / "new").exists()
     assert capsys.readouterr().out == ""
+
+
+def test_the_best_weights_of_a_training_are_in_the_file(tmp_path):
+    x, y = toy()
+    model, once = build(), build()
+    path = tmp_path / "best.safetensors"
+    best = ModelCheckpoint(path, "loss", mode="max", save_best_only=True, save_weights_only=True)
+    model.fit(x, y, epochs=3, verbose=0, shuffle=False, callbacks=best)  # the first epoch's loss is the highest
+    once.fit(x, y, verbose=0, shuffle=False)
+    model.load_weights(path)
+    for mine, expected in zip(model.get_weights(), once.get_weights(), strict=True):
+        assert mine.tobytes() == expected.tobytes()
