@@ -75,8 +75,8 @@ class OutputError(DptrainError, OSError):
     exit_code = ExitCode.IO
 
 
-class DivergenceError(DptrainError, ArithmeticError):
-    """The loss or the parameters are no longer finite."""
+class DivergenceError(DptrainError, ArithmeticError, RuntimeError):
+    """The loss or the parameters are no longer finite; `RuntimeError` as Keras' TerminateOnNaN raises."""
 
     exit_code = ExitCode.DIVERGED
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,8 +48,8 @@ from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot, share
 from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.batches import ArrayBatches, Batches, warn_of_the_end
-from dptrain.train.callbacks import Callback, CallbackList, History
-from dptrain.train.callbacks.progress import for_verbosity
+from dptrain.train.callbacks import Callback, CallbackList, History, ProgbarLogger
+from dptrain.train.callbacks.base import flatten
 from dptrain.train.replica import Replica
 from dptrain.train.sources import BatchSource
 from dptrain.train.stream import StreamBatches, What
@@ -272,7 +271,7 @@ class Sequential:
 
         train, validation, sampler = self._agreed(comm, "fit", prepare)
         steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
-        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=steps_per_epoch or steps)
+        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=steps_per_epoch or steps)
         if comm.size > 1:
             # A rank with another number of steps would leave the others waiting; with other data or another batch size
             # each would compute the gradient of something else.
@@ -290,6 +289,7 @@ class Sequential:
                 "compiled": self._describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
+        watched = _watched(comm, hooks, "test")
         store = self._trainer(comm).replica.as_stored
         batches: Batches
         if isinstance(train, Stream):
@@ -303,7 +303,7 @@ class Sequential:
             evaluated = self._stream(validation, comm, validation_steps, "evaluation")
         elif validation is not None:
             per_batch = validation_batch_size
-            if validation_steps or hooks.has_batch_hooks("test"):
+            if validation_steps or watched:
                 per_batch = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
             evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps)
         return self._fit(
@@ -328,7 +328,7 @@ class Sequential:
     ) -> History:
         """Train on data that is already shared out among the ranks, in the order of a sampler. Collective."""
         comm = self._start("fit", train.x)
-        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=sampler.steps)
+        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
         store = self._trainer(comm).replica.as_stored
         evaluated = None
         if validation is not None:
@@ -342,7 +342,10 @@ class Sequential:
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
-        self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+        try:
+            self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+        finally:
+            hooks.release()
         return self.history
 
     def evaluate(
@@ -377,21 +380,19 @@ class Sequential:
         """
         comm = self._start("evaluate", x)
         data = self._agreed(comm, "evaluate", lambda: self._data(comm, x, y, sample_weight))
-        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
+        hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
+        watched = _watched(comm, hooks, "test")
         trainer = self._trainer(comm)
 
         def prepare() -> Batches:
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
-            watched = hooks.has_batch_hooks("test")
             size = rows_of_batch(batch_size, len(data), steps) if steps or watched else batch_size
             return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps)
 
         batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
         logs = self._collectively(comm, lambda: trainer.evaluate(batches, hooks))
-        if comm.rank == 0 and verbose != 0:
-            print(" - ".join(f"{key}: {value:.4f}" for key, value in logs.items()), flush=True)
         return _in_order(logs, return_dict)
 
     def predict(
@@ -407,7 +408,7 @@ class Sequential:
         Args:
             x: as in `fit`.
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
-            verbose: not used: nothing is printed.
+            verbose: 0 prints nothing, anything else one line.
             steps: end after that many batches; if no batch_size is given they hold all samples.
             callbacks: called on every rank.
 
@@ -415,7 +416,8 @@ class Sequential:
             DataError: data that does not fit the model.
         """
         comm = self._start(None, x)
-        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
+        hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
+        watched = _watched(comm, hooks, "predict")
 
         def prepare() -> tuple[Batches, int | None]:
             source = source_of(x, comm=comm)
@@ -426,7 +428,7 @@ class Sequential:
                 batches = stream_batches(source, None, self.architecture, None, comm, steps, what="prediction")
                 return batches, None
             samples, size = check_features(x, self.architecture), batch_size
-            if steps or hooks.has_batch_hooks("predict"):
+            if steps or watched:
                 size = rows_of_batch(batch_size, len(samples), steps)
                 if steps is not None:
                     samples = samples[: steps * size]
@@ -481,7 +483,7 @@ class Sequential:
         Raises:
             DataError: data that does not fit the model.
         """
-        return self.predict(x, batch_size=max(len(x), comms.current().size))
+        return self.predict(x, batch_size=max(len(x), comms.current().size), verbose=0)
 
     def reset_metrics(self) -> None:
         """Start new means of loss and metrics, for `train_on_batch` and `test_on_batch`."""
@@ -819,17 +821,17 @@ class Sequential:
         self,
         callbacks: Sequence[Callback] | None,
         verbose: str | int,
-        comm: Communicator,
         *,
         keeps_history: bool = True,
         **params: Any,
     ) -> CallbackList:
         """Return the user's callbacks, and after them, as in Keras, those that are always there."""
-        chosen = list(callbacks or ())
+        chosen = list(flatten(callbacks))
         if keeps_history and not any(isinstance(callback, History) for callback in chosen):
             chosen.append(History())
-        shown = for_verbosity(verbose, comm.rank, sys.stdout.isatty())
-        return CallbackList([*chosen, *shown], self, verbose=verbose, **params)
+        if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
+            chosen.append(ProgbarLogger())
+        return CallbackList(chosen, self, verbose=verbose, **params)
 
 
 def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
@@ -843,6 +845,17 @@ def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
         raise ConfigError(f"--comm cuda-aware needs --device cuda: this rank computes on {backend.description}")
     if reason := comm.why_not_cuda_aware():
         raise DeviceError(f"--comm cuda-aware: {reason}; use --comm host")
+
+
+def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
+    """Return whether on any rank a callback wants to hear of batches, which then must be those of all. Collective.
+
+    Raises:
+        AgreedError: callbacks differ that ranks must have in common.
+    """
+    if comm.size > 1:
+        comm.require_same("the ranks have different callbacks", {"callbacks": hooks.decisive()})
+    return any(comm.allgather(hooks.has_batch_hooks(mode)))
 
 
 def _check_numbers(

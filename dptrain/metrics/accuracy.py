@@ -12,6 +12,8 @@ from dptrain.metrics.base import Batch, Mean
 class Accuracy(Mean):
     """Mean over a sample's outputs of whether the output equals the target."""
 
+    direction = "up"
+
     def __init__(self, name: str | None = "accuracy", dtype: str | None = None) -> None:
         super().__init__(name, dtype)
 
@@ -22,6 +24,8 @@ class Accuracy(Mean):
 
 class BinaryAccuracy(Mean):
     """Mean over a sample's outputs of whether output > threshold just where the target is 1."""
+
+    direction = "up"
 
     def __init__(self, name: str | None = "binary_accuracy", dtype: str | None = None, threshold: float = 0.5) -> None:
         super().__init__(name, dtype)
@@ -39,6 +43,8 @@ class BinaryAccuracy(Mean):
 class SparseCategoricalAccuracy(Mean):
     """Fraction of samples whose highest output, the first of equals, is at the label."""
 
+    direction = "up"
+
     takes_labels = True
     takes_logits = True
 
@@ -52,6 +58,8 @@ class SparseCategoricalAccuracy(Mean):
 
 class CategoricalAccuracy(Mean):
     """Fraction of samples whose highest output is where the highest target value is."""
+
+    direction = "up"
 
     takes_logits = True
 
@@ -75,6 +83,8 @@ class SparseTopKCategoricalAccuracy(Mean):
     Raises:
         ConfigError: k is out of range, or from_sorted_ids is asked for.
     """
+
+    direction = "up"
 
     takes_labels = True
 
@@ -110,6 +120,8 @@ class TopKCategoricalAccuracy(Mean):
     Raises:
         ConfigError: k is out of range.
     """
+
+    direction = "up"
 
     def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: str | None = None) -> None:
         super().__init__(name, dtype)

@@ -56,9 +56,11 @@ class Metric(ABC):
         size: elements of the state.
         takes_labels: targets are integer labels; otherwise values of the output's shape.
         takes_logits: outputs before a final softmax give the same result, so that none need be computed.
+        direction: "up" or "down" where the metric gets better; None where nobody knows.
     """
 
     size = 2
+    direction: str | None = None
     takes_labels = False
     takes_logits = False
 

@@ -26,6 +26,8 @@ class _Ratio(Metric):
         ConfigError: an argument is out of range or not supported.
     """
 
+    direction = "up"
+
     def __init__(
         self,
         thresholds: float | Sequence[float] | None = None,

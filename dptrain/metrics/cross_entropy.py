@@ -21,6 +21,8 @@ class SparseCategoricalCrossentropy(Mean):
         ConfigError: an argument is not supported.
     """
 
+    direction = "down"
+
     takes_labels = True
 
     def __init__(
@@ -62,6 +64,8 @@ class CategoricalCrossentropy(Mean):
         ConfigError: an argument is not supported.
     """
 
+    direction = "down"
+
     def __init__(
         self,
         name: str | None = "categorical_crossentropy",
@@ -98,6 +102,8 @@ class BinaryCrossentropy(Mean):
         from_logits: outputs are logits, else probabilities.
         label_smoothing: the part of a target that becomes 1/2.
     """
+
+    direction = "down"
 
     def __init__(
         self,

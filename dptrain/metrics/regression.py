@@ -7,6 +7,8 @@ from dptrain.metrics.base import Batch, Mean
 class MeanSquaredError(Mean):
     """Mean over a sample's outputs of (y_pred - target)^2."""
 
+    direction = "down"
+
     def __init__(self, name: str | None = "mean_squared_error", dtype: str | None = None) -> None:
         super().__init__(name, dtype)
 
@@ -17,6 +19,8 @@ class MeanSquaredError(Mean):
 
 class MeanAbsoluteError(Mean):
     """Mean over a sample's outputs of |y_pred - target|."""
+
+    direction = "down"
 
     def __init__(self, name: str | None = "mean_absolute_error", dtype: str | None = None) -> None:
         super().__init__(name, dtype)

@@ -42,14 +42,22 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         OutputError: as `write_atomically`.
     """
-    content = f"{line}\n".encode()
+    append(path, f"{line}\n".encode())
+
+
+def append(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
+    """Append to a file and flush it to the disk.
+
+    Raises:
+        OutputError: as `write_atomically`.
+    """
     try:
         with open(path, "ab") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise output_error(path, error, len(content)) from error
+        raise output_error(path, error, len(content), advice=advice) from error
 
 
 def sync_directory(path: Path) -> None:

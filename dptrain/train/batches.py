@@ -6,6 +6,7 @@ from typing import Self
 
 from dptrain.backend.base import Backend, HostArray
 from dptrain.data.sampling import Sampler, Shard
+from dptrain.errors import ConfigError
 from dptrain.failure import warn
 from dptrain.train.feed import Feed, Rows, make_feed
 
@@ -37,6 +38,19 @@ class Batches(ABC):
         Args:
             number: of the epoch, counted from 0.
         """
+
+    def resume(self, epochs: int, step: int) -> None:
+        """Let the next epoch go on where an interrupted training was: a hook, for batches that can.
+
+        Args:
+            epochs: whole ones since the training began.
+            step: of the epoch at hand that are done.
+
+        Raises:
+            ConfigError: these batches cannot begin in the middle of an epoch.
+        """
+        if step:
+            raise ConfigError(f"not supported: going on after step {step} of an epoch with {type(self).__name__}")
 
     @abstractmethod
     def rows(self, shard: Shard) -> Rows:
@@ -81,6 +95,8 @@ class ArrayBatches(Batches):
         self._feed: Feed | None = None
         # Where the next epoch goes on, with steps_per_epoch.
         self._pass, self._done = 0, 0
+        # Steps of the next epoch that were done before an interruption.
+        self._skipped = 0
 
     def open(self, backend: Backend, most_bytes: int | None) -> Self:
         """Put the arrays on the device, or prepare to stream them."""
@@ -92,16 +108,34 @@ class ArrayBatches(Batches):
         assert self._feed is not None
         if self._steps_per_epoch is None or self._restarts:
             self._pass, self._done = number, 0
-        stop = min(self._done + (self._steps_per_epoch or self._sampler.steps), self._sampler.steps)
+        begin, stop = self._done, self._end()
+        self._done += self._skipped
+        self._skipped = 0
         plan = [self._sampler.shards(step) for step in range(self._done, stop)]
         self._feed.start(self._sampler.order(self._pass), [shard for shards in plan for shard in shards])
         for shards in plan:
             self._done += 1
             yield shards
+        self._begin_next_pass()
+        if self._steps_per_epoch is not None and stop - begin < self._steps_per_epoch:
+            warn_of_the_end()
+
+    def resume(self, epochs: int, step: int) -> None:
+        """Go on in the pass and at the step where the interrupted training was."""
+        self._pass, self._done = 0, 0
+        if self._steps_per_epoch is not None:
+            for _ in range(epochs):
+                self._done = self._end()
+                self._begin_next_pass()
+        self._skipped = step
+
+    def _end(self) -> int:
+        """Return the step of the pass at which the epoch ends that begins here."""
+        return min(self._done + (self._steps_per_epoch or self._sampler.steps), self._sampler.steps)
+
+    def _begin_next_pass(self) -> None:
         if self._done == self._sampler.steps:
             self._pass, self._done = self._pass + 1, 0
-        if self._steps_per_epoch is not None and len(plan) < self._steps_per_epoch:
-            warn_of_the_end()
 
     def rows(self, shard: Shard) -> Rows:
         """Ask the feed."""

@@ -214,6 +214,11 @@ class Replica:
             raise ConfigError(f"not supported: sample_weight on outputs of shape {self.architecture.output_shape}")
         return (*arrays, np.ascontiguousarray(weights.reshape(len(x)), self.backend.dtype))
 
+    def state(self) -> dict[str, Buffer]:
+        """Return the buffers that, with `iterations`, say where a training stands, by name."""
+        slots = {f"optimizer/{name}": buffer for name, buffer in self.slots.items()}
+        return {"parameters": self.params, **slots, "totals": self.totals}
+
     # One step
 
     def require_shards(self, count: int) -> None:

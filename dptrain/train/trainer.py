@@ -1,7 +1,7 @@
 """The one training loop."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -70,14 +70,28 @@ class Trainer:
             replica.reduce = SmallSums(replica.backend, comm, direct=direct)
         self._started = 0.0
         self._steps = 0
+        self._samples_before = 0
         self._finished: Timing | None = Timing(0.0, 0, 0)
+        self._first: tuple[int, int] = (0, 0)
+        self._then: Callable[[], None] | None = None
 
     @property
     def timing(self) -> Timing:
         """Of the epoch at hand, until its steps are done, then of that epoch."""
         if self._finished is not None:
             return self._finished
-        return Timing(time.perf_counter() - self._started, self.replica.samples_seen(), self._steps)
+        samples = self.replica.samples_seen() - self._samples_before
+        return Timing(time.perf_counter() - self._started, samples, self._steps)
+
+    def go_to(self, epoch: int, step: int = 0, then: Callable[[], None] | None = None) -> None:
+        """Let the training begin there: for a callback that restores an interrupted one in its `on_train_begin`.
+
+        Args:
+            epoch: counted from 0.
+            step: of that epoch that are done already; `Replica.totals` is to hold their sums.
+            then: called after the hooks of that epoch's begin, which may change what was restored.
+        """
+        self._first, self._then = (epoch, step), then
 
     def fit(
         self,
@@ -111,10 +125,16 @@ class Trainer:
             hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
+            self.go_to(initial_epoch)
             hooks.on_train_begin()
-            for epoch in range(initial_epoch, epochs):
+            first_epoch, first_step = self._first
+            if (first_epoch, first_step) != (initial_epoch, 0):
+                train.resume(first_epoch - initial_epoch, first_step)
+            for epoch in range(first_epoch, epochs):
                 hooks.on_epoch_begin(epoch)
-                logs = self._train_epoch(train, epoch, hooks)
+                if epoch == first_epoch and self._then is not None:
+                    self._then()
+                logs = self._train_epoch(train, epoch, hooks, first_step if epoch == first_epoch else 0)
                 if validation is not None and _is_due(epoch, validation_freq):
                     phase.enter("validation")
                     validated = self._evaluate(validation, hooks)
@@ -200,20 +220,22 @@ class Trainer:
         self.comm.broadcast(host)
         self.replica.backend.write(self.replica.params, host)
 
-    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList) -> Logs:
+    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> Logs:
         phase.enter("training")
         phase.epoch = epoch + 1
-        self.replica.reset_totals()
+        if not first_step:
+            self.replica.reset_totals()
+        self._samples_before = self.replica.samples_seen() if first_step else 0
         self._started, self._steps, self._finished = time.perf_counter(), 0, None
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
         watched = self._any(hooks.has_batch_hooks("train"))
-        for step, shards in enumerate(batches.epoch(epoch)):
-            if step == 0:
+        for step, shards in enumerate(batches.epoch(epoch), first_step):
+            if step == first_step:
                 self.replica.require_shards(len(shards))
             phase.step = step + 1
             hooks.on_train_batch_begin(step)
             self._step(batches, shards)
-            self._steps = step + 1
+            self._steps += 1
             hooks.on_train_batch_end(step, StepLogs(self.replica.logs))
             if watched and self._stopped(hooks.model):
                 break
@@ -246,6 +268,7 @@ class Trainer:
             )
 
     def _evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
+        batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.replica.reset_totals()
         hooks.on_test_begin()
         self._add_up(batches, hooks)

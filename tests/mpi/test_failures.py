@@ -153,7 +153,7 @@ def test_different_configurations(small_npz, tmp_path, bad):
         (["--device", "cuda"], 69, "--device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]'"),
         (["--config", "/nowhere.yaml"], 2, "No such file"),
         (["--epochs"], 2, "--epochs"),
-        (["--steps-per-epoch", "9999"], 2, "give 8 steps"),
+        (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),
     ],
 )
 def test_bad_command_lines_are_one_line_on_any_number_of_ranks(small_npz, tmp_path, arguments, code, message):

@@ -38,6 +38,7 @@ ONLY_IN = {
     "nvmath": "backend/cublaslt.py",
     "mpi4py": ("comm/mpi.py", "launcher.py"),
     "matplotlib": "runs/curves.py",
+    "tensorboardX": "train/callbacks/tensorboard.py",
     "h5py": "saving/keras_h5.py",
     "numba": "backend/loops_numba.py",
 }
@@ -90,7 +91,8 @@ def test_every_module_has_a_layer():
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
     code = (
         "import sys, dptrain, dptrain.cli\n"
-        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'h5py', 'numba', 'torch', 'keras', 'jax')\n"
+        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'tensorboardX', "
+        "'h5py', 'numba', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

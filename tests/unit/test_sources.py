@@ -581,7 +581,7 @@ except MemoryError:
     print("limited")
 history = model.fit(x, y, batch_size=64, steps_per_epoch=100, validation_split=0.1, validation_steps=20, verbose=0)
 model.evaluate(x, y, batch_size=64, steps=20, verbose=0)
-print(len(history.history["val_loss"]), model.predict(x, batch_size=64, steps=20).shape)
+print(len(history.history["val_loss"]), model.predict(x, batch_size=64, steps=20, verbose=0).shape)
 """
 
 

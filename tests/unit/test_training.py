@@ -21,7 +21,6 @@ from dptrain.model import Architecture
 from dptrain.optimizers import SGD, Adam
 from dptrain.train.batches import ArrayBatches
 from dptrain.train.callbacks import Callback, CallbackList, EpochRecorder, StopOnDivergence
-from dptrain.train.callbacks.progress import EpochPrinter, ProgressLine, for_verbosity
 from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
 from dptrain.train.trainer import Trainer
@@ -326,6 +325,14 @@ def test_column_labels_are_labels():
     assert a.get_weights()[0].tobytes() == b.get_weights()[0].tobytes()
 
 
+def test_each_validation_sees_the_same_first_batches():
+    x, y = toy(50)
+    arguments = {"validation_data": (x[:25], y[:25]), "validation_batch_size": 5, "validation_steps": 2}
+    values = build(optimizer=SGD(1e-300)).fit(x, y, epochs=4, verbose=0, **arguments).history["val_loss"]
+    expected = build().evaluate(x[:10], y[:10], verbose=0, return_dict=True)["loss"]
+    np.testing.assert_allclose(values, [expected] * 4, rtol=1e-12)
+
+
 class Recorder(Callback):
     def __init__(self) -> None:
         self.events: list[object] = []
@@ -464,34 +471,6 @@ def test_a_metric_of_the_users_own_is_asked_itself():
     x, y = toy(50)
     history = build(metrics=[Twice("twice"), "accuracy"]).fit(x, y, batch_size=50, verbose=0).history
     assert history["twice"] == [2 * history["accuracy"][0]]
-
-
-@pytest.mark.parametrize(
-    ("verbose", "rank", "terminal", "expected"),
-    [
-        ("auto", 0, True, [ProgressLine]),
-        ("auto", 0, False, [EpochPrinter]),
-        ("auto", 1, True, []),
-        (0, 0, True, []),
-        (1, 0, False, [ProgressLine]),
-        (2, 0, True, [EpochPrinter]),
-        (2, 3, True, []),
-    ],
-)
-def test_verbosity(verbose, rank, terminal, expected):
-    assert [type(callback) for callback in for_verbosity(verbose, rank, terminal)] == expected
-
-
-def test_epoch_lines():
-    x, y = toy(50)
-    text = io.StringIO()
-    with redirect_stdout(text):
-        build().fit(x, y, batch_size=16, epochs=2, verbose=2, validation_data=(x, y))
-    lines = text.getvalue().splitlines()
-    assert len(lines) == 2
-    assert lines[1].startswith("Epoch 2/2 - 4 steps - ")
-    for part in (" samples/s - loss: ", " - accuracy: ", " - val_loss: ", " - val_accuracy: "):
-        assert part in lines[1]
 
 
 def test_summary_is_printed():
