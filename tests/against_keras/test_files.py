@@ -69,7 +69,9 @@ def with_dptrain(optimizer: str = "adam", *, steps: int = 5, dtype: str = "float
             dp.layers.Dense(3, "softmax"),
         ]
     )
-    model.compile(OPTIMIZERS[optimizer](dp), "sparse_categorical_crossentropy", ["accuracy"], dtype=dtype, **CPU)
+    model.compile(
+        OPTIMIZERS[optimizer](dp), "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=dtype, **CPU
+    )
     train(model, steps)
     return model
 
