@@ -38,7 +38,7 @@ model.compile(
 model.fit(train_images, train_labels, epochs=options.epochs)
 
 test_loss, test_accuracy = model.evaluate(test_images, test_labels, verbose=0)
-logits = model.predict(test_images[:5])  # the same on every rank
+logits = model.predict(test_images[:5], verbose=0)  # the same on every rank
 if keras.rank() == 0:
     print(f"Test accuracy: {test_accuracy:.4f}")
     for row, label in zip(logits, test_labels, strict=False):

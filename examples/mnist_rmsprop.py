@@ -26,7 +26,7 @@ model.compile(optimizer="rmsprop", loss="sparse_categorical_crossentropy", metri
 model.fit(train_images, train_labels, epochs=options.epochs, batch_size=128)
 
 test_loss, test_accuracy = model.evaluate(test_images, test_labels, verbose=0)
-predictions = model.predict(test_images[:10])
+predictions = model.predict(test_images[:10], verbose=0)
 if keras.rank() == 0:
     print(f"test accuracy: {test_accuracy:.4f}")
     print("first ten digits:", predictions.argmax(axis=1).tolist(), "are:", test_labels[:10].tolist())

@@ -107,7 +107,8 @@ class ProgbarLogger(Callback):
             self._progress = None
 
     def _steps(self) -> str:
-        return "" if self.params.get("steps") is None else f"{self.params['steps']} steps - "
+        steps = self.params.get("steps")
+        return "" if steps is None else f"{steps} step{'' if steps == 1 else 's'} - "
 
     def _print(self, line: str) -> None:
         if self._verbose and ranks_of(self).rank == 0:

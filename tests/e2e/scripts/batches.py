@@ -44,6 +44,6 @@ model.compile(dp.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metri
 history = model.fit(
     generator(), steps_per_epoch=len(SIZES), epochs=5, shuffle=False, verbose=0, validation_data=Batches(True)
 )
-prediction = model.predict(Batches(True, workers=2))
+prediction = model.predict(Batches(True, workers=2), verbose=0)
 if current().rank == 0:
     np.savez(out, prediction=prediction, **{key: np.array(values) for key, values in history.history.items()})

@@ -71,6 +71,6 @@ tail = model.fit(x[:rows], y[:rows], batch_size=40, verbose=0)
 from dptrain.comm import current  # noqa: E402 - after fit, as a script would
 
 weights = model.named_weights()
-prediction = model.predict(x_test[:37])
+prediction = model.predict(x_test[:37], verbose=0)
 if current().rank == 0:
     np.savez(out, **weights, losses=losses.seen, val=history.history["val_loss"], prediction=prediction)

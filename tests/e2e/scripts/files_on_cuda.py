@@ -28,8 +28,8 @@ for number, optimizer in enumerate((dp.optimizers.Adam(0.01), dp.optimizers.SGD(
     expected = train(model)
     assert train(on_gpu) == expected
     np.testing.assert_allclose(train(on_cpu), expected, rtol=1e-5)
-    np.testing.assert_array_equal(on_gpu.predict(x), model.predict(x))
+    np.testing.assert_array_equal(on_gpu.predict(x, verbose=0), model.predict(x, verbose=0))
     on_gpu.load_weights(folder / f"{number}.safetensors")
     saved = dp.models.load_model(folder / f"{number}.keras", device="cuda")
-    np.testing.assert_array_equal(on_gpu.predict(x), saved.predict(x))
+    np.testing.assert_array_equal(on_gpu.predict(x, verbose=0), saved.predict(x, verbose=0))
 print("same")

@@ -47,7 +47,7 @@ else:
     train(other)
     other.set_weights([weight + rank for weight in other.get_weights()])  # the ranks' copies differ
     other.load_weights(path)
-expected, found = model.predict(x), other.predict(x)
+expected, found = model.predict(x, verbose=0), other.predict(x, verbose=0)
 assert np.array_equal(expected, found), np.abs(expected - found).max()
 digests = current().allgather([float(weight.sum()) for weight in other.get_weights()])
 assert all(digest == digests[0] for digest in digests), digests

@@ -87,7 +87,7 @@ else:
 validation = [batch(number, "none") for number in range(len(SIZES))]
 history = model.fit(source(), validation_data=Listed(validation), verbose=0, **arguments)
 steps = {"steps": len(SIZES)} if kind == "generator" else {}
-prediction = model.predict(source(), **steps)
+prediction = model.predict(source(), verbose=0, **steps)
 score = model.evaluate(source(), verbose=0, **steps)
 
 from dptrain.comm import current  # noqa: E402 - after fit, as a script would

@@ -33,7 +33,7 @@ history = model.fit(
     drop_last=options.get("drop_last", False),
     verbose=0,
 )
-prediction = model.predict(x_test[:37])
+prediction = model.predict(x_test[:37], verbose=0)
 score = model.evaluate(x_test, y_test, verbose=0)
 
 from dptrain.comm import current  # noqa: E402 - after fit, as a script would
