@@ -98,17 +98,35 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
             targets = targets[:, None]
         if targets.shape[1:] != output:
             raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
-    if weights is not None:
-        weights = np.asarray(weights)
-        if weights.dtype.kind not in "uifb" or weights.shape not in ((len(features),), (len(features), 1)):
-            raise DataError(
-                f"sample_weight: expected ({len(features)},) real numbers, one a sample, found {weights.dtype} "
-                f"{weights.shape}"
-            )
-        weights = weights.reshape(len(features))
-        if not np.isfinite(weights).all():
-            raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
-    return Samples(features, targets, weights)
+    return Samples(features, targets, _check_weights(weights, len(features)))
+
+
+def _check_weights(sample_weight: Any, rows: int) -> Array | None:
+    if sample_weight is None:
+        return None
+    weights: Array = np.asarray(sample_weight)
+    if weights.dtype.kind not in "uifb" or weights.shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"sample_weight: expected ({rows},) real numbers, one a sample, found {weights.dtype} {weights.shape}"
+        )
+    weights = weights.reshape(rows)
+    if not np.isfinite(weights).all():
+        raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
+    return weights
+
+
+def check_unspecified(x: Any, y: Any, weights: Any, architecture: Architecture) -> Samples:
+    """Return features, targets and weights where the model's own steps alone know what the targets are.
+
+    Raises:
+        DataError: x does not fit the model, or targets or weights are not one a sample.
+    """
+    features = check_features(x, architecture)
+    rows = len(features)
+    targets = np.empty((rows, 0)) if y is None else np.asarray(y)
+    if targets.dtype.kind not in "uifb" or targets.ndim < 1 or len(targets) != rows:
+        raise DataError(f"y: expected real numbers, one row for each of {rows} samples, found {targets.shape}")
+    return Samples(features, targets, _check_weights(weights, rows))
 
 
 def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:

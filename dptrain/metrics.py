@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 from dptrain.backend.base import Backend, Buffer
 from dptrain.registry import lookup
+from dptrain.tracking import Mean as Mean
 
 
 class Metric(ABC):

@@ -21,6 +21,7 @@ from dptrain.inputs import (
     Samples,
     check_features,
     check_samples,
+    check_unspecified,
     evaluation_batches,
     evaluation_sampler,
     split_off,
@@ -30,13 +31,15 @@ from dptrain.inputs import (
 from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
 from dptrain.losses import Loss
-from dptrain.metrics import Metric
+from dptrain.metrics import Mean, Metric
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.batches import ArrayBatches, Batches
 from dptrain.train.callbacks import Callback, CallbackList, History
 from dptrain.train.callbacks.progress import for_verbosity
+from dptrain.train.custom import Steps
+from dptrain.train.explicit import ExplicitReplica, NoLoss
 from dptrain.train.replica import Replica
 from dptrain.train.trainer import EVALUATION_ROWS, Trainer
 from dptrain.utils import check_seed, default_seed
@@ -45,7 +48,7 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
-class Sequential:
+class Sequential(Steps):
     """Layers in a row, with training.
 
     The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
@@ -64,6 +67,7 @@ class Sequential:
     def __init__(
         self, layers: Sequence[Layer] | None = None, *, name: str = "sequential", seed: int | None = None
     ) -> None:
+        super().__init__()
         self.layers: list[Layer] = list(layers or [])
         self.name = name
         self.seed = default_seed() if seed is None else check_seed(seed)
@@ -73,6 +77,7 @@ class Sequential:
         self.history: History | None = None
         self.stop_training = False
         self._trainer_kept: Trainer | None = None
+        self._steps_called = False
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
         self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
 
@@ -131,10 +136,9 @@ class Sequential:
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
             if size is not None and not 0 < size < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
-        if loss is None:
-            raise ConfigError("compile() needs a loss, such as 'sparse_categorical_crossentropy'")
-        chosen = losses.get(loss)
+        chosen = NoLoss() if loss is None else losses.get(loss)
         measured = tuple(_metric(one, chosen) for one in metrics or ())
+        self._measured = [(one, Mean(one.name)) for one in measured]
         self._weights = self._flat_weights() if self._architecture is not None else None
         self._replica = self._trainer_kept = None
         self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
@@ -302,6 +306,8 @@ class Sequential:
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
+        for part in self.parts():
+            part.share_parameters(comm)
         self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
         return self.history
 
@@ -511,6 +517,8 @@ class Sequential:
     def _start(self, method: str | None, x: Array) -> Communicator:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
+        if method is not None and self._compiled is not None and self._without_loss() and not self.has_own_steps:
+            raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         phase.enter(method or "predict")
         if self._architecture is None and self.layers and self.layers[0].input_shape is None and x is not None:
             self.build(tuple(np.shape(x)[1:]))
@@ -544,8 +552,12 @@ class Sequential:
             self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
         return self._replica
 
+    def _without_loss(self) -> bool:
+        return self._compiled is not None and isinstance(self._compiled[0], NoLoss)
+
     def _make_replica(self, backend: Backend) -> Replica:
-        replica = Replica(backend, self.architecture, self.seed)
+        make = ExplicitReplica if self.has_own_steps or self._steps_called else Replica
+        replica = make(backend, self.architecture, self.seed)
         if self._weights is not None:
             backend.write(replica.params, self._weights)
         if self._compiled:
@@ -561,9 +573,11 @@ class Sequential:
         return [*about, [metric.name for metric in measured]]
 
     def _trainer(self, comm: Communicator) -> Trainer:
+        replica = self._on_device(comm)
+        if isinstance(replica, ExplicitReplica):
+            self._join(replica, comm)
         if self._trainer_kept is not None:
             return self._trainer_kept
-        replica = self._on_device(comm)
         direct, bucket_mb, device_mb = self._ways
         comm.require_same("the ranks exchange gradients differently", {"comm and bucket_mb": [direct, bucket_mb]})
         if direct:
@@ -571,6 +585,53 @@ class Sequential:
         data_bytes = None if device_mb is None else int(device_mb * 1e6)
         self._trainer_kept = Trainer(replica, comm, bucket_mb=bucket_mb, direct=direct, data_bytes=data_bytes)
         return self._trainer_kept
+
+    # Steps of a user's own
+
+    def _explicit(self) -> ExplicitReplica:
+        """Return the replica whose forward and backward passes can be called. Collective at the first call."""
+        replica = self._replica
+        if isinstance(replica, ExplicitReplica):
+            return replica
+        comm = comms.current()
+        self._make_explicit(comm, None)
+        self._trainer(comm)
+        self.share_parameters(comm)
+        return self._explicit()
+
+    def _make_explicit(self, comm: Communicator, backend: Backend | None) -> None:
+        """Put the model on a backend (None: its own) with passes that can be called; its state comes along."""
+        before = self._replica
+        self._weights = self._flat_weights()
+        self._steps_called, self._replica, self._trainer_kept = True, None, None
+        if backend is None:
+            self._replica = self._on_device(comm)
+        else:
+            self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
+        if before is not None and isinstance(self._replica, ExplicitReplica):
+            self._replica.take_over(before)
+
+    def _join(self, replica: ExplicitReplica, comm: Communicator) -> None:
+        """Join the ranks, and bring the models that are parts of this one to the same device."""
+        direct, bucket_mb, _ = self._ways
+        replica.join(comm, bucket_mb, direct)
+        partners = []
+        for part in self.parts():
+            assert isinstance(part, Sequential)
+            partner = part._replica
+            if not isinstance(partner, ExplicitReplica) or partner.backend is not replica.backend:
+                part._make_explicit(comm, replica.backend)
+            assert isinstance(part._replica, ExplicitReplica)
+            part._join(part._replica, comm)
+            partners.append(part._replica)
+        if hasattr(replica, "loss"):
+            replica.drive(self, self._means(), partners)
+
+    def share_parameters(self, comm: Communicator) -> None:
+        """Give every rank rank 0's parameters, those of the model's parts as well. Collective."""
+        self._trainer(comm).share_parameters()
+        for part in self.parts():
+            part.share_parameters(comm)
 
     def _flat_weights(self) -> Array:
         if self._replica is not None:
@@ -588,6 +649,8 @@ class Sequential:
             if sample_weight is not None:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
+        if self._without_loss():
+            return check_unspecified(x, y, sample_weight, self.architecture)
         return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
 
     def _one_batch(self, samples: Samples, comm: Communicator) -> Batches:
@@ -659,7 +722,7 @@ def _metric(identifier: str | Metric, loss: Loss) -> Metric:
         ConfigError: unknown, or it takes others.
     """
     metric = metrics.get(identifier)
-    if metric.takes_labels != loss.takes_labels:
+    if not isinstance(loss, NoLoss) and metric.takes_labels != loss.takes_labels:
         wanted = "integer labels" if metric.takes_labels else "values"
         raise ConfigError(f"metric {metric.name!r} compares with {wanted}, loss {loss.name!r} does not")
     return metric

@@ -20,7 +20,7 @@ LAYERS = [
     {"train"},
     {"devices"},
     {"runs", "data", "threads", "model", "utils"},
-    {"comm", "losses", "metrics"},
+    {"comm", "losses", "metrics", "tracking"},
     {"optimizers", "layers"},
     {"backend"},
     {"params"},
