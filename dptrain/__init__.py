@@ -9,10 +9,10 @@ from dptrain.launcher import prepare_blas_before_numpy
 prepare_blas_before_numpy()
 install_excepthook()
 
-from dptrain import data as datasets  # noqa: E402
-from dptrain import layers, losses, metrics, optimizers, utils  # noqa: E402
+from dptrain import datasets, layers, losses, metrics, optimizers, utils  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
 from dptrain.train import callbacks  # noqa: E402
+from dptrain.utils import rank, world_size  # noqa: E402
 from dptrain.version import __version__  # noqa: E402
 
 __all__ = [
@@ -24,5 +24,7 @@ __all__ = [
     "losses",
     "metrics",
     "optimizers",
+    "rank",
     "utils",
+    "world_size",
 ]

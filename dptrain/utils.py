@@ -1,6 +1,7 @@
 """Small helpers with Keras' names."""
 
 from dptrain.errors import ConfigError
+from dptrain.launcher import detect_launch
 
 _default_seed = 0
 
@@ -18,6 +19,18 @@ def set_random_seed(seed: int) -> None:
     """
     global _default_seed
     _default_seed = check_seed(seed)
+
+
+def rank() -> int:
+    """Return this process's number among those that the launcher started, 0 to `world_size` - 1; starts no MPI."""
+    launch = detect_launch()
+    return 0 if launch is None else launch.rank
+
+
+def world_size() -> int:
+    """Return how many processes the launcher started; starts no MPI."""
+    launch = detect_launch()
+    return 1 if launch is None else launch.size
 
 
 def default_seed() -> int:

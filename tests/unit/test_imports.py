@@ -15,7 +15,7 @@ LAYERS = [
     {"cli"},
     {"doctor"},
     {"config"},
-    {"__init__", "sequential"},
+    {"__init__", "sequential", "datasets"},
     {"inputs"},
     {"train"},
     {"devices"},
