@@ -649,7 +649,7 @@ class Sequential(Steps):
             if sample_weight is not None:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
-        if self._without_loss():
+        if self._without_loss() or (y is None and self.has_own_steps):
             return check_unspecified(x, y, sample_weight, self.architecture)
         return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
 
