@@ -9,7 +9,7 @@ from dptrain.launcher import prepare_blas_before_numpy
 prepare_blas_before_numpy()
 install_excepthook()
 
-from dptrain import datasets, layers, losses, metrics, optimizers, utils  # noqa: E402
+from dptrain import datasets, layers, losses, metrics, ops, optimizers, testing, utils  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
 from dptrain.train import callbacks  # noqa: E402
 from dptrain.utils import rank, world_size  # noqa: E402
@@ -23,8 +23,10 @@ __all__ = [
     "layers",
     "losses",
     "metrics",
+    "ops",
     "optimizers",
     "rank",
+    "testing",
     "utils",
     "world_size",
 ]

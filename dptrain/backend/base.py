@@ -8,13 +8,14 @@ into buffers that they are given; unless an op says "adds", it overwrites.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.backend.custom import Op
 from dptrain.backend.transfers import Buffer as Buffer
 from dptrain.backend.transfers import Exchange, Staging
 from dptrain.backend.transfers import HostArray as HostArray
@@ -172,6 +173,12 @@ class Backend(ABC):
     @abstractmethod
     def absolute_error(self, y_BF: Buffer, target_BF: Buffer, error_sum: Buffer) -> None:
         """Adds sum_b mean_f |y - target| to error_sum."""
+
+    # Ops that users bring along
+
+    @abstractmethod
+    def custom(self, op: Op, buffers: Sequence[Buffer], numbers: Mapping[str, Any]) -> None:
+        """Run a user's op, see `dptrain.ops`."""
 
     # Flat buffers
 

@@ -5,7 +5,7 @@ into buffers that exist, scratch is allocated once per shape, and the update wor
 that stay in the cache, on as many threads as the rank may use.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dptrain.backend import denormals
 from dptrain.backend.base import Backend, HostArray
+from dptrain.backend.custom import Op
 from dptrain.backend.loops import CACHE_LINE, Loops, NumpyLoops, Scratch, aligned_empty
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.random import Purpose, stream
@@ -226,6 +227,9 @@ class NumpyBackend(Backend):
         np.subtract(y_BF, target_BF, out=difference, casting="same_kind")
         np.absolute(difference, out=difference)
         error_sum += np.add.reduce(difference, axis=None) / y_BF.shape[-1]
+
+    def custom(self, op: Op, buffers: Sequence[Array], numbers: Mapping[str, Any]) -> None:
+        op.reference(*buffers, **numbers)
 
     # Flat buffers
 
