@@ -81,6 +81,7 @@ def check_op(
     gpu = _gpu(device)
     others: list[Backend] = [NumpyBackend(np.float32), *([gpu] if gpu is not None else [])]
     expected = _run(op, reference, arrays, shapes, numbers)
+    _require_numbers(op, expected)
     done = []
     for ops in others:
         found = _run(op, ops, arrays, shapes, numbers)
@@ -91,6 +92,7 @@ def check_op(
         return tuple(done)
     weights = [rng.standard_normal(shape) for shape in shapes]
     slopes = _run(gradient, reference, [*arrays, *weights], [one.shape for one in arrays], numbers)
+    _require_numbers(gradient, slopes)
 
     def objective() -> float:
         outputs = _run(op, reference, arrays, shapes, numbers)
@@ -262,6 +264,15 @@ def _layer_passes(
 
 
 # Comparing
+
+
+def _require_numbers(op: Op, outputs: Sequence[Array]) -> None:
+    for name, one in zip(op.buffers[op.inputs :], outputs, strict=True):
+        if np.isnan(one).any():
+            index = [int(n) for n in np.argwhere(np.isnan(one))[0]]
+            raise CheckError(
+                f"op {op.name!r} on numpy: {name!r} is NaN at {index} in float64; was it not written (y[...] = )?"
+            )
 
 
 def _compare_all(

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import ctypes
 import os
-import struct
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -702,7 +701,7 @@ class CudaBackend(Backend):
         arguments = [one.pointer if isinstance(one, DeviceArray) else one for one in launch.arguments]
         try:
             kernel.prepared_async_call(launch.grid, launch.block, self._stream, *arguments, shared_size=launch.shared)
-        except (cuda.Error, struct.error, TypeError) as error:
+        except Exception as error:  # PyCUDA packs arguments by a struct module of its own, with errors of its own
             raise DeviceError(
                 f"op {op.name!r}: kernel {op.kernel!r} does not launch on grid {launch.grid}, block {launch.block}, "
                 f"arguments {op.arguments!r}: {error}"

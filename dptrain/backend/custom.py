@@ -180,7 +180,14 @@ class Op:
         """
 
         def make(reference: Callable[..., None]) -> Op:
-            inputs = self.inputs
+            inputs, kinds = self.inputs, inspect.signature(reference).parameters
+            numbers = tuple(name for name, one in kinds.items() if one.kind is one.KEYWORD_ONLY)
+            if len(kinds) - len(numbers) != 2 * inputs + self.outputs or numbers != self.scalars:
+                raise ConfigError(
+                    f"op {reference.__name__!r}: the gradient of {self.name!r} takes {inputs} input(s), {self.outputs} "
+                    f"gradient(s) of outputs, {inputs} gradient(s) of inputs to write, and the numbers "
+                    f"{list(self.scalars)}; found ({', '.join(kinds)})"
+                )
             made = Op(
                 reference,
                 self.source if source is None else source,
@@ -190,12 +197,6 @@ class Op:
                 inputs,
                 lambda *shapes: list(shapes[:inputs]),
             )
-            if len(made.buffers) != 2 * inputs + self.outputs or made.scalars != self.scalars:
-                raise ConfigError(
-                    f"op {made.name!r}: the gradient of {self.name!r} takes {inputs} input(s), {self.outputs} "
-                    f"gradient(s) of outputs, {inputs} gradient(s) of inputs to write, and the numbers "
-                    f"{list(self.scalars)}; found {made.name}{made._signature}"
-                )
             self.gradient_op = made
             return made
 

@@ -1,0 +1,342 @@
+"""Steps that a subclass writes itself: the built-in step's numbers, and what only they can do."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.backend.numpy import NumpyBackend
+from dptrain.errors import ConfigError, DataError
+from dptrain.layers import Dense, Dropout, Flatten, Rescaling
+from dptrain.train.callbacks import Callback
+from dptrain.train.explicit import normal
+
+
+def toy(rows: int = 53) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (rows, 2, 3), dtype=np.uint8)
+    return x, (x[:, 0, 0] // 86).astype(np.uint8)
+
+
+def stack() -> list[dp.layers.Layer]:
+    return [Rescaling(1 / 255, input_shape=(2, 3)), Flatten(), Dense(8, "tanh"), Dropout(0.3), Dense(3, "softmax")]
+
+
+class OwnTrainStep(dp.Sequential):
+    def train_step(self, data):
+        x, y = data
+        y_pred = self.forward(x, training=True)
+        loss, dy = self.compute_loss(x, y, y_pred)
+        self.loss_tracker.update_state(loss, data.rows)
+        self.backward(dy)
+        self.apply_gradients()
+        return self.compute_metrics(x, y, y_pred)
+
+
+class OwnTestStep(dp.Sequential):
+    def test_step(self, data):
+        y_pred = self.forward(data.x)
+        loss, dy = self.compute_loss(data.x, data.y, y_pred, training=False)
+        assert dy is None
+        self.loss_tracker.update_state(loss, data.rows)
+        return self.compute_metrics(data.x, data.y, y_pred)
+
+
+class OwnLoss(dp.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        total, dy = self.buffer("own loss", (1,)), self.buffer("own dy", y_pred.shape)
+        self.ops.fill(total, 0)
+        if len(y_pred):
+            self.ops.softmax_cross_entropy(y_pred, y, dy, total, None)
+        return total, dy
+
+
+class OwnMetrics(dp.Sequential):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return dict(super().compute_metrics(x, y, y_pred, sample_weight))
+
+
+def trained(kind: type[dp.Sequential], **options) -> tuple[dp.Sequential, dict[str, list[float]]]:
+    x, y = toy()
+    model = kind(stack(), seed=1)
+    model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"], dtype="float64", **options)
+    history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, validation_split=0.2)
+    return model, history.history
+
+
+@pytest.mark.parametrize("kind", [OwnTrainStep, OwnTestStep, OwnLoss, OwnMetrics])
+def test_the_built_in_step_bit_for_bit(kind):
+    """Dropout, a last batch that is not full and layers that the batch op would absorb are all in it."""
+    x, y = toy()
+    (model, history), (own, own_history) = trained(dp.Sequential), trained(kind)
+    assert own_history == history
+    for mine, other in zip(own.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    np.testing.assert_array_equal(own.predict(x), model.predict(x))
+    assert own.evaluate(x, y, verbose=0) == model.evaluate(x, y, verbose=0)
+    for one in (own, model):
+        one.reset_metrics()
+    assert own.train_on_batch(x, y) == model.train_on_batch(x, y)
+    assert own.test_on_batch(x[:7], y[:7]) == model.test_on_batch(x[:7], y[:7])
+
+
+def test_a_model_without_steps_of_its_own_runs_the_fused_step():
+    model, _ = trained(dp.Sequential)
+    assert not model.has_own_steps
+    assert type(model._replica).__name__ == "Replica"
+    assert type(trained(OwnTestStep)[0]._replica).__name__ == "ExplicitReplica"
+
+
+class Regression(dp.Sequential):
+    """Notes the mean of the targets, and may take its step in two halves."""
+
+    def __init__(self, layers, halves=False):
+        super().__init__(layers, seed=2)
+        self.halves = halves
+        self.target = dp.metrics.Mean("target")
+
+    def train_step(self, data):
+        self.target.update_state(data.y)
+        middle = data.rows // 2
+        parts = [(0, middle), (middle, data.rows)] if self.halves else [(0, data.rows)]
+        for start, stop in parts:
+            y = data.y[start:stop]
+            loss, dy = self.compute_loss(None, y, self.forward(data.x[start:stop], training=True))
+            self.loss_tracker.update_state(loss, stop - start)
+            self.backward(dy)
+        self.apply_gradients(rows=data.rows)
+        return {"loss": self.loss_tracker.result(), "target": self.target.result()}
+
+
+def values(rows: int = 21) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((rows, 4)), rng.standard_normal((rows, 2))
+
+
+def regression(**options) -> Regression:
+    model = Regression([Dense(5, "tanh", input_shape=(4,)), Dense(2)], **options)
+    model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64", loops="numpy")
+    return model
+
+
+def test_gradients_of_several_passes_add_up():
+    x, y = values()
+    whole, halves = regression(), regression(halves=True)
+    a, b = (model.fit(x, y, batch_size=8, epochs=2, verbose=0).history for model in (whole, halves))
+    np.testing.assert_allclose(b["loss"], a["loss"], rtol=1e-13)
+    for mine, other in zip(halves.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-12)
+
+
+def test_a_mean_is_over_all_samples_of_the_epoch():
+    x, y = values()
+    history = regression().fit(x, y, batch_size=8, epochs=2, verbose=0).history
+    np.testing.assert_allclose(history["target"], [y.mean()] * 2, rtol=1e-13)
+
+
+def test_no_step_waits_for_the_device_unless_somebody_looks(monkeypatch):
+    x, y = values(64)
+    downloads = []
+    real = NumpyBackend.download
+    monkeypatch.setattr(NumpyBackend, "download", lambda self, buffer: (downloads.append(1), real(self, buffer))[1])
+
+    def count(batch_size: int, *callbacks: Callback) -> int:
+        model = regression()
+        downloads.clear()
+        model.fit(x, y, batch_size=batch_size, verbose=0, callbacks=list(callbacks))
+        return len(downloads)
+
+    class Looks(Callback):
+        seen: list[float] = []  # noqa: RUF012
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append(logs["target"])
+
+    assert count(64) == count(4)
+    assert count(4, Looks()) > count(4)
+    # The mean of the epoch so far, as Keras.
+    np.testing.assert_allclose(Looks.seen[-1], y.mean(), rtol=1e-12)
+    assert len(Looks.seen) == 16
+
+
+def explicit() -> tuple[dp.Sequential, np.ndarray, np.ndarray]:
+    """A model that nobody fits, inputs, and a gradient in the outputs."""
+    model = dp.Sequential([Flatten(input_shape=(2, 2)), Dense(5, "tanh"), Rescaling(2.0, 0.1), Dense(3)], seed=1)
+    model.compile(dp.optimizers.SGD(1.0), dtype="float64", loops="numpy")
+    rng = np.random.default_rng(4)
+    return model, rng.standard_normal((6, 2, 2)), rng.standard_normal((6, 3))
+
+
+def test_the_gradient_in_the_input():
+    model, x, dy = explicit()
+    model.forward(x, training=True)
+    dx = model.backward(dy, input_gradient=True).copy()
+    assert dx.shape == x.shape
+    for index in np.ndindex(x.shape):
+        moved = np.zeros_like(x)
+        moved[index] = 1e-6
+        plus, minus = (float((dy * model.forward(x + sign * moved)).sum()) for sign in (1, -1))
+        np.testing.assert_allclose(dx[index], (plus - minus) / 2e-6, rtol=1e-6, atol=1e-8)
+
+
+def test_a_frozen_pass_leaves_no_gradient():
+    model, x, dy = explicit()
+    model.forward(x, training=True)
+    assert model.backward(dy) is None
+    kept = {name: one.copy() for name, one in model.gradients.items()}
+    assert all(np.abs(one).max() > 0 for one in kept.values())
+    model.forward(2 * x, training=True)
+    model.backward(-3 * dy, input_gradient=True, frozen=True)
+    for name, one in model.gradients.items():
+        np.testing.assert_array_equal(one, kept[name])
+    before = model.named_weights()
+    model.apply_gradients()
+    for name, one in model.named_weights().items():
+        np.testing.assert_allclose(one, before[name] - kept[name] / 6, rtol=1e-14)  # 6 rows, learning rate 1
+    for one in model.gradients.values():  # a new step begins
+        np.testing.assert_array_equal(one, 0)
+
+
+def test_what_is_added_to_a_gradient_takes_part_in_the_update():
+    model, x, dy = explicit()
+    before = model.named_weights()
+    model.forward(x, training=True)
+    model.backward(0 * dy)
+    for name, gradient in model.gradients.items():
+        decay = model.buffer(name, gradient.shape)
+        model.ops.affine(model.parameters[name], 0.1 * len(x), 0.0, decay)
+        model.ops.add(decay, gradient)
+    model.apply_gradients()
+    for name, one in model.named_weights().items():
+        np.testing.assert_allclose(one, 0.9 * before[name], rtol=1e-14)
+
+
+class Pair(dp.Sequential):
+    """Trains itself on odd steps, and its part, which gives it its inputs, in every step."""
+
+    def __init__(self, part):
+        super().__init__([Dense(2, input_shape=(3,))], seed=4)
+        self.part, self.calls = part, 0
+
+    def train_step(self, data):
+        noise = self.random_normal("noise", data.rows, 4, data.first_row)
+        made = self.part.forward(noise, training=True)
+        loss, dy = self.compute_loss(None, data.y, self.forward(made, training=True))
+        self.loss_tracker.update_state(loss, data.rows)
+        self.part.loss_tracker.update_state(loss, data.rows)
+        self.calls += 1
+        frozen = self.calls % 2 == 0
+        self.part.backward(self.backward(dy, input_gradient=True, frozen=frozen))
+        if not frozen:
+            self.apply_gradients()
+        self.part.apply_gradients()
+        return {"loss": self.loss_tracker.result(), "part": self.part.loss_tracker.result()}
+
+
+def test_a_part_keeps_its_weights_and_optimizer_wherever_it_is_trained():
+    x, y = values(20)
+    part = dp.Sequential([Dense(3, input_shape=(4,))], seed=3)
+    part.compile("adam", "mse", dtype="float64")
+    part.fit(x, x[:, :3], batch_size=10, epochs=3, verbose=0)
+    alone, steps = part.get_weights(), part._replica.iterations
+    assert steps == 6
+    pair = Pair(part)
+    pair.compile("adam", "mse", dtype="float64")
+    np.testing.assert_array_equal(part.get_weights()[0], alone[0])
+    history = pair.fit(x[:, :3], y, batch_size=5, epochs=2, verbose=0).history
+    assert history["loss"] == history["part"]
+    assert part._replica.iterations == steps + 8
+    assert pair._replica.iterations == 4
+    assert np.abs(part.get_weights()[0] - alone[0]).max() > 0
+    # And alone again, with its own means.
+    loss = part.fit(x, x[:, :3], batch_size=10, verbose=0).history["loss"]
+    assert np.isfinite(loss[0])
+    assert part.evaluate(x, x[:, :3], verbose=0) < loss[0]
+    assert pair.fit(x[:, :3], y, batch_size=5, verbose=0).history["loss"][0] < history["loss"][0]
+
+
+def test_normal_numbers_do_not_depend_on_how_rows_are_cut():
+    whole = normal(5, (0, 3), 1000, 7, 0)
+    np.testing.assert_array_equal(normal(5, (0, 3), 10, 7, 33), whole[33:43])
+    assert np.abs(normal(5, (0, 4), 1000, 7, 0) - whole).max() > 1
+    assert abs(whole.mean()) < 0.05
+    assert abs(whole.std() - 1) < 0.05
+    assert abs(float((whole**4).mean()) - 3) < 0.3
+
+
+class Free(dp.Sequential):
+    """Targets of any shape."""
+
+    def train_step(self, data):
+        self.seen = data
+        self.forward(data.x, training=True)
+        self.backward(self.buffer("dy", (data.rows, 2)))
+        self.apply_gradients()
+        return {"rows": data.rows}
+
+
+@pytest.mark.parametrize(("y", "dtype"), [(np.zeros((8, 3, 5)), "float32"), (np.arange(8), "int64"), (None, None)])
+def test_without_a_loss_targets_are_what_they_are(y, dtype):
+    model = Free([Dense(2, input_shape=(4,))])
+    model.compile("sgd")
+    weights = np.arange(8.0)
+    model.fit(np.zeros((8, 4)), y, batch_size=8, shuffle=False, sample_weight=weights, verbose=0)
+    if y is None:
+        assert model.seen.y is None
+    else:
+        assert model.seen.y.dtype == dtype
+        np.testing.assert_array_equal(model.seen.y, y)
+    np.testing.assert_array_equal(model.seen.sample_weight, weights)
+    assert len(list(model.seen)) == 3
+
+
+class Broken(dp.Sequential):
+    returns = None
+    wrong = staticmethod(lambda model, data: None)
+
+    def train_step(self, data):
+        self.wrong(self, data)
+        return self.returns
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda model, data: None, "train_step: expected a dictionary of logs to be returned, found NoneType"),
+        (lambda model, data: model.backward(data.x), r"backward\(\) needs a forward\(x, training=True\) before it"),
+        (lambda model, data: model.forward(data.y), r"expected inputs of shape \(rows, 4\), found \(8, 2\)"),
+        (
+            lambda model, data: (model.forward(data.x, training=True), model.backward(data.x)),
+            r"expected the gradient in the output, \(8, 2\), found \(8, 4\)",
+        ),
+        (lambda model, data: dp.metrics.Mean("mine").update_state(data.x), "Mean 'mine' belongs to no model"),
+        (lambda model, data: model.compute_loss(None, data.y, data.y, data.x), "not supported: sample_weight"),
+        (lambda model, data: model.compute_loss(None, None, data.y), "`y` is missing"),
+        (lambda model, data: model.backward(None), "the gradient is None"),
+    ],
+)
+def test_wrong_steps_are_a_clear_error(wrong, message):
+    x, y = values(8)
+    model = Broken([Dense(2, input_shape=(4,))])
+    model.wrong = wrong
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match=message):
+        model.fit(x, y, batch_size=8, verbose=0)
+
+
+def test_other_wrong_uses():
+    x, y = values(8)
+
+    class NoTuple(dp.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return self.buffer("loss", (1,))
+
+    model = NoTuple([Dense(2, input_shape=(4,))])
+    model.compile("sgd")
+    with pytest.raises(ConfigError, match=r"expected \(loss, gradient\) to be returned.*found ndarray"):
+        model.fit(x, y, verbose=0)
+    with pytest.raises(DataError, match="one row for each of 8 samples"):
+        model.fit(x, y[:-1], verbose=0)
+    plain = dp.Sequential([Dense(2, input_shape=(4,))])
+    plain.forward(x.astype(np.float32), training=True)
+    with pytest.raises(ConfigError, match=r"You must call `compile\(\)` before calling `backward"):
+        plain.backward(y.astype(np.float32))
