@@ -2,7 +2,7 @@
 
 The reference is NumPy in float64; derivatives are central differences of it. Where a CUDA driver answers, the GPU's
 results are compared as well. A check raises `CheckError` with the first element that differs, and returns what it has
-compared.
+compared. Under `mpirun` every rank calls it, and looks at its own GPU.
 """
 
 import copy
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import backend as backends
+from dptrain import comm as comms
 from dptrain.backend.base import Backend, Buffer
 from dptrain.backend.custom import Op, Shape
 from dptrain.backend.numpy import NumpyBackend
-from dptrain.errors import ConfigError, DeviceError, DptrainError
+from dptrain.devices import open_backend
+from dptrain.errors import ConfigError, DptrainError
 from dptrain.layers import Layer, LayerBuffers, StepContext
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
@@ -319,12 +320,13 @@ def _compare_slopes(
 
 
 @functools.cache
-def _cuda() -> Backend:
-    return backends.create("cuda", "float32", 1)
+def _opened(device: str) -> Backend:
+    """Return this rank's device, as a model would take it. Collective."""
+    return open_backend(comms.current(), device=device, share_gpu=True)
 
 
 def _gpu(device: str) -> Backend | None:
-    """Return the GPU's backend, or None where none is to be looked for or answers.
+    """Return the GPU's backend, or None where none is to be looked for or answers. Collective.
 
     Raises:
         ConfigError: the word is unknown.
@@ -332,11 +334,7 @@ def _gpu(device: str) -> Backend | None:
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device = {device!r}: expected 'auto', 'cpu' or 'cuda'")
-    if not backends.tries_gpu(device, "float32"):
+    if device == "cpu":
         return None
-    try:
-        return _cuda()
-    except DeviceError:
-        if device == "cuda":
-            raise
-        return None
+    backend = _opened(device)
+    return backend if backend.name == "cuda" else None
