@@ -307,7 +307,7 @@ class Sequential(Steps):
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
         for part in self.parts():
-            part.share_parameters(comm)
+            part._share_parameters(comm)
         self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
         return self.history
 
@@ -596,7 +596,7 @@ class Sequential(Steps):
         comm = comms.current()
         self._make_explicit(comm, None)
         self._trainer(comm)
-        self.share_parameters(comm)
+        self._share_parameters(comm)
         return self._explicit()
 
     def _make_explicit(self, comm: Communicator, backend: Backend | None) -> None:
@@ -611,27 +611,27 @@ class Sequential(Steps):
         if before is not None and isinstance(self._replica, ExplicitReplica):
             self._replica.take_over(before)
 
-    def _join(self, replica: ExplicitReplica, comm: Communicator) -> None:
-        """Join the ranks, and bring the models that are parts of this one to the same device."""
+    def _join(self, replica: ExplicitReplica, comm: Communicator) -> list[ExplicitReplica]:
+        """Join the ranks, and bring the models that are parts of this one to the same device; return their replicas."""
         direct, bucket_mb, _ = self._ways
         replica.join(comm, bucket_mb, direct)
-        partners = []
+        partners: list[ExplicitReplica] = []
         for part in self.parts():
             assert isinstance(part, Sequential)
             partner = part._replica
             if not isinstance(partner, ExplicitReplica) or partner.backend is not replica.backend:
                 part._make_explicit(comm, replica.backend)
             assert isinstance(part._replica, ExplicitReplica)
-            part._join(part._replica, comm)
-            partners.append(part._replica)
+            partners += [part._replica, *part._join(part._replica, comm)]
         if hasattr(replica, "loss"):
             replica.drive(self, self._means(), partners)
+        return partners
 
-    def share_parameters(self, comm: Communicator) -> None:
+    def _share_parameters(self, comm: Communicator) -> None:
         """Give every rank rank 0's parameters, those of the model's parts as well. Collective."""
         self._trainer(comm).share_parameters()
         for part in self.parts():
-            part.share_parameters(comm)
+            part._share_parameters(comm)
 
     def _flat_weights(self) -> Array:
         if self._replica is not None:

@@ -231,7 +231,7 @@ class Steps:
 
     # What `Sequential` supplies
 
-    def share_parameters(self, comm: Communicator) -> None:
+    def _share_parameters(self, comm: Communicator) -> None:
         """Give every rank rank 0's parameters. Collective."""
         raise NotImplementedError
 

@@ -224,7 +224,11 @@ class ExplicitReplica(Replica):
     def _test(self, rows: Rows | None) -> None:
         assert self._owner is not None
         batch = self._begin(rows, 0, testing=True)
+        passes = [replica._passes for replica in self._partners]
         self._returned = _checked("test_step", self._owner.test_step(batch))
+        # Ranks may make different numbers of test steps, which must not move what random layers draw in training.
+        for replica, count in zip(self._partners, passes, strict=True):
+            replica._passes = count
         self.tally.count(0, batch.rows)
         self.tally.end_step()
 

@@ -340,3 +340,18 @@ def test_other_wrong_uses():
     plain.forward(x.astype(np.float32), training=True)
     with pytest.raises(ConfigError, match=r"You must call `compile\(\)` before calling `backward"):
         plain.backward(y.astype(np.float32))
+
+
+class RandomTestStep(OwnTrainStep):
+    """Draws in its test steps, of which each rank may have another number."""
+
+    def test_step(self, data):
+        self.forward(data.x, training=True)
+        self.random_normal("noise", data.rows, 2)
+        return super().test_step(data)
+
+
+def test_what_a_test_step_draws_does_not_move_the_training():
+    (_, history), (_, other) = trained(OwnTrainStep), trained(RandomTestStep)
+    assert other["loss"] == history["loss"]
+    assert len(set(history["loss"])) == 3
