@@ -128,11 +128,10 @@ class Dptrain(Trainee):
         done: list[Epoch] = []
 
         class Stopwatch(dp.callbacks.Callback):
-            def on_epoch_begin(self, epoch: int) -> None:
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.started = time.perf_counter()
 
-            def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-                assert logs is not None
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 done.append(Epoch(time.perf_counter() - self.started, logs["loss"]))
 
         self.model.compile(
@@ -305,7 +304,7 @@ class Denormals(Dptrain):
         moment = self.moment
 
         class Refill(dp.callbacks.Callback):
-            def on_epoch_begin(self, epoch: int) -> None:
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 for buffer in self.trainer.replica.slots.values():
                     self.trainer.replica.backend.fill(buffer, moment)
 

@@ -23,7 +23,6 @@ import argparse
 import functools
 import gc
 import importlib.util
-import inspect
 import json
 import os
 import statistics
@@ -149,9 +148,7 @@ class Dptrain(Trainee):
             seed=work.seed,
         )
         self.model.build((self.x_NF.shape[1],))
-        self.options: dict[str, Any] = {"device": work.device}
-        if dptrain_has_precisions():
-            self.options["precision"] = work.precision
+        self.options: dict[str, Any] = {"device": work.device, "precision": work.precision}
 
     def about(self) -> str:
         from dptrain.version import __version__
@@ -182,10 +179,10 @@ class Dptrain(Trainee):
         done: list[Epoch] = []
 
         class Stopwatch(dp.callbacks.Callback):
-            def on_epoch_begin(self, epoch: int) -> None:
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.started = time.perf_counter()
 
-            def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 done.append(Epoch(time.perf_counter() - self.started, logs["loss"]))  # the loss waits for the GPU
 
         self._fit(epochs, Stopwatch())
@@ -204,7 +201,7 @@ class Dptrain(Trainee):
         nothing: list[float] = []
 
         class Instrument(dp.callbacks.Callback):
-            def on_train_begin(self) -> None:
+            def on_train_begin(self, logs: Any = None) -> None:
                 backend = self.trainer.replica.backend
                 self.backend, launch, self.spin = backend, backend._launch, spinner()
 
@@ -218,10 +215,10 @@ class Dptrain(Trainee):
                 backend._launch = timed
                 recorded.append([])  # what the start launches
 
-            def on_epoch_begin(self, epoch: int) -> None:
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.ahead()
 
-            def on_train_batch_end(self, batch: int) -> None:
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                 self.backend._stream.synchronize()
                 self.ahead()
 
@@ -233,7 +230,7 @@ class Dptrain(Trainee):
                 self.pairs = [*getattr(self, "pairs", []), pair]
                 recorded.append([])
 
-            def on_train_end(self) -> None:
+            def on_train_end(self, logs: Any = None) -> None:
                 self.backend._stream.synchronize()
                 nothing.extend(after.time_since(before) for before, after in self.pairs)
                 del self.backend._launch
@@ -839,13 +836,6 @@ def table(measured: list[Measured]) -> list[str]:
     return lines
 
 
-def dptrain_has_precisions() -> bool:
-    """Return whether a model of this dptrain can be compiled for TF32."""
-    import dptrain as dp
-
-    return "precision" in inspect.signature(dp.Sequential.compile).parameters
-
-
 def prepare(options: argparse.Namespace, folder: Path) -> tuple[Path, int]:
     """Write the data and the orders for the workers; return the file and the number of samples."""
     import numpy as np
@@ -933,9 +923,6 @@ def main() -> int:
     report.add(command_line(), machine_line(), f"- GPU before: {nvidia_smi()}")
     report.add(f"- Versions: {versions(('dptrain', 'numpy', 'pycuda', 'torch', 'triton', 'jax', 'jaxlib'))}", "")
     skipped: list[str] = []
-    if "dptrain" in options.frameworks and "tf32" in options.precisions and not dptrain_has_precisions():
-        options.precisions.remove("tf32")  # its peers alone would take half of the time
-        skipped.append("tf32, for this dptrain has no such precision (`--frameworks` without it measures the others)")
     wanted = [
         (precision, hidden, batch)
         for precision in options.precisions

@@ -9,23 +9,46 @@ from dptrain.launcher import prepare_blas_before_numpy
 prepare_blas_before_numpy()
 install_excepthook()
 
-from dptrain import datasets, layers, losses, metrics, ops, optimizers, testing, utils  # noqa: E402
+from dptrain import (  # noqa: E402
+    activations,
+    datasets,
+    initializers,
+    layers,
+    losses,
+    metrics,
+    models,
+    ops,
+    optimizers,
+    regularizers,
+    saving,
+    testing,
+    utils,
+)
+from dptrain.layers import Input  # noqa: E402
+from dptrain.models import from_keras  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
 from dptrain.train import callbacks  # noqa: E402
 from dptrain.utils import rank, world_size  # noqa: E402
 from dptrain.version import __version__  # noqa: E402
 
 __all__ = [
+    "Input",
     "Sequential",
     "__version__",
+    "activations",
     "callbacks",
     "datasets",
+    "from_keras",
+    "initializers",
     "layers",
     "losses",
     "metrics",
+    "models",
     "ops",
     "optimizers",
     "rank",
+    "regularizers",
+    "saving",
     "testing",
     "utils",
     "world_size",

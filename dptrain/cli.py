@@ -1,6 +1,8 @@
 """The command line: `python -m dptrain [train|doctor] [options]`."""
 
 import argparse
+import dataclasses
+import inspect
 import os
 import platform
 import sys
@@ -16,7 +18,7 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain import failure, layers, optimizers
 from dptrain.comm import Communicator
-from dptrain.config import Config, device_options, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.config import Config, OptimizerConfig, device_options, leaves, read_file, resolve, to_dict, to_yaml
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
 from dptrain.doctor import examine, show_ranks
@@ -190,13 +192,23 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
 
 
 def _optimizer(config: Config) -> optimizers.Optimizer:
-    chosen = config.optimizer
-    rate = {} if chosen.learning_rate is None else {"learning_rate": chosen.learning_rate}
-    if chosen.name == "adam":
-        return optimizers.Adam(**rate, beta_1=chosen.beta_1, beta_2=chosen.beta_2, epsilon=chosen.epsilon)
-    if chosen.name == "rmsprop":
-        return optimizers.RMSprop(**rate, rho=chosen.rho, epsilon=chosen.epsilon)
-    return optimizers.SGD(**rate, momentum=chosen.momentum)
+    """Return the configured optimizer, made of the fields that its constructor knows.
+
+    Raises:
+        ConfigError: a field is set that it does not know.
+    """
+    kind, options, arguments = optimizers.OPTIMIZERS[config.optimizer.name], vars(config.optimizer), {}
+    known = inspect.signature(kind).parameters
+    for field in dataclasses.fields(OptimizerConfig):
+        value = options[field.name]
+        if field.name == "name" or value is None:
+            continue
+        if field.name in known:
+            arguments[field.name] = value
+        elif value != field.default:
+            raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
+    optimizer: optimizers.Optimizer = kind(**arguments)
+    return optimizer
 
 
 def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
@@ -382,4 +394,6 @@ def _configure(parsed: argparse.Namespace) -> Config:
     file = {} if parsed.config is None else read_file(Path(parsed.config))
     paths = {leaf.path for leaf in leaves()}
     overrides = {path: value for path, value in vars(parsed).items() if path in paths}
-    return resolve(file, str(parsed.config), overrides)
+    config = resolve(file, str(parsed.config), overrides)
+    _optimizer(config)  # what does not fit together is refused before any data is read
+    return config

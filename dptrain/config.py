@@ -35,6 +35,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+OptionalPositive = Annotated[Positive | None, BeforeValidator(_none_word)]
+OptionalNonnegative = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_none_word)]
 
 
 def _field(default: Any, text: str, flag: str | None = None) -> Any:
@@ -58,7 +60,7 @@ class DataConfig:
         "sharding",
     )
     max_bytes: PositiveInt = _field(DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this")
-    device_mb: Annotated[Positive | None, BeforeValidator(_none_word)] = _field(
+    device_mb: OptionalPositive = _field(
         None, "10^6 bytes of a GPU's memory for samples; larger sets are streamed; none: what is free"
     )
 
@@ -80,15 +82,29 @@ class ModelConfig:
 class OptimizerConfig:
     """The update rule."""
 
-    name: Literal["adam", "rmsprop", "sgd"] = _field("adam", "update rule", "optimizer")
-    learning_rate: Annotated[Positive | None, BeforeValidator(_none_word)] = _field(
-        None, "step size; the optimizer's own default if not set (adam, rmsprop: 0.001, sgd: 0.01)", "learning-rate"
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = _field("adam", "update rule", "optimizer")
+    learning_rate: OptionalPositive = _field(
+        None, "step size; the optimizer's own default if not set (sgd: 0.01, else 0.001)", "learning-rate"
     )
-    beta_1: Rate = _field(0.9, "adam: decay of the first moment")
-    beta_2: Rate = _field(0.999, "adam: decay of the second moment")
+    beta_1: Rate = _field(0.9, "adam, adamw: decay of the first moment")
+    beta_2: Rate = _field(0.999, "adam, adamw: decay of the second moment")
+    amsgrad: bool = _field(False, "adam, adamw: the second moment never falls")
     rho: Rate = _field(0.9, "rmsprop: decay of the mean square")
-    momentum: Rate = _field(0.0, "sgd: momentum", "momentum")
-    epsilon: Positive = _field(1e-7, "adam, rmsprop: keeps the division finite")
+    centered: bool = _field(False, "rmsprop: the variance instead of the mean square")
+    momentum: Rate = _field(0.0, "sgd, rmsprop: momentum", "momentum")
+    nesterov: bool = _field(False, "sgd: momentum looks ahead", "nesterov")
+    epsilon: Positive = _field(1e-7, "adam, adamw, rmsprop: keeps the division finite")
+    weight_decay: OptionalNonnegative = _field(
+        None,
+        "part of the parameters lost in an update, times the learning rate; adamw: 0.004 if not set",
+        "weight-decay",
+    )
+    clipnorm: OptionalPositive = _field(None, "highest norm of the gradient of each parameter", "clipnorm")
+    clipvalue: OptionalPositive = _field(None, "highest absolute value of an element of the gradients", "clipvalue")
+    global_clipnorm: OptionalPositive = _field(None, "highest norm of all gradients together", "global-clipnorm")
+    gradient_accumulation_steps: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_none_word)] = _field(
+        None, "update once in so many batches, by the mean of their gradients"
+    )
 
 
 @dataclass(frozen=True, config=_STRICT)

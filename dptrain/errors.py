@@ -38,6 +38,10 @@ class ConfigError(DptrainError, ValueError):
     exit_code = ExitCode.CONFIG
 
 
+class ArgumentTypeError(ConfigError, TypeError):
+    """A `ConfigError` where Keras raises a `TypeError`."""
+
+
 class DataError(DptrainError, ValueError):
     """A data set, model file or checkpoint is missing or malformed."""
 
@@ -71,8 +75,8 @@ class OutputError(DptrainError, OSError):
     exit_code = ExitCode.IO
 
 
-class DivergenceError(DptrainError, ArithmeticError):
-    """The loss or the parameters are no longer finite."""
+class DivergenceError(DptrainError, ArithmeticError, RuntimeError):
+    """The loss or the parameters are no longer finite; `RuntimeError` as Keras' TerminateOnNaN raises."""
 
     exit_code = ExitCode.DIVERGED
 

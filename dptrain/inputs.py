@@ -11,11 +11,15 @@ import numpy.typing as npt
 from dptrain.backend.base import flat_features
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
+from dptrain.data.loading import fingerprint
 from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler, cut
 from dptrain.errors import ConfigError, DataError
+from dptrain.failure import warn
 from dptrain.losses import Loss
 from dptrain.model import Architecture
 from dptrain.train.batches import ArrayBatches, Batches
+from dptrain.train.sources import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource, short
+from dptrain.train.stream import Read, StreamBatches, What
 from dptrain.train.trainer import EVALUATION_ROWS
 
 Array = npt.NDArray[Any]
@@ -47,21 +51,90 @@ class Samples:
             self.x[start:stop], self.y[start:stop], None if self.weights is None else self.weights[start:stop]
         )
 
+    @property
+    def facts(self) -> list[Any]:
+        """What must be the same on all ranks."""
+        return [*fingerprint(self.x, self.y), self.weights is None]
+
     def stored(self, store: Store) -> Sequence[Array]:
         """Return the arrays as the replica's feed takes them."""
         return store(self.x, self.y) if self.weights is None else store(self.x, self.y, self.weights)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Batches that the user's own code makes.
+
+    Attributes:
+        source: where they come from.
+        rows: of the first batch; 0 if nobody has looked.
+    """
+
+    source: BatchSource
+    rows: int = 0
+
+    @property
+    def facts(self) -> list[Any]:
+        """What must be the same on all ranks, before the first batch."""
+        weights = sorted((self.source.class_weight or {}).items())
+        return [self.source.kind, self.source.num_batches, self.source.sharded or self.rows, weights]
+
+
+def is_array(data: Any) -> bool:
+    """Return whether data is an array, or an object that says how to read it as one; None and single numbers are not.
+
+    A list or tuple that holds one array is one, as in Keras, which takes it for the list of a model's inputs.
+    """
+    if isinstance(data, list | tuple):
+        return len(data) == 1 and not isinstance(data[0], list | tuple) and is_array(data[0])
+    return not isinstance(data, np.generic) and (hasattr(data, "__array__") or hasattr(data, "__dlpack__"))
+
+
+def as_array(data: Any, name: str) -> Array:
+    """Return an array, a memory map, a tensor or a table of any library as NumPy's, without a copy where that can be.
+
+    Lists of numbers are refused, as in Keras.
+
+    Args:
+        data: an array, or what has `__array__` or `__dlpack__`; or a list or tuple of one of these.
+        name: for messages: "x", "y", "sample_weight".
+
+    Raises:
+        DataError: it is none.
+    """
+    if isinstance(data, np.ndarray):
+        return np.asarray(data)  # a memory map stays one
+    if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
+        found = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
+        raise DataError(
+            f"{name}: The structure of `inputs` doesn't match the expected structure. Expected: one array, as the "
+            f"model has one input and one output. Received: {found}"
+        )
+    if not is_array(data):
+        advice = "; make an array of it" if isinstance(data, list | tuple) else ""
+        raise DataError(f"Unrecognized data type: {name}={short(data)} (of type {type(data)}){advice}")
+    if isinstance(data, list | tuple):
+        return as_array(data[0], name)
+    try:
+        if hasattr(data, "detach") and hasattr(data, "cpu"):
+            data = data.detach().cpu()  # a PyTorch tensor, which may be on a GPU or want gradients
+        return np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise DataError(f"{name}: {type(data)} cannot be read as a NumPy array: {error}") from error
 
 
 def check_features(x: Any, architecture: Architecture) -> Array:
     """Return x as an array, (rows, *input_shape).
 
     Raises:
-        DataError: no real numbers, or another shape.
+        DataError: no array of real numbers, or another shape.
     """
-    features: Array = np.asarray(x)
+    features = as_array(x, "x")
     expected = architecture.input_shape
     if features.dtype.kind not in "uifb":
         raise DataError(f"x has dtype {features.dtype}: expected real numbers")
+    if features.ndim == 0:
+        raise DataError(f"x is the single number {features}: expected samples of shape {expected}")
     if features.shape[1:] != expected:
         raise DataError(
             f"model expects {flat_features(expected)} features of shape {expected}, data has "
@@ -86,12 +159,15 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
     features = check_features(x, architecture)
     if y is None:
         raise DataError("y is missing: the loss compares the model's outputs with it")
-    targets = np.asarray(y)
-    if len(features) != len(targets):
-        raise DataError(f"x has {len(features)} samples, y has {len(targets)}")
+    targets = as_array(y, "y")
+    if targets.ndim == 0 or len(features) != len(targets):
+        raise DataError(
+            "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. "
+            f"x has {len(features)} samples, y has {len(targets) if targets.ndim else 'none'}"
+        )
     output = architecture.output_shape
     if loss.takes_labels:
-        check_labels(targets, output[-1], "y")
+        check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
         targets = targets.reshape(len(targets))
     else:
         if targets.ndim == 1 and output == (1,):
@@ -104,7 +180,7 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
 def _check_weights(sample_weight: Any, rows: int) -> Array | None:
     if sample_weight is None:
         return None
-    weights: Array = np.asarray(sample_weight)
+    weights = as_array(sample_weight, "sample_weight")
     if weights.dtype.kind not in "uifb" or weights.shape not in ((rows,), (rows, 1)):
         raise DataError(
             f"sample_weight: expected ({rows},) real numbers, one a sample, found {weights.dtype} {weights.shape}"
@@ -123,7 +199,7 @@ def check_unspecified(x: Any, y: Any, weights: Any, architecture: Architecture) 
     """
     features = check_features(x, architecture)
     rows = len(features)
-    targets = np.empty((rows, 0)) if y is None else np.asarray(y)
+    targets = np.empty((rows, 0)) if y is None else as_array(y, "y")
     if targets.dtype.kind not in "uifb" or targets.ndim < 1 or len(targets) != rows:
         raise DataError(f"y: expected real numbers, one row for each of {rows} samples, found {targets.shape}")
     return Samples(features, targets, _check_weights(weights, rows))
@@ -139,7 +215,7 @@ def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
     Raises:
         ConfigError: targets that name no class, or weights that are not finite.
     """
-    labels = np.asarray(y)
+    labels = as_array(y, "y")
     if labels.ndim == 2 and labels.shape[1] > 1:
         labels = labels.argmax(axis=1)
     elif labels.ndim > 2:
@@ -206,6 +282,160 @@ def evaluation_batches(
     samples: Samples, store: Store, comm: Communicator, batch_size: int | None, steps: int | None
 ) -> Batches:
     """Return the batches of an evaluation, see `evaluation_sampler`; `steps` ends it early."""
-    if steps is not None and batch_size is None:
-        batch_size = 32
-    return ArrayBatches(samples.stored(store), evaluation_sampler(len(samples), comm, batch_size), steps)
+    if steps is not None:
+        batch_size = rows_of_batch(batch_size, len(samples), steps)
+    sampler = evaluation_sampler(len(samples), comm, batch_size)
+    return ArrayBatches(samples.stored(store), sampler, steps, restarts=True)
+
+
+def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
+    """Return the samples of a batch of arrays as Keras: 32 if nobody says, or such that `steps` go through them."""
+    if batch_size is not None:
+        return batch_size
+    return 32 if steps is None else max(1, math.ceil(rows / steps))
+
+
+# Batches that the user's own code makes
+
+
+def refuse_split(*data: Any) -> None:
+    """Refuse to split anything but arrays.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+    wrong = [type(one) for one in data if one is not None and not is_array(one)]
+    if wrong:
+        raise ConfigError(
+            "Argument `validation_split` is only supported for tensors or NumPy arrays. Found incompatible type in the "
+            f"input: {wrong}"
+        )
+
+
+def source_of(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    class_weight: Mapping[int, float] | None = None,
+    shuffle: bool | str = False,
+    seed: int = 0,
+    comm: Communicator,
+) -> BatchSource | None:
+    """Return where batches come from if x makes them itself, None if x is an array: the one place that tells.
+
+    x is, in this order:
+
+    - an array, a memory map, or an object with `__array__` or `__dlpack__`, such as tensors and tables: None.
+    - a `dptrain.utils.PyDataset`, or any object with `__getitem__` and `__len__` or `num_batches`: batches by number.
+    - a generator or another iterator: a tuple (x,), (x, y) or (x, y, sample_weight) a batch, global batches, the same
+      on every rank. It is drawn from two batches before the training and up to two ahead of it.
+    - any other object that can be iterated over, such as a torch DataLoader: the same, afresh for every epoch; batches
+      may also be lists, or x alone.
+
+    Batches may differ in size. Every rank draws them all and takes its part, but for a PyDataset with `shard`.
+
+    Args:
+        x: the user's.
+        y: must be None unless x is an array.
+        sample_weight: the same.
+        class_weight: for arrays and PyDatasets.
+        shuffle: for arrays and PyDatasets; otherwise a warning.
+        seed: of the order of a PyDataset's batches.
+        comm: the ranks.
+
+    Raises:
+        ConfigError: x is none of these, or an argument does not go with it.
+    """
+    if x is None:
+        raise ConfigError("x is missing")
+    if is_array(x):
+        return None
+    if isinstance(x, str | bytes | list | tuple | dict) or hasattr(x, "tocoo"):
+        as_array(x, "x")
+    by_number = hasattr(x, "__getitem__") and (hasattr(x, "__len__") or hasattr(x, "num_batches"))
+    if by_number:
+        kind = "PyDataset"
+    elif hasattr(x, "__next__"):
+        kind = "generator"
+    elif hasattr(x, "__iter__"):
+        kind = "torch DataLoader" if _is_torch_loader(x) else type(x).__name__
+    else:
+        raise ConfigError(f"Unrecognized data type: x={short(x)} (of type {type(x)})")
+    for name, value, words in (("y", y, "the targets"), ("sample_weights", sample_weight, "the sample weights")):
+        if value is not None:
+            raise ConfigError(
+                f"When providing `x` as a {kind}, `{name}` should not be passed. Instead, {words} should be included "
+                f"as part of the {kind}."
+            )
+    if by_number:
+        rank, world = comm.rank, comm.size
+        source = PyDatasetSource(x, class_weight=class_weight, shuffle=bool(shuffle), seed=seed, rank=rank, world=world)
+        if shuffle and source.num_batches is None:
+            _warn_of_shuffle("an infinite PyDataset. The PyDataset is expected to already be shuffled.")
+        return source
+    if class_weight is not None:
+        words = "Python generator" if kind == "generator" else kind
+        raise ConfigError(
+            f"Argument `class_weight` is not supported for {words} inputs. Received: class_weight={class_weight}"
+        )
+    if kind == "generator":
+        if shuffle:
+            _warn_of_shuffle("a generator. The generator is expected to yield already-shuffled data.")
+        return GeneratorSource(x)
+    if shuffle:
+        _warn_of_shuffle(f"a {kind}. The {kind.split()[-1]} is expected to already be shuffled.")
+    return LoaderSource(x, kind)
+
+
+def stream_batches(
+    source: BatchSource,
+    store: Store | None,
+    architecture: Architecture,
+    loss: Loss | None,
+    comm: Communicator,
+    steps: int | None,
+    *,
+    rows: int = 0,
+    what: What = "training",
+    own_steps: bool = False,
+) -> StreamBatches:
+    """Return the batches of a source, each checked as arrays are.
+
+    Args:
+        source: where they come from.
+        store: as the replica wants features and targets; None for features alone.
+        architecture: the model.
+        loss: what takes the targets, where there are any; None with `own_steps` where these alone know.
+        comm: the ranks.
+        steps: of an epoch.
+        rows: of the first batch, if anybody knows.
+        what: as `StreamBatches`.
+        own_steps: the model has steps of its own, which may do without targets.
+    """
+
+    def features(parts: tuple[Any, ...]) -> Sequence[Array]:
+        x = check_features(parts[0], architecture)
+        return [x.reshape(len(x), flat_features(x.shape[1:]))]
+
+    def samples(parts: tuple[Any, ...]) -> Sequence[Array]:
+        assert store is not None
+        x, y, weights = [*parts, None, None][:3]
+        if source.class_weight is not None and y is not None:
+            weights = weights_of_classes(y, source.class_weight)
+        if own_steps and (loss is None or y is None):
+            return check_unspecified(x, y, weights, architecture).stored(store)
+        assert loss is not None
+        return check_samples(x, y, weights, architecture, loss).stored(store)
+
+    read: Read = features if store is None else samples
+    return StreamBatches(source, read, comm, steps, rows=rows, what=what)
+
+
+def _is_torch_loader(x: Any) -> bool:
+    """Return whether x is a PyTorch DataLoader, which need not be imported for that."""
+    return any(one.__name__ == "DataLoader" and "torch.utils.data" in one.__module__ for one in type(x).__mro__)
+
+
+def _warn_of_shuffle(what: str) -> None:
+    warn(f"`shuffle=True` was passed, but will be ignored since the data `x` was provided as {what}")

@@ -3,9 +3,10 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dptrain.errors import ConfigError
-from dptrain.layers import Layer
+from dptrain.layers import InputLayer, Layer
 from dptrain.losses import Loss
 from dptrain.params import ParamLayout
 
@@ -14,24 +15,30 @@ class Architecture:
     """Layers in a row.
 
     Args:
-        layers: at least one; the first states `input_shape` unless `input_shape` is given.
+        layers: at least one; the first states `input_shape` unless `input_shape` is given. An `InputLayer`, which can
+            stand before the first, is not counted as a layer.
         input_shape: shape of one sample.
 
     Attributes:
         layers: the layers, each with a name.
         input_shapes: shape of one sample that goes into each layer.
         output_shapes: shape of one sample that comes out of each layer.
-        layout: the parameters of all layers in one flat buffer, each named "layer/parameter".
+        layout: the parameters of all layers in one flat buffer, each named "layer/parameter"; trained are those of
+            layers whose `trainable` is True when the architecture is made.
 
     Raises:
         ConfigError: no layers, no input shape, two layers of one name, or a layer that cannot take its input.
     """
 
     def __init__(self, layers: Sequence[Layer], input_shape: tuple[int, ...] | None = None) -> None:
+        if input_shape is None and layers:
+            input_shape = layers[0].input_shape
+        if layers and isinstance(layers[0], InputLayer):
+            layers = layers[1:]
         if not layers:
             raise ConfigError("a model needs at least one layer")
-        if input_shape is None:
-            input_shape = layers[0].input_shape
+        if any(isinstance(layer, InputLayer) for layer in layers):
+            raise ConfigError("an Input can stand only before the first layer")
         if input_shape is None:
             raise ConfigError(
                 f"the first layer ({type(layers[0]).__name__}) needs input_shape=(...), the shape of one sample"
@@ -44,7 +51,10 @@ class Architecture:
         shape = tuple(input_shape)
         for layer in self.layers:
             self.input_shapes.append(shape)
-            specs += [(f"{layer.name}/{spec.name}", spec) for spec in layer.param_specs(shape)]
+            specs += [
+                (f"{layer.name}/{spec.name}", replace(spec, trainable=spec.trainable and layer.trainable))
+                for spec in layer.param_specs(shape)
+            ]
             shape = layer.output_shape(shape)
             self.output_shapes.append(shape)
         self.layout = ParamLayout(specs)
@@ -59,22 +69,20 @@ class Architecture:
         """Shape of one output sample."""
         return self.output_shapes[-1]
 
-    def layers_for(self, loss: Loss) -> tuple[Layer, ...]:
-        """Return the layers with the last activation left to the loss, where the loss computes it itself.
+    def as_trainable_now(self) -> "Architecture":
+        """Return this architecture laid out by what the layers' `trainable` says now, itself where nothing changed.
 
-        Raises:
-            ConfigError: the loss needs the model to end in that activation, and it does not.
+        `layout.rearranged` takes the values of the parameters from one to the other.
         """
-        if loss.fused_activation is None:
-            return self.layers
+        now = Architecture(self.layers, self.input_shape)
+        return self if now.layout.entries == self.layout.entries else now
+
+    def layers_for(self, loss: Loss) -> tuple[tuple[Layer, ...], bool]:
+        """Return the layers, without the last activation where the loss computes that itself, and whether it does."""
         last = self.layers[-1]
-        if last.final_activation != loss.fused_activation:
-            raise ConfigError(
-                f"loss {loss.name!r} expects a model that ends in activation {loss.fused_activation!r}, found "
-                f"{last.final_activation!r} in layer {last.name!r}; for logits use "
-                f"{type(loss).__name__}(from_logits=True)"
-            )
-        return (*self.layers[:-1], last.without_activation())
+        if loss.from_logits or loss.fused_activation is None or last.final_activation != loss.fused_activation:
+            return self.layers, False
+        return (*self.layers[:-1], last.without_activation()), True
 
     def summary(self) -> str:
         """Return a table of layers, output shapes and parameter counts, as text."""
@@ -86,7 +94,9 @@ class Architecture:
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines.insert(1, "-" * (sum(widths) + 4))
-        return "\n".join([*lines, f"Total params: {self.layout.count:,}"])
+        total, trained = self.layout.count, self.layout.trainable_count
+        counts = f"Total params: {total:,}\nTrainable params: {trained:,}\nNon-trainable params: {total - trained:,}"
+        return "\n".join([*lines, counts])
 
 
 def _name_layers(layers: Sequence[Layer]) -> None:
@@ -97,7 +107,8 @@ def _name_layers(layers: Sequence[Layer]) -> None:
         raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
     for layer in layers:
         if layer.name is None:
-            kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(layer).__name__).lower()
+            kind = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", type(layer).__name__)  # "ReLU" becomes "re_lu", as in Keras
+            kind = re.sub("([a-z])([A-Z])", r"\1_\2", kind).lower()
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in taken)
             taken[layer.name] += 1

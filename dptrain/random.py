@@ -8,6 +8,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from dptrain.errors import ConfigError
+
 
 class Purpose(IntEnum):
     """What a stream of random numbers is for; two purposes never share numbers."""
@@ -29,3 +31,14 @@ def stream(seed: int, purpose: Purpose, *position: int, offset: int = 0) -> np.r
     """
     upper = [*position, 0, 0, 0][:3]
     return np.random.Generator(np.random.Philox(key=[seed, int(purpose)], counter=[offset, *upper]))
+
+
+def own_seed(seed: int | None) -> int | None:
+    """Return the seed that a layer or an initializer was given, None where it takes the run's.
+
+    Raises:
+        ConfigError: it is not an integer of 0 to 2**64 - 1.
+    """
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64):
+        raise ConfigError(f"`seed` argument should be an integer of 0 to 2**64 - 1. Received: seed={seed}")
+    return seed

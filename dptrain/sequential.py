@@ -1,46 +1,61 @@
 """The public face in Keras' words: a model that can be compiled, trained, evaluated and asked."""
 
+import json
 import math
-import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain import losses, metrics, optimizers
+from dptrain import losses, optimizers
 from dptrain.backend.base import Backend
 from dptrain.comm import Communicator
-from dptrain.data.loading import Split, fingerprint
+from dptrain.data.loading import Split
 from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler
 from dptrain.devices import open_backend
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.failure import end_job, phase
 from dptrain.inputs import (
     Samples,
+    Stream,
+    as_array,
     check_features,
     check_samples,
     check_unspecified,
     evaluation_batches,
     evaluation_sampler,
+    is_array,
+    refuse_split,
+    rows_of_batch,
+    source_of,
     split_off,
+    stream_batches,
     unpack,
     weights_of_classes,
 )
 from dptrain.launcher import detect_launch
 from dptrain.layers import Layer
 from dptrain.losses import Loss
-from dptrain.metrics import Mean, Metric
+from dptrain.metrics import Metric
+from dptrain.metrics import resolve as resolve_metrics
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
+from dptrain.saving import keras_config, keras_zip
+from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot, share
+from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
-from dptrain.train.batches import ArrayBatches, Batches
-from dptrain.train.callbacks import Callback, CallbackList, History
-from dptrain.train.callbacks.progress import for_verbosity
+from dptrain.train.batches import ArrayBatches, Batches, warn_of_the_end
+from dptrain.train.callbacks import Callback, CallbackList, History, ProgbarLogger
+from dptrain.train.callbacks.base import flatten
 from dptrain.train.custom import Steps
 from dptrain.train.explicit import ExplicitReplica, NoLoss
 from dptrain.train.replica import Replica
+from dptrain.train.sources import BatchSource
+from dptrain.train.stream import StreamBatches, What
 from dptrain.train.trainer import EVALUATION_ROWS, Trainer
 from dptrain.utils import check_seed, default_seed
 
@@ -76,10 +91,12 @@ class Sequential(Steps):
         self._weights: Array | None = None
         self.history: History | None = None
         self.stop_training = False
+        self._optimizer_state: OptimizerState | None = None  # of a file, until there is a replica to have it
         self._trainer_kept: Trainer | None = None
         self._steps_called = False
+        self._seen = False  # whether targets have come since `compile`
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
-        self._compiled: tuple[Loss, Optimizer, tuple[Metric, ...], dict[str, Any]] | None = None
+        self._compiled: tuple[Loss, Optimizer, tuple[Any, Any, list[str]], dict[str, Any]] | None = None
 
     # Setting up
 
@@ -99,6 +116,7 @@ class Sequential(Steps):
         loss: str | Loss | None = None,
         metrics: Sequence[str | Metric] | None = None,
         *,
+        weighted_metrics: Sequence[str | Metric] | None = None,
         device: str = "auto",
         dtype: str = "float32",
         loops: str = "auto",
@@ -114,8 +132,9 @@ class Sequential(Steps):
 
         Args:
             optimizer: name or optimizer.
-            loss: name or loss.
-            metrics: names or metrics.
+            loss: name or loss; None for a model whose own steps (see `Steps`) need none.
+            metrics: names or metrics; they count every sample as one.
+            weighted_metrics: names or metrics that get the sample weights.
             device: "auto", "cpu" or "cuda" (not in Keras).
             dtype: "float32" or "float64" (not in Keras).
             loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
@@ -129,7 +148,7 @@ class Sequential(Steps):
             gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone (not in Keras).
 
         Raises:
-            ConfigError: an unknown name, a size that is not above 0, or no loss.
+            ConfigError: an unknown name, or a size that is not above 0.
         """
         if comm not in ("host", "cuda-aware"):
             raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
@@ -137,10 +156,11 @@ class Sequential(Steps):
             if size is not None and not 0 < size < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
         chosen = NoLoss() if loss is None else losses.get(loss)
-        measured = tuple(_metric(one, chosen) for one in metrics or ())
-        self._measured = [(one, Mean(one.name)) for one in measured]
+        shape = None if self._architecture is None else self._architecture.output_shape
+        measured = [one.key for one in resolve_metrics(metrics, weighted_metrics, chosen.takes_labels, shape)]
         self._weights = self._flat_weights() if self._architecture is not None else None
-        self._replica = self._trainer_kept = None
+        self._replica = self._trainer_kept = self._optimizer_state = None
+        self._seen = False
         self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
         options = {
             "device": device,
@@ -151,7 +171,7 @@ class Sequential(Steps):
             "precision": precision,
             "gemm": gemm,
         }
-        self._compiled = (chosen, optimizers.get(optimizer), measured, options)
+        self._compiled = (chosen, optimizers.get(optimizer), (metrics, weighted_metrics, measured), options)
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -202,15 +222,19 @@ class Sequential(Steps):
         """Train. Collective.
 
         Args:
-            x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory.
+            x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory, a memory map on
+                disk. Or what makes batches (x, y) or (x, y, sample_weight): a generator, a `dptrain.utils.PyDataset`,
+                a loader; see `dptrain.inputs.source_of` for what they are and what ranks draw.
             y: (rows,) or (rows, 1) integer labels, or (rows, *output_shape) values, as the loss takes them.
-            batch_size: samples of a global batch, over all ranks together; 32 if not given.
+            batch_size: samples of a global batch, over all ranks together; if not given 32, or, as in Keras, such that
+                `steps_per_epoch` batches hold all samples. Not used where x makes batches.
             epochs: number of the last epoch.
             verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 on a terminal and else 2.
             callbacks: called on every rank.
             validation_split: this fraction of the samples, the last ones, is evaluated instead of trained on.
-            validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs.
-            shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only.
+            validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or what makes batches.
+            shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only. Of a
+                PyDataset it is the order of its batches; others that make batches keep theirs.
             class_weight: weights of samples by their label, 1 where it is not named.
             sample_weight: (rows,) weights of the samples in the loss.
             initial_epoch: number of epochs that are done already.
@@ -229,31 +253,36 @@ class Sequential(Steps):
             AgreedError: either of these, on all ranks, under mpirun.
         """
         comm = self._start("fit", x)
-        size = 32 if batch_size is None else batch_size
 
-        def prepare() -> tuple[Samples, Samples | None, Sampler]:
+        def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
             _check_numbers(epochs, initial_epoch, steps_per_epoch, validation_steps, validation_freq)
-            train = self._samples(x, y, sample_weight, class_weight)
+            if validation_split and validation_data is None:
+                refuse_split(x, y, sample_weight)
+            train = self._data(comm, x, y, sample_weight, class_weight, shuffle=shuffle)
             validation = None
             if validation_data is not None:
-                validation = self._samples(*unpack(validation_data, "validation_data"))
-            elif validation_split:
+                validation = self._data(comm, *unpack(validation_data, "validation_data"), looks=False)
+            elif validation_split and isinstance(train, Samples):
                 train, validation = split_off(train, validation_split)
+            if isinstance(train, Stream):
+                return train, validation, None
+            size = rows_of_batch(batch_size, len(train), steps_per_epoch)
             sampler = GlobalSampler(
                 len(train), size, comm.rank, comm.size, seed=self.seed, shuffle=shuffle, drop_last=drop_last
             )
             return train, validation, sampler
 
         train, validation, sampler = self._agreed(comm, "fit", prepare)
-        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=steps_per_epoch or sampler.steps)
+        steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
+        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=steps_per_epoch or steps)
         if comm.size > 1:
             # A rank with another number of steps would leave the others waiting; with other data or another batch size
             # each would compute the gradient of something else.
             facts = {
-                "the training sets (shapes, dtypes, checksum) differ": fingerprint(train.x, train.y),
-                "arguments": [size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last, train.weights is None],
+                "the training sets (shapes, dtypes, checksum) differ": train.facts,
+                "arguments": [batch_size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last],
                 "validation": [
-                    None if validation is None else list(np.shape(validation.x)),
+                    None if validation is None else validation.facts,
                     validation_steps,
                     validation_batch_size,
                     validation_freq if isinstance(validation_freq, int) else list(validation_freq),
@@ -263,15 +292,25 @@ class Sequential(Steps):
                 "compiled": self._describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
-        trainer = self._trainer(comm)
-        store = trainer.replica.as_stored
-        watched = hooks.has_batch_hooks("test")
-        evaluated = None
-        if validation is not None:
-            per_batch = validation_batch_size or (size if watched or validation_steps else None)
+        watched = _watched(comm, hooks, "test")
+        store = self._trainer(comm).replica.as_stored
+        batches: Batches
+        if isinstance(train, Stream):
+            batches = self._stream(train, comm, steps_per_epoch)
+            self._collectively(comm, batches.reset)
+        else:
+            assert sampler is not None
+            batches = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
+        evaluated: Batches | None = None
+        if isinstance(validation, Stream):
+            evaluated = self._stream(validation, comm, validation_steps, "evaluation")
+        elif validation is not None:
+            per_batch = validation_batch_size
+            if validation_steps or watched:
+                per_batch = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
             evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps)
         return self._fit(
-            ArrayBatches(train.stored(store), sampler, steps_per_epoch),
+            batches,
             evaluated,
             hooks,
             comm,
@@ -292,7 +331,7 @@ class Sequential(Steps):
     ) -> History:
         """Train on data that is already shared out among the ranks, in the order of a sampler. Collective."""
         comm = self._start("fit", train.x)
-        hooks = self._hooks(callbacks, verbose, comm, epochs=epochs, steps=sampler.steps)
+        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
         store = self._trainer(comm).replica.as_stored
         evaluated = None
         if validation is not None:
@@ -308,7 +347,10 @@ class Sequential(Steps):
         trainer = self._trainer(comm)
         for part in self.parts():
             part._share_parameters(comm)
-        self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+        try:
+            self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+        finally:
+            hooks.release()
         return self.history
 
     def evaluate(
@@ -330,7 +372,7 @@ class Sequential(Steps):
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
             sample_weight: as in `fit`.
-            steps: end after that many batches (of 32, if no batch_size is given).
+            steps: end after that many batches; if no batch_size is given they hold all samples.
             callbacks: called on every rank.
             return_dict: return a dictionary by log key.
 
@@ -342,17 +384,20 @@ class Sequential(Steps):
             DataError: data that does not fit the model.
         """
         comm = self._start("evaluate", x)
-        samples = self._agreed(comm, "evaluate", lambda: self._samples(x, y, sample_weight))
-        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
-        size = batch_size or (32 if hooks.has_batch_hooks("test") else None)
+        data = self._agreed(comm, "evaluate", lambda: self._data(comm, x, y, sample_weight))
+        hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
+        watched = _watched(comm, hooks, "test")
         trainer = self._trainer(comm)
-        batches = self._agreed(
-            comm, "evaluate", lambda: evaluation_batches(samples, trainer.replica.as_stored, comm, size, steps)
-        )
+
+        def prepare() -> Batches:
+            if isinstance(data, Stream):
+                return self._stream(data, comm, steps, "evaluation")
+            size = rows_of_batch(batch_size, len(data), steps) if steps or watched else batch_size
+            return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps)
+
+        batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
         logs = self._collectively(comm, lambda: trainer.evaluate(batches, hooks))
-        if comm.rank == 0 and verbose != 0:
-            print(" - ".join(f"{key}: {value:.4f}" for key, value in logs.items()), flush=True)
         return _in_order(logs, return_dict)
 
     def predict(
@@ -368,27 +413,38 @@ class Sequential(Steps):
         Args:
             x: as in `fit`.
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
-            verbose: not used: nothing is printed.
-            steps: end after that many batches (of 32, if no batch_size is given).
+            verbose: 0 prints nothing, anything else one line.
+            steps: end after that many batches; if no batch_size is given they hold all samples.
             callbacks: called on every rank.
 
         Raises:
             DataError: data that does not fit the model.
         """
         comm = self._start(None, x)
-        hooks = self._hooks(callbacks, 0, comm, epochs=1, steps=None, keeps_history=False)
-        size = batch_size or (32 if steps or hooks.has_batch_hooks("predict") else None)
+        hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
+        watched = _watched(comm, hooks, "predict")
 
-        def prepare() -> tuple[Array, Sampler]:
-            samples = check_features(x, self.architecture)
-            if steps is not None and size is not None:
-                samples = samples[: steps * size]
-            return samples, evaluation_sampler(len(samples), comm, size)
+        def prepare() -> tuple[Batches, int | None]:
+            source = source_of(x, comm=comm)
+            if source is not None:
+                if self._architecture is None:
+                    self._look(source)
+                    source.on_epoch_end()
+                batches = stream_batches(source, None, self.architecture, None, comm, steps, what="prediction")
+                return batches, None
+            samples, size = check_features(x, self.architecture), batch_size
+            if steps or watched:
+                size = rows_of_batch(batch_size, len(samples), steps)
+                if steps is not None:
+                    samples = samples[: steps * size]
+                    if (steps - 1) * size >= len(samples):
+                        warn_of_the_end()
+            sampler = evaluation_sampler(len(samples), comm, size)
+            return ArrayBatches([samples.reshape(len(samples), -1)], sampler), len(samples)
 
-        samples, sampler = self._agreed(comm, "predict", prepare)
-        hooks.params["steps"] = sampler.steps
-        batches = ArrayBatches([samples.reshape(len(samples), -1)], sampler)
-        return self._collectively(comm, lambda: self._trainer(comm).predict(batches, len(samples), hooks))
+        batches, rows = self._agreed(comm, "predict", prepare)
+        hooks.params["steps"] = steps or batches.steps
+        return self._collectively(comm, lambda: self._trainer(comm).predict(batches, rows, hooks))
 
     def train_on_batch(
         self,
@@ -432,7 +488,7 @@ class Sequential(Steps):
         Raises:
             DataError: data that does not fit the model.
         """
-        return self.predict(x, batch_size=max(len(x), comms.current().size))
+        return self.predict(x, batch_size=max(len(x), comms.current().size), verbose=0)
 
     def reset_metrics(self) -> None:
         """Start new means of loss and metrics, for `train_on_batch` and `test_on_batch`."""
@@ -495,6 +551,136 @@ class Sequential(Steps):
         if launch is None or launch.rank == 0:
             print(f'Model: "{self.name}"\n{self.architecture.summary()}')
 
+    # Files (formats: dptrain.saving)
+
+    def save(self, filepath: str | Path, overwrite: bool = True) -> None:
+        """Write the whole model to a `.keras` file, which Keras 3 reads as well. Collective; rank 0 writes.
+
+        It holds layers, weights and, if the model is compiled, optimizer with its state, loss and metrics.
+
+        Args:
+            filepath: ends in `.keras`.
+            overwrite: whether an existing file may be replaced; Keras would ask.
+
+        Raises:
+            ConfigError: another ending, the model has no input shape yet, or h5py is not installed.
+            OutputError: the file exists, or the disk is full or denied; an existing file stays as it was.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        require_ending(filepath, ".keras")
+        self._write_file(Path(filepath), keras_zip.encode, overwrite)
+
+    def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
+        """Write the weights to a `.weights.h5` (with the optimizer's state, as Keras) or `.safetensors` file.
+
+        Collective; rank 0 writes.
+
+        Args:
+            filepath: its ending says the format.
+            overwrite: whether an existing file may be replaced; Keras would ask.
+
+        Raises:
+            ConfigError: as `save`.
+            OutputError: as `save`.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        self._write_file(Path(filepath), weights_encoder(Path(filepath)), overwrite)
+
+    def load_weights(self, filepath: str | Path, skip_mismatch: bool = False) -> None:
+        """Read weights from a `.weights.h5`, `.safetensors` or `.keras` file. Collective; rank 0 reads.
+
+        As in Keras, the optimizer's state in a Keras file is taken over where this model's has been in use already.
+        NaN in weights are loaded as they are.
+
+        Args:
+            filepath: its ending says the format.
+            skip_mismatch: leave layers that do not fit as they are, with a warning.
+
+        Raises:
+            ConfigError: another ending, the model has no input shape yet, or h5py is not installed.
+            DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        comm = comms.current()
+        phase.enter("loading")
+
+        def read() -> Loaded | None:
+            if comm.rank != 0:
+                return None
+            snapshot = self._snapshot()
+            used = snapshot.state.iterations > 0
+            return read_weights(Path(filepath), snapshot, with_optimizer=used, skip_mismatch=skip_mismatch)
+
+        found = self._agreed(comm, "loading", read)
+        loaded = share(comm, found, self.architecture.layout)
+        self.take_loaded(loaded)
+        phase.enter("user code")
+        if comm.rank == 0:
+            for line in loaded.warnings:
+                warnings.warn(line, stacklevel=2)
+
+    def take_loaded(self, loaded: Loaded) -> None:
+        """Take over weights, and the optimizer's state if there is one, from a file; the same on all ranks."""
+        self._weights = loaded.weights
+        if self._replica is not None:
+            self._replica.backend.write(self._replica.params, loaded.weights.astype(self._replica.backend.dtype))
+        if loaded.state is None or self._compiled is None:
+            return
+        if loaded.state.learning_rate is not None:
+            self._compiled[1].learning_rate = loaded.state.learning_rate
+        self._optimizer_state = loaded.state
+        if self._replica is not None:
+            loaded.state.restore(self._replica)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return name, layers and input shape as Keras' `Sequential.get_config` does."""
+        if self._architecture is None and not (self.layers and self.layers[0].input_shape is not None):
+            return keras_config.sequential_config(self.name, self.layers, None, self._dtype())
+        return keras_config.sequential_config(self.name, self.architecture.layers, self.architecture, self._dtype())
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Sequential":
+        """Return a new model of a `get_config`, of dptrain's or Keras'.
+
+        Raises:
+            ConfigError: it has what dptrain does not have; names it.
+        """
+        name, layers, _ = keras_config.layers_of(config)
+        return cls(layers, name=name)
+
+    def to_json(self, **kwargs: Any) -> str:
+        """Return the model without weights as JSON, the same as config.json in a `.keras` file.
+
+        Args:
+            kwargs: of `json.dumps`.
+        """
+        # Without a loss, as if it were not compiled: such steps are not in files either.
+        compiled = None if self._compiled is None or self._without_loss() else self._compiled[:3]
+        return json.dumps(keras_config.model_config(self.get_config(), compiled), **kwargs)
+
+    def _write_file(self, path: Path, encode: Callable[[Snapshot], bytes], overwrite: bool) -> None:
+        comm = comms.current()
+        phase.enter("saving")
+
+        def action() -> None:
+            if comm.rank == 0:
+                write(path, encode, self._snapshot(), overwrite=overwrite)
+
+        self._agreed(comm, "saving", action)
+        phase.enter("user code")
+
+    def _snapshot(self) -> Snapshot:
+        """Return a copy of everything that goes into a file."""
+        state = self._optimizer_state or OptimizerState()
+        if self._replica is not None and self._compiled is not None:
+            state = OptimizerState.of(self._replica)
+        # Without a loss, as if it were not compiled: such steps are not in files either.
+        compiled = None if self._compiled is None or self._without_loss() else self._compiled[:3]
+        return Snapshot(self.name, self.seed, self._dtype(), self.architecture, self._flat_weights(), compiled, state)
+
+    def _dtype(self) -> str:
+        return "float32" if self._compiled is None else str(self._compiled[3]["dtype"])
+
     # Helpers
 
     def describe_device(self, comm: Communicator) -> str:
@@ -520,8 +706,8 @@ class Sequential(Steps):
         if method is not None and self._compiled is not None and self._without_loss() and not self.has_own_steps:
             raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         phase.enter(method or "predict")
-        if self._architecture is None and self.layers and self.layers[0].input_shape is None and x is not None:
-            self.build(tuple(np.shape(x)[1:]))
+        if self._architecture is None and self.layers and self.layers[0].input_shape is None and is_array(x):
+            self.build(as_array(x, "x").shape[1:])
         return comms.current()
 
     def _agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
@@ -555,6 +741,10 @@ class Sequential(Steps):
     def _without_loss(self) -> bool:
         return self._compiled is not None and isinstance(self._compiled[0], NoLoss)
 
+    def _targets_unspecified(self, y: Any) -> bool:
+        """Whether the model's own steps alone know what the targets are."""
+        return self._without_loss() or (y is None and self.has_own_steps)
+
     def _make_replica(self, backend: Backend) -> Replica:
         make = ExplicitReplica if self.has_own_steps or self._steps_called else Replica
         replica = make(backend, self.architecture, self.seed)
@@ -562,15 +752,17 @@ class Sequential(Steps):
             backend.write(replica.params, self._weights)
         if self._compiled:
             loss, optimizer, measured, _ = self._compiled
-            replica.compile(loss, optimizer, measured)
+            replica.compile(loss, optimizer, measured[0], measured[1])
+            if self._optimizer_state is not None:
+                self._optimizer_state.restore(replica)
         return replica
 
     def _describe_compiled(self) -> list[Any]:
         """Return loss, optimizer and metrics as JSON can carry them."""
         assert self._compiled is not None
         loss, optimizer, measured, _ = self._compiled
-        about = [[type(one).__name__, one.config()] for one in (loss, optimizer)]
-        return [*about, [metric.name for metric in measured]]
+        about = [[type(loss).__name__, loss.config()], [type(optimizer).__name__, optimizer.describe()]]
+        return [*about, measured[2]]
 
     def _trainer(self, comm: Communicator) -> Trainer:
         replica = self._on_device(comm)
@@ -601,15 +793,14 @@ class Sequential(Steps):
 
     def _make_explicit(self, comm: Communicator, backend: Backend | None) -> None:
         """Put the model on a backend (None: its own) with passes that can be called; its state comes along."""
-        before = self._replica
+        if self._replica is not None and self._compiled is not None:
+            self._optimizer_state = OptimizerState.of(self._replica)
         self._weights = self._flat_weights()
         self._steps_called, self._replica, self._trainer_kept = True, None, None
         if backend is None:
             self._replica = self._on_device(comm)
         else:
             self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
-        if before is not None and isinstance(self._replica, ExplicitReplica):
-            self._replica.take_over(before)
 
     def _join(self, replica: ExplicitReplica, comm: Communicator) -> list[ExplicitReplica]:
         """Join the ranks, and bring the models that are parts of this one to the same device; return their replicas."""
@@ -624,7 +815,7 @@ class Sequential(Steps):
             assert isinstance(part._replica, ExplicitReplica)
             partners += [part._replica, *part._join(part._replica, comm)]
         if hasattr(replica, "loss"):
-            replica.drive(self, self._means(), partners)
+            replica.drive(self, self._trackers(), partners)
         return partners
 
     def _share_parameters(self, comm: Communicator) -> None:
@@ -640,6 +831,43 @@ class Sequential(Steps):
             self._weights = self.architecture.layout.initial(self.seed, np.float64)
         return self._weights.copy()
 
+    def _data(
+        self,
+        comm: Communicator,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        *,
+        shuffle: bool | str = False,
+        looks: bool = True,
+    ) -> "Samples | Stream":
+        """Return a user's arrays after checking them, or where batches come from, which are checked as they come.
+
+        As Keras, a model that has seen no targets since it was compiled looks at the first batch, if `looks`.
+        """
+        source = source_of(x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=self.seed, comm=comm)
+        if source is None:
+            return self._samples(x, y, sample_weight, class_weight)
+        return Stream(source, self._look(source) if looks and not self._seen else 0)
+
+    def _look(self, source: BatchSource) -> int:
+        """Take the model's input shape, if it is not known, from the first batch; return its rows."""
+        x = as_array(source.look()[0], "x")
+        self._seen = self._compiled is not None
+        if self._architecture is None and self.layers and self.layers[0].input_shape is None:
+            self.build(x.shape[1:])
+        return len(x) if x.ndim else 0
+
+    def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
+        assert self._compiled is not None
+        store = self._trainer(comm).replica.as_stored
+        loss = None if self._without_loss() else self._compiled[0]
+        own = self.has_own_steps
+        return stream_batches(
+            data.source, store, self.architecture, loss, comm, steps, rows=data.rows, what=what, own_steps=own
+        )
+
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
     ) -> Samples:
@@ -649,7 +877,8 @@ class Sequential(Steps):
             if sample_weight is not None:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
-        if self._without_loss() or (y is None and self.has_own_steps):
+        self._seen = True
+        if self._targets_unspecified(y):
             return check_unspecified(x, y, sample_weight, self.architecture)
         return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
 
@@ -662,17 +891,17 @@ class Sequential(Steps):
         self,
         callbacks: Sequence[Callback] | None,
         verbose: str | int,
-        comm: Communicator,
         *,
         keeps_history: bool = True,
         **params: Any,
     ) -> CallbackList:
         """Return the user's callbacks, and after them, as in Keras, those that are always there."""
-        chosen = list(callbacks or ())
+        chosen = list(flatten(callbacks))
         if keeps_history and not any(isinstance(callback, History) for callback in chosen):
             chosen.append(History())
-        shown = for_verbosity(verbose, comm.rank, sys.stdout.isatty())
-        return CallbackList([*chosen, *shown], self, verbose=verbose, **params)
+        if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
+            chosen.append(ProgbarLogger())
+        return CallbackList(chosen, self, verbose=verbose, **params)
 
 
 def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
@@ -686,6 +915,17 @@ def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
         raise ConfigError(f"--comm cuda-aware needs --device cuda: this rank computes on {backend.description}")
     if reason := comm.why_not_cuda_aware():
         raise DeviceError(f"--comm cuda-aware: {reason}; use --comm host")
+
+
+def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
+    """Return whether on any rank a callback wants to hear of batches, which then must be those of all. Collective.
+
+    Raises:
+        AgreedError: callbacks differ that ranks must have in common.
+    """
+    if comm.size > 1:
+        comm.require_same("the ranks have different callbacks", {"callbacks": hooks.decisive()})
+    return any(comm.allgather(hooks.has_batch_hooks(mode)))
 
 
 def _check_numbers(
@@ -713,16 +953,3 @@ def _in_order(logs: dict[str, float], return_dict: bool) -> list[float] | float 
         return logs
     values = list(logs.values())
     return values if len(values) > 1 else values[0]
-
-
-def _metric(identifier: str | Metric, loss: Loss) -> Metric:
-    """Return a metric that takes the same targets as the loss.
-
-    Raises:
-        ConfigError: unknown, or it takes others.
-    """
-    metric = metrics.get(identifier)
-    if not isinstance(loss, NoLoss) and metric.takes_labels != loss.takes_labels:
-        wanted = "integer labels" if metric.takes_labels else "values"
-        raise ConfigError(f"metric {metric.name!r} compares with {wanted}, loss {loss.name!r} does not")
-    return metric

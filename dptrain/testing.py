@@ -247,9 +247,11 @@ def _layer_passes(
         layer.forward(ops, one, _CONTEXT)
         y = ops.download(one.y)
         ops.write(one.dy, weights)
-        layer.backward(ops, one)
+        layer.backward(ops, one, _CONTEXT)
         found = {"y": y, "dx": ops.download(one.dx)}
-        found |= {key: ops.download(view) for key, view in architecture.layout.views(replica._partial(0)).items()}
+        found |= {
+            key: ops.download(view) for key, view in architecture.layout.gradient_views(replica._partial(0)).items()
+        }
         for what, buffer, old in (
             ("its input x", one.x, x),
             *((f"parameter {key!r}", one.params[key.split("/", 1)[1]], old) for key, old in values.items()),
@@ -260,7 +262,7 @@ def _layer_passes(
         one.dx = None
         layer.forward(ops, one, _CONTEXT)
         ops.write(one.dy, weights)
-        layer.backward(ops, one)
+        layer.backward(ops, one, _CONTEXT)
     return found
 
 

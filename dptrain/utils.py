@@ -1,7 +1,13 @@
 """Small helpers with Keras' names."""
 
+from dptrain.data.py_dataset import PyDataset
 from dptrain.errors import ConfigError
 from dptrain.launcher import detect_launch
+
+# Its name in Keras 2.
+Sequence = PyDataset
+
+__all__ = ["PyDataset", "Sequence", "check_seed", "default_seed", "set_random_seed"]
 
 _default_seed = 0
 

@@ -41,7 +41,7 @@ class ResidualGate(dp.layers.Layer):
         ops.multiply(kept["values"], kept["gates"], buffers.y)
         ops.add(buffers.x, buffers.y)
 
-    def backward(self, ops, buffers):
+    def backward(self, ops, buffers, context):
         params, grads, kept, dy = buffers.params, buffers.grads, buffers.scratch, buffers.dy
         x, dx = buffers.x, buffers.dx
         part = None if dx is None else kept["part"]
@@ -59,7 +59,7 @@ class ResidualGate(dp.layers.Layer):
         if dx is not None:
             ops.add(part, dx)
 
-    def config(self):
+    def own_config(self):
         return {}
 
 

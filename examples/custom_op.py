@@ -65,11 +65,11 @@ class Swish(dp.layers.Layer):
     def forward(self, ops, buffers, context):
         swish(ops, buffers.x, buffers.y, beta=self.beta)
 
-    def backward(self, ops, buffers):
+    def backward(self, ops, buffers, context):
         if buffers.dx is not None:
             swish_gradient(ops, buffers.x, buffers.dy, buffers.dx, beta=self.beta)
 
-    def config(self):
+    def own_config(self):
         return {"beta": self.beta}
 
 

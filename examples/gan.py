@@ -30,8 +30,8 @@ class Gan(dp.Sequential):
     def __init__(self, layers, generator, seed=0):
         super().__init__(layers, name="gan", seed=seed)
         self.generator = generator
-        self.d_loss = dp.metrics.Mean("d_loss")
-        self.g_loss = dp.metrics.Mean("g_loss")
+        self.d_loss = dp.metrics.MeanTracker("d_loss")
+        self.g_loss = dp.metrics.MeanTracker("g_loss")
 
     def train_step(self, data):
         """Update the discriminator several times, then the generator once."""

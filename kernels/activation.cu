@@ -2,6 +2,7 @@
 //
 // activation_forward:  y[i] = activation(x[i]); y may be x.               Grid-stride over size, any block.
 // activation_backward: dx[i] = dy[i] * activation'(y[i]); dx may be dy.   Grid-stride over size, any block.
+//                      Of gelu and silu y is the input. alpha is the parameter of leaky_relu and elu.
 // softmax_forward:     y_BC = softmax(x_BC) over C; y may be x.           A warp a row: grid ceil(B / 4), block 128.
 // softmax_backward:    dx_BC = y * (dy - sum_c y dy); dx may be dy.       A warp a row: grid ceil(B / 4), block 128.
 //
@@ -9,13 +10,15 @@
 // over a row go through the warp in a fixed order.
 #include "common.cuh"
 
-extern "C" __global__ void activation_forward(const float *x, float *y, long long size, int activation) {
-    for (long long i = grid_thread(); i < size; i += grid_threads()) y[i] = activate(x[i], activation);
+extern "C" __global__ void activation_forward(const float *x, float *y, long long size, int activation,
+                                              float alpha) {
+    for (long long i = grid_thread(); i < size; i += grid_threads()) y[i] = activate_any(x[i], activation, alpha);
 }
 
 extern "C" __global__ void activation_backward(const float *y, const float *dy, float *dx, long long size,
-                                               int activation) {
-    for (long long i = grid_thread(); i < size; i += grid_threads()) dx[i] = dy[i] * activation_slope(y[i], activation);
+                                               int activation, float alpha) {
+    for (long long i = grid_thread(); i < size; i += grid_threads())
+        dx[i] = dy[i] * activation_slope(y[i], activation, alpha);
 }
 
 extern "C" __global__ void softmax_forward(const float *x_BC, float *y_BC, long long B, int C) {

@@ -8,7 +8,7 @@
 //   activation are applied and c is overwritten. With more, slice z overwrites partials z of (slices, M, N), and
 //   gemm_finish adds them in order: a tall-skinny batch has too few tiles to fill a GPU.
 // gemm_finish: c_MN = activation(sum_z partials[z] + bias_N). Grid-stride over M N, any block. Overwrites.
-// dense_gradient: dz_BO = dy_BO * activation'(y_BO), in place on dy, and sums of its columns over 64 rows:
+// dense_gradient: dz_BO = dy_BO * activation'(y_BO), in place on dy (of gelu and silu y is their input), and sums of its columns over 64 rows:
 //   partials (ceil(B / 64), O). Grid (ceil(O / 32), ceil(B / 64)), block (32, 8). Overwrites.
 // sum_partials: dbias_O = sum_z partials[z], in order. Grid-stride over O, any block. Overwrites.
 //
@@ -134,7 +134,8 @@ extern "C" __global__ void gemm_finish(const float *partials, const float *bias_
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    dense_gradient(const float *y_BO, float *dy_BO, float *partials, long long B, int O, int activation) {
+    dense_gradient(const float *y_BO, float *dy_BO, float *partials, long long B, int O, int activation,
+                   float alpha) {
     __shared__ float sums[8][32 + 1];
     const int o = blockIdx.x * 32 + threadIdx.x;
     float sum = 0.0f;
@@ -143,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(256)
         for (long long b = (long long)blockIdx.y * 64 + threadIdx.y; b < end; b += 8) {
             float dz = dy_BO[b * O + o];
             if (activation != LINEAR) {
-                dz *= activation_slope(y_BO[b * O + o], activation);
+                dz *= activation_slope(y_BO[b * O + o], activation, alpha);
                 dy_BO[b * O + o] = dz;
             }
             sum += dz;

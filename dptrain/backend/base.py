@@ -10,7 +10,7 @@ into buffers that they are given; unless an op says "adds", it overwrites.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,39 @@ from dptrain.backend.transfers import Exchange, Staging
 from dptrain.backend.transfers import HostArray as HostArray
 
 # Activations whose gradient is a function of their output, which is all that backward keeps.
-ACTIVATIONS = ("linear", "relu", "sigmoid", "tanh", "softmax")
+ACTIVATIONS = (
+    *("linear", "relu", "sigmoid", "tanh", "softmax"),
+    *("leaky_relu", "elu", "selu", "softplus", "exponential"),
+)
+# Activations whose gradient needs their input.
+INPUT_ACTIVATIONS = ("gelu", "silu")
+# The slope of leaky_relu below 0, and the factor of elu, where none is given: Keras' defaults.
+DEFAULT_ALPHA = {"leaky_relu": 0.2, "elu": 1.0}
+# Source: G. Klambauer et al., "Self-normalizing neural networks", NeurIPS 2017.
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+
+# Errors that `pointwise_loss` knows; kernels/pointwise.cu numbers them in this order.
+POINTWISE = ("squared", "absolute", "huber", "binary", "binary_logits", "equal", "same_side")
+# Probabilities of an origin that the loss does not know are kept this far from 0 and 1, as by Keras.
+EPSILON = 1e-7
+# The elements that begin the reduction's tail and the totals; what follows are the metrics' states.
+DIVISOR, ROWS, LOSS, FIRST_STATE = 0, 1, 2, 3
+
+
+class RowSum(NamedTuple):
+    """What `Backend.sum_rows` is to sum.
+
+    Attributes:
+        values: (B,).
+        weights: (B,), or None for 1.
+        total: one element, to which the sum of weighted values is added.
+        weight: one element, to which the sum of the weights is added, or None.
+    """
+
+    values: Buffer
+    weights: Buffer | None
+    total: Buffer
+    weight: Buffer | None = None
 
 
 class Backend(ABC):
@@ -100,7 +132,7 @@ class Backend(ABC):
     def dense_forward(
         self, x_BI: Buffer, kernel_IO: Buffer, bias_O: Buffer | None, activation: str, y_BO: Buffer
     ) -> None:
-        """y = activation(x @ kernel + bias)."""
+        """y = activation(x @ kernel + bias), with the activation's default alpha."""
 
     @abstractmethod
     def dense_backward(
@@ -110,19 +142,31 @@ class Backend(ABC):
         y_BO: Buffer,
         dy_BO: Buffer,
         activation: str,
-        dkernel_IO: Buffer,
+        dkernel_IO: Buffer | None,
         dbias_O: Buffer | None,
         dx_BI: Buffer | None,
     ) -> None:
-        """Gradients of `dense_forward`; dy is overwritten by the gradient before the activation; dx only if given."""
+        """Gradients of `dense_forward`, those that are given; dy is overwritten by the gradient before the activation.
+
+        For `INPUT_ACTIVATIONS` y is what goes into the activation.
+        """
 
     @abstractmethod
-    def activation_forward(self, x_BF: Buffer, activation: str, y_BF: Buffer) -> None:
-        """y = activation(x), one of `ACTIVATIONS`; softmax over the last axis."""
+    def activation_forward(self, x_BF: Buffer, activation: str, y_BF: Buffer, alpha: float | None = None) -> None:
+        """y = activation(x), one of `ACTIVATIONS` or `INPUT_ACTIVATIONS`; softmax over the last axis.
+
+        leaky_relu is alpha x below 0, elu alpha (exp(x) - 1); alpha None stands for Keras' default. gelu is
+        x Phi(x) with the exact normal distribution function (D. Hendrycks and K. Gimpel, 2016), silu x sigmoid(x).
+        """
 
     @abstractmethod
-    def activation_backward(self, y_BF: Buffer, dy_BF: Buffer, activation: str, dx_BF: Buffer) -> None:
-        """dx = dy times the activation's derivative, from its output y; dx may be dy."""
+    def activation_backward(
+        self, y_BF: Buffer, dy_BF: Buffer, activation: str, dx_BF: Buffer, alpha: float | None = None
+    ) -> None:
+        """dx = dy times the activation's derivative, from its output y; dx may be dy.
+
+        For `INPUT_ACTIVATIONS` y is the activation's input. Corners have the slope from below.
+        """
 
     @abstractmethod
     def affine(self, x_BF: Buffer, scale: float, offset: float, y_BF: Buffer) -> None:
@@ -138,41 +182,199 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def multiply(self, a: Buffer, b: Buffer, out: Buffer) -> None:
-        """Elementwise out = a * b; out may be either."""
-
-    @abstractmethod
     def copy(self, source: Buffer, out: Buffer) -> None:
         """Elementwise out = source."""
 
-    # Losses and metrics add to one element of the reduction's tail
+    # Batch normalization: statistics of B rows (of any number of samples' inner axes as well) for each of F features
+
+    @abstractmethod
+    def batch_sums(self, x_BF: Buffer, sums_F: Buffer) -> None:
+        """sums = sum_b x, float64."""
+
+    @abstractmethod
+    def batch_squares(self, x_BF: Buffer, totals_F1: Buffer, squares_F: Buffer) -> None:
+        """squares = sum_b (x - mean)^2, float64, with mean = totals[:F] / totals[F]: a global sum and its rows."""
+
+    @abstractmethod
+    def batch_statistics(
+        self,
+        totals_F1: Buffer,
+        squares_F: Buffer,
+        momentum: float,
+        moving_mean_F: Buffer,
+        moving_variance_F: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+    ) -> None:
+        """mean = totals[:F] / totals[F], variance = squares / totals[F], moving = moving momentum + it (1 - momentum).
+
+        totals and squares are sums over all ranks; the variance is the biased one.
+        """
+
+    @abstractmethod
+    def batch_normalize(
+        self,
+        x_BF: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+        gamma_F: Buffer | None,
+        beta_F: Buffer | None,
+        epsilon: float,
+        y_BF: Buffer,
+    ) -> None:
+        """y = (x - mean) / sqrt(variance + epsilon) gamma + beta; without gamma or beta these are 1 and 0."""
+
+    @abstractmethod
+    def batch_gradient_sums(
+        self,
+        x_BF: Buffer,
+        dy_BF: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+        epsilon: float,
+        sums_2F: Buffer,
+        dgamma_F: Buffer | None,
+        dbeta_F: Buffer | None,
+    ) -> None:
+        """sums[:F] = sum_b dy, sums[F:] = sum_b dy (x - mean) / sqrt(variance + epsilon), float64.
+
+        The first is also written to dbeta and the second to dgamma, where these are given.
+        """
+
+    @abstractmethod
+    def batch_normalize_backward(
+        self,
+        x_BF: Buffer,
+        dy_BF: Buffer,
+        mean_F: Buffer,
+        variance_F: Buffer,
+        gamma_F: Buffer | None,
+        epsilon: float,
+        sums_2F: Buffer | None,
+        totals_F1: Buffer | None,
+        dx_BF: Buffer,
+    ) -> None:
+        """dx = (dy - sums[:F] / n - xhat sums[F:] / n) gamma / sqrt(variance + epsilon); dx may be dy.
+
+        xhat is (x - mean) / sqrt(variance + epsilon), n is totals[F], and sums are those of `batch_gradient_sums`
+        over all ranks; without sums and totals, where mean and variance do not depend on x, both terms are missing.
+        """
+
+    # Losses write a value for each row, and its gradient times the row's weight; `sum_rows` weighs and sums the values
 
     @abstractmethod
     def softmax_cross_entropy(
         self,
         logits_BC: Buffer,
         labels_B: Buffer,
+        weights_B: Buffer | None,
+        ignored: int | None,
         dlogits_BC: Buffer | None,
-        loss_sum: Buffer,
-        correct_sum: Buffer | None,
+        values_B: Buffer,
+        correct_B: Buffer | None,
     ) -> None:
-        """Adds sum_b -log softmax(logits)[b, labels[b]] to loss_sum; dlogits = softmax(logits) - onehot(labels).
+        """values = -log softmax(logits)[b, labels[b]]; dlogits = weights (softmax(logits) - onehot(labels)).
 
-        The highest logit of a row is subtracted first, so that no exponential overflows. As it is at hand, the op also
-        adds what `count_correct` of the logits would to correct_sum, where that is given.
+        Rows whose label is `ignored` have value and gradient 0, whatever their logits. The highest logit of a row is
+        subtracted first, so that no exponential overflows. As it is at hand, the op also writes what
+        `highest_at_label` of the logits would to correct, where that is given.
         """
 
     @abstractmethod
-    def squared_error(self, y_BF: Buffer, target_BF: Buffer, dy_BF: Buffer | None, loss_sum: Buffer) -> None:
-        """Adds sum_b mean_f (y - target)**2 to loss_sum; dy = 2 (y - target) / F."""
+    def dense_cross_entropy(
+        self,
+        logits_BC: Buffer,
+        target_BC: Buffer,
+        keep: float,
+        shift: float,
+        weights_B: Buffer | None,
+        dlogits_BC: Buffer | None,
+        values_B: Buffer,
+    ) -> None:
+        """values = -sum_c t log softmax(logits), t = keep target + shift; dlogits = weights (softmax sum_c t - t)."""
 
     @abstractmethod
-    def count_correct(self, scores_BC: Buffer, labels_B: Buffer, correct_sum: Buffer) -> None:
-        """Adds the number of rows whose highest score (the first of equals) is at the label to correct_sum."""
+    def probability_cross_entropy(
+        self,
+        y_BC: Buffer,
+        target: Buffer,
+        keep: float,
+        shift: float,
+        ignored: int | None,
+        weights_B: Buffer | None,
+        dy_BC: Buffer | None,
+        values_B: Buffer,
+    ) -> None:
+        """values = -sum_c t log p of outputs that are no logits, p = y / sum_c y clipped to [EPSILON, 1 - EPSILON].
+
+        target: (B,) int64 labels, then t is one at the label, and a row whose label is `ignored` has value and
+        gradient 0; or (B, C) values, then t = keep target + shift. dy = weights times the gradient in y, through the
+        division by the sum; the clipping passes it inside its bounds alone.
+        """
 
     @abstractmethod
-    def absolute_error(self, y_BF: Buffer, target_BF: Buffer, error_sum: Buffer) -> None:
-        """Adds sum_b mean_f |y - target| to error_sum."""
+    def pointwise_loss(
+        self,
+        kind: str,
+        parameter: float,
+        y_BF: Buffer,
+        target_BF: Buffer,
+        keep: float,
+        shift: float,
+        weights_B: Buffer | None,
+        dy_BF: Buffer | None,
+        values_B: Buffer,
+    ) -> None:
+        """values = mean over f of an error between y and t = keep target + shift; dy = weights times its gradient.
+
+        kind:
+            "squared": (y - t)^2.
+            "absolute": |y - t|, of gradient 0 where they are equal.
+            "huber": (y - t)^2 / 2 where |y - t| <= parameter, else parameter |y - t| - parameter^2 / 2.
+            "binary": -t log p - (1 - t) log(1 - p), p = y clipped to [EPSILON, 1 - EPSILON].
+            "binary_logits": the same of p = sigmoid(y), from y itself: max(y, 0) - y t + log(1 + exp(-|y|)).
+            "equal": 1 where y = t, else 0; no gradient.
+            "same_side": 1 where t = (1 if y > parameter else 0), else 0; no gradient.
+        """
+
+    # Metrics
+
+    @abstractmethod
+    def highest(self, scores_BC: Buffer, places_B: Buffer) -> None:
+        """places (int64) = the place of each row's highest score, the first of equals; NaN is highest."""
+
+    @abstractmethod
+    def highest_at_label(self, scores_BC: Buffer, labels_B: Buffer, values_B: Buffer) -> None:
+        """values = 1 where the highest score of the row, as `highest` finds it, is at the label, else 0."""
+
+    @abstractmethod
+    def label_in_top(self, scores_BC: Buffer, labels_B: Buffer, k: int, values_B: Buffer) -> None:
+        """values = 1 where fewer than k scores of the row are higher than the label's, else 0.
+
+        Equal scores are all in the top. NaN is higher than any number and in no top; so is no label outside 0..C-1.
+        """
+
+    @abstractmethod
+    def confusion(
+        self, y_BF: Buffer, target_BF: Buffer, threshold: float, both_B: Buffer, predicted_B: Buffer, missed_B: Buffer
+    ) -> None:
+        """Count in each row where y > threshold and target is not 0, where only the first and where only the second."""
+
+    @abstractmethod
+    def labels_other_than(self, labels_B: Buffer, ignored: int, values_B: Buffer) -> None:
+        """values = 1 where the label is not `ignored`, else 0."""
+
+    @abstractmethod
+    def sum_rows(self, *sums: RowSum) -> None:
+        """Adds sum_b weights values to each `total` and, where asked for, sum_b weights to each `weight`."""
+
+    @abstractmethod
+    def add_totals(self, tail: Buffer, totals: Buffer) -> None:
+        """Adds a global batch's tail to an epoch's totals (float64), both [divisor, rows, loss, others...].
+
+        totals: rows += rows, loss += rows loss / divisor, others += others; its own divisor stays. A divisor of 0,
+        which stands for none, is 1 here, and is set to 1 in the tail, by which the update divides.
+        """
 
     # Ops that users bring along
 
@@ -194,6 +396,16 @@ class Backend(ABC):
         """Adds sum_i x[i]^2 to total, one element of float64, in float64; ordered as `sum`."""
 
     @abstractmethod
+    def regularize(
+        self, params_P: Buffer, grads_P: Buffer | None, weight: Buffer, l1: float, l2: float, total: Buffer
+    ) -> None:
+        """Adds weight[1] (l1 sum_i |p[i]| + l2 sum_i p[i]^2) to total, one element of float64; ordered as `sum`.
+
+        Where grads is given, adds its gradient, weight[0] (l1 sign(p) + 2 l2 p), with sign(0) = 0, to that. So weight
+        is what the gradients will be divided by, and the number of rows that the total will be divided by.
+        """
+
+    @abstractmethod
     def count_nonfinite(self, x: Buffer, total: Buffer) -> None:
         """Adds the number of elements that are NaN or infinite to total, one element of float64."""
 
@@ -204,6 +416,55 @@ class Backend(ABC):
     @abstractmethod
     def add(self, source: Buffer, out: Buffer) -> None:
         """Elementwise out += source."""
+
+    # Vector ops, of which optimizers are made that have no fused op. Buffers are of the backend's dtype and of one
+    # size; `out` may be an operand. NaN stays NaN, so that divergence is seen.
+
+    @abstractmethod
+    def axpby(self, a: float, x: Buffer, b: float, y: Buffer, out: Buffer) -> None:
+        """Elementwise out = a x + b y."""
+
+    @abstractmethod
+    def multiply(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise out = a * b; b may have one element for all."""
+
+    @abstractmethod
+    def divide(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise out = a / b; b may have one element for all."""
+
+    @abstractmethod
+    def maximum(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise the larger of a and b; b may have one element for all."""
+
+    @abstractmethod
+    def minimum(self, a: Buffer, b: Buffer, out: Buffer) -> None:
+        """Elementwise the smaller of a and b; b may have one element for all."""
+
+    @abstractmethod
+    def clip(self, x: Buffer, low: float, high: float, out: Buffer) -> None:
+        """Elementwise out = x, but low where x is below and high where it is above; low <= high."""
+
+    @abstractmethod
+    def absolute(self, x: Buffer, out: Buffer) -> None:
+        """Elementwise out = |x|."""
+
+    @abstractmethod
+    def sign(self, x: Buffer, out: Buffer) -> None:
+        """Elementwise out = -1, 0 or 1, as x is below, at or above 0."""
+
+    @abstractmethod
+    def sqrt(self, x: Buffer, out: Buffer) -> None:
+        """Elementwise out = the square root of x; NaN below 0."""
+
+    @abstractmethod
+    def clip_divisors(self, squares_E: Buffer, weight: Buffer, limit: float, divisors_E: Buffer) -> None:
+        """What sums of gradients are divided by so that the norms of the gradients are `limit` at most.
+
+        divisors[e] = weight[0] max(norm, limit) / limit, where norm = sqrt(squares[e]) / weight[0]; NaN where the norm
+        is not finite. Squares are float64, as `squared_norm` leaves them; weight is one element, limit is above 0.
+        """
+
+    # Fused updates
 
     @abstractmethod
     def adam(

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, HostArray, amount
+from dptrain.backend.base import DEFAULT_ALPHA, POINTWISE, Backend, HostArray, RowSum, amount
 from dptrain.backend.compile import compiled, compiled_own, kernel_cache
 from dptrain.backend.custom import Op
-from dptrain.backend.gemm import ACTIVATION_NUMBERS, Gemm, OwnGemm, product_kernels
+from dptrain.backend.gemm import ACTIVATION_NUMBERS, FUSED_ACTIVATIONS, Gemm, OwnGemm, product_kernels
 from dptrain.backend.gpus import masked
 from dptrain.backend.probe import device_uuid
 from dptrain.backend.transfers import SAMPLES, Exchange, Staging
@@ -45,19 +45,33 @@ _GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "i
 _KERNELS = {
     "gather": {f"gather_{name}": "PPPddqi" for name in (*_GATHERED, "uint8_quads", "int8_quads")}
     | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
-    "dense": {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqii", "sum_partials": "PPii"},
+    "dense": {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqiif", "sum_partials": "PPii"},
     "activation": {
-        "activation_forward": "PPqi",
-        "activation_backward": "PPPqi",
+        "activation_forward": "PPqif",
+        "activation_backward": "PPPqif",
         "softmax_forward": "PPqi",
         "softmax_backward": "PPPqi",
     },
-    "softmax_cross_entropy": {"softmax_cross_entropy": "PPPPqi"},
+    "softmax_cross_entropy": {"softmax_cross_entropy": "PPPqPPPqi", "dense_cross_entropy": "PPffPPPqi"},
+    "probability_cross_entropy": {"probability_cross_entropy": "PPPffqPPPqi"},
+    "pointwise": {"pointwise_loss": "PPifffPPPqi"},
     "metrics": {
-        "count_correct": "PPPqi",
-        "squared_error": "PPPPqi",
-        "absolute_error": "PPPqi",
-        "sum_rows": "PPPq",
+        "highest": "PPqi",
+        "highest_at_label": "PPPqi",
+        "label_in_top": "PPiPqi",
+        "confusion": "PPfPPPqi",
+        "labels_other_than": "PqPq",
+        "sum_rows": "PPPPPPPPq",
+        "add_totals": "PPq",
+    },
+    "batch_normalization": {
+        "batch_sums": "PPqi",
+        "batch_squares": "PPPqi",
+        "batch_gradient_sums": "PPPPfPqi",
+        "batch_totals": "PPPPiii",
+        "batch_statistics": "PPffPPPPi",
+        "batch_normalize": "PPPPPfPqi",
+        "batch_normalize_backward": "PPPPPfPPPqi",
     },
     "dropout": {"dropout_mask": "PqiIfQQQQQ"},
     "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
@@ -67,10 +81,15 @@ _KERNELS = {
         "add_float32": "PPq",
         "add_float64": "PPq",
         "add_float32_float64": "PPq",
-        "multiply": "PPPq",
         "affine": "PPqff",
+        "axpby": "PPPqff",
+        **dict.fromkeys(("multiply", "divide", "maximum", "minimum"), "PPPqi"),
+        **dict.fromkeys(("absolute", "sign", "square_root"), "PPq"),
+        "clip": "PPqff",
+        "clip_divisors": "PPPqd",
         "sum": "PPqi",
         "squared_norm": "PPqi",
+        "regularize": "PPPPqiff",
         "count_nonfinite": "PPqi",
         "sum_chunks": "PPq",
     },
@@ -83,8 +102,12 @@ _RESERVE = 0.05
 _ROWS = 4
 # Elements of a flat buffer that `sum` and its like make one partial sum of, 16 a thread; their order depends on it.
 _SUM_CHUNK = 4096
+# What a kernel takes for the label to ignore where there is none.
+_NO_LABEL = -(2**63)
 # Rows that one block of `dense_gradient` sums.
 _GRADIENT_ROWS = 64
+# Rows and columns that a block of the batch normalization's sums takes.
+_BATCH_ROWS, _BATCH_COLUMNS = 256, 32
 # Compute capability from which tensor cores know TF32.
 _TF32_FROM = 80
 
@@ -447,8 +470,8 @@ class CudaBackend(Backend):
             return self._library_workspace.pointer
 
         def activate(address: int, size: int, activation: str) -> None:
-            number = ACTIVATION_NUMBERS[activation]
-            self._elementwise("activation_forward", size, address, address, size, number)
+            number, alpha = ACTIVATION_NUMBERS[activation], DEFAULT_ALPHA.get(activation, 0.0)
+            self._elementwise("activation_forward", size, address, address, size, number, alpha)
 
         return CublasLtGemm(precision, self._stream.handle, allocate, activate, own)
 
@@ -550,9 +573,9 @@ class CudaBackend(Backend):
         self, x_BI: DeviceArray, kernel_IO: DeviceArray, bias_O: DeviceArray | None, activation: str, y_BO: DeviceArray
     ) -> None:
         rows, outputs = y_BO.shape
-        fused = "linear" if activation == "softmax" else activation
+        fused = activation if activation in FUSED_ACTIVATIONS else "linear"
         self._product("nn", x_BI, kernel_IO, bias_O, y_BO, (rows, outputs, kernel_IO.shape[0]), fused)
-        if activation == "softmax":
+        if fused != activation:
             self.activation_forward(y_BO, activation, y_BO)
 
     def dense_backward(
@@ -562,7 +585,7 @@ class CudaBackend(Backend):
         y_BO: DeviceArray,
         dy_BO: DeviceArray,
         activation: str,
-        dkernel_IO: DeviceArray,
+        dkernel_IO: DeviceArray | None,
         dbias_O: DeviceArray | None,
         dx_BI: DeviceArray | None,
     ) -> None:
@@ -574,7 +597,8 @@ class CudaBackend(Backend):
             activation = "linear"
         if dbias_O is not None:
             self._bias_gradient(y_BO, dy_BO, activation, dbias_O)
-        self._product("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
+        if dkernel_IO is not None:
+            self._product("tn", x_BI, dy_BO, None, dkernel_IO, (inputs, outputs, rows), "linear")
         if dx_BI is not None:
             self._product("nt", dy_BO, kernel_IO, None, dx_BI, (rows, inputs, outputs), "linear")
 
@@ -593,6 +617,7 @@ class CudaBackend(Backend):
             rows,
             outputs,
             ACTIVATION_NUMBERS[activation],
+            DEFAULT_ALPHA.get(activation, 0.0),
         )
         if parts > 1:
             self._elementwise("sum_partials", outputs, partials, dbias_O.pointer, outputs, parts)
@@ -612,21 +637,31 @@ class CudaBackend(Backend):
         assert self.gemm is not None, "the backend is closed"
         self.gemm.product(layout, a.pointer, b.pointer, bias, c_MN.pointer, sizes, activation)
 
-    def activation_forward(self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray) -> None:
+    def activation_forward(
+        self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray, alpha: float | None = None
+    ) -> None:
         if activation == "softmax":
             self._by_rows("softmax_forward", x_BF, x_BF.pointer, y_BF.pointer)
         else:
-            size = x_BF.size
-            self._elementwise(
-                "activation_forward", size, x_BF.pointer, y_BF.pointer, size, ACTIVATION_NUMBERS[activation]
-            )
+            self._activation("activation_forward", activation, alpha, x_BF.size, x_BF.pointer, y_BF.pointer)
 
-    def activation_backward(self, y_BF: DeviceArray, dy_BF: DeviceArray, activation: str, dx_BF: DeviceArray) -> None:
+    def activation_backward(
+        self,
+        y_BF: DeviceArray,
+        dy_BF: DeviceArray,
+        activation: str,
+        dx_BF: DeviceArray,
+        alpha: float | None = None,
+    ) -> None:
         pointers = (y_BF.pointer, dy_BF.pointer, dx_BF.pointer)
         if activation == "softmax":
             self._by_rows("softmax_backward", y_BF, *pointers)
         else:
-            self._elementwise("activation_backward", y_BF.size, *pointers, y_BF.size, ACTIVATION_NUMBERS[activation])
+            self._activation("activation_backward", activation, alpha, y_BF.size, *pointers)
+
+    def _activation(self, kernel: str, activation: str, alpha: float | None, size: int, *pointers: int) -> None:
+        alpha = DEFAULT_ALPHA.get(activation, 0.0) if alpha is None else alpha
+        self._elementwise(kernel, size, *pointers, size, ACTIVATION_NUMBERS[activation], alpha)
 
     def affine(self, x_BF: DeviceArray, scale: float, offset: float, y_BF: DeviceArray) -> None:
         self._elementwise("affine", x_BF.size, x_BF.pointer, y_BF.pointer, x_BF.size, scale, offset)
@@ -648,50 +683,240 @@ class CudaBackend(Backend):
             first_row,
         )
 
-    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
-        self._elementwise("multiply", out.size, a.pointer, b.pointer, out.pointer, out.size)
-
     def copy(self, source: DeviceArray, out: DeviceArray) -> None:
         _same_dtype(source, out)
         if out.size and out.pointer != source.pointer:
             cuda.memcpy_dtod_async(out.pointer, source.pointer, out.nbytes, self._stream)
 
-    # Losses and metrics: a value for each row, then their sum in a fixed order
+    # Batch normalization
+
+    def batch_sums(self, x_BF: DeviceArray, sums_F: DeviceArray) -> None:
+        self._batch_sums("batch_sums", x_BF, x_BF.pointer, sums=sums_F)
+
+    def batch_squares(self, x_BF: DeviceArray, totals_F1: DeviceArray, squares_F: DeviceArray) -> None:
+        self._batch_sums("batch_squares", x_BF, x_BF.pointer, totals_F1.pointer, sums=squares_F)
+
+    def batch_statistics(
+        self,
+        totals_F1: DeviceArray,
+        squares_F: DeviceArray,
+        momentum: float,
+        moving_mean_F: DeviceArray,
+        moving_variance_F: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+    ) -> None:
+        self._elementwise(
+            *("batch_statistics", mean_F.size, totals_F1.pointer, squares_F.pointer, momentum, 1 - momentum),
+            *(moving_mean_F.pointer, moving_variance_F.pointer, mean_F.pointer, variance_F.pointer, mean_F.size),
+        )
+
+    def batch_normalize(
+        self,
+        x_BF: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+        gamma_F: DeviceArray | None,
+        beta_F: DeviceArray | None,
+        epsilon: float,
+        y_BF: DeviceArray,
+    ) -> None:
+        self._elementwise(
+            *("batch_normalize", x_BF.size, x_BF.pointer, mean_F.pointer, variance_F.pointer),
+            *(_pointer(gamma_F), _pointer(beta_F), epsilon, y_BF.pointer, x_BF.size, x_BF.shape[1]),
+        )
+
+    def batch_gradient_sums(
+        self,
+        x_BF: DeviceArray,
+        dy_BF: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+        epsilon: float,
+        sums_2F: DeviceArray,
+        dgamma_F: DeviceArray | None,
+        dbeta_F: DeviceArray | None,
+    ) -> None:
+        arguments = (x_BF.pointer, dy_BF.pointer, mean_F.pointer, variance_F.pointer, epsilon)
+        self._batch_sums("batch_gradient_sums", x_BF, *arguments, sums=sums_2F, first=dbeta_F, second=dgamma_F)
+
+    def _batch_sums(
+        self,
+        kernel: str,
+        x_BF: DeviceArray,
+        *arguments: Any,
+        sums: DeviceArray,
+        first: DeviceArray | None = None,
+        second: DeviceArray | None = None,
+    ) -> None:
+        """Sum columns over parts of the rows, then over the parts; `first` and `second` get a copy, F columns each."""
+        if sums.dtype != np.float64:
+            raise TypeError(f"{kernel} sums in float64, not {sums.dtype}")
+        B, F = x_BF.shape
+        parts = max(1, _up(B, _BATCH_ROWS) // _BATCH_ROWS)
+        partials = self._scratch(parts * sums.size * 8)
+        grid = (_up(F, _BATCH_COLUMNS) // _BATCH_COLUMNS, parts)
+        self._launch(kernel, grid, (_BATCH_COLUMNS, 8, 1), *arguments, partials, B, F)
+        pointers = (partials, sums.pointer, _pointer(first), _pointer(second))
+        self._elementwise("batch_totals", sums.size, *pointers, F, sums.size, parts)
+
+    def batch_normalize_backward(
+        self,
+        x_BF: DeviceArray,
+        dy_BF: DeviceArray,
+        mean_F: DeviceArray,
+        variance_F: DeviceArray,
+        gamma_F: DeviceArray | None,
+        epsilon: float,
+        sums_2F: DeviceArray | None,
+        totals_F1: DeviceArray | None,
+        dx_BF: DeviceArray,
+    ) -> None:
+        self._elementwise(
+            *("batch_normalize_backward", x_BF.size, x_BF.pointer, dy_BF.pointer, mean_F.pointer, variance_F.pointer),
+            *(_pointer(gamma_F), epsilon, _pointer(sums_2F), _pointer(totals_F1), dx_BF.pointer),
+            *(x_BF.size, x_BF.shape[1]),
+        )
+
+    # Losses
 
     def softmax_cross_entropy(
         self,
         logits_BC: DeviceArray,
         labels_B: DeviceArray,
+        weights_B: DeviceArray | None,
+        ignored: int | None,
         dlogits_BC: DeviceArray | None,
-        loss_sum: DeviceArray,
-        correct_sum: DeviceArray | None,
+        values_B: DeviceArray,
+        correct_B: DeviceArray | None,
     ) -> None:
-        pointers = (logits_BC.pointer, labels_B.pointer, 0 if dlogits_BC is None else dlogits_BC.pointer)
-        self._sum_by_rows("softmax_cross_entropy", loss_sum, logits_BC, *pointers, second=correct_sum)
+        self._by_rows(
+            "softmax_cross_entropy",
+            logits_BC,
+            logits_BC.pointer,
+            labels_B.pointer,
+            _pointer(weights_B),
+            _NO_LABEL if ignored is None else ignored,
+            _pointer(dlogits_BC),
+            values_B.pointer,
+            _pointer(correct_B),
+        )
 
-    def squared_error(
-        self, y_BF: DeviceArray, target_BF: DeviceArray, dy_BF: DeviceArray | None, loss_sum: DeviceArray
+    def dense_cross_entropy(
+        self,
+        logits_BC: DeviceArray,
+        target_BC: DeviceArray,
+        keep: float,
+        shift: float,
+        weights_B: DeviceArray | None,
+        dlogits_BC: DeviceArray | None,
+        values_B: DeviceArray,
     ) -> None:
-        gradient = 0 if dy_BF is None else dy_BF.pointer
-        self._sum_by_rows("squared_error", loss_sum, y_BF, y_BF.pointer, target_BF.pointer, gradient)
+        self._by_rows(
+            "dense_cross_entropy",
+            logits_BC,
+            logits_BC.pointer,
+            target_BC.pointer,
+            keep,
+            shift,
+            _pointer(weights_B),
+            _pointer(dlogits_BC),
+            values_B.pointer,
+        )
 
-    def count_correct(self, scores_BC: DeviceArray, labels_B: DeviceArray, correct_sum: DeviceArray) -> None:
-        self._sum_by_rows("count_correct", correct_sum, scores_BC, scores_BC.pointer, labels_B.pointer)
-
-    def absolute_error(self, y_BF: DeviceArray, target_BF: DeviceArray, error_sum: DeviceArray) -> None:
-        self._sum_by_rows("absolute_error", error_sum, y_BF, y_BF.pointer, target_BF.pointer)
-
-    def _sum_by_rows(
-        self, kernel: str, total: DeviceArray, rows_of: DeviceArray, *pointers: int, second: DeviceArray | None = None
+    def probability_cross_entropy(
+        self,
+        y_BC: DeviceArray,
+        target: DeviceArray,
+        keep: float,
+        shift: float,
+        ignored: int | None,
+        weights_B: DeviceArray | None,
+        dy_BC: DeviceArray | None,
+        values_B: DeviceArray,
     ) -> None:
-        if rows_of.size == 0:
-            return
-        features = rows_of.shape[-1]
-        B = rows_of.size // features
-        values = self._scratch(2 * B * 4)  # the cross-entropy has two values for a row, whether both are wanted or not
-        self._launch(kernel, (_up(B, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, values, B, features)
-        sums, counted = (1, 0) if second is None else (2, second.pointer)
-        self._launch("sum_rows", (sums, 1), (256, 1, 1), values, total.pointer, counted, B)
+        labels, values = (target.pointer, 0) if target.dtype == np.int64 else (0, target.pointer)
+        self._by_rows(
+            "probability_cross_entropy",
+            y_BC,
+            y_BC.pointer,
+            labels,
+            values,
+            keep,
+            shift,
+            _NO_LABEL if ignored is None else ignored,
+            _pointer(weights_B),
+            _pointer(dy_BC),
+            values_B.pointer,
+        )
+
+    def pointwise_loss(
+        self,
+        kind: str,
+        parameter: float,
+        y_BF: DeviceArray,
+        target_BF: DeviceArray,
+        keep: float,
+        shift: float,
+        weights_B: DeviceArray | None,
+        dy_BF: DeviceArray | None,
+        values_B: DeviceArray,
+    ) -> None:
+        self._by_rows(
+            "pointwise_loss",
+            y_BF,
+            y_BF.pointer,
+            target_BF.pointer,
+            POINTWISE.index(kind),
+            parameter,
+            keep,
+            shift,
+            _pointer(weights_B),
+            _pointer(dy_BF),
+            values_B.pointer,
+        )
+
+    # Metrics: a value for each row, then their sum in a fixed order
+
+    def highest(self, scores_BC: DeviceArray, places_B: DeviceArray) -> None:
+        self._by_rows("highest", scores_BC, scores_BC.pointer, places_B.pointer)
+
+    def highest_at_label(self, scores_BC: DeviceArray, labels_B: DeviceArray, values_B: DeviceArray) -> None:
+        self._by_rows("highest_at_label", scores_BC, scores_BC.pointer, labels_B.pointer, values_B.pointer)
+
+    def label_in_top(self, scores_BC: DeviceArray, labels_B: DeviceArray, k: int, values_B: DeviceArray) -> None:
+        self._by_rows("label_in_top", scores_BC, scores_BC.pointer, labels_B.pointer, k, values_B.pointer)
+
+    def confusion(
+        self,
+        y_BF: DeviceArray,
+        target_BF: DeviceArray,
+        threshold: float,
+        both_B: DeviceArray,
+        predicted_B: DeviceArray,
+        missed_B: DeviceArray,
+    ) -> None:
+        counts = (both_B.pointer, predicted_B.pointer, missed_B.pointer)
+        self._by_rows("confusion", y_BF, y_BF.pointer, target_BF.pointer, threshold, *counts)
+
+    def labels_other_than(self, labels_B: DeviceArray, ignored: int, values_B: DeviceArray) -> None:
+        B = labels_B.size
+        self._elementwise("labels_other_than", B, labels_B.pointer, ignored, values_B.pointer, B)
+
+    def sum_rows(self, *sums: RowSum) -> None:
+        if len({one.values.size for one in sums}) > 1:
+            raise ValueError("sums over different numbers of rows")
+        for begin in range(0, len(sums), 2):
+            pair = sums[begin : begin + 2]
+            pointers = [_pointer(buffer) for one in pair for buffer in one]
+            blocks = 4 if len(pair) == 2 else 1 if pair[0].weight is None else 2
+            B = pair[0].values.size
+            if B:
+                pointers += [0] * (8 - len(pointers))
+                self._launch("sum_rows", (blocks, 1), (_THREADS, 1, 1), *pointers, B)
+
+    def add_totals(self, tail: DeviceArray, totals: DeviceArray) -> None:
+        self._elementwise("add_totals", tail.size, tail.pointer, totals.pointer, tail.size)
 
     def custom(self, op: Op, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:
         launch = op.launch(buffers, numbers)
@@ -731,17 +956,37 @@ class CudaBackend(Backend):
     def squared_norm(self, x: DeviceArray, total: DeviceArray) -> None:
         self._sum_flat("squared_norm", x, total)
 
+    def regularize(
+        self,
+        params_P: DeviceArray,
+        grads_P: DeviceArray | None,
+        weight: DeviceArray,
+        l1: float,
+        l2: float,
+        total: DeviceArray,
+    ) -> None:
+        pointers = (params_P.pointer, _pointer(grads_P), weight.pointer)
+        self._sum_flat("regularize", params_P, total, pointers, (l1, l2))
+
     def count_nonfinite(self, x: DeviceArray, total: DeviceArray) -> None:
         self._sum_flat("count_nonfinite", x, total)
 
-    def _sum_flat(self, kernel: str, x: DeviceArray, total: DeviceArray) -> None:
+    def _sum_flat(
+        self,
+        kernel: str,
+        x: DeviceArray,
+        total: DeviceArray,
+        pointers: tuple[int, ...] = (),
+        numbers: tuple[float, ...] = (),
+    ) -> None:
         if x.dtype != np.float32 or total.dtype != np.float64:
             raise TypeError(f"{kernel} adds float32 to float64, not {x.dtype} to {total.dtype}")
         if x.size == 0:
             return
         chunks = _up(x.size, _SUM_CHUNK) // _SUM_CHUNK
         partials = self._scratch(chunks * 8)
-        self._launch(kernel, (min(chunks, _BLOCKS), 1), (256, 1, 1), x.pointer, partials, x.size, _SUM_CHUNK)
+        arguments = (*(pointers or (x.pointer,)), partials, x.size, _SUM_CHUNK, *numbers)
+        self._launch(kernel, (min(chunks, _BLOCKS), 1), (256, 1, 1), *arguments)
         self._launch("sum_chunks", (1, 1), (256, 1, 1), partials, total.pointer, chunks)
 
     def fill(self, buffer: DeviceArray, value: float) -> None:
@@ -752,6 +997,44 @@ class CudaBackend(Backend):
         if source.dtype != out.dtype:
             kernel += f"_{out.dtype.name}"
         self._elementwise(kernel, out.size, source.pointer, out.pointer, out.size)
+
+    def axpby(self, a: float, x: DeviceArray, b: float, y: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("axpby", out.size, x.pointer, y.pointer, out.pointer, out.size, a, b)
+
+    def multiply(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("multiply", a, b, out)
+
+    def divide(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("divide", a, b, out)
+
+    def maximum(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("maximum", a, b, out)
+
+    def minimum(self, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        self._binary("minimum", a, b, out)
+
+    def clip(self, x: DeviceArray, low: float, high: float, out: DeviceArray) -> None:
+        self._elementwise("clip", out.size, x.pointer, out.pointer, out.size, low, high)
+
+    def absolute(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("absolute", out.size, x.pointer, out.pointer, out.size)
+
+    def sign(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("sign", out.size, x.pointer, out.pointer, out.size)
+
+    def sqrt(self, x: DeviceArray, out: DeviceArray) -> None:
+        self._elementwise("square_root", out.size, x.pointer, out.pointer, out.size)
+
+    def clip_divisors(self, squares_E: DeviceArray, weight: DeviceArray, limit: float, divisors_E: DeviceArray) -> None:
+        E = divisors_E.size
+        self._elementwise("clip_divisors", E, squares_E.pointer, weight.pointer, divisors_E.pointer, E, limit)
+
+    def _binary(self, kernel: str, a: DeviceArray, b: DeviceArray, out: DeviceArray) -> None:
+        """Launch a kernel of two operands, of which the second may have one element for all."""
+        if b.size not in (1, out.size):
+            raise ValueError(f"{kernel}: the second operand has {b.size} elements, expected {out.size} or 1")
+        step = 0 if b.size == 1 else 1
+        self._elementwise(kernel, out.size, a.pointer, b.pointer, out.pointer, out.size, step)
 
     def adam(
         self,
@@ -835,12 +1118,12 @@ class CudaBackend(Backend):
         if size:
             self._launch(kernel, (min(_up(size, _THREADS) // _THREADS, _BLOCKS), 1), (_THREADS, 1, 1), *arguments)
 
-    def _by_rows(self, kernel: str, rows_of: DeviceArray, *pointers: int) -> None:
-        """Launch a kernel that gives each row of the last axis a warp."""
+    def _by_rows(self, kernel: str, rows_of: DeviceArray, *arguments: float) -> None:
+        """Launch a kernel that gives each row of the last axis a warp; it takes their number and length last."""
         if rows_of.size:
             columns = rows_of.shape[-1]
             rows = rows_of.size // columns
-            self._launch(kernel, (_up(rows, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *pointers, rows, columns)
+            self._launch(kernel, (_up(rows, _ROWS) // _ROWS, 1), (_ROWS * 32, 1, 1), *arguments, rows, columns)
 
     def _scratch(self, nbytes: int) -> int:
         """Return the address of memory for one op's intermediate results; the next op overwrites it."""
@@ -891,6 +1174,11 @@ def _count(shape: tuple[int, ...]) -> int:
     for n in shape:
         size *= n
     return size
+
+
+def _pointer(buffer: DeviceArray | None) -> int:
+    """The address of a buffer, 0 for none."""
+    return 0 if buffer is None else buffer.pointer
 
 
 def _up(number: int, step: int) -> int:

@@ -11,7 +11,12 @@ from collections.abc import Callable
 PROVIDERS = ("dptrain", "cublaslt")
 PRECISIONS = ("float32", "tf32")
 # As `enum Activation` in kernels/common.cuh; softmax works on rows and has kernels of its own.
-ACTIVATION_NUMBERS = {"linear": 0, "relu": 1, "sigmoid": 2, "tanh": 3}
+ACTIVATION_NUMBERS = {
+    **{"linear": 0, "relu": 1, "sigmoid": 2, "tanh": 3, "leaky_relu": 4},
+    **{"elu": 5, "selu": 6, "softplus": 7, "exponential": 8, "gelu": 9, "silu": 10},
+}
+# Those that a product computes at its end, with Keras' default arguments.
+FUSED_ACTIVATIONS = ("linear", "relu", "sigmoid", "tanh", "leaky_relu")
 LAYOUTS = ("nn", "tn", "nt")
 TILES = (128, 64, 32)
 # Threads of a block, by tile. A TF32 block of 32 x 32 has a warp for each fragment of 16 x 16.
@@ -53,7 +58,7 @@ class Gemm(ABC):
             bias: of (N,) values, or 0 for none.
             c: of (M, N) results, overwritten.
             sizes: M, N and K, each 0 or more; with K = 0 the sums are 0.
-            activation: "linear", "relu", "sigmoid" or "tanh".
+            activation: one of `FUSED_ACTIVATIONS`.
         """
 
     @abstractmethod

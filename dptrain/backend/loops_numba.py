@@ -5,6 +5,7 @@ are in row order, so that the same inputs give the same bits; the only liberty t
 into one fused multiply-add.
 """
 
+import math
 from typing import Any
 
 import numba
@@ -46,6 +47,12 @@ def _relu_gradient(y_BO: Array, dy_BO: Array, dbias_O: Array) -> None:
 
 
 @_compiled
+def _erf(x: Array) -> None:
+    for i in range(x.size):
+        x[i] = math.erf(x[i])
+
+
+@_compiled
 def _shift_rows(x_BC: Array, shifted_BC: Array) -> None:
     for b in range(x_BC.shape[0]):
         highest = x_BC[b, 0]
@@ -57,28 +64,26 @@ def _shift_rows(x_BC: Array, shifted_BC: Array) -> None:
 
 
 @_compiled
-def _shift_and_count(x_BC: Array, labels_B: Array, shifted_BC: Array) -> int:
-    correct = 0
+def _shift_and_compare(x_BC: Array, labels_B: Array, shifted_BC: Array, correct_B: Array) -> None:
     for b in range(x_BC.shape[0]):
         highest = x_BC[b, 0]
         for c in range(1, x_BC.shape[1]):
             # Written so that NaN wins, as in NumPy's maximum and argmax.
             highest = highest if highest >= x_BC[b, c] or highest != highest else x_BC[b, c]
         # The place of the highest is asked for only where it may be the label: none before it is as high.
+        correct_B[b] = 0
         if not x_BC[b, labels_B[b]] < highest:
             c = 0
             while x_BC[b, c] < highest or (x_BC[b, c] == x_BC[b, c] and highest != highest):
                 c += 1
-            correct += c == labels_B[b]
+            correct_B[b] = c == labels_B[b]
         for c in range(x_BC.shape[1]):
             shifted_BC[b, c] = x_BC[b, c] - highest
-    return correct
 
 
 @_compiled
-def _cross_entropy(shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
+def _cross_entropy(shifted_BC: Array, exp_BC: Array, labels_B: Array, values_B: Array) -> None:
     one = exp_BC.dtype.type(1)
-    loss = 0.0
     for b in range(exp_BC.shape[0]):
         total = exp_BC.dtype.type(0)
         for c in range(exp_BC.shape[1]):
@@ -87,21 +92,18 @@ def _cross_entropy(shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
             exp_BC[b, c] /= total
         label = labels_B[b]
         exp_BC[b, label] -= one
-        loss += np.log(total) - shifted_BC[b, label]
-    return loss
+        values_B[b] = np.log(total) - shifted_BC[b, label]
 
 
 @_compiled
-def _count_correct(scores_BC: Array, labels_B: Array) -> int:
-    correct = 0
+def _highest_at_label(scores_BC: Array, labels_B: Array, values_B: Array) -> None:
     for b in range(scores_BC.shape[0]):
         best = 0
         for c in range(1, scores_BC.shape[1]):
             # NaN counts as the highest, as in NumPy's argmax.
             if not scores_BC[b, c] <= scores_BC[b, best] and scores_BC[b, best] == scores_BC[b, best]:
                 best = c
-        correct += best == labels_B[b]
-    return correct
+        values_B[b] = best == labels_B[b]
 
 
 @_compiled
@@ -138,9 +140,10 @@ class NumbaLoops(Loops):
         self.relu_gradient(row, row.copy(), row[0])
         label = np.zeros(1, np.int64)
         self.shift_rows(row, row)
-        self.shift_and_count(row, label, row)
-        self.cross_entropy(row, row.copy() + 1, label)
-        self.count_correct(row, label)
+        self.shift_and_compare(row, label, row, one.copy())
+        self.cross_entropy(row, row.copy() + 1, label, one.copy())
+        self.highest_at_label(row, label, one.copy())
+        self.erf(one.copy())
         self.adam(one, one.copy(), one.copy(), one.copy(), 1, 0, 0, 0, 1)
 
     def gather(self, x_NF: Array, rows_B: Array, scale: Any, offset: Any, out_BF: Array) -> None:
@@ -159,17 +162,21 @@ class NumbaLoops(Loops):
         """A row at a time."""
         _shift_rows(x_BC, shifted_BC)
 
-    def shift_and_count(self, x_BC: Array, labels_B: Array, shifted_BC: Array) -> int:
+    def shift_and_compare(self, x_BC: Array, labels_B: Array, shifted_BC: Array, correct_B: Array) -> None:
         """A row at a time."""
-        return int(_shift_and_count(x_BC, labels_B, shifted_BC))
+        _shift_and_compare(x_BC, labels_B, shifted_BC, correct_B)
 
-    def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array) -> float:
+    def cross_entropy(self, shifted_BC: Array, exp_BC: Array, labels_B: Array, values_B: Array) -> None:
         """A row at a time."""
-        return float(_cross_entropy(shifted_BC, exp_BC, labels_B))
+        _cross_entropy(shifted_BC, exp_BC, labels_B, values_B)
 
-    def count_correct(self, scores_BC: Array, labels_B: Array) -> int:
+    def highest_at_label(self, scores_BC: Array, labels_B: Array, values_B: Array) -> None:
         """A row at a time."""
-        return int(_count_correct(scores_BC, labels_B))
+        _highest_at_label(scores_BC, labels_B, values_B)
+
+    def erf(self, x: Array) -> None:
+        """Read and write x once."""
+        _erf(x.reshape(-1))
 
     def adam(
         self, p: Array, g: Array, m: Array, v: Array, divide: Any, alpha: Any, beta_1: Any, beta_2: Any, epsilon: Any

@@ -1,19 +1,66 @@
-"""Layers: what to compute, with no device code. A new layer is one file here and one line in this one."""
+"""Layers: what to compute, with no device code. A new layer is one class here and one line in this file."""
 
-from dptrain.layers.activation import Activation
+from typing import Any
+
+from dptrain import serialization
+from dptrain.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
 from dptrain.layers.base import Layer, LayerBuffers, StepContext
+from dptrain.layers.batch_normalization import BatchNormalization
 from dptrain.layers.dense import Dense
 from dptrain.layers.dropout import Dropout
-from dptrain.layers.flatten import Flatten
+from dptrain.layers.flatten import Flatten, Reshape
+from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.rescaling import Rescaling
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {
     "Activation": Activation,
+    "BatchNormalization": BatchNormalization,
     "Dense": Dense,
     "Dropout": Dropout,
+    "ELU": ELU,
     "Flatten": Flatten,
+    "InputLayer": InputLayer,
+    "LeakyReLU": LeakyReLU,
+    "ReLU": ReLU,
     "Rescaling": Rescaling,
+    "Reshape": Reshape,
+    "Softmax": Softmax,
 }
 
-__all__ = ["LAYERS", "Activation", "Dense", "Dropout", "Flatten", "Layer", "LayerBuffers", "Rescaling", "StepContext"]
+__all__ = [
+    "ELU",
+    "LAYERS",
+    "Activation",
+    "BatchNormalization",
+    "Dense",
+    "Dropout",
+    "Flatten",
+    "Input",
+    "InputLayer",
+    "Layer",
+    "LayerBuffers",
+    "LeakyReLU",
+    "ReLU",
+    "Rescaling",
+    "Reshape",
+    "Softmax",
+    "StepContext",
+    "deserialize",
+    "serialize",
+]
+
+
+def serialize(layer: Layer) -> dict[str, Any]:
+    """Return a layer as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}."""
+    return serialization.to_dict("keras.layers", layer)
+
+
+def deserialize(config: dict[str, Any]) -> Layer:
+    """Return the layer that `serialize`, or Keras', described; keys besides "class_name" and "config" are ignored.
+
+    Raises:
+        ConfigError: it describes none, or an argument is unknown, out of range or not supported.
+    """
+    cls, arguments = serialization.class_and_config("layer", config, LAYERS)
+    return cls.from_config(arguments)

@@ -1,12 +1,20 @@
 """What a layer is: a specification that states its shapes and parameters, and writes its mathematics in backend ops."""
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer
 from dptrain.errors import ConfigError
 from dptrain.params import ParamSpec
+
+
+def _alone(buffer: Buffer) -> None:
+    """One rank's sum over the ranks."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +26,15 @@ class StepContext:
         seed: the run's seed.
         step: updates made before this one, over all epochs.
         first_row: place of the batch's first sample in the global batch.
+        reduce: replaces a small buffer on the device by its sum over the ranks. Collective, also for ranks without
+            rows; in training only.
     """
 
     training: bool = False
     seed: int = 0
     step: int = 0
     first_row: int = 0
+    reduce: Callable[[Buffer], None] = _alone
 
 
 @dataclass
@@ -36,8 +47,9 @@ class LayerBuffers:
         dx: gradient of the loss in the input, to be written; None where nobody needs it.
         dy: gradient of the loss in the output; the layer may overwrite it.
         params: the layer's parameters by name.
-        grads: their gradients, to be overwritten.
+        grads: gradients of those that are trained, to be overwritten.
         scratch: what `scratch_shapes` asked for.
+        fixed: what `fixed_shapes` asked for.
         position: the layer's place in the model.
     """
 
@@ -48,6 +60,7 @@ class LayerBuffers:
     params: dict[str, Buffer]
     grads: dict[str, Buffer]
     scratch: dict[str, Buffer] = field(default_factory=dict)
+    fixed: dict[str, Buffer] = field(default_factory=dict)
     position: int = 0
 
 
@@ -56,17 +69,53 @@ class Layer(ABC):
 
     Args:
         input_shape: shape of one sample, for the first layer of a model.
+        input_dim: the same for flat samples, their number of features.
         name: unique in the model; by default the class's name in snake case, numbered.
+        trainable: False keeps the parameters as they are; read when the model is built and compiled.
+        dtype: only None: all layers compute in the model's.
+        activity_regularizer: only None.
 
     Attributes:
         is_view: the output is the input's memory in another shape; such a layer has no forward and backward.
+        joins_ranks: forward and backward in training sum something over the ranks: every rank must run them in every
+            step, with an empty batch where it has no rows.
+
+    Raises:
+        ConfigError: an argument that there is not, or that is not supported.
     """
 
     is_view = False
+    joins_ranks = False
 
-    def __init__(self, *, input_shape: tuple[int, ...] | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        input_dim: int | None = None,
+        name: str | None = None,
+        trainable: bool = True,
+        dtype: None = None,
+        activity_regularizer: None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise ConfigError(f"Unrecognized keyword arguments passed to {type(self).__name__}: {unknown}")
+        self.refuse(dtype=dtype, activity_regularizer=activity_regularizer)
+        if input_dim is not None:
+            input_shape = (input_dim,)
         self.input_shape = None if input_shape is None else tuple(int(n) for n in input_shape)
         self.name = name
+        self.trainable = bool(trainable)
+
+    def refuse(self, **arguments: Any) -> None:
+        """Raise for arguments that Keras has and dptrain has not.
+
+        Raises:
+            ConfigError: one of them is not None.
+        """
+        for name, value in arguments.items():
+            if value is not None:
+                raise ConfigError(f"not supported: {name} = {value!r} of layer {type(self).__name__}")
 
     @abstractmethod
     def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,17 +133,43 @@ class Layer(ABC):
         """Return what the layer keeps from forward to backward besides x and y, by name, as shapes of one sample."""
         return {}
 
+    def fixed_shapes(self, input_shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike | None]]:
+        """Return what the layer keeps that does not grow with the batch: shape and dtype (None: the backend's)."""
+        return {}
+
     @abstractmethod
     def forward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
         """Write y."""
 
     @abstractmethod
-    def backward(self, ops: Backend, buffers: LayerBuffers) -> None:
-        """Write the parameters' gradients and, unless it is None, dx."""
+    def backward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
+        """Write the gradients that are asked for and, unless it is None, dx."""
+
+    # As JSON
 
     @abstractmethod
+    def own_config(self) -> dict[str, Any]:
+        """Return the constructor's own arguments as Keras' `get_config` names them, in types that JSON has."""
+
     def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
+        """Return all of the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
+        return {"name": self.name, "trainable": self.trainable, **self.own_config()}
+
+    def get_config(self) -> dict[str, Any]:
+        """Return `config`, under Keras' name."""
+        return self.config()
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Layer":
+        """Return the layer that `config` described, Keras' own configurations included; their dtype is left out.
+
+        Raises:
+            ConfigError: an argument is unknown, out of range or not supported.
+        """
+        try:
+            return cls(**{key: value for key, value in config.items() if key != "dtype"})
+        except TypeError as error:
+            raise ConfigError(f"layer {cls.__name__}: {error}") from error
 
     # The last layer's activation, which a loss may take over (see losses.Loss.fused_activation)
 
@@ -110,3 +185,7 @@ class Layer(ABC):
             ConfigError: the layer has no activation.
         """
         raise ConfigError(f"layer {self.name!r} has no activation to take away")
+
+    def copied(self) -> "Layer":
+        """Return a copy that shares initializers and regularizers."""
+        return copy.copy(self)

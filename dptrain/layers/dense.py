@@ -2,21 +2,14 @@
 
 from typing import Any
 
-from dptrain import initializers
-from dptrain.backend.base import ACTIVATIONS, Backend, Buffer, flat_features
+from dptrain import activations, initializers, regularizers
+from dptrain.backend.base import INPUT_ACTIVATIONS, Backend, Buffer, flat_features
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer, LayerBuffers, StepContext
 from dptrain.params import ParamSpec
-from dptrain.registry import lookup
 
-
-def activation_name(activation: str | None) -> str:
-    """Return a known activation's name; None is "linear", as in Keras.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
-    return "linear" if activation is None else lookup("activation", activation, {name: name for name in ACTIVATIONS})
+_INITIALIZER = str | dict[str, Any] | initializers.Initializer
+_REGULARIZER = str | dict[str, Any] | regularizers.Regularizer | None
 
 
 class Dense(Layer):
@@ -24,38 +17,55 @@ class Dense(Layer):
 
     Args:
         units: outputs, at least 1.
-        activation: one of `dptrain.backend.base.ACTIVATIONS`, or None for "linear".
+        activation: name or object of `dptrain.activations`, or None for "linear".
         use_bias: whether there is a bias.
         kernel_initializer: name or initializer of the kernel.
         bias_initializer: name or initializer of the bias.
-        input_shape: shape of one sample, for the first layer of a model.
-        name: unique in the model.
+        kernel_regularizer: name or regularizer of the kernel.
+        bias_regularizer: name or regularizer of the bias.
+        activity_regularizer: only None, as the arguments that follow.
+        kernel_constraint: only None.
+        bias_constraint: only None.
+        lora_rank: only None.
+        lora_alpha: only None.
+        quantization_config: only None.
+        options: as `Layer`.
 
     Raises:
-        ConfigError: an argument is out of range or unknown.
+        ConfigError: an argument is out of range, unknown or not supported.
     """
 
     def __init__(
         self,
         units: int,
-        activation: str | None = None,
+        activation: str | activations.Activation | None = None,
         use_bias: bool = True,
-        kernel_initializer: str | initializers.Initializer = "glorot_uniform",
-        bias_initializer: str | initializers.Initializer = "zeros",
-        *,
-        input_shape: tuple[int, ...] | None = None,
-        name: str | None = None,
+        kernel_initializer: _INITIALIZER = "glorot_uniform",
+        bias_initializer: _INITIALIZER = "zeros",
+        kernel_regularizer: _REGULARIZER = None,
+        bias_regularizer: _REGULARIZER = None,
+        activity_regularizer: None = None,
+        kernel_constraint: None = None,
+        bias_constraint: None = None,
+        lora_rank: None = None,
+        lora_alpha: None = None,
+        quantization_config: None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(input_shape=input_shape, name=name)
+        super().__init__(activity_regularizer=activity_regularizer, **options)
         if isinstance(units, bool) or not isinstance(units, int) or units < 1:
             raise ConfigError(
                 f"Received an invalid value for `units`, expected a positive integer. Received: units={units}"
             )
+        self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
+        self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
         self.units = units
-        self.activation = activation_name(activation)
-        self.use_bias = use_bias
+        self.activation = activations.get(activation).name
+        self.use_bias = bool(use_bias)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
+        self.kernel_regularizer = regularizers.get(kernel_regularizer)
+        self.bias_regularizer = regularizers.get(bias_regularizer)
 
     def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return (units,); the input must be flat."""
@@ -67,37 +77,52 @@ class Dense(Layer):
 
     def param_specs(self, input_shape: tuple[int, ...]) -> list[ParamSpec]:
         """Return kernel (inputs, units) and bias (units,)."""
-        kernel = ParamSpec("kernel", (flat_features(input_shape), self.units), self.kernel_initializer)
-        bias = ParamSpec("bias", (self.units,), self.bias_initializer)
+        shape = (flat_features(input_shape), self.units)
+        kernel = ParamSpec("kernel", shape, self.kernel_initializer, regularizer=self.kernel_regularizer)
+        bias = ParamSpec("bias", (self.units,), self.bias_initializer, regularizer=self.bias_regularizer)
         return [kernel, bias] if self.use_bias else [kernel]
 
-    def forward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """One fused op: product, bias, activation."""
-        params = buffers.params
-        ops.dense_forward(buffers.x, params["kernel"], params.get("bias"), self.activation, buffers.y)
+    def scratch_shapes(self, input_shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Keep the activation's input where its derivative is no function of the output."""
+        return {"preactivation": (self.units,)} if self.activation in INPUT_ACTIVATIONS else {}
 
-    def backward(self, ops: Backend, buffers: LayerBuffers) -> None:
+    def forward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
+        """One fused op: product, bias, activation; or two, where the activation's input is kept."""
+        params = buffers.params
+        kept = buffers.scratch.get("preactivation")
+        if kept is None:
+            ops.dense_forward(buffers.x, params["kernel"], params.get("bias"), self.activation, buffers.y)
+        else:
+            ops.dense_forward(buffers.x, params["kernel"], params.get("bias"), "linear", kept)
+            ops.activation_forward(kept, self.activation, buffers.y)
+
+    def backward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
         """One fused op: the activation's gradient, dkernel, dbias and dx."""
         grads: dict[str, Buffer] = buffers.grads
         ops.dense_backward(
             buffers.x,
             buffers.params["kernel"],
-            buffers.y,
+            buffers.scratch.get("preactivation", buffers.y),
             buffers.dy,
             self.activation,
-            grads["kernel"],
+            grads.get("kernel"),
             grads.get("bias"),
             buffers.dx,
         )
 
-    def config(self) -> dict[str, Any]:
-        """Return units, activation, use_bias and the initializers' names."""
+    def own_config(self) -> dict[str, Any]:
+        """Return the arguments."""
         return {
             "units": self.units,
             "activation": self.activation,
             "use_bias": self.use_bias,
-            "kernel_initializer": initializers.config_name(self.kernel_initializer),
-            "bias_initializer": initializers.config_name(self.bias_initializer),
+            "kernel_initializer": initializers.serialize(self.kernel_initializer),
+            "bias_initializer": initializers.serialize(self.bias_initializer),
+            "kernel_regularizer": regularizers.serialize(self.kernel_regularizer),
+            "bias_regularizer": regularizers.serialize(self.bias_regularizer),
+            "kernel_constraint": None,
+            "bias_constraint": None,
+            "quantization_config": None,
         }
 
     @property
@@ -105,6 +130,9 @@ class Dense(Layer):
         """The layer's activation."""
         return self.activation
 
-    def without_activation(self) -> "Dense":
+    def without_activation(self) -> "Layer":
         """Return the layer that computes x @ kernel + bias alone."""
-        return Dense(self.units, None, self.use_bias, self.kernel_initializer, self.bias_initializer, name=self.name)
+        same = self.copied()
+        assert isinstance(same, Dense)
+        same.activation = "linear"
+        return same

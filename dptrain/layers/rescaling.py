@@ -3,6 +3,7 @@
 from typing import Any
 
 from dptrain.backend.base import Backend
+from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer, LayerBuffers, StepContext
 
 
@@ -12,19 +13,16 @@ class Rescaling(Layer):
     Args:
         scale: factor, such as 1 / 255.
         offset: added after scaling.
-        input_shape: shape of one sample, for the first layer of a model.
-        name: unique in the model.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: scale or offset is not one number.
     """
 
-    def __init__(
-        self,
-        scale: float,
-        offset: float = 0.0,
-        *,
-        input_shape: tuple[int, ...] | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(input_shape=input_shape, name=name)
+    def __init__(self, scale: float, offset: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        if not isinstance(scale, float | int) or not isinstance(offset, float | int):
+            raise ConfigError(f"not supported: Rescaling({scale!r}, {offset!r}); expected one number each")
         self.scale = float(scale)
         self.offset = float(offset)
 
@@ -36,11 +34,11 @@ class Rescaling(Layer):
         """Write y = x * scale + offset."""
         ops.affine(buffers.x, self.scale, self.offset, buffers.y)
 
-    def backward(self, ops: Backend, buffers: LayerBuffers) -> None:
+    def backward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
         """Write dx = dy * scale."""
         if buffers.dx is not None:
             ops.affine(buffers.dy, self.scale, 0.0, buffers.dx)
 
-    def config(self) -> dict[str, Any]:
+    def own_config(self) -> dict[str, Any]:
         """Return scale and offset."""
         return {"scale": self.scale, "offset": self.offset}

@@ -1,21 +1,67 @@
 """Optimizers: what an update is, with no device code. A new one is one file here and one line in this one."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.optimizers import schedules
 from dptrain.optimizers.adam import Adam
-from dptrain.optimizers.base import Optimizer
+from dptrain.optimizers.adamw import AdamW
+from dptrain.optimizers.base import Optimizer, Update
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
-from dptrain.registry import lookup
+from dptrain.optimizers.updater import Updater
+from dptrain.registry import described, made, serialized
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
-OPTIMIZERS: dict[str, type[Adam] | type[RMSprop] | type[SGD]] = {"adam": Adam, "rmsprop": RMSprop, "sgd": SGD}
+OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}
 
-__all__ = ["OPTIMIZERS", "SGD", "Adam", "Optimizer", "RMSprop", "get"]
+__all__ = [
+    "OPTIMIZERS",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Optimizer",
+    "RMSprop",
+    "Update",
+    "Updater",
+    "deserialize",
+    "get",
+    "schedules",
+    "serialize",
+]
 
 
-def get(identifier: str | Optimizer) -> Optimizer:
-    """Return the optimizer of that name with Keras' defaults, or the one given.
+def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
+    """Return the optimizer of that name with Keras' defaults, that which a dictionary describes, or the one given.
 
     Raises:
-        ConfigError: no optimizer has that name.
+        ConfigError: no optimizer has that name, or the arguments are not its own.
     """
-    return identifier if isinstance(identifier, Optimizer) else lookup("optimizer", identifier.lower(), OPTIMIZERS)()
+    if isinstance(identifier, Optimizer):
+        return identifier
+    if isinstance(identifier, str):
+        return deserialize({"class_name": identifier, "config": {}})
+    if isinstance(identifier, Mapping):
+        return deserialize(identifier)
+    raise ConfigError(f"Could not interpret optimizer identifier: {identifier}")
+
+
+def serialize(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the optimizer as Keras writes it: module, class name and arguments."""
+    return serialized(optimizer, "keras.optimizers", OPTIMIZERS.values())
+
+
+def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Optimizer:
+    """Return the optimizer that `serialize`, or Keras', described.
+
+    Args:
+        config: with "class_name", in any case, and "config".
+        custom_objects: further classes by name.
+
+    Raises:
+        ConfigError: no optimizer has that name, or the arguments are not its own.
+    """
+    kind, arguments = described("optimizer", config, {**OPTIMIZERS, **(custom_objects or {})})
+    optimizer: Optimizer = made(kind.from_config, arguments, custom_objects)
+    return optimizer

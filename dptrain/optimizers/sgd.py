@@ -2,32 +2,75 @@
 
 from typing import Any
 
-from dptrain.backend.base import Backend, Buffer
-from dptrain.optimizers.base import Optimizer, check_range
+from dptrain.errors import ConfigError
+from dptrain.optimizers.base import Optimizer, Update
+from dptrain.schedules import LearningRateSchedule
 
 
 class SGD(Optimizer):
     """Gradient descent with optional momentum; the formula is at `Backend.sgd`.
 
+    Nesterov's momentum looks ahead: m = momentum m - learning_rate g, p += momentum m - learning_rate g.
+
     Args:
-        learning_rate: above 0.
-        momentum: 0 to below 1.
+        learning_rate: 0 or above, or a schedule.
+        momentum: 0 to 1.
+        nesterov: as above.
+        weight_decay: this one and all that follow are at `Optimizer`.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or not supported.
     """
 
-    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0) -> None:
-        super().__init__(learning_rate)
-        self.momentum = check_range("momentum", momentum, least=0.0, below=1.0)
-        self.slots = ("momentum",) if self.momentum else ()
-
-    def apply(
-        self, ops: Backend, params_P: Buffer, grads_P: Buffer, slots: dict[str, Buffer], weight: Buffer, iteration: int
+    def __init__(
+        self,
+        learning_rate: float | LearningRateSchedule = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        loss_scale_factor: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        """One fused op."""
-        ops.sgd(params_P, grads_P, slots.get("momentum"), weight, self.learning_rate, self.momentum)
+        super().__init__(
+            learning_rate,
+            weight_decay,
+            clipnorm,
+            clipvalue,
+            global_clipnorm,
+            use_ema,
+            ema_momentum,
+            ema_overwrite_frequency,
+            loss_scale_factor,
+            gradient_accumulation_steps,
+            name,
+            **kwargs,
+        )
+        if not 0 <= momentum <= 1:
+            raise ConfigError(f"momentum = {momentum}: `momentum` must be a float between [0, 1].")
+        self.momentum = float(momentum)
+        self.nesterov = bool(nesterov)
+        self.slots = ("momentum",) if self.momentum else ()
+        self.divides = not (self.momentum and self.nesterov)
 
-    def config(self) -> dict[str, Any]:
+    def update_step(self, update: Update) -> None:
+        """One fused op, but for Nesterov's momentum."""
+        ops, p_P, g_P, rate = update.ops, update.params, update.grads, update.learning_rate
+        m_P = update.slots.get("momentum")
+        if self.divides:
+            ops.sgd(p_P, g_P, m_P, update.divisor, rate, self.momentum)
+            return
+        ops.axpby(self.momentum, m_P, -rate, g_P, m_P)
+        ops.axpby(self.momentum, m_P, 1, p_P, p_P)
+        ops.axpby(-rate, g_P, 1, p_P, p_P)
+
+    def get_config(self) -> dict[str, Any]:
         """Return the arguments."""
-        return {"learning_rate": self.learning_rate, "momentum": self.momentum}
+        return {**super().get_config(), "momentum": self.momentum, "nesterov": self.nesterov}

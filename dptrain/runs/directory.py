@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
 
 from dptrain.errors import OutputError
 from dptrain.runs.curves import draw_curves
 from dptrain.runs.files import append_line, output_error, write_atomically
+from dptrain.saving import safetensors_file
 
 
 class RunDirectory:
@@ -89,9 +88,7 @@ class RunDirectory:
         Raises:
             OutputError: a file cannot be written.
         """
-        contiguous = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
-        metadata = {"format": "dptrain", "architecture": json.dumps(architecture)}
-        write_atomically(self.path / "model.safetensors", safetensors.numpy.save(contiguous, metadata))
+        write_atomically(self.path / "model.safetensors", safetensors_file.encode(weights, architecture))
         write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():

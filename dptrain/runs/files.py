@@ -1,5 +1,6 @@
 """Writing files so that a reader never sees half of one."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -7,13 +8,16 @@ from pathlib import Path
 
 from dptrain.errors import OutputError
 
+_ADVICE = "choose another --out"
 
-def write_atomically(path: Path, content: bytes) -> None:
+
+def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
     """Write a file under a temporary name, flush it to the disk, and rename it into place.
 
     Args:
         path: the file; an existing one is replaced.
         content: all of it.
+        advice: what to do where it fails, the end of the message.
 
     Raises:
         OutputError: the disk is full, read-only or denied; says what is needed and free.
@@ -27,8 +31,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
         sync_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise output_error(path, error, len(content)) from error
+        with contextlib.suppress(OSError):  # such as a name that is too long for either
+            temporary.unlink(missing_ok=True)
+        raise output_error(path, error, len(content), advice=advice) from error
 
 
 def append_line(path: Path, line: str) -> None:
@@ -37,14 +42,22 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         OutputError: as `write_atomically`.
     """
-    content = f"{line}\n".encode()
+    append(path, f"{line}\n".encode())
+
+
+def append(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
+    """Append to a file and flush it to the disk.
+
+    Raises:
+        OutputError: as `write_atomically`.
+    """
     try:
         with open(path, "ab") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise output_error(path, error, len(content)) from error
+        raise output_error(path, error, len(content), advice=advice) from error
 
 
 def sync_directory(path: Path) -> None:
@@ -56,10 +69,15 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def output_error(path: Path, error: OSError, needed: int = 0) -> OutputError:
-    """Return an operating system's error as one line with path, cause and, on a full disk, bytes needed and free."""
+def output_error(path: Path, error: OSError, needed: int = 0, *, advice: str = _ADVICE) -> OutputError:
+    """Return an operating system's error as one line with path, cause and, on a full disk, bytes needed and free.
+
+    Its `errno` is the system's.
+    """
     text = f"{path}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         parent = next((place for place in path.parents if place.exists()), Path("/"))
         text += f" (needs {needed} bytes, {shutil.disk_usage(parent).free} free)"
-    return OutputError(f"{text}; choose another --out")
+    result = OutputError(f"{text}; {advice}")
+    result.errno = error.errno
+    return result

@@ -65,6 +65,33 @@ class AllReduce:
         self._begun = 0
 
 
+class SmallSums:
+    """Sums small buffers over the ranks in place, in the middle of a pass.
+
+    The host waits for the device at each; on a GPU its way there and back is kept for every buffer.
+
+    Args:
+        backend: the device.
+        comm: the ranks, which all sum the same buffers in the same order.
+        direct: MPI is given the device's memory.
+    """
+
+    def __init__(self, backend: Backend, comm: Communicator, *, direct: bool = False) -> None:
+        self._backend, self._comm, self._direct = backend, comm, direct
+        # The buffer is kept beside its way, so that no other can have its address.
+        self._ways: dict[int, tuple[Buffer, Exchange]] = {}
+
+    def __call__(self, buffer: Buffer) -> None:
+        """Replace a buffer by its sum; ops that are queued from now on see it. Collective."""
+        way = self._ways.get(id(buffer))
+        if way is None:
+            way = self._ways[id(buffer)] = buffer, self._backend.exchange(buffer, direct=self._direct)
+        _, exchange = way
+        exchange.begin()
+        self._comm.allreduce_sum(exchange.values())
+        exchange.end()
+
+
 def bucket_bounds(elements: int, most: int) -> list[tuple[int, int]]:
     """Return (start, stop) of the buckets of a buffer, from its end to its beginning.
 

@@ -9,8 +9,7 @@ from typing import Any
 from dptrain.backend.base import Backend, Buffer
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
-from dptrain.metrics import Metric
-from dptrain.tracking import Mean, Reading
+from dptrain.tracking import MeanTracker, Reading, Tracker
 from dptrain.train.explicit import Batch, ExplicitReplica, StepLog
 
 # What makes a model one with steps of its own.
@@ -28,8 +27,7 @@ class Steps:
     """
 
     def __init__(self) -> None:
-        self.loss_tracker = Mean("loss")
-        self._measured: list[tuple[Metric, Mean]] = []  # the compiled metrics, each with its mean
+        self.loss_tracker = MeanTracker("loss")
 
     # To override
 
@@ -81,19 +79,19 @@ class Steps:
             x: (rows, *input_shape) inputs; not used here.
             y: targets, as the loss takes them.
             y_pred: what `forward` returned.
-            sample_weight: (rows,) or None.
+            sample_weight: (rows,) weights of the samples, or None.
             training: whether a gradient is needed.
 
         Returns:
-            (1,) the loss summed over this rank's samples, and its gradient in y_pred, of that shape; None if not
-            training. Neither is divided: `apply_gradients` divides by the samples of all ranks.
+            (1,) the loss summed over this rank's samples, float64 (one of your own may be of the backend's dtype),
+            and its gradient in y_pred, of that shape; None if not training. Neither is divided: `apply_gradients`
+            divides by the samples of all ranks. The penalties of regularizers are in the loss, once for each sample;
+            `apply_gradients` adds their gradients.
 
         Raises:
-            ConfigError: `compile` was given no loss.
+            ConfigError: `compile` was given no loss, or one that is divided by something else than samples.
         """
-        if sample_weight is not None:
-            raise ConfigError("not supported: sample_weight in steps of your own; override compute_loss to use it")
-        return self._explicit().loss_and_gradient(y, y_pred, training)
+        return self._explicit().loss_and_gradient(y, y_pred, sample_weight, training)
 
     def compute_metrics(self, x: Buffer, y: Buffer, y_pred: Buffer, sample_weight: Buffer = None) -> StepLog:
         """Update the metrics that `compile` was given; return their results and the mean loss.
@@ -102,14 +100,9 @@ class Steps:
             x: as in `compute_loss`.
             y: as in `compute_loss`.
             y_pred: as in `compute_loss`.
-            sample_weight: not used here.
+            sample_weight: (rows,) or None, for weighted metrics.
         """
-        for metric, mean in self._measured:
-            total = self.buffer(f"sum of {metric.name}", (1,))
-            self.ops.fill(total, 0)
-            if len(y_pred):
-                metric.update(self.ops, y_pred, y, total)
-            mean.update_state(total, len(y_pred))
+        self._explicit().measure(y, y_pred, sample_weight)
         return self.results()
 
     # To call
@@ -169,7 +162,7 @@ class Steps:
 
     def results(self) -> dict[str, Reading]:
         """Return the mean loss and the compiled metrics by name, not read yet."""
-        return {mean.name: mean.result() for mean in [self.loss_tracker, *(mean for _, mean in self._measured)]}
+        return {one.name: one.result() for one in [self.loss_tracker, *self._explicit().measured]}
 
     @property
     def parameters(self) -> dict[str, Buffer]:
@@ -214,11 +207,10 @@ class Steps:
         """Return the models that are attributes of this one, in the order of their names' assignment."""
         return [part for part in vars(self).values() if isinstance(part, Steps)]
 
-    def _means(self) -> list[Mean]:
-        """Return all means of this model and its parts."""
-        own = [one for one in vars(self).values() if isinstance(one, Mean)]
-        measured = [mean for _, mean in self._measured]
-        return [*own, *measured, *(mean for part in self.parts() for mean in part._means())]
+    def _trackers(self) -> list[Tracker]:
+        """Return all trackers of this model and its parts, whose replicas are there."""
+        own = [one for one in vars(self).values() if isinstance(one, Tracker)]
+        return [*own, *self._explicit().measured, *(one for part in self.parts() for one in part._trackers())]
 
     def _loss(self, data: Batch, y_pred: Buffer, *, training: bool) -> tuple[Buffer, Buffer | None]:
         found = self.compute_loss(data.x, data.y, y_pred, data.sample_weight, training=training)

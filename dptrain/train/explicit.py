@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, Buffer
+from dptrain import metrics
+from dptrain.backend.base import DIVISOR, FIRST_STATE, LOSS, ROWS, Backend, Buffer, flat_features
 from dptrain.backend.transfers import Staging
 from dptrain.comm.base import Communicator
 from dptrain.data.sampling import Shard
@@ -19,10 +20,12 @@ from dptrain.errors import ConfigError
 from dptrain.layers import LayerBuffers, StepContext
 from dptrain.losses import Loss
 from dptrain.model import Architecture
+from dptrain.optimizers import Optimizer
 from dptrain.random import Purpose, stream
-from dptrain.tracking import Mean, Reading, Tally
-from dptrain.train.allreduce import AllReduce
+from dptrain.tracking import MeanTracker, Reading, Tally, Tracker
+from dptrain.train.allreduce import AllReduce, SmallSums
 from dptrain.train.feed import Rows, RowSource
+from dptrain.train.measuring import MetricTracker
 from dptrain.train.replica import Replica
 
 # Losses of one step that are at hand at the same time.
@@ -60,19 +63,15 @@ class Batch:
 class NoLoss(Loss):
     """Stands where `compile` was given no loss."""
 
-    name = "none"
+    takes_labels = None
 
-    def compute(self, *arguments: Any) -> None:
+    def write(self, *arguments: Any) -> None:
         """Refuse.
 
         Raises:
             ConfigError: always.
         """
         raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
-
-    def config(self) -> dict[str, Any]:
-        """No arguments."""
-        return {}
 
 
 class StepOwner(Protocol):
@@ -101,7 +100,8 @@ class ExplicitReplica(Replica):
         # Inputs may come from anywhere, not from the batch op alone: all layers run.
         self._first, self._scale, self._offset = 0, 1.0, 0.0
         self._input_gradient: Buffer = None
-        self._kept: dict[str, Buffer] = {}
+        self._named: dict[str, Buffer] = {}
+        self.measured: list[MetricTracker] = []
         self._noises: dict[str, Staging] = {}
         self._target_like: tuple[tuple[int, ...], Any] = ((), np.dtype(np.int64))
         self._has_weights = False
@@ -119,22 +119,23 @@ class ExplicitReplica(Replica):
 
     # Setting up
 
+    def compile(self, loss: Loss, optimizer: Optimizer, metrics: Any = None, weighted_metrics: Any = None) -> None:
+        """Allocate as any replica, and say how each metric is tracked."""
+        super().compile(loss, optimizer, metrics, weighted_metrics)
+        self.measured = [MetricTracker(one) for one in self.metrics]
+
     def join(self, comm: Communicator, bucket_mb: float, direct: bool) -> None:
         """Sum gradients with these ranks from now on, see `AllReduce`."""
+        if comm.size > 1 and self.reduce is StepContext.reduce:
+            self.reduce = SmallSums(self.backend, comm, direct=direct)
         if comm.size > 1 and hasattr(self, "loss") and self._all_reduce is None:
             self._all_reduce = AllReduce(self.backend, comm, self._partial(0), bucket_mb, direct=direct)
 
-    def drive(self, owner: StepOwner, means: Sequence[Mean], partners: Sequence["ExplicitReplica"]) -> None:
-        """Let the loop call the steps of `owner`, keep these means, and tell partners where a step is."""
+    def drive(self, owner: StepOwner, trackers: Sequence[Tracker], partners: Sequence["ExplicitReplica"]) -> None:
+        """Let the loop call the steps of `owner`, keep these trackers, and tell partners where a step is."""
         self._owner, self._partners = owner, (self, *partners)
         if self._tally is None:
-            self._tally = Tally(self.backend, [Mean("rows"), *means])
-
-    def take_over(self, other: Replica) -> None:
-        """Go on with the state of the optimizer of a replica of the same model."""
-        for name, slot in other.slots.items():
-            self.backend.write(self.slots[name], other.backend.download(slot))
-        self.iterations = other.iterations
+            self._tally = Tally(self.backend, [MeanTracker("rows"), *trackers])
 
     def reserve(self, rows: int) -> None:
         """Allocate as any replica, and the gradient in the input."""
@@ -144,16 +145,19 @@ class ExplicitReplica(Replica):
             shape = (self._capacity, *self.architecture.input_shape)
             self._input_gradient = self._allocate(self.backend.empty, shape, name="gradients of the batch")
 
-    def as_stored(  # type: ignore[override]  # with weights there are three arrays
+    def as_stored(
         self, x: npt.NDArray[Any], y: npt.NDArray[Any], weights: npt.NDArray[Any] | None = None
     ) -> tuple[npt.NDArray[Any], ...]:
         """Return samples as a feed takes them; without a loss that says what targets are, integers are labels."""
-        labels = y.dtype.kind in "iub" if isinstance(self.loss, NoLoss) else self.loss.takes_labels
-        targets = np.ascontiguousarray(y, np.int64 if labels else self.backend.dtype)
-        self._target_like = (targets.shape[1:], targets.dtype)
-        self._has_weights = weights is not None
-        arrays = (x.reshape(x.shape[0], -1), targets)
-        return arrays if weights is None else (*arrays, np.ascontiguousarray(weights, self.backend.dtype))
+        if isinstance(self.loss, NoLoss) or y.shape[1:] == (0,):
+            targets = np.ascontiguousarray(y, np.int64 if y.dtype.kind in "iub" else self.backend.dtype)
+            arrays: tuple[npt.NDArray[Any], ...] = (x.reshape(x.shape[0], flat_features(x.shape[1:])), targets)
+            if weights is not None:
+                arrays = (*arrays, np.ascontiguousarray(weights, self.backend.dtype))
+        else:
+            arrays = super().as_stored(x, y, weights)
+        self._target_like, self._has_weights = (arrays[1].shape[1:], arrays[1].dtype), len(arrays) > 2
+        return arrays
 
     # What the loop calls
 
@@ -187,7 +191,7 @@ class ExplicitReplica(Replica):
         shard = shards[0]
         batch = self._begin(source.rows(shard) if shard.rows else None, shard.first_row, testing=False)
         self._returned = _checked("train_step", self._owner.train_step(batch))
-        self.tally.count(0, batch.rows)
+        self.tally.count(1, batch.rows)
         if complete_from is not None:
             complete_from(0)
 
@@ -229,7 +233,7 @@ class ExplicitReplica(Replica):
         # Ranks may make different numbers of test steps, which must not move what random layers draw in training.
         for replica, count in zip(self._partners, passes, strict=True):
             replica._passes = count
-        self.tally.count(0, batch.rows)
+        self.tally.count(1, batch.rows)
         self.tally.end_step()
 
     def _begin(self, rows: Rows | None, first_row: int, *, testing: bool) -> Batch:
@@ -242,9 +246,11 @@ class ExplicitReplica(Replica):
     def _batch(self, rows: Rows | None, first_row: int) -> Batch:
         count = 0 if rows is None else len(rows.chosen)
         x = self.buffer("batch of the step", (count, *self.architecture.input_shape))
-        shape, dtype = self._target_like
+        shape, dtype, has_weights = *self._target_like, self._has_weights
+        if rows is not None:  # training and validation may differ; a rank without rows goes by what came last
+            shape, dtype, has_weights = rows.arrays[1].shape[1:], rows.arrays[1].dtype, len(rows.arrays) > 2
         y = None if 0 in shape else self.buffer("targets of the step", (count, *shape), dtype)
-        weights = self.buffer("weights of the step", (count,)) if self._has_weights else None
+        weights = self.buffer("weights of the step", (count,)) if has_weights else None
         if rows is not None:
             self.backend.gather(rows.arrays[0], rows.chosen, 1.0, 0.0, x.reshape(count, -1))
             if y is not None:
@@ -266,13 +272,26 @@ class ExplicitReplica(Replica):
         self.reserve(rows)
         self._pass = (rows, training)
         buffers = self._buffers(rows, 0)
+        joining = training and any(layer.joins_ranks for layer in self._layers)
+        if joining and self._testing:
+            raise ConfigError(
+                "not supported: forward(x, training=True) in a test_step, which ranks call for different numbers of "
+                "batches, of a model with layers that sum over the ranks, such as BatchNormalization"
+            )
+        # The passes of one step draw different numbers; those of the first are the built-in step's.
+        step = (self.iterations if hasattr(self, "loss") else 0) + (self._passes << _STEP_BITS)
+        self._context = StepContext(training, self.seed, step, self.first_row, self.reduce)
         if rows:
             self.backend.copy(x, buffers[0].x)
-            # The passes of one step draw different numbers; those of the first are the built-in step's.
-            step = self.iterations + (self._passes << _STEP_BITS)
-            self._forward(self._layers, buffers, StepContext(training, self.seed, step, self.first_row))
+            self._forward(self._layers, buffers, self._context)
             self._passes += training
+        elif joining:
+            for layer, one in zip(self._layers, buffers, strict=True):
+                if layer.joins_ranks:
+                    layer.forward(self.backend, one, self._context)
         return buffers[-1].y
+
+    _context = StepContext()
 
     # Place of this rank's first sample in the global batch, for random layers; a step sets it.
     first_row = 0
@@ -281,23 +300,60 @@ class ExplicitReplica(Replica):
     def _layers(self) -> Sequence[Any]:
         return self._training_layers if hasattr(self, "loss") else self.architecture.layers
 
-    def loss_and_gradient(self, y: Buffer, y_pred: Buffer, training: bool) -> tuple[Buffer, Buffer | None]:
+    def loss_and_gradient(
+        self, y: Buffer, y_pred: Buffer, weights: Buffer | None, training: bool
+    ) -> tuple[Buffer, Buffer | None]:
         """Return the compiled loss and, in training, its gradient; see `Steps.compute_loss`."""
         self._require_compiled("compute_loss")
-        losses = self.buffer("losses", (_LOSSES,))
+        loss = self.loss
+        if isinstance(loss, NoLoss):
+            loss.write()
+        if loss.reduction not in ("sum_over_batch_size", "mean") or loss.ignored is not None:
+            raise ConfigError(
+                f"not supported: steps of your own with loss {loss.name!r}, reduction {loss.reduction!r}, which is not "
+                "divided by the number of samples; override compute_loss"
+            )
+        if y is None:
+            raise ConfigError(f"loss {loss.name!r} compares the outputs with targets, and `y` is missing")
+        losses = self.buffer("losses", (_LOSSES,), np.float64)
         place = self._losses_made % _LOSSES
         self._losses_made += 1
         total = losses[place : place + 1]
         self.backend.fill(total, 0)
         rows = len(y_pred)
+        self.reserve(rows)
         dy = self._buffers(rows, 0)[-1].dy if training else None
-        if isinstance(self.loss, NoLoss):
-            self.loss.compute()
-        if y is None:
-            raise ConfigError(f"loss {self.loss.name!r} compares the outputs with targets, and `y` is missing")
         if rows:
-            self.loss.compute(self.backend, y_pred, y, dy, total, None)
+            tail = self.buffer("tail of a loss", (FIRST_STATE,))
+            self.backend.fill(tail, 0)
+            batch = self._samples(y_pred, y, weights)
+            loss.compute(self.backend, batch, self._fused or loss.from_logits, dy, tail)
+            self.backend.sum(tail[LOSS : LOSS + 1], total)
+            self._regularize(tail[DIVISOR : ROWS + 1], None, total)
         return total, dy
+
+    def measure(self, y: Buffer, y_pred: Buffer, weights: Buffer | None) -> None:
+        """Update the compiled metrics; see `Steps.compute_metrics`."""
+        if len(y_pred) == 0:
+            return
+        self.reserve(len(y_pred))
+        activation = self.loss.fused_activation if self._fused else None
+        outputs: Buffer | None = y_pred if activation is None else None
+        for tracker in self.measured:
+            metric, seen = tracker.measured.metric, y_pred
+            if activation is not None and not (metric.takes_logits and activation == "softmax"):
+                if outputs is None:
+                    outputs = self.buffer("outputs of the step", tuple(y_pred.shape))
+                    self.backend.activation_forward(y_pred, activation, outputs)
+                seen = outputs
+            batch = self._samples(seen, y, weights if tracker.measured.weighted else None)
+            tracker.update(batch, self.buffer("state of a metric", (metric.size,)))
+
+    def _samples(self, y_pred: Buffer, y: Buffer, weights: Buffer | None) -> metrics.Batch:
+        def scratch(name: str, shape: tuple[int, ...] = (), dtype: npt.DTypeLike | None = None) -> Buffer:
+            return self._kept(len(y_pred), name, shape, dtype or self.backend.dtype)
+
+        return metrics.Batch(y_pred, y, weights, scratch)
 
     def backward(self, dy: Buffer, *, input_gradient: bool, frozen: bool) -> Buffer | None:
         """Run all layers backwards; see `Steps.backward`."""
@@ -314,16 +370,20 @@ class ExplicitReplica(Replica):
         self._rows_of_gradient = rows
         aside = frozen or self._has_gradients
         buffers = self._buffers(rows, 1 if aside else 0)
+        trained = next((i for i, one in enumerate(buffers) if one.grads), len(buffers))
+        last = 0 if input_gradient else trained
         if rows == 0:
+            for position in range(len(buffers) - 1, last - 1, -1):
+                if self._layers[position].joins_ranks:
+                    self._layers[position].backward(self.backend, buffers[position], self._context)
             return buffers[0].dx if input_gradient else None
         if dy is not buffers[-1].dy:
             self.backend.copy(dy, buffers[-1].dy)
-        trained = next((i for i, one in enumerate(buffers) if one.params), len(buffers))
-        last = 0 if input_gradient else trained
         for position in range(len(buffers) - 1, last - 1, -1):
             layer, one = self._layers[position], buffers[position]
             if not layer.is_view:
-                layer.backward(self.backend, one if input_gradient or position > trained else replace(one, dx=None))
+                kept = one if input_gradient or position > trained else replace(one, dx=None)
+                layer.backward(self.backend, kept, self._context)
         if not frozen:
             size = self.architecture.layout.size
             if self._has_gradients:
@@ -338,22 +398,24 @@ class ExplicitReplica(Replica):
         if not self._has_gradients:
             self.backend.fill(self._partial(0)[:size], 0)
             self._has_gradients = True
-        return self.architecture.layout.views(self._partial(0))
+        return self.architecture.layout.gradient_views(self._partial(0))
 
     def apply_gradients(self, rows: float | None) -> None:
         """Sum over the ranks, divide, update; see `Steps.apply_gradients`."""
         self.gradients()
         size = self.architecture.layout.size
         reduction = self._partial(0)
-        self.backend.fill(reduction[size:], 0)
-        weight = reduction[size : size + 1]
-        self.backend.fill(weight, self._rows_of_gradient if rows is None else rows)
+        gradients, tail = reduction[:size], reduction[size:]
+        self.backend.fill(tail, 0)
+        divisor_rows = tail[DIVISOR : ROWS + 1]
+        self.backend.fill(divisor_rows, self._rows_of_gradient if rows is None else rows)
         if self._all_reduce is not None:
             self._all_reduce.complete_from(0)
             self._all_reduce.finish()
-        self.iterations += 1
+        # The penalties are in the loss already, see `loss_and_gradient`.
+        self._regularize(divisor_rows, gradients, self.buffer("penalties", (1,), np.float64))
         self._passes = 0
-        self.optimizer.apply(self.backend, self.params, reduction[:size], self.slots, weight, self.iterations)
+        self._updater.apply(self.params[:size], gradients, tail[DIVISOR : DIVISOR + 1])
         self._has_gradients = False
         self._rows_of_gradient = 0
 
@@ -362,10 +424,10 @@ class ExplicitReplica(Replica):
     def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Buffer:
         """Return memory that is kept under a name; see `Steps.buffer`."""
         kind = self.backend.dtype if dtype is None else np.dtype(dtype)
-        kept = self._kept.get(name)
+        kept = self._named.get(name)
         if kept is None or kept.dtype != kind or tuple(kept.shape[1:]) != shape[1:] or len(kept) < shape[0]:
             rows = max(shape[0], self._capacity)
-            kept = self._kept[name] = self._allocate(self.backend.zeros, (rows, *shape[1:]), kind, name=name)
+            kept = self._named[name] = self._allocate(self.backend.zeros, (rows, *shape[1:]), kind, name=name)
         return kept[: shape[0]]
 
     def random_normal(self, name: str, rows: int, features: int, first_row: int) -> Buffer:

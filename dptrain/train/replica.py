@@ -1,30 +1,29 @@
 """One model on one device: all its memory, and the steps that run on it.
 
 Everything is allocated when the batch size is known; a step allocates nothing. The flat `reduction` buffer is what
-ranks exchange: the parameters' gradients, then the tail, whose first element is the sum of the sample weights and
-whose others are the sums of loss and metrics.
+ranks exchange: the parameters' gradients, then the tail, which is what gradients and loss are divided by, the number of
+rows, the loss's sum, and then each metric's state.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, Buffer, amount, flat_features
+from dptrain.backend.base import DIVISOR, FIRST_STATE, LOSS, ROWS, Backend, Buffer, amount, flat_features
 from dptrain.backend.transfers import SAMPLES
 from dptrain.data.sampling import Shard
-from dptrain.errors import DeviceError, DeviceMemoryError
+from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer, LayerBuffers, Rescaling, StepContext
 from dptrain.losses import Loss
-from dptrain.metrics import Metric
+from dptrain.metrics import Batch, Mean, resolve
+from dptrain.metrics.base import ratio
 from dptrain.model import Architecture
-from dptrain.optimizers import Optimizer
+from dptrain.optimizers import Optimizer, Updater
 from dptrain.params import ALIGNMENT
 from dptrain.train.feed import Rows, RowSource
-
-# Elements of the tail; what follows are loss and metrics.
-_WEIGHT, _LOSS, _FIRST_METRIC = 0, 1, 2
 
 
 class Replica:
@@ -37,8 +36,8 @@ class Replica:
 
     Attributes:
         params: flat parameters.
+        reduce: replaces a small buffer on the device by its sum over the ranks; set by who knows the ranks.
         slots: the optimizer's flat buffers by name.
-        iterations: updates made.
     """
 
     def __init__(self, backend: Backend, architecture: Architecture, seed: int) -> None:
@@ -47,37 +46,67 @@ class Replica:
         self.seed = seed
         self._first, self._scale, self._offset = _absorbed_by_batch_op(architecture.layers)
         # Bytes that the model needs besides what grows with the batch, by the buffer's name.
-        self._model_bytes = {"parameters": architecture.layout.size * backend.dtype.itemsize}
-        self.params: Buffer = self._allocate(backend.empty, (architecture.layout.size,), name="parameters")
+        self._model_bytes = {"parameters": architecture.layout.full_size * backend.dtype.itemsize}
+        self.params: Buffer = self._allocate(backend.empty, (architecture.layout.full_size,), name="parameters")
         backend.write(self.params, architecture.layout.initial(seed, backend.dtype))
         self.slots: dict[str, Buffer] = {}
-        self.iterations = 0
         self._capacity = 0
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
+        self._beside: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Buffer] = {}
+        self.reduce: Callable[[Buffer], None] = StepContext.reduce
+        trained = [entry for entry in architecture.layout.entries if entry.trainable]
         self._first_element = [
-            min((e.offset for e in architecture.layout.entries if e.name.startswith(f"{layer.name}/")), default=0)
+            min((entry.offset for entry in trained if entry.name.startswith(f"{layer.name}/")), default=0)
             for layer in architecture.layers
+        ]
+        self._penalized = [(entry, entry.regularizer) for entry in trained if entry.regularizer is not None]
+        self._fixed = [
+            {
+                name: self._allocate(backend.zeros, shape, dtype, name="statistics")
+                for name, (shape, dtype) in layer.fixed_shapes(input_shape).items()
+            }
+            for layer, input_shape in zip(architecture.layers, architecture.input_shapes, strict=True)
         ]
 
     # Setting up
 
-    def compile(self, loss: Loss, optimizer: Optimizer, metrics: Sequence[Metric]) -> None:
+    def compile(self, loss: Loss, optimizer: Optimizer, metrics: Any = None, weighted_metrics: Any = None) -> None:
         """Allocate what training needs besides activations, and start the optimizer afresh.
 
         Raises:
-            ConfigError: the loss does not fit the model's last layer.
+            ConfigError: a metric or the loss does not fit the model (see `metrics.resolve`).
         """
-        self.loss, self.optimizer, self.metrics = loss, optimizer, tuple(metrics)
-        self._training_layers = self.architecture.layers_for(loss)
-        self._tail_size = _FIRST_METRIC + len(self.metrics)
+        shape = self.architecture.output_shape
+        if len(shape) != 1 and (loss.takes_labels or loss.reduction not in ("sum_over_batch_size", "mean")):
+            raise ConfigError(
+                f"not supported: loss {loss.name!r} with reduction {loss.reduction!r} on outputs of shape {shape}"
+            )
+        self.loss, self.optimizer = loss, optimizer
+        self.metrics = resolve(metrics, weighted_metrics, loss.takes_labels, shape)
+        self._training_layers, self._fused = self.architecture.layers_for(loss)
+        ends = np.cumsum([FIRST_STATE, *(one.metric.size for one in self.metrics)]).tolist()
+        self._states = [slice(begin, end) for begin, end in pairwise(ends)]
+        self._tail_size = ends[-1]
         self._partials: list[Buffer] = []
         zeros, size = self.backend.zeros, self.architecture.layout.size
-        names = ("gradients", *(f"optimizer's {slot}" for slot in optimizer.slots))
+        slots, scratch = optimizer.all_slots, [f"scratch {number}" for number in range(optimizer.scratch)]
+        names = ("gradients", *(f"optimizer's {slot}" for slot in (*slots, *scratch)))
         self._model_bytes |= dict.fromkeys(names, size * self.backend.dtype.itemsize)
-        self.slots = {slot: self._allocate(zeros, (size,), name=f"optimizer's {slot}") for slot in optimizer.slots}
+        flat = {one: self._allocate(zeros, (size,), name=f"optimizer's {one}") for one in (*slots, *scratch)}
+        self.slots = {slot: flat[slot] for slot in slots}
+        entries = [entry for entry in self.architecture.layout.entries if entry.trainable]
+        self._updater = Updater(self.backend, optimizer, entries, self.slots, [flat[one] for one in scratch])
         self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64, "sums of metrics")
-        self.iterations = 0
         self._views.clear()
+
+    @property
+    def iterations(self) -> int:
+        """Batches whose gradients the optimizer has taken, which number the steps of random layers and schedules."""
+        return self.optimizer.steps
+
+    @iterations.setter
+    def iterations(self, steps: int) -> None:
+        self.optimizer.steps = steps
 
     @property
     def reduction(self) -> Buffer:
@@ -139,8 +168,8 @@ class Replica:
         others = {name: size for name, size in short.buffers.items() if name not in model and name not in by_row}
         if short.name not in model and short.name not in by_row:
             others[short.name] = others.get(short.name, 0) + short.asked
-        # The targets of a row are a label of 8 bytes, or values such as the outputs.
-        row = sum(map(flat_features, by_row.values())) * self.backend.dtype.itemsize
+        # The targets of a row are a label of 8 bytes, or values such as the outputs; loss and metrics some numbers.
+        row = (sum(map(flat_features, by_row.values())) + 8) * self.backend.dtype.itemsize
         if self.backend.room_for_data() is not None:
             # Samples that do not fit are streamed: two chunks of at least a batch, of a byte or more a feature.
             others.pop(SAMPLES, None)
@@ -158,12 +187,52 @@ class Replica:
         instead = "" if rows is None else f" instead of {rows}{'' if others else ', the data set not counted'}"
         return f"a batch of about {fitting} rows a rank would fit{instead}"
 
-    def as_stored(self, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return samples as a feed takes them: x (rows, features) in its own dtype, y as the loss wants it."""
+    def as_stored(
+        self, x: npt.NDArray[Any], y: npt.NDArray[Any], weights: npt.NDArray[Any] | None = None
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Return samples as a feed takes them: x (rows, features) in its own dtype, y as the loss wants it.
+
+        Args:
+            x: (rows, ...).
+            y: (rows,) or (rows, 1) labels, or (rows, *output_shape) values, for one output (rows,) as well.
+            weights: (rows,) or (rows, 1) sample weights; None for 1, and then they are not among what is returned.
+
+        Raises:
+            ConfigError: weights of another shape, or of samples whose output is no vector.
+        """
         stored = np.int64 if self.loss.takes_labels else self.backend.dtype
-        return x.reshape(x.shape[0], flat_features(x.shape[1:])), np.ascontiguousarray(y, stored)
+        shape = () if self.loss.takes_labels else self.architecture.output_shape
+        arrays = (
+            x.reshape(x.shape[0], flat_features(x.shape[1:])),
+            np.ascontiguousarray(y, stored).reshape(len(y), *shape),
+        )
+        if weights is None:
+            return arrays
+        if weights.shape not in ((len(x),), (len(x), 1)):
+            raise ConfigError(f"sample_weight: expected shape ({len(x)},), one number a sample, found {weights.shape}")
+        if len(self.architecture.output_shape) != 1:
+            raise ConfigError(f"not supported: sample_weight on outputs of shape {self.architecture.output_shape}")
+        return (*arrays, np.ascontiguousarray(weights.reshape(len(x)), self.backend.dtype))
+
+    def state(self) -> dict[str, Buffer]:
+        """Return the buffers that, with `iterations`, say where a training stands, by name."""
+        slots = {f"optimizer/{name}": buffer for name, buffer in self.slots.items()}
+        return {"parameters": self.params, **slots, "totals": self.totals}
 
     # One step
+
+    def require_shards(self, count: int) -> None:
+        """Check that the model can be trained with that many shards of a batch on this rank.
+
+        Raises:
+            ConfigError: a layer needs the whole batch at once.
+        """
+        joining = next((layer for layer in self.architecture.layers if layer.joins_ranks), None)
+        if count > 1 and joining is not None:
+            raise ConfigError(
+                f"layer {joining.name!r} ({type(joining).__name__}) needs all samples of a batch at once: {count} "
+                "shards a rank are not supported; leave train.shards_per_batch out, or make it the number of ranks"
+            )
 
     def forward_backward(
         self, source: RowSource, shards: Sequence[Shard], complete_from: Callable[[int], None] | None = None
@@ -196,29 +265,33 @@ class Replica:
         tell(0)
 
     def update(self) -> None:
-        """Apply the optimizer to the summed gradients; the division by the summed weight happens in there.
+        """Apply the optimizer to the summed gradients; the division by the tail's divisor happens in there.
 
         Call it after `reduction` has been summed over the ranks. Also adds the global loss and metrics to `totals`.
         """
         size = self.architecture.layout.size
         tail = self.reduction[size:]
-        self.iterations += 1
-        self.backend.add(tail[: self._tail_size], self.totals)
-        weight = tail[_WEIGHT : _WEIGHT + 1]
-        self.optimizer.apply(self.backend, self.params, self.reduction[:size], self.slots, weight, self.iterations)
+        divisor_rows = tail[DIVISOR : ROWS + 1]
+        gradients = self.reduction[:size]
+        self.backend.add_totals(tail[: self._tail_size], self.totals)
+        self._regularize(divisor_rows, gradients, self.totals[LOSS : LOSS + 1])
+        self._updater.apply(self.params[:size], gradients, tail[DIVISOR : DIVISOR + 1])
 
     def evaluate_rows(self, rows: Rows) -> None:
-        """Add loss and metrics of the given samples to `totals`."""
-        x, y = rows.arrays
+        """Add loss and metrics of the given samples, taken as one batch, to `totals`.
+
+        Where the loss depends on how samples are cut into batches (`Loss.depends_on_batches`), an evaluation has Keras'
+        result only if each of its batches is given whole, to one rank.
+        """
         count = len(rows.chosen)
         tail = self.reduction[self.architecture.layout.size :]
         self.backend.fill(tail, 0)
-        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], count)
         buffers = self._buffers(count, 0)
-        self._gather(x, rows.chosen)
+        self._gather(rows.arrays[0], rows.chosen)
         self._forward(self._training_layers, buffers, StepContext())
-        self._score(buffers[-1].y, self._gather_targets(y, rows.chosen), None, tail)
-        self.backend.add(tail[: self._tail_size], self.totals)
+        self._score(buffers[-1].y, rows, None, tail)
+        self.backend.add_totals(tail[: self._tail_size], self.totals)
+        self._regularize(tail[DIVISOR : ROWS + 1], None, self.totals[LOSS : LOSS + 1])
 
     def predict_rows(self, rows: Rows) -> npt.NDArray[Any]:
         """Return the model's outputs for the given samples, (rows, *output_shape) on the host."""
@@ -234,15 +307,17 @@ class Replica:
         self.backend.fill(self.totals, 0)
 
     def logs(self) -> dict[str, float]:
-        """Return the mean loss and metrics since `reset_totals`, under Keras' log names."""
+        """Return the loss and metrics since `reset_totals`, under Keras' log names; 0 of no samples."""
         totals = self.backend.download(self.totals)
-        weight = totals[_WEIGHT] or np.nan
-        names = ["loss", *(metric.name for metric in self.metrics)]
-        return {name: float(total / weight) for name, total in zip(names, totals[_LOSS:], strict=True)}
+        rows = float(totals[ROWS])
+        logs = {"loss": ratio(totals[LOSS], rows)}
+        for one, place in zip(self.metrics, self._states, strict=True):
+            logs[one.key] = one.metric.result(totals[place], rows)
+        return logs
 
     def samples_seen(self) -> int:
-        """Return the sum of the sample weights since `reset_totals`."""
-        return int(self.backend.download(self.totals)[_WEIGHT])
+        """Return the number of samples since `reset_totals`."""
+        return int(self.backend.download(self.totals)[ROWS])
 
     # Divergence
 
@@ -268,27 +343,52 @@ class Replica:
     def _shard_gradients(self, source: RowSource, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
         reduction = self._partial(depth)
         size = self.architecture.layout.size
+        context = StepContext(True, self.seed, self.iterations, shard.first_row, self.reduce)
         if shard.rows == 0:
             self.backend.fill(reduction, 0)
+            self._join_ranks(depth, context)
             return
         tail = reduction[size:]
         self.backend.fill(tail, 0)
-        self.backend.fill(tail[_WEIGHT : _WEIGHT + 1], shard.rows)
         rows = source.rows(shard)
-        x, y = rows.arrays
         buffers = self._buffers(shard.rows, depth)
-        self._gather(x, rows.chosen)
-        context = StepContext(True, self.seed, self.iterations, shard.first_row)
+        self._gather(rows.arrays[0], rows.chosen)
         self._forward(self._training_layers, buffers, context)
-        self._score(buffers[-1].y, self._gather_targets(y, rows.chosen), buffers[-1].dy, tail)
+        self._score(buffers[-1].y, rows, buffers[-1].dy, tail)
         tell(size)
-        first_trained = next((i for i, one in enumerate(buffers) if one.params), len(buffers))
-        for position in range(len(buffers) - 1, first_trained - 1, -1):
+        for position in _with_gradients(buffers):
             layer = self._training_layers[position]
             if not layer.is_view:
-                layer.backward(self.backend, buffers[position])
-            if buffers[position].params:
+                layer.backward(self.backend, buffers[position], context)
+            if buffers[position].grads:
                 tell(self._first_element[position])
+
+    def _join_ranks(self, depth: int, context: StepContext) -> None:
+        """Run the layers that sum over the ranks, in the order of the ranks that have rows, on a batch without any."""
+        joining = {position for position, layer in enumerate(self._training_layers) if layer.joins_ranks}
+        if not joining:
+            return
+        buffers = self._buffers(0, depth)
+        for position in sorted(joining):
+            self._training_layers[position].forward(self.backend, buffers[position], context)
+        for position in _with_gradients(buffers):
+            if position in joining:
+                self._training_layers[position].backward(self.backend, buffers[position], context)
+
+    def _regularize(self, weight: Buffer, gradients: Buffer | None, total: Buffer) -> None:
+        """Add the regularizers' penalties, times the batch's weight, to the total loss and to the summed gradients.
+
+        Whoever divides by the weight then has the mean loss plus the penalty, and its gradient.
+        """
+        for entry, regularizer in self._penalized:
+            self.backend.regularize(
+                entry.view(self.params),
+                None if gradients is None else entry.view(gradients),
+                weight,
+                regularizer.l1,
+                regularizer.l2,
+                total,
+            )
 
     def _merge(self, depth: int) -> int:
         """Add the top partial sum to the one below it; return the new depth."""
@@ -299,26 +399,46 @@ class Replica:
         batch = self._input[: len(rows)]
         self.backend.gather(x, rows, self._scale, self._offset, batch.reshape(len(rows), -1))
 
-    def _gather_targets(self, y: Buffer, rows: Buffer) -> Buffer:
-        targets = self._targets(len(rows), tuple(y.shape[1:]), y.dtype)
-        self.backend.gather_targets(y, rows, targets)
-        return targets
+    def _gather_beside(self, name: str, stored: Buffer, rows: Buffer) -> Buffer:
+        """Return what belongs to the samples besides their features."""
+        gathered = self._kept(len(rows), name, tuple(stored.shape[1:]), stored.dtype)
+        self.backend.gather_targets(stored, rows, gathered)
+        return gathered
 
     def _forward(self, layers: Sequence[Layer], buffers: list[LayerBuffers], context: StepContext) -> None:
         for layer, one in zip(layers[self._first :], buffers[self._first :], strict=True):
             if not layer.is_view:
                 layer.forward(self.backend, one, context)
 
-    def _score(self, y: Buffer, targets: Buffer, dy: Buffer | None, tail: Buffer) -> None:
-        counted = None  # the loss sums one metric that it knows of, the others have an op of their own
+    def _score(self, y: Buffer, samples: Rows, dy: Buffer | None, tail: Buffer) -> None:
+        """Write divisor, rows, loss and the metrics' states into a tail of zeros, and the loss's gradient into dy."""
+        ops, rows, chosen = self.backend, len(samples.chosen), samples.chosen
+        target = self._gather_beside("targets of the batch", samples.arrays[1], chosen)
+        weights = None
+        if len(samples.arrays) > 2:
+            weights = self._gather_beside("weights of the batch", samples.arrays[2], chosen)
+
+        def scratch(name: str, shape: tuple[int, ...] = (), dtype: npt.DTypeLike | None = None) -> Buffer:
+            return self._kept(rows, name, shape, dtype or ops.dtype)
+
+        batch = Batch(y, target, weights, scratch)
+        activation = self.loss.fused_activation if self._fused else None
+        outputs: Buffer | None = y if activation is None else None
+        counted = None  # the loss finds the values of one metric that it knows of, the others have an op of their own
         # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
-        for number, metric in enumerate(self.metrics, start=_FIRST_METRIC):
-            total = tail[number : number + 1]
-            if counted is None and type(metric) is self.loss.counts:
-                counted = total
+        for one, place in zip(self.metrics, self._states, strict=True):
+            metric, seen = one.metric, y
+            mine = weights if one.weighted else None
+            if activation is not None and not (metric.takes_logits and activation == "softmax"):
+                if outputs is None:
+                    outputs = scratch("outputs of the batch", tuple(y.shape[1:]))
+                    ops.activation_forward(y, str(activation), outputs)
+                seen = outputs
+            if counted is None and type(metric) is self.loss.counts and isinstance(metric, Mean):
+                counted = metric.row_sum(scratch("values that the loss finds"), mine, tail[place])
             else:
-                metric.update(self.backend, y, targets, total)
-        self.loss.compute(self.backend, y, targets, dy, tail[_LOSS : _LOSS + 1], counted)
+                metric.update(ops, Batch(seen, target, mine, scratch), tail[place])
+        self.loss.compute(ops, batch, self._fused or self.loss.from_logits, dy, tail, counted)
 
     # Memory, cut to the rows at hand
 
@@ -330,13 +450,13 @@ class Replica:
             self._partials.append(self._allocate(self.backend.zeros, (size,), name="gradients"))
         return self._partials[depth]
 
-    def _targets(self, rows: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
-        key = (shape, np.dtype(dtype))
-        if getattr(self, "_targets_key", None) != (*key, self._capacity):
-            self._targets_key = (*key, self._capacity)
+    def _kept(self, rows: int, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+        """Return memory of (rows, *shape) that is allocated at its first use and kept."""
+        key = (name, shape, np.dtype(dtype))
+        if key not in self._beside or len(self._beside[key]) < rows:
             whole = (self._capacity, *shape)
-            self._targets_buffer = self._allocate(self.backend.empty, whole, dtype, name="targets of the batch")
-        return self._targets_buffer[:rows]
+            self._beside[key] = self._allocate(self.backend.empty, whole, dtype, name=name)
+        return self._beside[key][:rows]
 
     def _buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
         """Return every layer's memory for a batch of that many rows, made at the first use of (rows, depth)."""
@@ -348,7 +468,7 @@ class Replica:
     def _cut_buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
         architecture = self.architecture
         params = architecture.layout.views(self.params)
-        grads = architecture.layout.views(self._partial(depth)) if hasattr(self, "loss") else {}
+        grads = architecture.layout.gradient_views(self._partial(depth)) if hasattr(self, "loss") else {}
         result: list[LayerBuffers] = []
         x, dx = self._input[:rows], None
         trained_below = False
@@ -365,16 +485,23 @@ class Replica:
                 params={name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)},
                 grads={name.removeprefix(prefix): v for name, v in grads.items() if name.startswith(prefix)},
                 scratch={name: buffer[:rows] for name, buffer in self._scratch[position].items()},
+                fixed=self._fixed[position],
                 position=position,
             )
             result.append(one)
             x, dx = one.y, one.dy
-            trained_below = trained_below or bool(one.params)
+            trained_below = trained_below or bool(one.grads)
         last = result[-1]
         shape = (rows, *architecture.output_shape)
         last.y = last.y.reshape(shape)
         last.dy = None if last.dy is None else last.dy.reshape(shape)
         return result
+
+
+def _with_gradients(buffers: list[LayerBuffers]) -> range:
+    """Return the positions of the layers that backward passes through, last to first."""
+    first_trained = next((i for i, one in enumerate(buffers) if one.grads), len(buffers))
+    return range(len(buffers) - 1, first_trained - 1, -1)
 
 
 def _by_size(buffer: tuple[str, int]) -> int:

@@ -1,7 +1,7 @@
 """The one training loop."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dptrain.comm.base import Communicator
 from dptrain.data.sampling import Shard
 from dptrain.failure import phase
-from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce
+from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce, SmallSums
 from dptrain.train.batches import Batches
 from dptrain.train.callbacks import CallbackList, Logs, StepLogs
 from dptrain.train.replica import Replica
@@ -66,16 +66,32 @@ class Trainer:
         self.comm = comm
         self._all_reduce: AllReduce | None = None
         self._bucket_mb, self._direct, self._data_bytes = bucket_mb, direct, data_bytes
+        if comm.size > 1:
+            replica.reduce = SmallSums(replica.backend, comm, direct=direct)
         self._started = 0.0
         self._steps = 0
+        self._samples_before = 0
         self._finished: Timing | None = Timing(0.0, 0, 0)
+        self._first: tuple[int, int] = (0, 0)
+        self._then: Callable[[], None] | None = None
 
     @property
     def timing(self) -> Timing:
         """Of the epoch at hand, until its steps are done, then of that epoch."""
         if self._finished is not None:
             return self._finished
-        return Timing(time.perf_counter() - self._started, self.replica.samples_seen(), self._steps)
+        samples = self.replica.samples_seen() - self._samples_before
+        return Timing(time.perf_counter() - self._started, samples, self._steps)
+
+    def go_to(self, epoch: int, step: int = 0, then: Callable[[], None] | None = None) -> None:
+        """Let the training begin there: for a callback that restores an interrupted one in its `on_train_begin`.
+
+        Args:
+            epoch: counted from 0.
+            step: of that epoch that are done already; `Replica.totals` is to hold their sums.
+            then: called after the hooks of that epoch's begin, which may change what was restored.
+        """
+        self._first, self._then = (epoch, step), then
 
     def fit(
         self,
@@ -109,10 +125,16 @@ class Trainer:
             hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
+            self.go_to(initial_epoch)
             hooks.on_train_begin()
-            for epoch in range(initial_epoch, epochs):
+            first_epoch, first_step = self._first
+            if (first_epoch, first_step) != (initial_epoch, 0):
+                train.resume(first_epoch - initial_epoch, first_step)
+            for epoch in range(first_epoch, epochs):
                 hooks.on_epoch_begin(epoch)
-                logs = self._train_epoch(train, epoch, hooks)
+                if epoch == first_epoch and self._then is not None:
+                    self._then()
+                logs = self._train_epoch(train, epoch, hooks, first_step if epoch == first_epoch else 0)
                 if validation is not None and _is_due(epoch, validation_freq):
                     phase.enter("validation")
                     validated = self._evaluate(validation, hooks)
@@ -130,30 +152,42 @@ class Trainer:
         with batches.open(self.replica.backend, self._data_bytes):
             return self._evaluate(batches, hooks)
 
-    def predict(self, batches: Batches, rows: int, hooks: CallbackList) -> npt.NDArray[Any]:
+    def predict(self, batches: Batches, rows: int | None, hooks: CallbackList) -> npt.NDArray[Any]:
         """Return the outputs for all samples, (rows, *output_shape), on every rank. Collective.
 
         Args:
             batches: of features alone, in their stored order.
-            rows: how many samples all ranks have together.
+            rows: how many samples all ranks have together; None where only their end will tell.
             hooks: what to call.
         """
         backend = self.replica.backend
         self.replica.reserve(batches.capacity)
         self.share_parameters()
-        outputs = np.zeros((rows, *self.replica.architecture.output_shape), backend.dtype)
+        shape = self.replica.architecture.output_shape
+        outputs = np.zeros((rows or 0, *shape), backend.dtype)
+        found: list[tuple[Shard, npt.NDArray[Any]]] = []  # until the number of rows is known
         hooks.set_trainer(self)
         hooks.on_predict_begin()
         with batches.open(backend, self._data_bytes):
             for step, shards in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(step)
-                mine = [outputs[shard.start : shard.stop] for shard in shards]
+                self._reserve(shards)
+                if rows is None:
+                    mine = [np.empty((shard.rows, *shape), backend.dtype) for shard in shards]
+                    found.extend(zip(shards, mine, strict=True))
+                else:
+                    mine = [outputs[shard.start : shard.stop] for shard in shards]
                 with backend.step_scope():
                     for shard, part in zip(shards, mine, strict=True):
                         if shard.rows:
                             part[:] = self.replica.predict_rows(batches.rows(shard))
                 hooks.on_predict_batch_end(step, {"outputs": mine[0] if len(mine) == 1 else np.concatenate(mine)})
         hooks.on_predict_end()
+        if rows is None:
+            last = max(self.comm.allgather(found[-1][0].stop if found else 0))
+            outputs = np.zeros((last, *shape), backend.dtype)
+            for shard, part in found:
+                outputs[shard.start : shard.stop] = part
         self.comm.allreduce_sum(outputs)  # every row is zero on all ranks but one
         return outputs
 
@@ -186,27 +220,33 @@ class Trainer:
         self.comm.broadcast(host)
         self.replica.backend.write(self.replica.params, host)
 
-    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList) -> Logs:
+    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> Logs:
         phase.enter("training")
         phase.epoch = epoch + 1
-        self.replica.reset_totals()
+        if not first_step:
+            self.replica.reset_totals()
+        self._samples_before = self.replica.samples_seen() if first_step else 0
         self._started, self._steps, self._finished = time.perf_counter(), 0, None
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
         watched = self._any(hooks.has_batch_hooks("train"))
-        for step, shards in enumerate(batches.epoch(epoch)):
+        for step, shards in enumerate(batches.epoch(epoch), first_step):
+            if step == first_step:
+                self.replica.require_shards(len(shards))
             phase.step = step + 1
             hooks.on_train_batch_begin(step)
             self._step(batches, shards)
-            self._steps = step + 1
+            self._steps += 1
             hooks.on_train_batch_end(step, StepLogs(self.replica.logs))
             if watched and self._stopped(hooks.model):
                 break
-        logs = self.replica.logs()
+        # As Keras, an epoch for which no data was left has no logs.
+        logs = self.replica.logs() if self._steps else {}
         self._finished = self.timing
         return logs
 
     def _step(self, batches: Batches, shards: Sequence[Shard]) -> None:
         """Gather, forward, loss, backward; sum over the ranks; update."""
+        self._reserve(shards)
         with self.replica.backend.step_scope():
             if self._all_reduce is None:
                 self.replica.forward_backward(batches, shards)
@@ -214,6 +254,10 @@ class Trainer:
                 self.replica.forward_backward(batches, shards, self._all_reduce.complete_from)
                 self._all_reduce.finish()
             self.replica.update()
+
+    def _reserve(self, shards: Sequence[Shard]) -> None:
+        """Make room for shards that may be larger than anybody knew when the training began."""
+        self.replica.reserve(max((shard.rows for shard in shards), default=0))
 
     def _prepare_exchange(self) -> None:
         reduction = self.replica.reduction  # allocates it
@@ -224,6 +268,7 @@ class Trainer:
             )
 
     def _evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
+        batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.replica.reset_totals()
         hooks.on_test_begin()
         self._add_up(batches, hooks)
@@ -237,6 +282,7 @@ class Trainer:
         watched = self._any(hooks.has_batch_hooks("test"))
         for step, shards in enumerate(batches.epoch(0)):
             hooks.on_test_batch_begin(step)
+            self._reserve(shards)
             with self.replica.backend.step_scope():
                 for shard in shards:
                     if shard.rows:

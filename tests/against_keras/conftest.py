@@ -28,4 +28,8 @@ def keras():
         pytest.skip(f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=torch")
     torch.set_num_threads(1)
     keras.config.set_floatx("float64")
+    # On PyTorch Keras' type promotion makes float64 float32, and matrix products with it.
+    from keras.src.backend.common import dtypes
+
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
     return keras

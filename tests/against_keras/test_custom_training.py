@@ -13,7 +13,7 @@ class Gan(dp.Sequential):
     def __init__(self, layers, discriminator):
         super().__init__(layers)
         self.discriminator = discriminator
-        self.d_loss, self.g_loss = dp.metrics.Mean("d_loss"), dp.metrics.Mean("g_loss")
+        self.d_loss, self.g_loss = dp.metrics.MeanTracker("d_loss"), dp.metrics.MeanTracker("g_loss")
 
     def judge(self, x, aim, mean):
         y_pred = self.discriminator.forward(x, training=True)

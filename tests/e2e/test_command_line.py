@@ -62,6 +62,7 @@ def test_the_saved_configuration_repeats_the_run(small_npz, tmp_path):
     first, again = tmp_path / "first", tmp_path / "again"
     arguments = ["--hidden", "32,16", "--activation", "tanh", "--dropout", "0.1", "--seed", "5", "--epochs", "2"]
     more = ["--optimizer", "rmsprop", "--learning-rate", "0.002", "--drop-last", "--train.steps_per_epoch=5"]
+    more += ["--optimizer.centered", "--momentum", "0.5", "--weight-decay", "0.01", "--global-clipnorm", "0.5"]
     done = dptrain(0, "train", "--data", str(small_npz), *arguments, *more, "--out", str(first))
     assert (done.code, done.err) == (0, "")
     assert ", 5 steps an epoch" in done.out

@@ -47,7 +47,7 @@ def steps(small_npz, tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize("task", ["classify", "regress"])
+@pytest.mark.parametrize("task", ["classify", "regress", "layers"])
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_the_losses_of_the_cpu(steps, ranks, task):
     cpu, cuda = steps("cpu", 0, task), steps("cuda", ranks, task)

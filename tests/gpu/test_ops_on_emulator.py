@@ -28,12 +28,15 @@ MODES = {
 # Prints what the ops that sum and gather leave behind, in hexadecimal.
 BITS = """
 import numpy as np
+from dptrain.backend.base import RowSum
 from dptrain.backend.cuda import CudaBackend
 ops, rng = CudaBackend(), np.random.default_rng(0)
 logits = ops.upload(rng.standard_normal((1025, 37)).astype(np.float32) * 30)
 labels = ops.upload(rng.integers(0, 37, 1025))
-dlogits, sums, totals = ops.empty((1025, 37)), ops.zeros((2,)), ops.zeros((3,), np.float64)
-ops.softmax_cross_entropy(logits, labels, dlogits, sums[:1], sums[1:])
+dlogits, sums, totals = ops.empty((1025, 37)), ops.zeros((4,)), ops.zeros((3,), np.float64)
+values, correct, weights = ops.empty((1025,)), ops.empty((1025,)), ops.upload(rng.random(1025).astype(np.float32))
+ops.softmax_cross_entropy(logits, labels, weights, 3, dlogits, values, correct)
+ops.sum_rows(RowSum(values, weights, sums[:1], sums[1:2]), RowSum(correct, None, sums[2:3], sums[3:]))
 flat = ops.upload(rng.standard_normal(70_001).astype(np.float32) * np.float32(1e6))
 for place, op in enumerate((ops.sum, ops.squared_norm, ops.count_nonfinite)):
     op(flat, totals[place : place + 1])

@@ -52,6 +52,22 @@ def test_the_losses_of_the_cpu_and_the_same_bits_again(steps, task):
         assert first[name].tobytes() == second[name].tobytes(), name
 
 
+def test_a_killed_training_goes_on_with_the_same_bits(tmp_path):
+    script = str(ROOT / "tests" / "mpi" / "scripts" / "callbacks.py")
+    found = []
+    for name in ("whole", "again"):
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [sys.executable, script, "kill step", str(folder)]
+        if name == "again":
+            assert "killed" in run(command, timeout=120, PYTHONWARNINGS="", DEVICE="cuda", KILL="1").err
+            assert (folder / "backup" / "latest.safetensors").exists()
+        succeeded(run(command, timeout=120, PYTHONWARNINGS="", DEVICE="cuda"))
+        found.append(json.loads((folder / "out.json").read_text()))
+    assert found[1]["steps"][0] == [1, 1]
+    assert found[1]["weights"] == found[0]["weights"]
+
+
 def summary(folder: Path) -> dict[str, float]:
     metrics: dict[str, float] = json.loads((folder / "summary.json").read_text())["metrics"]
     return metrics

@@ -33,6 +33,10 @@ def train(small_npz, tmp_path_factory):
     return train
 
 
+def sgd(**options) -> dict:
+    return {"class_name": "SGD", "config": {"learning_rate": 0.5, **options}}
+
+
 CASES = {
     "uneven last batch": {},
     "drop last": {"drop_last": True},
@@ -41,11 +45,23 @@ CASES = {
     "dropout": {"dropout": 0.3},
     "rmsprop": {"optimizer": "rmsprop"},
     "sgd": {"optimizer": "sgd"},
+    "clipped norms": {"optimizer": sgd(clipnorm=0.05, momentum=0.9, nesterov=True)},
+    "accumulated gradients": {"optimizer": sgd(global_clipnorm=0.05, gradient_accumulation_steps=3, weight_decay=0.01)},
+    "batch normalization": {"batch_normalization": True},
+    "batch normalization, ranks without samples": {
+        **{"batch_normalization": True, "samples": 9, "batch_size": 8, "epochs": 3, "optimizer": "sgd"},
+    },
+    "regularizers": {"regularizer": {"class_name": "L1L2", "config": {"l1": 0.003, "l2": 0.02}}},
 }
 
 
 # In the other cases 2 and 4 ranks stand for all.
-RANKS = {"uneven last batch": (1, 2, 3, 4, 8), "fewer samples than ranks": (1, 2, 3, 4, 8)}
+RANKS = {
+    "uneven last batch": (1, 2, 3, 4, 8),
+    "fewer samples than ranks": (1, 2, 3, 4, 8),
+    "batch normalization": (1, 2, 3),
+    "batch normalization, ranks without samples": (1, 2, 3),
+}
 
 
 @pytest.mark.parametrize(("case", "ranks"), [(case, ranks) for case in CASES for ranks in RANKS.get(case, (2, 4))])

@@ -140,6 +140,12 @@ def test_different_configurations(small_npz, tmp_path, bad):
     [
         (["--learing-rate", "1"], 2, "unknown '--learing-rate'; did you mean '--learning-rate'?"),
         (["--optimizer.learning_rate", "nan"], 2, "optimizer.learning_rate = 'nan', set on the command line: "),
+        (["--nesterov"], 2, "optimizer.nesterov = True: adam has no nesterov"),
+        (
+            ["--clipnorm", "1", "--clipvalue", "2"],
+            2,
+            "Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be",
+        ),
         (["trian"], 2, "unknown command 'trian'; did you mean 'train'?"),
         (["--batch-size", "2"], 2, "use at least 3, or mpirun -n 2"),
         (["--data", "mnits"], 2, "did you mean 'mnist'?"),
@@ -147,7 +153,7 @@ def test_different_configurations(small_npz, tmp_path, bad):
         (["--device", "cuda"], 69, "--device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]'"),
         (["--config", "/nowhere.yaml"], 2, "No such file"),
         (["--epochs"], 2, "--epochs"),
-        (["--steps-per-epoch", "9999"], 2, "give 8 steps"),
+        (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),
     ],
 )
 def test_bad_command_lines_are_one_line_on_any_number_of_ranks(small_npz, tmp_path, arguments, code, message):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dptrain.backend.base import RowSum
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.errors import ConfigError, DeviceError
 from tests.ops.conftest import poisoned
@@ -124,8 +125,17 @@ def test_no_rows_leave_zero_gradients_and_sums(cuda_ops):
     labels = cuda_ops.empty((0,), np.int64)
     cuda_ops.gather(cuda_ops.upload(np.zeros((4, 5), np.uint8)), labels, 1.0, 0.0, x)
     cuda_ops.dense_forward(x, kernel, bias, "softmax", y)
-    cuda_ops.softmax_cross_entropy(y, labels, dy, total, total)
-    cuda_ops.count_correct(y, labels, total)
+    values, targets = cuda_ops.empty((0,)), cuda_ops.empty((0, 3))
+    cuda_ops.softmax_cross_entropy(y, labels, values, None, dy, values, values)
+    cuda_ops.dense_cross_entropy(y, targets, 1.0, 0.0, None, dy, values)
+    cuda_ops.probability_cross_entropy(y, labels, 1.0, 0.0, 1, None, dy, values)
+    cuda_ops.pointwise_loss("squared", 0.0, y, targets, 1.0, 0.0, None, dy, values)
+    cuda_ops.highest(y, labels)
+    cuda_ops.highest_at_label(y, labels, values)
+    cuda_ops.label_in_top(y, labels, 1, values)
+    cuda_ops.confusion(y, targets, 0.5, values, values, values)
+    cuda_ops.labels_other_than(labels, 1, values)
+    cuda_ops.sum_rows(RowSum(values, None, total, total), RowSum(values, values, total, total))
     cuda_ops.dense_backward(x, kernel, y, dy, "softmax", dkernel, dbias, dx)
     assert not cuda_ops.download(dkernel).any()
     assert not cuda_ops.download(dbias).any()
@@ -245,11 +255,14 @@ def test_the_first_of_equals_in_one_lane_and_across_lanes(cuda_ops):
     assert best.tolist() == [3, 40, 31, 69, 0, 20, 40]
     logits = cuda_ops.upload(scores)
     for labels in (best, best + 1):
-        totals = cuda_ops.zeros((3,))
+        values, correct, places = poisoned(cuda_ops, (7,)), poisoned(cuda_ops, (7,)), poisoned(cuda_ops, (7,), np.int64)
         device_labels = cuda_ops.upload(labels)
-        cuda_ops.count_correct(logits, device_labels, totals[:1])
-        cuda_ops.softmax_cross_entropy(logits, device_labels, None, totals[1:2], totals[2:])
-        assert cuda_ops.download(totals)[[0, 2]].tolist() == [(best == labels).sum()] * 2
+        cuda_ops.highest(logits, places)
+        assert cuda_ops.download(places).tolist() == best.tolist()
+        cuda_ops.highest_at_label(logits, device_labels, values)
+        assert cuda_ops.download(values).tolist() == (best == labels).tolist()
+        cuda_ops.softmax_cross_entropy(logits, device_labels, None, None, None, values, correct)
+        assert cuda_ops.download(correct).tolist() == (best == labels).tolist()
 
 
 def test_not_a_number_stays_one(cuda_ops):
@@ -258,7 +271,7 @@ def test_not_a_number_stays_one(cuda_ops):
     y, total = cuda_ops.empty((1, 3)), cuda_ops.zeros((1,))
     cuda_ops.activation_forward(x, "relu", y)
     np.testing.assert_array_equal(cuda_ops.download(y), [[np.nan, 1, 0]])
-    cuda_ops.softmax_cross_entropy(x, cuda_ops.upload(np.array([1])), None, total, None)
+    cuda_ops.softmax_cross_entropy(x, cuda_ops.upload(np.array([1])), None, None, None, total, None)
     assert np.isnan(cuda_ops.download(total)[0])
 
 

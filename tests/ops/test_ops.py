@@ -1,5 +1,6 @@
 """Every op of every backend against NumPy float64, written here in the plainest way."""
 
+import math
 import os
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dptrain.backend.base import ACTIVATIONS, Backend
+from dptrain.backend.base import ACTIVATIONS, INPUT_ACTIVATIONS, SELU_ALPHA, SELU_SCALE, Backend
 from tests.ops.conftest import poisoned
 from tests.tolerances import assert_near
 
@@ -29,17 +30,45 @@ def draw(ops: Backend, seed: int, *shape: int) -> tuple[object, np.ndarray]:
     return buffer, host.astype(np.float64)
 
 
-def activate(x: np.ndarray, name: str) -> np.ndarray:
+def normal_distribution(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(lambda one: 0.5 * math.erfc(-one / math.sqrt(2)), otypes=[np.float64])(x)
+
+
+def activate(x: np.ndarray, name: str, alpha: float | None = None) -> np.ndarray:
+    sigmoid = 1 / (1 + np.exp(-x))
     if name == "softmax":
         e = np.exp(x - x.max(-1, keepdims=True))
         return e / e.sum(-1, keepdims=True)
-    return {"linear": x, "relu": x * (x > 0), "sigmoid": 1 / (1 + np.exp(-x)), "tanh": np.tanh(x)}[name]
+    return {
+        "linear": lambda: x,
+        "relu": lambda: x * (x > 0),
+        "sigmoid": lambda: sigmoid,
+        "tanh": lambda: np.tanh(x),
+        "leaky_relu": lambda: np.where(x > 0, x, (0.2 if alpha is None else alpha) * x),
+        "elu": lambda: np.where(x > 0, x, (1.0 if alpha is None else alpha) * (np.exp(np.minimum(x, 0)) - 1)),
+        "selu": lambda: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * (np.exp(np.minimum(x, 0)) - 1)),
+        "softplus": lambda: np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0),
+        "exponential": lambda: np.exp(x),
+        "gelu": lambda: x * normal_distribution(x),
+        "silu": lambda: x * sigmoid,
+    }[name]()
 
 
-def activation_gradient(y: np.ndarray, dy: np.ndarray, name: str) -> np.ndarray:
+def activation_gradient(y: np.ndarray, dy: np.ndarray, name: str, alpha: float | None = None) -> np.ndarray:
+    """From the output y; of gelu and silu from the input."""
     if name == "softmax":
         return y * (dy - (y * dy).sum(-1, keepdims=True))
-    return dy * {"linear": 1 + 0 * y, "relu": 1.0 * (y > 0), "sigmoid": y * (1 - y), "tanh": 1 - y**2}[name]
+    if name == "silu":
+        return dy * activate(y, "sigmoid") * (1 + y * (1 - activate(y, "sigmoid")))
+    if name == "gelu":
+        return dy * (normal_distribution(y) + y * np.exp(-(y**2) / 2) / math.sqrt(2 * math.pi))
+    slopes = {"linear": 1 + 0 * y, "relu": 1.0 * (y > 0), "sigmoid": y * (1 - y), "tanh": 1 - y**2}
+    slopes["leaky_relu"] = np.where(y > 0, 1, 0.2 if alpha is None else alpha)
+    slopes["elu"] = np.where(y > 0, 1, y + (1.0 if alpha is None else alpha))
+    slopes["selu"] = np.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
+    slopes["softplus"] = 1 - np.exp(-y)
+    slopes["exponential"] = y
+    return dy * slopes[name]
 
 
 @relaxed
@@ -84,6 +113,9 @@ def test_gather_targets(ops, B, seed):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_dense(ops, activation, B, I, O, seed, use_bias):  # noqa: E741 - the legend's letters
     x, x64 = draw(ops, seed, B, I)
+    if activation == "exponential":  # sums of about 1, or it magnifies their errors
+        ops.write(x, (x64 / math.sqrt(I)).astype(ops.dtype))
+        x64 = ops.download(x).astype(np.float64)
     kernel, kernel64 = draw(ops, seed + 1, I, O)
     bias, bias64 = draw(ops, seed + 2, O)
     y = poisoned(ops, (B, O))
@@ -102,96 +134,68 @@ def test_dense(ops, activation, B, I, O, seed, use_bias):  # noqa: E741 - the le
         assert_near(ops.download(dbias), dz64.sum(0), ops.dtype, scale=4 * B)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_frozen_dense_layer_has_a_gradient_in_its_input_alone(ops):
+    x, _ = draw(ops, 1, 5, 7)
+    kernel, kernel64 = draw(ops, 2, 7, 3)
+    dy, dy64 = draw(ops, 3, 5, 3)
+    y, dx = poisoned(ops, (5, 3)), poisoned(ops, (5, 7))
+    ops.dense_forward(x, kernel, None, "tanh", y)
+    dz64 = activation_gradient(ops.download(y).astype(np.float64), dy64, "tanh")
+    ops.dense_backward(x, kernel, y, dy, "tanh", None, None, dx)
+    assert_near(ops.download(dx), dz64 @ kernel64.T, ops.dtype, scale=4)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS + INPUT_ACTIVATIONS)
 def test_activation_of_extreme_values(ops, activation):
-    x64 = np.array([[-1e4, -50.0, 0.0, 50.0, 1e4]])
+    x64 = np.array([[-1e4, -50.0, 0.0, 50.0, 1e4 if activation != "exponential" else 60.0]])
     x, y = ops.empty(x64.shape), poisoned(ops, x64.shape)
     ops.write(x, x64.astype(ops.dtype))
-    ops.activation_forward(x, activation, y)
-    with np.errstate(over="ignore"):
+    with ops.step_scope(), np.errstate(over="ignore"):
+        ops.activation_forward(x, activation, y)
         assert_near(ops.download(y), activate(x64, activation), ops.dtype)
 
 
-@relaxed
-@given(B=SIZES, F=SIZES, seed=SEEDS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activation_backward(ops, activation, B, F, seed):
-    x, _ = draw(ops, seed, B, F)
-    y, dx = poisoned(ops, (B, F)), poisoned(ops, (B, F))
-    ops.activation_forward(x, activation, y)
-    dy, dy64 = draw(ops, seed + 1, B, F)
-    ops.activation_backward(y, dy, activation, dx)
-    assert_near(
-        ops.download(dx), activation_gradient(ops.download(y).astype(np.float64), dy64, activation), ops.dtype, 4
-    )
-
-
-@relaxed
-@given(B=SIZES, C=SIZES, seed=SEEDS, spread=st.sampled_from([1.0, 100.0]))
-def test_softmax_cross_entropy(ops, B, C, seed, spread):
-    logits, logits64 = draw(ops, seed, B, C)
-    ops.write(logits, (logits64 * spread).astype(ops.dtype))
-    logits64 = ops.download(logits).astype(np.float64)
-    labels = np.random.default_rng(seed).integers(0, C, B)
-    dlogits, loss, correct = poisoned(ops, (B, C)), ops.zeros((1,)), ops.zeros((1,))
-    ops.fill(loss, 1.0)
-    ops.fill(correct, 5.0)
-    ops.softmax_cross_entropy(logits, ops.upload(labels), dlogits, loss, correct)
-    shifted = logits64 - logits64.max(-1, keepdims=True)
-    log_probability = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    onehot = np.eye(C)[labels]
-    assert_near(ops.download(dlogits), np.exp(log_probability) - onehot, ops.dtype)
-    assert_near(ops.download(loss), [1.0 - (log_probability * onehot).sum()], ops.dtype, scale=B * spread)
-    assert ops.download(correct).tolist() == [5 + (logits64.argmax(-1) == labels).sum()]
-
-    without_gradient = ops.zeros((1,))
-    ops.softmax_cross_entropy(logits, ops.upload(labels), None, without_gradient, None)
-    assert_near(ops.download(without_gradient), [-(log_probability * onehot).sum()], ops.dtype, scale=B * spread)
-
-
-@relaxed
-@given(B=SIZES, C=SIZES, seed=SEEDS, special=st.sampled_from([[], [np.nan], [np.inf], [np.nan, np.inf, -np.inf]]))
-def test_the_cross_entropy_counts_as_count_correct(ops, B, C, seed, special):
-    """With many equal logits, and with some that are no numbers; and counting changes neither loss nor gradient."""
-    rng = np.random.default_rng(seed)
-    scores = rng.integers(-1, 2, (B, C)).astype(ops.dtype)
-    if special:
-        scores = np.where(rng.random((B, C)) < 1 / C, rng.choice(special, (B, C)), scores).astype(ops.dtype)
-    labels = np.where(rng.random(B) < 0.5, scores.argmax(-1), rng.integers(0, C, B))
-    logits, device_labels = ops.empty((B, C)), ops.upload(labels)
-    ops.write(logits, scores)
-    found = []
+@pytest.mark.parametrize("activation", [one for one in ACTIVATIONS + INPUT_ACTIVATIONS if one != "softmax"])
+def test_activations_keep_what_is_no_number(ops, activation):
+    x, y = ops.empty((3,)), poisoned(ops, (3,))
+    ops.write(x, np.array([1.0, np.nan, -1.0], ops.dtype))
     with ops.step_scope():
-        for counts in (True, False):
-            dlogits, loss, correct = poisoned(ops, (B, C)), ops.zeros((1,)), ops.zeros((1,))
-            ops.softmax_cross_entropy(logits, device_labels, dlogits, loss, correct if counts else None)
-            if not counts:
-                ops.count_correct(logits, device_labels, correct)
-            assert ops.download(correct).tolist() == [(scores.argmax(-1) == labels).sum()]
-            found.append((ops.download(dlogits).tobytes(), ops.download(loss).tobytes()))
-    assert found[0] == found[1]
+        ops.activation_forward(x, activation, y)
+    assert np.isnan(ops.download(y)).tolist() == [False, True, False]
+
+
+def test_gelu_over_its_whole_range(ops):
+    """Where the pieces of an approximation of the error function would meet."""
+    x64 = np.linspace(-9, 9, 20_001).astype(ops.dtype).astype(np.float64)
+    x, y = ops.empty(x64.shape), poisoned(ops, x64.shape)
+    ops.write(x, x64.astype(ops.dtype))
+    ops.activation_forward(x, "gelu", y)
+    assert_near(ops.download(y), activate(x64, "gelu"), ops.dtype)
 
 
 @relaxed
 @given(B=SIZES, F=SIZES, seed=SEEDS)
-def test_squared_and_absolute_error(ops, B, F, seed):
-    y, y64 = draw(ops, seed, B, F)
-    target, target64 = draw(ops, seed + 1, B, F)
-    dy, squared, absolute = poisoned(ops, (B, F)), ops.zeros((1,)), ops.zeros((1,))
-    ops.squared_error(y, target, dy, squared)
-    ops.absolute_error(y, target, absolute)
-    assert_near(ops.download(squared), [((y64 - target64) ** 2).mean(1).sum()], ops.dtype, scale=B)
-    assert_near(ops.download(absolute), [np.abs(y64 - target64).mean(1).sum()], ops.dtype, scale=B)
-    assert_near(ops.download(dy), 2 * (y64 - target64) / F, ops.dtype)
-
-
-def test_count_correct_takes_the_first_of_equals(ops):
-    scores = ops.empty((4, 3))
-    ops.write(scores, np.array([[1, 2, 2], [3, 1, 2], [0, 0, 0], [1, 2, 5]], ops.dtype))
-    total = ops.zeros((1,))
-    ops.fill(total, 10)
-    ops.count_correct(scores, ops.upload(np.array([1, 1, 0, 2])), total)
-    assert ops.download(total).tolist() == [13]  # rows 0, 2 and 3 are right
+@pytest.mark.parametrize(
+    ("activation", "alpha"),
+    [
+        *((name, None) for name in ACTIVATIONS + INPUT_ACTIVATIONS),
+        ("leaky_relu", 0.3),
+        ("leaky_relu", 0.0),
+        ("elu", 1.7),
+    ],
+)
+def test_activation_and_its_gradient(ops, activation, alpha, B, F, seed):
+    x, x64 = draw(ops, seed, B, F)
+    y, dx = poisoned(ops, (B, F)), poisoned(ops, (B, F))
+    ops.activation_forward(x, activation, y, alpha)
+    assert_near(ops.download(y), activate(x64, activation, alpha), ops.dtype)
+    dy, dy64 = draw(ops, seed + 1, B, F)
+    kept = x if activation in INPUT_ACTIVATIONS else y
+    expected = activation_gradient(ops.download(kept).astype(np.float64), dy64, activation, alpha)
+    ops.activation_backward(kept, dy, activation, dx, alpha)
+    assert_near(ops.download(dx), expected, ops.dtype, 4)
+    ops.activation_backward(kept, dy, activation, dy, alpha)
+    assert_near(ops.download(dy), expected, ops.dtype, 4)
 
 
 @pytest.mark.parametrize("features", [1, 7, 8, 13, 64])
@@ -268,6 +272,31 @@ def test_large_sums_are_made_in_float64(ops, op, P):
     ops.fill(x, 1 + 2**-20)
     expected = {"sum": P * (1 + 2**-20), "squared_norm": P * (1 + 2**-20) ** 2, "count_nonfinite": 0}[op]
     assert_near(total_of(ops, op, x), expected, "float64")
+
+
+@relaxed
+@given(
+    P=st.sampled_from([1, 2, 255, 257, 4095, 4096, 4097, 8192, 12_289]),
+    seed=SEEDS,
+    factors=st.sampled_from([(0.01, 0.0), (0.0, 0.02), (0.3, 0.7)]),
+)
+def test_regularize(ops, P, seed, factors):
+    l1, l2 = factors
+    p, p64 = draw(ops, seed, P)
+    p64[:: max(1, P // 7)] = 0  # where |p| has a corner
+    ops.write(p, p64.astype(ops.dtype))
+    g, g64 = draw(ops, seed + 1, P)
+    weight, total = ops.empty((2,)), ops.zeros((1,), np.float64)
+    ops.write(weight, np.array([32, 5], ops.dtype))  # what gradients will be divided by, and what the total will
+    ops.fill(total, 7.0)
+    ops.regularize(p, g, weight, l1, l2, total)
+    expected = 7.0 + 5 * (l1 * np.abs(p64).sum() + l2 * (p64**2).sum())
+    assert_near(ops.download(total), [expected], "float32", scale=P)
+    assert_near(ops.download(g), g64 + 32 * (l1 * np.sign(p64) + 2 * l2 * p64), ops.dtype, scale=64)
+    again = ops.zeros((1,), np.float64)
+    ops.regularize(p, None, weight, l1, l2, again)
+    assert_near(ops.download(again) + 7.0, [expected], "float32", scale=P)
+    ops.regularize(p[:0], None, weight, l1, l2, total)
 
 
 @relaxed

@@ -1,13 +1,14 @@
 """Configuration: defaults, file, command line, and what is refused."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.config import Config, OptimizerConfig, leaves, read_file, resolve, to_dict, to_yaml
 from dptrain.errors import ConfigError
 
 
@@ -46,6 +47,9 @@ def test_hidden_sizes(text, hidden):
         ("optimizer.learning_rate", "nan", "finite"),
         ("optimizer.learning_rate", "0", "greater than 0"),
         ("optimizer.beta_1", "1", "less than 1"),
+        ("optimizer.clipnorm", "0", "greater than 0"),
+        ("optimizer.weight_decay", "-1", "greater than or equal to 0"),
+        ("optimizer.gradient_accumulation_steps", "1", "greater than or equal to 2"),
         ("train.epochs", "-1", "greater than or equal to 0"),
         ("train.epochs", "2.5", "valid integer"),
         ("train.batch_size", "many", "valid integer"),
@@ -127,6 +131,12 @@ def test_every_leaf_is_in_the_saved_file():
         for key in leaf.path.split("."):
             value = value[key]
         assert leaf.help
+
+
+def test_every_optimizer_can_be_chosen():
+    from dptrain.optimizers import OPTIMIZERS
+
+    assert get_args(OptimizerConfig.__annotations__["name"]) == tuple(OPTIMIZERS)
 
 
 def test_flags_are_unique():

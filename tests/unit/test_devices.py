@@ -162,7 +162,7 @@ def prepare(memory: int, rows: int, samples: int) -> SmallBackend:
     replica.reserve(rows)
     assert replica.reduction is not None
     feed.start(np.arange(samples), [Shard(0, 1, 0)])
-    replica._gather_targets(feed.rows(Shard(0, 1, 0)).arrays[1], np.zeros(1, np.int64))
+    replica._gather_beside("targets", feed.rows(Shard(0, 1, 0)).arrays[1], np.zeros(1, np.int64))
     feed.close()
     return backend
 

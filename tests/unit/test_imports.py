@@ -15,17 +15,20 @@ LAYERS = [
     {"cli"},
     {"doctor"},
     {"config"},
-    {"__init__", "sequential", "datasets", "testing"},
+    {"__init__", "models", "datasets", "testing"},
+    {"sequential"},
     {"inputs"},
     {"train"},
     {"devices"},
-    {"runs", "data", "threads", "model", "utils"},
+    {"runs", "saving", "data", "threads", "model", "utils"},
     {"comm", "losses", "metrics", "tracking"},
     {"optimizers", "layers", "ops"},
+    {"schedules"},
     {"backend"},
     {"params"},
-    {"initializers"},
-    {"random", "registry", "failure"},
+    {"activations", "initializers", "regularizers"},
+    {"random", "failure", "serialization"},
+    {"registry"},
     {"errors", "launcher", "cache", "version"},
 ]
 RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
@@ -35,6 +38,8 @@ ONLY_IN = {
     "nvmath": "backend/cublaslt.py",
     "mpi4py": ("comm/mpi.py", "launcher.py"),
     "matplotlib": "runs/curves.py",
+    "tensorboardX": "train/callbacks/tensorboard.py",
+    "h5py": "saving/keras_h5.py",
     "numba": "backend/loops_numba.py",
 }
 NEVER = {"torch", "keras", "tensorflow", "jax"}
@@ -86,7 +91,8 @@ def test_every_module_has_a_layer():
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
     code = (
         "import sys, dptrain, dptrain.cli\n"
-        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'numba', 'torch', 'keras', 'jax')\n"
+        "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'tensorboardX', "
+        "'h5py', 'numba', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -4,7 +4,7 @@ import pytest
 
 from dptrain.errors import ConfigError
 from dptrain.layers import Activation, Dense, Dropout, Flatten
-from dptrain.losses import MeanSquaredError, SparseCategoricalCrossentropy
+from dptrain.losses import BinaryCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy
 from dptrain.model import Architecture
 
 
@@ -40,7 +40,7 @@ def test_names_given_by_the_user_are_kept_clear_of():
         (lambda: Dense(2.5), "expected a positive integer"),
         (lambda: Dense(3, activation="relo"), "unknown activation 'relo'; did you mean 'relu'?"),
         (lambda: Dense(3, kernel_initializer="glorot"), "unknown initializer"),
-        (lambda: Dropout(1.0), "Expected 0 <= rate < 1"),
+        (lambda: Dropout(1.1), "Expected a float value between 0 and 1"),
         (lambda: Activation("nothing"), "unknown activation"),
     ],
 )
@@ -49,12 +49,14 @@ def test_refused(build, message):
         build()
 
 
-def test_cross_entropy_takes_over_the_softmax_and_needs_one():
+def test_cross_entropy_takes_over_the_softmax_where_there_is_one():
     last = Dense(3, "softmax")
     model = Architecture([Dense(4), last], (2,))
-    taken = model.layers_for(SparseCategoricalCrossentropy())[-1]
+    layers, fused = model.layers_for(SparseCategoricalCrossentropy())
+    taken = layers[-1]
+    assert fused
     assert (taken.final_activation, taken.name, last.activation) == ("linear", last.name, "softmax")
-    assert model.layers_for(SparseCategoricalCrossentropy(from_logits=True))[-1] is last
-    assert model.layers_for(MeanSquaredError())[-1] is last
-    with pytest.raises(ConfigError, match="from_logits=True"):
-        Architecture([Dense(3)], (2,)).layers_for(SparseCategoricalCrossentropy())
+    for loss in (SparseCategoricalCrossentropy(from_logits=True), MeanSquaredError(), BinaryCrossentropy()):
+        assert model.layers_for(loss) == (model.layers, False)
+    others = Architecture([Dense(3)], (2,))
+    assert others.layers_for(SparseCategoricalCrossentropy()) == (others.layers, False)

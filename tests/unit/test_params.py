@@ -26,6 +26,22 @@ def test_views_cover_the_buffer_without_overlap(shape_list):
     assert layout.size % ALIGNMENT == 0
 
 
+@given(shapes, st.lists(st.booleans(), min_size=6, max_size=6))
+def test_what_is_not_trained_lies_behind_all_that_is(shape_list, trainable):
+    specs = [ParamSpec("p", shape, Zeros(), trained) for shape, trained in zip(shape_list, trainable, strict=False)]
+    layout = ParamLayout([(f"p{i}", spec) for i, spec in enumerate(specs)])
+    assert [entry.name for entry in layout.entries] == [f"p{i}" for i in range(len(specs))]
+    assert [entry.trainable for entry in layout.entries] == [spec.trainable for spec in specs]
+    for entry in layout.entries:
+        assert (entry.offset + entry.size <= layout.size) == entry.trainable
+        assert entry.offset + entry.size <= layout.full_size
+    offsets = [entry.offset for entry in layout.entries if entry.trainable]
+    assert offsets == sorted(offsets), "backward completes gradients from the last layer's on"
+    gradients = layout.gradient_views(np.zeros(layout.size))
+    assert list(gradients) == [entry.name for entry in layout.entries if entry.trainable]
+    assert layout.trainable_count == sum(view.size for view in gradients.values())
+
+
 def test_names_must_be_unique():
     spec = ParamSpec("kernel", (2,), Zeros())
     with pytest.raises(ValueError, match="repeat"):

@@ -18,20 +18,20 @@ def test_built_in_layers_are_right(layer):
 
 
 class WrongInput(Dense):
-    def backward(self, ops, buffers):
-        super().backward(ops, buffers)
+    def backward(self, ops, buffers, context):
+        super().backward(ops, buffers, context)
         if buffers.dx is not None:
             ops.affine(buffers.dx, 0.99, 0.0, buffers.dx)
 
 
 class WrongBias(Dense):
-    def backward(self, ops, buffers):
-        super().backward(ops, buffers)
+    def backward(self, ops, buffers, context):
+        super().backward(ops, buffers, context)
         ops.fill(buffers.grads["bias"][2:3], 7.0)
 
 
 class LeavesOut(Dense):
-    def backward(self, ops, buffers):
+    def backward(self, ops, buffers, context):
         grads, kept = buffers.grads, buffers.scratch["kernel"]
         ops.dense_backward(
             buffers.x, buffers.params["kernel"], buffers.y, buffers.dy, "linear", kept, grads["bias"], buffers.dx
@@ -48,8 +48,8 @@ class Overwrites(Dense):
 
 
 class NeedsInputGradient(Dense):
-    def backward(self, ops, buffers):
-        super().backward(ops, buffers)
+    def backward(self, ops, buffers, context):
+        super().backward(ops, buffers, context)
         ops.fill(buffers.dx[:0], 0)
 
 

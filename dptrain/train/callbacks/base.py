@@ -1,7 +1,7 @@
 """What a callback is: hooks that the training loop calls on every rank."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,10 +42,13 @@ class Callback:
         params: "verbose", "epochs" and "steps" (None where nobody knows how many there are).
         model: the model that is trained, evaluated or asked.
         trainer: what does it (not in Keras).
+        same_on_all_ranks: names of attributes that must be the same on all ranks, because the hooks wait for the other
+            ranks or change what is trained; None where a rank may have the callback alone (not in Keras).
     """
 
     params: dict[str, Any]
     trainer: "Trainer"
+    same_on_all_ranks: tuple[str, ...] | None = None
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -72,6 +75,12 @@ class Callback:
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """After the last epoch, with its logs."""
+
+    def release(self) -> None:
+        """Give back what is held of terminal and files, after a training that may have ended in an error.
+
+        Not collective, and not in Keras.
+        """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Before an epoch, counted from 0; logs is empty."""
@@ -122,19 +131,27 @@ class CallbackList(Callback):
     """Calls several callbacks in order.
 
     Args:
-        callbacks: in the order in which they are called.
+        callbacks: one, or lists of them, in the order in which they are called.
         model: what they are told is trained, evaluated or asked.
         params: what they are told about it.
     """
 
-    def __init__(self, callbacks: Iterable[Callback], model: Any = None, **params: Any) -> None:
+    def __init__(self, callbacks: Any, model: Any = None, **params: Any) -> None:
         super().__init__()
-        self.callbacks = list(callbacks)
+        self.callbacks = list(flatten(callbacks))
         self.set_model(model)
         self.set_params(params)
         self._with_hook = {
             hook: [callback for callback in self.callbacks if _overrides(callback, hook)] for hook in _BATCH_HOOKS
         }
+
+    def decisive(self) -> list[list[Any]]:
+        """Return, as JSON can carry it, what of the callbacks must be the same on all ranks, in order."""
+        return [
+            [type(callback).__name__, *(_fact(getattr(callback, name)) for name in callback.same_on_all_ranks)]
+            for callback in self.callbacks
+            if callback.same_on_all_ranks is not None
+        ]
 
     def has_batch_hooks(self, mode: str) -> bool:
         """Return whether anybody listens to the batches of a mode: "train", "test" or "predict"."""
@@ -158,75 +175,101 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.set_trainer(trainer)
 
+    def release(self) -> None:
+        """Call it."""
+        for callback in self.callbacks:
+            callback.release()
+
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_train_begin(logs)
+            callback.on_train_begin(_given(logs))
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_train_end(logs)
+            callback.on_train_end(_given(logs))
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_test_begin(logs)
+            callback.on_test_begin(_given(logs))
 
     def on_test_end(self, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_test_end(logs)
+            callback.on_test_end(_given(logs))
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_predict_begin(logs)
+            callback.on_predict_begin(_given(logs))
 
     def on_predict_end(self, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_predict_end(logs)
+            callback.on_predict_end(_given(logs))
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
-            callback.on_epoch_begin(epoch, logs)
+            callback.on_epoch_begin(epoch, _given(logs))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Call the hook."""
+        """Call the hook; what callbacks add to the logs, those after them see, but not `on_train_end`, as in Keras."""
+        logs = dict(logs or {})
         for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Call the hook of those that have one."""
         for callback in self._with_hook["on_train_batch_begin"]:
-            callback.on_train_batch_begin(batch, logs)
+            callback.on_train_batch_begin(batch, _given(logs))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Call the hook of those that have one."""
         for callback in self._with_hook["on_train_batch_end"]:
-            callback.on_train_batch_end(batch, logs)
+            callback.on_train_batch_end(batch, _given(logs))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Call the hook of those that have one."""
         for callback in self._with_hook["on_test_batch_begin"]:
-            callback.on_test_batch_begin(batch, logs)
+            callback.on_test_batch_begin(batch, _given(logs))
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Call the hook of those that have one."""
         for callback in self._with_hook["on_test_batch_end"]:
-            callback.on_test_batch_end(batch, logs)
+            callback.on_test_batch_end(batch, _given(logs))
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Call the hook of those that have one."""
         for callback in self._with_hook["on_predict_batch_begin"]:
-            callback.on_predict_batch_begin(batch, logs)
+            callback.on_predict_batch_begin(batch, _given(logs))
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         """Call the hook of those that have one."""
         for callback in self._with_hook["on_predict_batch_end"]:
-            callback.on_predict_batch_end(batch, logs)
+            callback.on_predict_batch_end(batch, _given(logs))
+
+
+def flatten(callbacks: Any) -> Iterator[Callback]:
+    """Yield the callbacks of nested lists or of one callback, in order; none for None."""
+    if callbacks is None:
+        return
+    if isinstance(callbacks, list | tuple):
+        for one in callbacks:
+            yield from flatten(one)
+    else:
+        yield callbacks
+
+
+def _given(logs: Any) -> Any:
+    """Return the logs that a hook sees: as in Keras never None, and without reading those of a step."""
+    return {} if logs is None else logs
+
+
+def _fact(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | None) else repr(value)
 
 
 def _overrides(callback: Callback, hook: str) -> bool:

@@ -16,8 +16,8 @@ class Denoiser(dp.Sequential):
 
     def __init__(self, layers):
         super().__init__(layers, seed=3)
-        self.noise = dp.metrics.Mean("noise")
-        self.batches = dp.metrics.Mean("batches")
+        self.noise = dp.metrics.MeanTracker("noise")
+        self.batches = dp.metrics.MeanTracker("batches")
 
     def train_step(self, data):
         noise = self.random_normal("noise", data.rows, 6, data.first_row)

@@ -11,7 +11,13 @@ data, out, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 (x, y), (x_test, y_test) = dp.datasets.load(data)
 x, y = x[: options.get("samples", len(x))], y[: options.get("samples", len(y))]
 dp.utils.set_random_seed(3)
-stack = [dp.layers.Rescaling(1 / 255, input_shape=(28, 28)), dp.layers.Flatten(), dp.layers.Dense(16, "relu")]
+first = dp.layers.Dense(16, "relu", kernel_regularizer=options.get("regularizer"))
+if options.get("batch_normalization"):
+    # A bias would be taken away again by the mean: all its gradient is rounding.
+    first = dp.layers.Dense(16, use_bias=False)
+stack = [dp.layers.Rescaling(1 / 255, input_shape=(28, 28)), dp.layers.Flatten(), first]
+if options.get("batch_normalization"):
+    stack += [dp.layers.BatchNormalization(momentum=0.9), dp.layers.Activation("gelu"), dp.layers.BatchNormalization()]
 if options.get("dropout"):
     stack.append(dp.layers.Dropout(options["dropout"]))
 model = dp.Sequential([*stack, dp.layers.Dense(10, "softmax")])

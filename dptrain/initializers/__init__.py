@@ -1,0 +1,95 @@
+"""Initial values of parameters: Keras' names and arguments, our own random streams."""
+
+import re
+from typing import Any
+
+from dptrain import serialization
+from dptrain.errors import ConfigError
+from dptrain.initializers.base import Initializer
+from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
+from dptrain.initializers.distributions import Orthogonal, RandomNormal, RandomUniform, TruncatedNormal
+from dptrain.initializers.variance_scaling import (
+    GlorotNormal,
+    GlorotUniform,
+    HeNormal,
+    HeUniform,
+    LecunNormal,
+    LecunUniform,
+    VarianceScaling,
+)
+from dptrain.registry import lookup
+
+__all__ = [
+    "Constant",
+    "GlorotNormal",
+    "GlorotUniform",
+    "HeNormal",
+    "HeUniform",
+    "Identity",
+    "Initializer",
+    "LecunNormal",
+    "LecunUniform",
+    "Ones",
+    "Orthogonal",
+    "RandomNormal",
+    "RandomUniform",
+    "TruncatedNormal",
+    "VarianceScaling",
+    "Zeros",
+    "deserialize",
+    "get",
+    "serialize",
+]
+
+_CLASSES: tuple[type[Initializer], ...] = (
+    Constant,
+    GlorotNormal,
+    GlorotUniform,
+    HeNormal,
+    HeUniform,
+    Identity,
+    LecunNormal,
+    LecunUniform,
+    Ones,
+    Orthogonal,
+    RandomNormal,
+    RandomUniform,
+    TruncatedNormal,
+    VarianceScaling,
+    Zeros,
+)
+# Names as Keras accepts them: the class's, and the same in snake case.
+INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in _CLASSES}
+INITIALIZERS |= {re.sub("(?<!^)(?=[A-Z])", "_", name).lower(): cls for name, cls in INITIALIZERS.items()}
+INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
+
+
+def get(identifier: str | dict[str, Any] | Initializer) -> Initializer:
+    """Return the initializer of that name with Keras' defaults, of that configuration, or the one given.
+
+    Raises:
+        ConfigError: no initializer has that name, or an argument is out of range.
+    """
+    if isinstance(identifier, Initializer):
+        return identifier
+    if isinstance(identifier, dict):
+        return deserialize(identifier)
+    return lookup("initializer", identifier, INITIALIZERS)()
+
+
+def serialize(initializer: Initializer) -> dict[str, Any]:
+    """Return the initializer as Keras writes it to JSON."""
+    return serialization.to_dict("keras.initializers", initializer)
+
+
+def deserialize(config: dict[str, Any]) -> Initializer:
+    """Return the initializer that `serialize` described.
+
+    Raises:
+        ConfigError: it describes none, or an argument is unknown or out of range.
+    """
+    cls, arguments = serialization.class_and_config("initializer", config, INITIALIZERS)
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"initializer {cls.__name__}: {error}") from error

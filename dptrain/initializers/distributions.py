@@ -1,0 +1,129 @@
+"""Initial values from a distribution that does not depend on the parameter's shape."""
+
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.initializers.base import RandomInitializer, Values, truncated_normal
+
+
+class RandomUniform(RandomInitializer):
+    """Uniform on [minval, maxval).
+
+    Args:
+        minval: lower bound.
+        maxval: upper bound, at least the lower.
+        seed: as `RandomInitializer`.
+
+    Raises:
+        ConfigError: the bounds are the wrong way round.
+    """
+
+    def __init__(self, minval: float = -0.05, maxval: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        if not minval <= maxval:
+            raise ConfigError(f"expected minval <= maxval. Received: minval={minval}, maxval={maxval}")
+        self.minval, self.maxval = float(minval), float(maxval)
+
+    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+        """Return the draw."""
+        return self.numbers(seed, position).uniform(self.minval, self.maxval, shape)
+
+    def config(self) -> dict[str, Any]:
+        """Return seed and bounds."""
+        return {"seed": self.seed, "minval": self.minval, "maxval": self.maxval}
+
+
+class RandomNormal(RandomInitializer):
+    """Normal.
+
+    Args:
+        mean: of the distribution.
+        stddev: its standard deviation, 0 or more.
+        seed: as `RandomInitializer`.
+
+    Raises:
+        ConfigError: the standard deviation is negative.
+    """
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.mean, self.stddev = float(mean), _deviation(stddev)
+
+    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+        """Return the draw."""
+        return self.mean + self.stddev * self.numbers(seed, position).standard_normal(shape)
+
+    def config(self) -> dict[str, Any]:
+        """Return seed, mean and standard deviation."""
+        return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
+
+
+class TruncatedNormal(RandomInitializer):
+    """Normal, what is more than two standard deviations from the mean drawn again.
+
+    Args:
+        mean: of the distribution.
+        stddev: standard deviation before truncation, 0 or more.
+        seed: as `RandomInitializer`.
+
+    Raises:
+        ConfigError: the standard deviation is negative.
+    """
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.mean, self.stddev = float(mean), _deviation(stddev)
+
+    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+        """Return the draw."""
+        return self.mean + self.stddev * truncated_normal(self.numbers(seed, position), shape)
+
+    def config(self) -> dict[str, Any]:
+        """Return seed, mean and standard deviation."""
+        return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
+
+
+class Orthogonal(RandomInitializer):
+    """A matrix with orthonormal rows or columns, whichever are fewer, times a factor.
+
+    The orthogonal factor of a normal matrix, with the signs that make it uniformly distributed.
+    Source: A. Saxe, J. McClelland and S. Ganguli, "Exact solutions to the nonlinear dynamics of learning in deep linear
+    neural networks", ICLR 2014.
+
+    Args:
+        gain: the factor.
+        seed: as `RandomInitializer`.
+    """
+
+    def __init__(self, gain: float = 1.0, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.gain = float(gain)
+
+    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+        """Return the draw.
+
+        Raises:
+            ConfigError: the parameter has fewer than two dimensions.
+        """
+        if len(shape) < 2:
+            raise ConfigError(
+                "The tensor to initialize must be at least two-dimensional. "
+                f"Received: shape={shape} of rank {len(shape)}."
+            )
+        rows, columns = int(np.prod(shape[:-1])), shape[-1]
+        normal = self.numbers(seed, position).standard_normal((max(rows, columns), min(rows, columns)))
+        q, r = np.linalg.qr(normal)
+        q = q * np.sign(np.diag(r))
+        return self.gain * (q.T if rows < columns else q).reshape(shape)
+
+    def config(self) -> dict[str, Any]:
+        """Return seed and gain."""
+        return {"seed": self.seed, "gain": self.gain}
+
+
+def _deviation(stddev: float) -> float:
+    if not stddev >= 0:
+        raise ConfigError(f"expected stddev >= 0. Received: stddev={stddev}")
+    return float(stddev)

@@ -1,0 +1,133 @@
+"""Initial values whose variance is set by the parameter's shape."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.initializers.base import RandomInitializer, Values, truncated_normal
+
+# Standard deviation of a standard normal distribution cut off at 2.
+_TRUNCATED_DEVIATION = 0.87962566103423978
+_MODES = ("fan_in", "fan_out", "fan_avg")
+_DISTRIBUTIONS = ("uniform", "truncated_normal", "untruncated_normal")
+
+
+class VarianceScaling(RandomInitializer):
+    """Variance scale / n, where n is the fan-in, the fan-out or their mean.
+
+    Args:
+        scale: above 0.
+        mode: "fan_in", "fan_out" or "fan_avg".
+        distribution: "truncated_normal" (or "normal"), "untruncated_normal" or "uniform".
+        seed: as `RandomInitializer`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        mode: str = "fan_in",
+        distribution: str = "truncated_normal",
+        seed: int | None = None,
+        input_axes: None = None,
+        output_axes: None = None,
+    ) -> None:
+        super().__init__(seed)
+        if not scale > 0:
+            raise ConfigError(f"Argument `scale` must be positive float. Received: scale={scale}")
+        if mode not in _MODES:
+            raise ConfigError(f"Invalid `mode` argument: {mode}. Please use one of {_MODES}")
+        distribution = "truncated_normal" if distribution == "normal" else distribution
+        if distribution not in _DISTRIBUTIONS:
+            raise ConfigError(f"Invalid `distribution` argument: {distribution}. Please use one of {_DISTRIBUTIONS}")
+        if input_axes is not None or output_axes is not None:
+            raise ConfigError("not supported: input_axes and output_axes of an initializer")
+        self.scale, self.mode, self.distribution = float(scale), mode, distribution
+
+    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+        """Return the draw."""
+        fan_in, fan_out = fans(shape)
+        n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]
+        deviation = math.sqrt(self.scale / max(1.0, n))
+        numbers = self.numbers(seed, position)
+        if self.distribution == "uniform":
+            limit = math.sqrt(3.0 * self.scale / max(1.0, n))
+            return numbers.uniform(-limit, limit, shape)
+        if self.distribution == "untruncated_normal":
+            return deviation * numbers.standard_normal(shape)
+        return deviation / _TRUNCATED_DEVIATION * truncated_normal(numbers, shape)
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments; of the named schemes, the seed alone and what Keras writes beside it."""
+        config: dict[str, Any] = {"seed": self.seed, "input_axes": None, "output_axes": None}
+        if type(self) is VarianceScaling:
+            config |= {"scale": self.scale, "mode": self.mode, "distribution": self.distribution}
+        return config
+
+
+class _Scheme(VarianceScaling):
+    """A named choice of scale, mode and distribution."""
+
+    _arguments: tuple[float, str, str]
+
+    def __init__(self, seed: int | None = None, input_axes: None = None, output_axes: None = None) -> None:
+        super().__init__(*self._arguments, seed, input_axes, output_axes)
+
+
+class GlorotUniform(_Scheme):
+    """Uniform on [-limit, limit) with limit = sqrt(6 / (fan_in + fan_out)).
+
+    Source: X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural networks",
+    AISTATS 2010, equation 16.
+    """
+
+    _arguments = (1.0, "fan_avg", "uniform")
+
+
+class GlorotNormal(_Scheme):
+    """Truncated normal of variance 2 / (fan_in + fan_out). Source: as `GlorotUniform`."""
+
+    _arguments = (1.0, "fan_avg", "truncated_normal")
+
+
+class HeUniform(_Scheme):
+    """Uniform on [-limit, limit) with limit = sqrt(6 / fan_in).
+
+    Source: K. He et al., "Delving deep into rectifiers", ICCV 2015.
+    """
+
+    _arguments = (2.0, "fan_in", "uniform")
+
+
+class HeNormal(_Scheme):
+    """Truncated normal of variance 2 / fan_in. Source: as `HeUniform`."""
+
+    _arguments = (2.0, "fan_in", "truncated_normal")
+
+
+class LecunUniform(_Scheme):
+    """Uniform on [-limit, limit) with limit = sqrt(3 / fan_in).
+
+    Source: Y. LeCun et al., "Efficient BackProp", 1998, section 4.6.
+    """
+
+    _arguments = (1.0, "fan_in", "uniform")
+
+
+class LecunNormal(_Scheme):
+    """Truncated normal of variance 1 / fan_in. Source: as `LecunUniform`."""
+
+    _arguments = (1.0, "fan_in", "truncated_normal")
+
+
+def fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (fan_in, fan_out) of a parameter: a kernel is (..., inputs, outputs), a vector counts for both."""
+    if len(shape) < 2:
+        size = shape[0] if shape else 1
+        return size, size
+    field = int(np.prod(shape[:-2]))
+    return shape[-2] * field, shape[-1] * field

@@ -1,0 +1,189 @@
+"""Keras 3's `.keras`: a zip archive, members stored without compression.
+
+    metadata.json       keras_version (whose layout the file follows), date_saved; and under "dptrain" what Keras has no
+                        place for: format (1), version, seed
+    config.json         see keras_config: layers, input shape, optimizer, loss, metrics
+    model.weights.h5    see keras_h5: weights and the optimizer's state
+
+Source: `_save_model_to_fileobj` in keras/src/saving/saving_lib.py, Keras 3.15.
+"""
+
+import datetime
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import DataError
+from dptrain.model import Architecture
+from dptrain.saving import keras_config, keras_h5
+from dptrain.saving.reading import check_room, guess, opened, parse_json, reading, size_of
+from dptrain.saving.snapshot import Loaded, Snapshot, full_size
+from dptrain.utils import check_seed
+from dptrain.version import __version__
+
+_KIND = "a .keras file (a zip archive)"
+MAGIC = b"PK\x03\x04"
+_FORMAT = 1
+_KERAS = "3.15.1"
+_CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_MAX_JSON = 16 << 20
+_MAX_MEMBERS = 10_000
+# Members may be compressed, by people who pack the archive again: a larger one must not grow more than Keras allows.
+_FREE_SIZE, _MAX_EXPANSION = 64 << 20, 100
+
+
+@dataclass
+class ModelFile:
+    """What a `.keras` file holds.
+
+    Attributes:
+        config: of config.json, checked.
+        seed: the model's; None in a file of Keras' own.
+        loaded: weights and optimizer.
+    """
+
+    config: dict[str, Any]
+    seed: int | None
+    loaded: Loaded
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        ConfigError: h5py is not installed, or the model has something that could not be read again.
+    """
+    architecture = snapshot.architecture
+    config = keras_config.sequential_config(snapshot.name, architecture.layers, architecture, snapshot.dtype)
+    metadata = {
+        "keras_version": _KERAS,
+        "date_saved": datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S"),
+        "dptrain": {"format": _FORMAT, "version": __version__, "seed": snapshot.seed},
+    }
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(_METADATA, json.dumps(metadata))
+        archive.writestr(_CONFIG, json.dumps(keras_config.model_config(config, snapshot.compiled)))
+        archive.writestr(_WEIGHTS, keras_h5.encode(snapshot))
+    return content.getvalue()
+
+
+def read(path: Path, *, compiled: bool) -> ModelFile:
+    """Read a whole file.
+
+    Args:
+        path: the file.
+        compiled: whether optimizer, loss and metrics are wanted.
+
+    Raises:
+        ConfigError: h5py is not installed.
+        DataError: missing or damaged, of a newer format, or with something that dptrain does not have.
+    """
+    keras_h5.h5py_module()  # before `reading`, for which everything is the file's fault
+    where = str(path)
+    with opened(path, MAGIC, _KIND) as file, reading(where), zipfile.ZipFile(file) as archive:
+        size = size_of(file)
+        members = _members(where, archive)
+        config = parse_json(f"{where}:{_CONFIG}", _member(where, archive, members, _CONFIG, size, _MAX_JSON))
+        metadata = parse_json(f"{where}:{_METADATA}", _member(where, archive, members, _METADATA, size, _MAX_JSON))
+        seed = _seed(where, metadata)
+        if config.get("class_name") != "Sequential":
+            raise DataError(
+                f"{where}: not supported: model of class {str(config.get('class_name'))[:80]!r}, only Sequential"
+            )
+        if not compiled:
+            config["compile_config"] = None
+        inner = config.get("config")
+        if not isinstance(inner, dict):
+            raise DataError(f"{where}: Sequential has no config")
+        _, layers, _ = keras_config.layers_of(inner)
+        found = keras_config.compiled_of(config.get("compile_config"))
+        if layers[0].input_shape is None:
+            raise DataError(f"{where}: the model was saved before it had an input shape, and has no weights")
+        architecture = Architecture(layers)
+        weights = _hdf5(where, archive, members, size)
+        check_room(where, architecture.layout, weights.getbuffer().nbytes)
+        loaded = keras_h5.load(
+            weights,
+            f"{where}:{_WEIGHTS}",
+            architecture.layers,
+            architecture.layout,
+            np.zeros(full_size(architecture.layout)),
+            optimizer=None if found is None else found[0],
+        )
+        return ModelFile(config, seed, loaded)
+
+
+def open_weights(path: Path) -> io.BytesIO:
+    """Return the member with the weights, as `load_weights` needs it.
+
+    Raises:
+        DataError: missing or damaged.
+    """
+    where = str(path)
+    with opened(path, MAGIC, _KIND) as file, reading(where), zipfile.ZipFile(file) as archive:
+        return _hdf5(where, archive, _members(where, archive), size_of(file))
+
+
+def _hdf5(where: str, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], size: int) -> io.BytesIO:
+    content = _member(where, archive, members, _WEIGHTS, size, None)
+    if not content.startswith(keras_h5.MAGIC):
+        first = content[: len(keras_h5.MAGIC)]
+        raise DataError(f"{where}:{_WEIGHTS}: not HDF5: first bytes {first.hex() or 'none'}{guess(first)}")
+    return io.BytesIO(content)
+
+
+def _members(where: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    infos = archive.infolist()
+    members = {info.filename: info for info in infos}
+    if len(infos) > _MAX_MEMBERS or len(members) != len(infos):
+        raise DataError(f"{where}: {len(infos)} members with {len(members)} names: not Keras' archive")
+    return members
+
+
+def _member(
+    where: str, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str, size: int, limit: int | None
+) -> bytes:
+    """Return a member's content.
+
+    Args:
+        where: the file, for messages.
+        archive: open.
+        members: by name.
+        name: the member's.
+        size: of the file.
+        limit: the most bytes that the content may have; None for as many as the file can hold.
+    """
+    info = members.get(name)
+    if info is None:
+        raise DataError(f"{where}: no {name} in the archive; found {', '.join(sorted(members)[:10]) or 'nothing'}")
+    if info.flag_bits & 0x1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError(f"{where}:{name}: encrypted, or compressed in a way that is not supported")
+    backed = min(info.compress_size, size)
+    most = backed if info.compress_type == zipfile.ZIP_STORED else max(_FREE_SIZE, _MAX_EXPANSION * backed)
+    if limit is not None:
+        most = min(most, limit)
+    if info.file_size > most:
+        raise DataError(f"{where}:{name}: {info.file_size} bytes declared, at most {most} are read")
+    with archive.open(info) as stream:
+        content = stream.read(info.file_size + 1)
+    if len(content) != info.file_size:
+        raise DataError(f"{where}:{name}: {info.file_size} bytes declared, {len(content)} found")
+    return content
+
+
+def _seed(where: str, metadata: dict[str, Any]) -> int | None:
+    own = metadata.get("dptrain")
+    if own is None:
+        return None
+    if not isinstance(own, dict) or type(own.get("format")) is not int or own["format"] > _FORMAT:
+        raise DataError(f"{where}: format {str(own)[:80]}, this build reads <= {_FORMAT}")
+    seed = own.get("seed")
+    if type(seed) is not int:
+        raise DataError(f"{where}: seed {str(seed)[:80]!r}, expected an integer")
+    return check_seed(seed)

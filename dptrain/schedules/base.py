@@ -1,0 +1,41 @@
+"""What a learning-rate schedule is: a function of the step."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from dptrain.errors import ConfigError
+
+
+class LearningRateSchedule:
+    """The learning rate as a function of the step, for the `learning_rate` of an optimizer.
+
+    A subclass writes `__call__`; to be saved it also writes `get_config`. Schedules are computed on the host and must
+    give the same number on every rank.
+    """
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of step 0, 1, ...: every batch is a step, accumulated gradients or not."""
+        raise NotImplementedError(
+            f"Learning rate schedule '{type(self).__name__}' must override `__call__(self, step)`."
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        raise NotImplementedError(
+            f"Learning rate schedule '{type(self).__name__}' must override `get_config()` in order to be serializable."
+        )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return a schedule with the arguments that `get_config` gave."""
+        return cls(**config)
+
+
+def check_steps(name: str, steps: float) -> None:
+    """Refuse a length that is not above 0.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if steps <= 0:
+        raise ConfigError(f"Argument `{name}` must be > 0. Received: {name}={steps}")

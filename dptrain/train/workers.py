@@ -1,0 +1,60 @@
+"""Threads that draw batches in the background."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# Seconds that `close` waits for a batch that is being drawn.
+_PATIENCE = 5.0
+
+
+class Workers:
+    """Threads that run what is submitted, in that order; one thread runs it one after the other.
+
+    They are daemons, unlike those of `concurrent.futures`: a generator that never gives its next batch must not keep
+    the process from ending.
+
+    Args:
+        count: of threads.
+        name: their names begin with it.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Callable[[], T]) -> "Future[T]":
+        """Run `job` in the background; return where its result will be."""
+        future: Future[T] = Future()
+        self._jobs.put((future, job))
+        return future
+
+    def close(self) -> None:
+        """End the threads: what has not begun is left out, what runs is waited for, but not for ever."""
+        self._closed = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, action = job
+            if self._closed:
+                future.cancel()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, action, job  # the last batch would stay in memory while the thread waits

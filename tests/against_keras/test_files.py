@@ -1,0 +1,269 @@
+"""Files of weights and whole models, between dptrain and the real Keras 3, both ways."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.errors import ConfigError, DataError
+
+pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-files'")
+
+# Keras on PyTorch gives rise to it wherever it turns a variable into an array.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+RNG = np.random.default_rng(5)
+X = RNG.random((24, 4, 3))
+Y = np.arange(24) % 3
+CPU = {"device": "cpu", "loops": "numpy"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _float64_means_float64(keras):
+    """Let Keras compute in float64: its type promotion, made for JAX, else takes products and losses in float32."""
+    from keras.src.backend.common import dtypes
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(dtypes.BIT64_TO_BIT32_DTYPE, "float64")
+        yield
+
+
+OPTIMIZERS = {
+    "adam": lambda module: module.optimizers.Adam(0.01, beta_1=0.8),
+    "rmsprop": lambda module: module.optimizers.RMSprop(0.003),
+    "sgd": lambda module: module.optimizers.SGD(0.1),
+    "momentum": lambda module: module.optimizers.SGD(0.05, momentum=0.9),
+}
+
+
+def with_keras(keras, optimizer: str = "adam", *, steps: int = 5, dropout: float = 0.0, dtype: str = "float64"):
+    """A Keras model with two layers of a class, names of its own, and some training behind it."""
+    keras.config.set_dtype_policy(dtype)
+    try:
+        model = keras.Sequential(
+            [
+                keras.layers.Input((4, 3)),
+                keras.layers.Rescaling(2.0, offset=-1.0),
+                keras.layers.Flatten(),
+                keras.layers.Dense(5, activation="tanh", name="first"),
+                keras.layers.Dropout(dropout),
+                keras.layers.Dense(4),
+                keras.layers.Activation("relu"),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(OPTIMIZERS[optimizer](keras), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        train(model, steps)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return model
+
+
+def with_dptrain(optimizer: str = "adam", *, steps: int = 5, dtype: str = "float64") -> dp.Sequential:
+    model = dp.Sequential(
+        [
+            dp.layers.Rescaling(2.0, offset=-1.0, input_shape=(4, 3)),
+            dp.layers.Flatten(),
+            dp.layers.Dense(5, "tanh", name="first"),
+            dp.layers.Dense(4),
+            dp.layers.Activation("relu"),
+            dp.layers.Dense(3, "softmax"),
+        ]
+    )
+    model.compile(OPTIMIZERS[optimizer](dp), "sparse_categorical_crossentropy", ["accuracy"], dtype=dtype, **CPU)
+    train(model, steps)
+    return model
+
+
+def train(model, steps: int) -> None:
+    """Train for some steps of 8 samples, always in the same order."""
+    for step in range(steps):
+        rows = slice(8 * (step % 3), 8 * (step % 3) + 8)
+        model.fit(X[rows], Y[rows], batch_size=8, epochs=1, verbose=0, shuffle=False)
+
+
+def predictions(model) -> np.ndarray:
+    return np.asarray(model.predict(X, verbose=0) if not isinstance(model, dp.Sequential) else model.predict(X))
+
+
+def assert_same(a, b, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(predictions(a), predictions(b), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_keras_model_is_loaded_and_trains_on_as_in_keras(keras, tmp_path, optimizer):
+    theirs = with_keras(keras, optimizer)
+    theirs.save(tmp_path / "model.keras")
+    ours = dp.models.load_model(tmp_path / "model.keras", **CPU)
+    assert_same(ours, theirs)
+    train(ours, 7)
+    train(theirs, 7)
+    assert_same(ours, theirs, 1e-9)
+    assert ours.evaluate(X, Y, verbose=0) == pytest.approx(theirs.evaluate(X, Y, verbose=0), rel=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_model_of_ours_is_loaded_by_keras_and_trains_on_there(keras, tmp_path, optimizer):
+    ours = with_dptrain(optimizer)
+    ours.save(tmp_path / "model.keras")
+    theirs = keras.models.load_model(tmp_path / "model.keras")
+    assert int(theirs.optimizer.iterations) == 5
+    assert_same(ours, theirs)
+    train(ours, 7)
+    train(theirs, 7)
+    assert_same(ours, theirs, 1e-9)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_from_keras_takes_weights_and_optimizer(keras, optimizer):
+    theirs = with_keras(keras, optimizer)
+    ours = dp.from_keras(theirs, **CPU)
+    assert_same(ours, theirs)
+    train(ours, 7)
+    train(theirs, 7)
+    assert_same(ours, theirs, 1e-9)
+
+
+def test_float32_models(keras, tmp_path):
+    theirs = with_keras(keras, dtype="float32")
+    theirs.save(tmp_path / "theirs.keras")
+    loaded = dp.models.load_model(tmp_path / "theirs.keras", **CPU)
+    assert loaded.predict(X).dtype == np.float32
+    assert_same(loaded, theirs, 1e-6)
+    ours = with_dptrain(dtype="float32")
+    ours.save(tmp_path / "ours.keras")
+    assert_same(keras.models.load_model(tmp_path / "ours.keras"), ours, 1e-6)
+
+
+def test_a_layer_without_bias(keras, tmp_path):
+    layers = [keras.layers.Input((4, 3)), keras.layers.Flatten(), keras.layers.Dense(2, use_bias=False)]
+    theirs = keras.Sequential([*layers, keras.layers.Dense(3)])
+    theirs.save(tmp_path / "model.keras")
+    # not compiled: dptrain computes in float32
+    assert_same(dp.models.load_model(tmp_path / "model.keras"), theirs, 1e-6)
+    assert_same(dp.from_keras(theirs), theirs, 1e-6)
+
+
+def test_weights_of_ours_are_loaded_by_keras(keras, tmp_path):
+    ours, theirs = with_dptrain(), with_keras(keras, steps=1)
+    ours.save_weights(tmp_path / "ours.weights.h5")
+    theirs.load_weights(tmp_path / "ours.weights.h5")
+    assert_same(ours, theirs)
+    assert int(theirs.optimizer.iterations) == 5
+
+
+def test_weights_of_keras_are_loaded(keras, tmp_path):
+    # Keras' model has a Dropout more, which has no weights
+    ours, theirs = with_dptrain(steps=1), with_keras(keras)
+    theirs.save_weights(tmp_path / "theirs.weights.h5")
+    ours.load_weights(tmp_path / "theirs.weights.h5")
+    assert_same(ours, theirs)
+    train(ours, 7)
+    train(theirs, 7)
+    assert_same(ours, theirs, 1e-9)  # the optimizer's state has come as well: it had been in use
+
+
+def test_the_layout_is_keras_own(keras, tmp_path):
+    """The same names, shapes and dtypes, whoever writes."""
+    import h5py
+
+    def content(path) -> dict[str, object]:
+        found: dict[str, object] = {}
+        with h5py.File(path) as file:
+            file.visititems(
+                lambda name, one: found.__setitem__(
+                    name, (one.shape, one.dtype) if isinstance(one, h5py.Dataset) else sorted(one.attrs)
+                )
+            )
+        return found
+
+    ours, theirs = with_dptrain(), with_keras(keras)
+    ours.save_weights(tmp_path / "ours.weights.h5")
+    theirs.save_weights(tmp_path / "theirs.weights.h5")
+    expected = content(tmp_path / "theirs.weights.h5")
+    assert {name: one for name, one in expected.items() if "dropout" not in name} == content(
+        tmp_path / "ours.weights.h5"
+    )
+
+
+def test_a_configuration_goes_both_ways(keras):
+    ours = with_dptrain()
+    theirs = keras.models.model_from_json(ours.to_json())
+    assert [type(layer).__name__ for layer in theirs.layers] == [type(layer).__name__ for layer in ours.layers]
+    again = dp.Sequential.from_config(theirs.get_config())
+    assert again.get_config()["layers"] == dp.Sequential.from_config(ours.get_config()).get_config()["layers"]
+    assert [w.shape for w in again.get_weights()] == [w.shape for w in ours.get_weights()]
+
+
+def test_an_unused_optimizer_starts_afresh(keras, tmp_path):
+    theirs = with_keras(keras, steps=0)
+    theirs.save(tmp_path / "model.keras")
+    ours = dp.models.load_model(tmp_path / "model.keras", **CPU)
+    train(ours, 4)
+    train(theirs, 4)
+    assert_same(ours, theirs, 1e-9)
+
+
+def test_objects_instead_of_names(keras, tmp_path):
+    theirs = with_keras(keras, steps=0)
+    theirs.compile(
+        keras.optimizers.Adam(0.02),
+        keras.losses.SparseCategoricalCrossentropy(),
+        metrics=[keras.metrics.SparseCategoricalAccuracy(name="right")],
+    )
+    theirs.save(tmp_path / "model.keras")
+    ours = dp.models.load_model(tmp_path / "model.keras", **CPU)
+    history = ours.fit(X, Y, batch_size=8, verbose=0)
+    assert list(history.history) == ["loss", "right"]
+    ours.save(tmp_path / "ours.keras")
+    again = keras.models.load_model(tmp_path / "ours.keras")
+    assert_same(ours, again)
+    assert set(again.evaluate(X, Y, verbose=0, return_dict=True)) == {"loss", "right"}
+
+
+def test_a_chain_made_by_the_functional_api(keras):
+    inputs = keras.Input((4, 3), dtype="float64")
+    hidden = keras.layers.Flatten(dtype="float64")(inputs)
+    outputs = keras.layers.Dense(2, activation="sigmoid", dtype="float64")(hidden)
+    chain = keras.Model(inputs, outputs)
+    assert_same(dp.from_keras(chain, **CPU), chain, 1e-6)  # not compiled: dptrain computes in float32
+
+    branch = keras.Model(inputs, [outputs, keras.layers.Dense(1, dtype="float64")(hidden)])
+    with pytest.raises(ConfigError, match="several inputs or outputs"):
+        dp.from_keras(branch)
+    added = keras.layers.Dense(2, dtype="float64")(hidden)
+    with pytest.raises(ConfigError, match=r"has several inputs|not a chain"):
+        dp.from_keras(keras.Model(inputs, keras.layers.Subtract(dtype="float64")([outputs, added])))
+
+
+def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
+    def refused(layers: list, *, ending: str = "model.keras", **compiled) -> str:
+        model = keras.Sequential([keras.layers.Input((4, 3)), *layers])
+        if compiled:
+            model.compile(**compiled)
+        model.save(tmp_path / ending)
+        with pytest.raises(DataError) as caught:
+            dp.models.load_model(tmp_path / ending)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    layers = keras.layers
+    found = refused([layers.LSTM(3, name="rnn"), layers.Dense(2), layers.GaussianNoise(0.1)])
+    assert "'rnn' (LSTM)" in found
+    assert "GaussianNoise" in found
+    assert "kernel_constraint" in refused([layers.Flatten(), layers.Dense(2, kernel_constraint="non_neg")])
+    assert "dtype" in refused([layers.Flatten(dtype="mixed_float16")])
+    assert "Lambda" in refused([layers.Lambda(lambda x: x)])
+    found = refused([layers.Flatten(), layers.Dense(1)], optimizer=keras.optimizers.Muon(), loss="mse")
+    assert "Muon" in found
+    assert "compile=False" in found
+
+    @keras.saving.register_keras_serializable("mine")
+    class Dense(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+    assert "mine>Dense" in refused([Dense()])
+    inputs = keras.Input((3,))
+    keras.Model(inputs, layers.Dense(2)(inputs)).save(tmp_path / "functional.keras")
+    with pytest.raises(DataError, match="Functional"):
+        dp.models.load_model(tmp_path / "functional.keras")

@@ -1,0 +1,142 @@
+"""Every layer, activation and regularizer in a small network: 200 steps from Keras' weights, in float64."""
+
+import json
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import activations, initializers, layers, regularizers
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' variables
+SAMPLES, BATCH, EPOCHS = 95, 10, 20  # 10 steps an epoch, the last of 5 samples
+
+
+def middles(k):
+    """Return name -> layers of module k (dptrain or Keras) that stand between two dense layers."""
+    L = k.layers
+    return {
+        **{f"dense {name}": lambda name=name: [L.Dense(6, activation=name)] for name in activations.BY_NAME},
+        **{f"activation {name}": lambda name=name: [L.Activation(name)] for name in activations.BY_NAME},
+        "function": lambda: [L.Dense(6, k.activations.gelu), L.Activation(k.activations.elu)],
+        "relu": lambda: [L.ReLU()],
+        "relu with a slope": lambda: [L.ReLU(negative_slope=0.2)],
+        "leaky relu": lambda: [L.LeakyReLU()],
+        "leaky relu with a slope": lambda: [L.LeakyReLU(0.05)],
+        "elu": lambda: [L.ELU(alpha=0.7)],
+        "softmax": lambda: [L.Softmax()],
+        "rescaling": lambda: [L.Rescaling(-0.5, 0.25)],
+        "reshape": lambda: [L.Reshape((4, -1)), L.Reshape((8,))],
+        "flatten": lambda: [L.Reshape((2, 4)), L.Flatten()],
+        "no dropout": lambda: [L.Dropout(0.0)],
+        "batch normalization": lambda: [L.BatchNormalization()],
+        "batch normalization, other arguments": lambda: [
+            L.BatchNormalization(momentum=0.8, epsilon=0.01, center=False),
+            L.BatchNormalization(scale=False, moving_variance_initializer=k.initializers.Constant(0.5)),
+        ],
+        "batch normalization of two axes": lambda: [L.Reshape((2, 4)), L.BatchNormalization(), L.Flatten()],
+        "frozen batch normalization": lambda: [L.BatchNormalization(trainable=False)],
+        "frozen dense": lambda: [L.Dense(6, activation="gelu", trainable=False), L.Dense(6, "relu", trainable=False)],
+        "l1": lambda: [L.Dense(6, kernel_regularizer="l1")],
+        "l2": lambda: [L.Dense(6, kernel_regularizer="l2", bias_regularizer=k.regularizers.L1(0.003))],
+        "l1 and l2": lambda: [L.Dense(6, kernel_regularizer=k.regularizers.l1_l2(l1=0.02, l2=0.03))],
+        "frozen and regularized": lambda: [L.Dense(6, kernel_regularizer="l2", trainable=False)],
+        "regularized batch normalization": lambda: [
+            L.BatchNormalization(beta_regularizer=k.regularizers.L2(0.1), gamma_regularizer=k.regularizers.L1(0.1))
+        ],
+    }
+
+
+def stack(k, name):
+    middle = middles(k)[name]()
+    return [k.Input((5,)), k.layers.Dense(8, "tanh"), *middle, k.layers.Dense(3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [(name, "sgd") for name in middles(dp) if not name.startswith("dense ")]
+    + [(name, "adam") for name in middles(dp) if not name.startswith("activation ")],
+)
+def test_200_steps(keras, name, optimizer):
+    keras.utils.set_random_seed(1)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((SAMPLES, 5))
+    y = np.sin(x[:, :3]) + 0.1 * rng.standard_normal((SAMPLES, 3))
+    theirs = keras.Sequential(stack(keras, name))
+    ours = dp.Sequential(stack(dp, name))
+    ours.build((5,))
+    assert [layer.name.rstrip("_0123456789") for layer in ours.architecture.layers] == [
+        layer.name.rstrip("_0123456789") for layer in theirs.layers
+    ]
+    start = [w + 0.1 * rng.random(w.shape) for w in theirs.get_weights()]  # biases and the like off zero
+    theirs.set_weights(start)
+    ours.set_weights(start)
+    rate = {"sgd": 0.05, "adam": 0.01}[optimizer]
+    kind = {"sgd": "SGD", "adam": "Adam"}[optimizer]
+    theirs.compile(getattr(keras.optimizers, kind)(rate), "mse", metrics=["mae"])
+    ours.compile(getattr(dp.optimizers, kind)(rate), "mse", metrics=["mae"], dtype="float64", loops="numpy")
+    arguments = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    their_history = theirs.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
+    our_history = ours.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
+    assert sorted(our_history) == sorted(their_history)
+    for key in their_history:
+        np.testing.assert_allclose(our_history[key], their_history[key], rtol=1e-9, err_msg=key)
+    for place, (mine, other) in enumerate(zip(ours.get_weights(), theirs.get_weights(), strict=True)):
+        np.testing.assert_allclose(mine, other, rtol=1e-8, atol=1e-9, err_msg=f"weight {place}")
+    np.testing.assert_allclose(
+        ours.evaluate(x, y, verbose=0), theirs.evaluate(x, y, verbose=0, batch_size=BATCH), rtol=1e-9
+    )
+    np.testing.assert_allclose(ours.predict(x[:7]), theirs.predict(x[:7], verbose=0), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", middles(dp))
+def test_configurations_are_those_of_keras(keras, name):
+    for mine, other in zip(stack(dp, name)[1:], stack(keras, name)[1:], strict=True):
+        theirs = json.loads(json.dumps(keras.saving.serialize_keras_object(other)))
+        config = theirs["config"] | {"dtype": None, "name": None}
+        assert layers.serialize(mine)["class_name"] == theirs["class_name"]
+        assert {"dtype": None, **mine.config()} == _rounded(config, mine.config())
+        # Both ways: theirs is read here, ours there.
+        again = layers.deserialize(theirs)
+        assert again.config() | {"name": None} == mine.config()
+        read = keras.saving.deserialize_keras_object(layers.serialize(again))
+        assert type(read) is type(other)
+        assert read.get_config()["name"] == other.name
+
+
+def _rounded(config, mine):
+    """Keras keeps the factor of L1 in float32."""
+    for key in ("kernel_regularizer", "bias_regularizer", "beta_regularizer", "gamma_regularizer"):
+        if config.get(key) and "l1" in config[key]["config"]:
+            np.testing.assert_allclose(config[key]["config"]["l1"], mine[key]["config"]["l1"], rtol=1e-7)
+            config[key]["config"]["l1"] = mine[key]["config"]["l1"]
+    return config
+
+
+def test_initializers_and_regularizers_have_keras_names_and_defaults(keras):
+    for name, cls in initializers.INITIALIZERS.items():
+        if name == "constant" or name == "Constant":
+            theirs = keras.initializers.Constant()
+        else:
+            theirs = keras.initializers.get(name)
+        config = theirs.get_config()
+        assert type(theirs).__name__ == cls.__name__
+        if cls is initializers.Identity:
+            assert config == {}, "Keras writes the gain now"
+        else:
+            assert cls().config() == config
+        described = initializers.serialize(cls())
+        assert type(keras.saving.deserialize_keras_object(described)) is type(theirs)
+    for name, cls in regularizers.REGULARIZERS.items():
+        theirs = keras.regularizers.get(name)
+        assert type(theirs).__name__ == cls.__name__
+        assert cls().config() == pytest.approx(theirs.get_config())
+
+
+def test_an_input_layer_is_read_both_ways(keras):
+    mine = layers.Input((4, 5), name="here")
+    theirs = keras.layers.InputLayer(shape=(4, 5), name="here")
+    assert layers.deserialize(keras.saving.serialize_keras_object(theirs)).input_shape == (4, 5)
+    assert keras.saving.deserialize_keras_object(layers.serialize(mine)).batch_shape == (None, 4, 5)
+    assert keras.Sequential([keras.Input((4, 5))]).layers == []
+    assert len(dp.Sequential([mine, layers.Flatten()]).architecture.layers) == 1

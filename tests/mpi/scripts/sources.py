@@ -1,0 +1,101 @@
+"""Trains on batches that a script makes itself. Arguments: kind trouble rank out.npz (rank -1: no trouble)."""
+
+import os
+import sys
+
+import numpy as np
+
+import dptrain as dp
+
+kind, trouble, bad, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+rank = int(os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
+rng = np.random.default_rng(9)
+x, y = rng.standard_normal((59, 4)), rng.standard_normal((59, 2))
+SIZES = [8, 8, 1, 13, 2, 8, 8, 8, 3]  # some leave ranks without a sample
+ENDS = np.cumsum(SIZES)
+asked: list[int] = []
+
+
+def batch(number: int, trouble: str = trouble):
+    stop = int(ENDS[number])
+    begin = stop - SIZES[number]
+    found = x[begin:stop], y[begin:stop]
+    if rank == bad and number == 4:
+        if trouble == "size":
+            found = found[0][:1], found[1][:1]
+        elif trouble == "dtype":
+            found = found[0].astype(np.float32), found[1]
+        elif trouble == "values":
+            found = found[0] + 1, found[1]
+        elif trouble == "shape":
+            found = found[0][:, :3], found[1]
+        elif trouble == "raises":
+            raise KeyError("the disk is gone")
+        elif trouble == "exits":
+            sys.exit(3)
+    return found
+
+
+def generator():
+    for number in range(len(SIZES)):
+        if trouble == "ends" and rank == bad and number == 5:
+            return
+        yield batch(number)
+
+
+class Batches(dp.utils.PyDataset):
+    def __len__(self) -> int:
+        return len(SIZES) - (trouble == "length" and rank == bad)
+
+    def __getitem__(self, index: int):
+        return batch(index)
+
+
+class Listed(dp.utils.PyDataset):
+    def __init__(self, batches) -> None:
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int):
+        return self.batches[index]
+
+
+class Parts(Batches):
+    """Cut where `dptrain` would not: the parts' sizes are the data set's own."""
+
+    def shard(self, index: int, part: int, parts: int):
+        asked.append(index)
+        bounds = [round(SIZES[index] * (p / parts) ** 2) for p in range(parts + 1)]
+        return tuple(array[bounds[part] : bounds[part + 1]] for array in batch(index))
+
+
+def source():
+    return {"generator": generator, "dataset": Batches, "parts": Parts, "workers": lambda: Parts(workers=3)}[kind]()
+
+
+model = dp.Sequential(
+    [dp.layers.Dense(6, "tanh", input_shape=(4,)), dp.layers.Dropout(0.3), dp.layers.Dense(2)], seed=2
+)
+model.compile(dp.optimizers.Adam(0.02), "mse", dtype="float64", loops="numpy")
+if kind == "generator":
+    arguments = {"steps_per_epoch": 4, "epochs": 2, "shuffle": False}
+else:
+    arguments = {"epochs": 2}
+validation = [batch(number, "none") for number in range(len(SIZES))]
+history = model.fit(source(), validation_data=Listed(validation), verbose=0, **arguments)
+steps = {"steps": len(SIZES)} if kind == "generator" else {}
+prediction = model.predict(source(), **steps)
+score = model.evaluate(source(), verbose=0, **steps)
+
+from dptrain.comm import current  # noqa: E402 - after fit, as a script would
+
+comm = current()
+sums = [float(weight.sum()) for weight in model.get_weights()]
+assert all(other == sums for other in comm.allgather(sums)), "ranks differ"
+assert bool(asked) == (kind in ("parts", "workers") and comm.size > 1)
+if comm.rank == 0:
+    losses = np.array([history.history["loss"], history.history["val_loss"]])
+    np.savez(out, *model.get_weights(), prediction=prediction, score=score, losses=losses)

@@ -1,0 +1,73 @@
+"""N ranks train on a script's own batches as one does, and end together where one rank's batches are others."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import Finished, mpirun, run
+
+SCRIPT = str(ROOT / "tests/mpi/scripts/sources.py")
+
+
+def start(ranks: int, kind: str, out, trouble: str = "none", bad: int = -1) -> Finished:
+    arguments = [SCRIPT, kind, trouble, str(bad), str(out)]
+    return mpirun(ranks, *arguments, timeout=60) if ranks else run([sys.executable, *arguments], timeout=60)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return a function that returns what one process without mpirun trains on a kind of source."""
+    kept = {}
+
+    def alone(kind: str) -> dict[str, np.ndarray]:
+        if kind not in kept:
+            out = tmp_path_factory.mktemp("alone") / "out.npz"
+            done = start(0, kind, out)
+            assert (done.code, done.err) == (0, "")
+            with np.load(out) as saved:
+                kept[kind] = dict(saved)
+        return kept[kind]
+
+    return alone
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("kind", ["generator", "dataset", "parts", "workers"])
+def test_the_numbers_of_one_rank(alone, tmp_path, kind, ranks):
+    done = start(ranks, kind, tmp_path / "out.npz")
+    assert (done.code, done.err) == (0, "")
+    expected = alone("dataset" if kind in ("parts", "workers") else kind)
+    with np.load(tmp_path / "out.npz") as found:
+        assert expected["prediction"].shape == (59, 2)
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "trouble", "code", "message"),
+    [
+        ("generator", "ends", 65, "batch 2 of epoch 2: the ranks have drawn different batches: "),
+        ("generator", "size", 65, "batch 1 of epoch 2: the ranks have drawn different batches: "),
+        ("generator", "dtype", 65, "batch 1 of epoch 2: the ranks have drawn different batches: "),
+        ("generator", "values", 65, "float64 (2,), with other values: every rank must draw the same, so seed"),
+        ("generator", "shape", 65, "batch 1 of epoch 2: model expects 4 features of shape (4,), data has 3"),
+        ("generator", "raises", 70, "batch 1 of epoch 2: KeyError: 'the disk is gone' (sources.py:"),
+        ("generator", "exits", 70, "batch 1 of epoch 2: SystemExit: 3"),
+        ("dataset", "length", 2, "the ranks call fit differently: "),
+        ("parts", "raises", 70, "KeyError: 'the disk is gone' ("),
+        ("parts", "dtype", 65, "the ranks have drawn different batches: "),
+        ("workers", "raises", 70, "KeyError: 'the disk is gone' ("),
+    ],
+)
+def test_a_rank_with_other_batches_ends_all(tmp_path, kind, trouble, code, message, bad):
+    done = start(3 if kind == "generator" else 2, kind, tmp_path / "out.npz", trouble, bad)
+    assert done.code == code, done.err
+    assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
+    assert message in done.err
+    named = {"ends": f"rank {bad} has no further batch", "size": f"rank {bad} has 1 samples, float64"}
+    assert named.get(trouble, f"rank {bad}") in done.err or trouble == "values"
+    if "different" not in message and trouble not in ("length", "values"):
+        assert f"(rank {bad}, host " in done.err

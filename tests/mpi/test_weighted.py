@@ -1,0 +1,52 @@
+"""N ranks train with sample weights, and with samples that are ignored, what one rank trains."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import mpirun, run
+
+SCRIPT = str(ROOT / "tests/mpi/scripts/weighted.py")
+SPARSE, DENSE = "SparseCategoricalCrossentropy", "CategoricalCrossentropy"
+CASES = {
+    "weights": (SPARSE, {}, True),
+    "a class ignored": (SPARSE, {"ignore_class": 2}, False),
+    "weights and a class ignored": (SPARSE, {"ignore_class": 2}, True),
+    "mean of weights and a class ignored": (SPARSE, {"ignore_class": 2, "reduction": "mean_with_sample_weight"}, True),
+    "sum": (DENSE, {"reduction": "sum"}, True),
+    "mean of weights": (DENSE, {"reduction": "mean_with_sample_weight", "label_smoothing": 0.1}, True),
+}
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory):
+    """Return a function that trains a case on N ranks (0: without mpirun) and returns what was saved."""
+    kept: dict[tuple[int, str], dict[str, np.ndarray]] = {}
+
+    def train(ranks: int, case: str) -> dict[str, np.ndarray]:
+        if (ranks, case) not in kept:
+            out = tmp_path_factory.mktemp("weighted") / "out.npz"
+            name, config, weighted = CASES[case]
+            options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "dtype": "float64"}
+            arguments = [SCRIPT, str(out), json.dumps(options)]
+            done = mpirun(ranks, *arguments) if ranks else run([sys.executable, *arguments])
+            assert (done.code, done.err) == (0, "")
+            with np.load(out) as saved:
+                kept[ranks, case] = dict(saved)
+        return kept[ranks, case]
+
+    return train
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_float64_agrees_to_1e_12(train, case, ranks):
+    alone, together = train(0, case), train(ranks, case)
+    assert together["keys"].tolist() == alone["keys"].tolist()
+    assert len(alone["keys"]) == (3 if CASES[case][0] == SPARSE else 9)
+    np.testing.assert_allclose(together["logs"], alone["logs"], rtol=1e-12)
+    np.testing.assert_allclose(together["params"], alone["params"], rtol=1e-12, atol=1e-12)
+    assert alone["logs"][-1, 0] < alone["logs"][0, 0], "it learns"

@@ -1,0 +1,198 @@
+"""What Keras' `fit`, `evaluate` and `predict` take and do, on arrays."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.errors import ConfigError, DataError
+from dptrain.inputs import Samples, split_off, weights_of_classes
+from dptrain.train.callbacks import Callback
+
+
+def toy(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((rows, 5)), rng.integers(0, 3, rows)
+
+
+def build(seed: int = 1, **options) -> dp.Sequential:
+    model = dp.Sequential([dp.layers.Dense(6, "tanh", input_shape=(5,)), dp.layers.Dense(3, "softmax")], seed=seed)
+    model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"], dtype="float64", loops="numpy", **options)
+    return model
+
+
+def bits(model: dp.Sequential) -> bytes:
+    return b"".join(weight.tobytes() for weight in model.get_weights())
+
+
+class Events(Callback):
+    """Writes down every hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __getattribute__(self, name: str):
+        if name.startswith("on_") and name not in ("on_batch_begin", "on_batch_end"):
+            return lambda *arguments: self.seen.append(" ".join([name[3:], *map(str, arguments[:-1])]))
+        return super().__getattribute__(name)
+
+    # Hooks of batches are called only where a callback has them.
+    def on_train_batch_begin(self, batch, logs=None): ...
+    def on_train_batch_end(self, batch, logs=None): ...
+    def on_test_batch_begin(self, batch, logs=None): ...
+    def on_test_batch_end(self, batch, logs=None): ...
+    def on_predict_batch_begin(self, batch, logs=None): ...
+    def on_predict_batch_end(self, batch, logs=None): ...
+
+
+def test_the_order_of_events():
+    x, y = toy(20)
+    events = Events()
+    build().fit(x, y, batch_size=10, epochs=1, verbose=0, callbacks=[events], validation_split=0.3)
+    batches = ["train_batch_begin 0", "train_batch_end 0", "train_batch_begin 1", "train_batch_end 1"]
+    tested = ["test_begin", "test_batch_begin 0", "test_batch_end 0", "test_end"]
+    assert events.seen == ["train_begin", "epoch_begin 0", *batches, *tested, "epoch_end 0", "train_end"]
+    events.seen.clear()
+    model = build()
+    model.evaluate(x, y, batch_size=15, verbose=0, callbacks=[events])
+    assert events.seen == ["test_begin", *[f"test_batch_{w} {n}" for n in (0, 1) for w in ("begin", "end")], "test_end"]
+    events.seen.clear()
+    outputs = model.predict(x, callbacks=[events])
+    assert events.seen == ["predict_begin", "predict_batch_begin 0", "predict_batch_end 0", "predict_end"]
+    np.testing.assert_array_equal(outputs, model.predict(x))
+
+
+def test_validation_split_takes_the_last_rows():
+    x, y = toy(40)
+    split = build().fit(x, y, epochs=2, verbose=0, validation_split=0.25)
+    given = build().fit(x[:30], y[:30], epochs=2, verbose=0, validation_data=(x[30:], y[30:]))
+    assert split.history == given.history
+    for fraction in (1.0, -0.1, 0.999):
+        with pytest.raises(ConfigError, match="validation_split"):
+            build().fit(x, y, verbose=0, validation_split=fraction)
+    with pytest.raises(ConfigError, match="contains 1 samples, which is not sufficient"):
+        split_off(Samples(x[:1], y[:1]), 0.5)
+
+
+def test_validation_on_some_epochs():
+    x, y = toy()
+    arguments = {"verbose": 0, "validation_data": (x, y), "epochs": 5}
+    assert len(build().fit(x, y, **arguments, validation_freq=2).history["val_loss"]) == 2
+    assert len(build().fit(x, y, **arguments, validation_freq=[1, 4, 5]).history["val_loss"]) == 3
+    model = build()
+    steps = model.fit(x, y, **{**arguments, "epochs": 1}, validation_steps=2, validation_batch_size=7)
+    expected = model.evaluate(x[:14], y[:14], verbose=0)
+    np.testing.assert_allclose([steps.history["val_loss"][0], steps.history["val_accuracy"][0]], expected, rtol=1e-12)
+
+
+def test_going_on_at_an_epoch():
+    x, y = toy()
+    whole, parts = build(), build()
+    whole.fit(x, y, epochs=4, verbose=0)
+    parts.fit(x, y, epochs=1, verbose=0)
+    later = parts.fit(x, y, epochs=4, initial_epoch=1, verbose=0)
+    assert later.epoch == [1, 2, 3]
+    assert bits(parts) == bits(whole)
+    assert parts.history is later
+
+
+def test_epochs_of_some_steps_go_on_in_the_data():
+    x, y = toy(40)
+    whole, parts = build(), build()
+    whole.fit(x, y, batch_size=10, epochs=1, verbose=0)
+    parts.fit(x, y, batch_size=10, epochs=2, steps_per_epoch=2, verbose=0)
+    assert bits(parts) == bits(whole)
+    with pytest.warns(UserWarning, match="Your input ran out of data; interrupting training"):
+        history = build().fit(x, y, batch_size=10, epochs=2, steps_per_epoch=3, verbose=0)
+    assert history.epoch == [0, 1]
+
+
+def test_stop_training_after_a_step_and_after_an_epoch():
+    class Stop(Callback):
+        def __init__(self, batch: int) -> None:
+            super().__init__()
+            self.batch, self.seen = batch, []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append(batch)
+            self.model.stop_training = batch == self.batch
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen.append(f"epoch {epoch}")
+
+    x, y = toy(40)
+    stop = Stop(1)
+    build().fit(x, y, batch_size=10, epochs=3, verbose=0, callbacks=[stop])
+    assert stop.seen == [0, 1, "epoch 0"]
+    stop = Stop(3)
+    build().fit(x, y, batch_size=10, epochs=3, verbose=0, callbacks=[stop])
+    assert stop.seen == [0, 1, 2, 3, "epoch 0"]
+
+
+def test_logs_of_a_step_are_the_means_so_far():
+    class Losses(Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[dict[str, float]] = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append(dict(logs))
+
+    x, y = toy(40)
+    losses = Losses()
+    history = build().fit(x, y, batch_size=10, verbose=0, callbacks=[losses])
+    assert [sorted(one) for one in losses.seen] == [["accuracy", "loss"]] * 4
+    assert losses.seen[-1]["loss"] == history.history["loss"][0]
+    assert len({one["loss"] for one in losses.seen}) == 4
+
+
+def test_one_batch_at_a_time():
+    x, y = toy(40)
+    whole, parts = build(), build()
+    history = whole.fit(x, y, batch_size=10, shuffle=False, verbose=0)
+    for begin in range(0, 40, 10):
+        logs = parts.train_on_batch(x[begin : begin + 10], y[begin : begin + 10], return_dict=True)
+    assert bits(parts) == bits(whole)
+    assert logs == {key: values[0] for key, values in history.history.items()}
+    parts.reset_metrics()
+    for begin in range(0, 40, 10):
+        logs = parts.test_on_batch(x[begin : begin + 10], y[begin : begin + 10])
+    np.testing.assert_allclose(logs, parts.evaluate(x, y, verbose=0), rtol=1e-12)
+    np.testing.assert_array_equal(parts.predict_on_batch(x[:3]), parts.predict(x[:3]))
+
+
+def test_weights_of_classes():
+    weights = weights_of_classes(np.array([[0], [2], [1], [2]], np.uint8), {2: 0.5, 1: 3})
+    assert weights.tolist() == [1, 0.5, 3, 0.5]
+    assert weights_of_classes(np.eye(3)[[2, 0]], {2: 7.0}).tolist() == [7, 1]
+    with pytest.raises(ConfigError, match=r"class_weight\[1\] = nan"):
+        weights_of_classes(np.array([1]), {1: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sample_weight": np.ones(40), "class_weight": {0: 1.0}}, ConfigError, "at the same time"),
+        ({"sample_weight": np.ones(39)}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.full(40, np.inf)}, DataError, "40 values are not finite"),
+        ({"epochs": -1}, ConfigError, "epochs = -1: expected an integer >= 0"),
+        ({"steps_per_epoch": 0}, ConfigError, "steps_per_epoch = 0"),
+        ({"validation_data": (1, 2, 3, 4)}, ConfigError, "found 4 parts"),
+        ({"validation_freq": 0}, ConfigError, "validation_freq = 0"),
+    ],
+)
+def test_what_fit_refuses(arguments, error, message):
+    x, y = toy(40)
+    with pytest.raises(error, match=message):
+        build().fit(x, y, verbose=0, **arguments)
+
+
+def test_fit_before_compile_and_without_targets():
+    x, y = toy()
+    model = dp.Sequential([dp.layers.Dense(3, input_shape=(5,))])
+    with pytest.raises(ValueError, match=r"You must call `compile\(\)` before calling `fit\(\)`"):
+        model.fit(x, y)
+    with pytest.raises(ValueError, match=r"You must call `compile\(\)`"):
+        _ = model.optimizer
+    with pytest.raises(DataError, match="y is missing"):
+        build().fit(x, verbose=0)
