@@ -87,7 +87,7 @@ def main() -> None:
     gan.compile(dp.optimizers.Adam(2e-3, beta_1=0.5), "mse", **options)
     history = gan.fit(x, batch_size=50, epochs=arguments.epochs, verbose=0)
 
-    made = generator.predict(np.random.default_rng(1).standard_normal((2000, LATENT)))
+    made = generator.predict(np.random.default_rng(1).standard_normal((2000, LATENT)), verbose=0)
     if dp.rank() == 0:
         for epoch in range(0, arguments.epochs, max(arguments.epochs // 4, 1)):
             print(f"epoch {epoch + 1}:", *(f"{name} {values[epoch]:.3f}" for name, values in history.history.items()))

@@ -360,3 +360,124 @@ def test_what_a_test_step_draws_does_not_move_the_training():
     (_, history), (_, other) = trained(OwnTrainStep), trained(RandomTestStep)
     assert other["loss"] == history["loss"]
     assert len(set(history["loss"])) == 3
+
+
+def everything() -> list[dp.layers.Layer]:
+    """Layers that sum over the ranks, that are not trained, with penalties."""
+    return [
+        Dense(6, "tanh", input_shape=(4,), trainable=False),
+        dp.layers.BatchNormalization(),
+        Dense(5, "relu", kernel_regularizer=dp.regularizers.L2(0.01)),
+        Dropout(0.2),
+        Dense(1, "sigmoid", bias_regularizer="l1"),
+    ]
+
+
+class Plain(dp.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class AlsoTests(OwnMetrics):
+    def test_step(self, data):
+        y_pred = self.forward(data.x)
+        loss, _ = self.compute_loss(data.x, data.y, y_pred, data.sample_weight, training=False)
+        self.loss_tracker.update_state(loss, data.rows)
+        return self.compute_metrics(data.x, data.y, y_pred, data.sample_weight)
+
+
+@pytest.mark.parametrize("kind", [Plain, AlsoTests])
+def test_weights_penalties_and_states(kind):
+    """Sample weights, weighted metrics, metrics with more state and of outputs that the loss takes as logits."""
+    x, _ = values(37)
+    y = (x[:, :1] > 0).astype(np.float64)
+    weights = np.random.default_rng(5).uniform(0.5, 2, len(x))
+    found = []
+    for one in (dp.Sequential, kind):
+        model = one(everything(), seed=1)
+        model.compile(
+            dp.optimizers.Adam(0.01, clipnorm=1.0, weight_decay=0.01),
+            "binary_crossentropy",
+            ["accuracy", "mae", dp.metrics.Precision(name="precision")],
+            weighted_metrics=["accuracy", dp.metrics.Recall(name="recall")],
+            dtype="float64",
+            loops="numpy",
+        )
+        history = model.fit(
+            x, y, batch_size=8, epochs=3, sample_weight=weights, validation_data=(x[:9], y[:9]), verbose=0
+        )
+        found.append((history.history, model.get_weights(), model.evaluate(x, y, verbose=0, sample_weight=weights)))
+    (history, parameters, score), (own_history, own_parameters, own_score) = found
+    assert list(own_history) == list(history)
+    assert "weighted_accuracy" in history
+    for key, other in history.items():
+        np.testing.assert_allclose(own_history[key], other, rtol=1e-12, err_msg=key)
+    np.testing.assert_allclose(own_score, score, rtol=1e-12)
+    for one, other in zip(own_parameters, parameters, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-14)
+
+
+def test_batches_of_a_generator_and_no_loss():
+    x, y = values(24)
+
+    def batches():
+        for start in range(0, 24, 8):
+            yield x[start : start + 8], y[start : start + 8]
+
+    histories = []
+    for kind in (dp.Sequential, Plain):
+        model = kind([Dense(2, input_shape=(4,))], seed=1)
+        model.compile("adam", "mse", ["mae"], dtype="float64")
+        histories.append(
+            model.fit(batches(), steps_per_epoch=3, shuffle=False, verbose=0, validation_data=(x, y)).history
+        )
+    assert histories[0] == histories[1]
+    free = Free([Dense(2, input_shape=(4,))])
+    free.compile("sgd")
+    history = free.fit(
+        ((x[:8], np.arange(8).reshape(8, 1)) for _ in range(3)), steps_per_epoch=3, shuffle=False, verbose=0
+    ).history
+    assert history["rows"] == [8]
+    assert free.seen.y.dtype == "int64"
+    free.fit(((x[:8],) for _ in range(3)), steps_per_epoch=3, shuffle=False, verbose=0)
+    assert free.seen.y is None
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        dp.losses.MeanSquaredError(reduction="sum"),
+        dp.losses.SparseCategoricalCrossentropy(ignore_class=1),
+    ],
+)
+def test_a_loss_that_is_not_divided_by_samples_is_refused(loss):
+    x, y = values(8)
+    model = Plain([Dense(2, input_shape=(4,))])
+    model.compile("sgd", loss)
+    with pytest.raises(ConfigError, match=f"not supported: steps of your own with loss {loss.name!r}"):
+        model.fit(x, np.zeros(8, int) if loss.takes_labels else y, verbose=0)
+
+
+def test_without_a_loss_metrics_say_what_targets_are():
+    x, _ = values(8)
+    model = Free([Dense(2, input_shape=(4,))])
+    model.compile("sgd", metrics=["accuracy", dp.metrics.SparseCategoricalAccuracy(name="same")])
+    model.train_step = lambda data: model.compute_metrics(data.x, data.y, model.forward(data.x), data.sample_weight)
+    history = model.fit(x, np.arange(8) % 2, batch_size=4, verbose=0).history
+    labels = model.predict(x, verbose=0).argmax(axis=1)
+    np.testing.assert_allclose(history["accuracy"], [(labels == np.arange(8) % 2).mean()])
+    assert history["same"] == history["accuracy"]
+    assert '"compile_config": {}' in model.to_json()
+
+
+def test_layers_that_sum_over_the_ranks_do_not_train_in_a_test_step():
+    class Testing(dp.Sequential):
+        def test_step(self, data):
+            self.forward(data.x, training=True)
+            return {}
+
+    x, y = values(8)
+    model = Testing([dp.layers.BatchNormalization(input_shape=(4,)), Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match=r"not supported: forward\(x, training=True\) in a test_step"):
+        model.evaluate(x, y, verbose=0)

@@ -12,10 +12,11 @@ out, samples, batch_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
 class Denoiser(dp.Sequential):
-    """Adds noise to its inputs; notes the largest weight's gradient and the rows."""
+    """Adds noise, which a model of its own shapes, to its inputs, and notes it."""
 
-    def __init__(self, layers):
+    def __init__(self, layers, shaping):
         super().__init__(layers, seed=3)
+        self.shaping = shaping
         self.noise = dp.metrics.MeanTracker("noise")
         self.batches = dp.metrics.MeanTracker("batches")
 
@@ -24,13 +25,15 @@ class Denoiser(dp.Sequential):
         self.noise.update_state(noise)
         x = self.buffer("x", (data.rows, 6))
         self.ops.affine(data.x, 1.0, 0.0, x)
-        self.ops.add(noise, x)
+        self.ops.add(self.shaping.forward(noise, training=True), x)
         y_pred = self.forward(x, training=True)
-        loss, dy = self.compute_loss(x, data.x, y_pred)
+        loss, dy = self.compute_loss(x, data.x, y_pred, data.sample_weight)
         self.loss_tracker.update_state(loss, data.rows)
-        self.backward(dy)
+        logs = self.compute_metrics(x, data.x, y_pred, data.sample_weight)
+        self.shaping.backward(self.backward(dy, input_gradient=True))
         self.apply_gradients()
-        return {**self.compute_metrics(x, data.x, y_pred), "noise": self.noise.result()}
+        self.shaping.apply_gradients()
+        return {**logs, "noise": self.noise.result()}
 
     def test_step(self, data):
         y_pred = self.forward(data.x)
@@ -51,11 +54,31 @@ class Notes(dp.callbacks.Callback):
 
 
 x = np.random.default_rng(0).standard_normal((samples, 6))
-model = Denoiser([dp.layers.Dense(5, "tanh", input_shape=(6,)), dp.layers.Dropout(0.2), dp.layers.Dense(6)])
-model.compile("adam", "mse", ["mae"], dtype="float64")
+shaping = dp.Sequential([dp.layers.Dense(6, use_bias=False, input_shape=(6,)), dp.layers.BatchNormalization()], seed=4)
+shaping.compile("adam", dtype="float64")
+model = Denoiser(
+    [
+        dp.layers.Dense(5, "tanh", kernel_regularizer="l2", input_shape=(6,)),
+        dp.layers.BatchNormalization(),
+        dp.layers.Dropout(0.2),
+        dp.layers.Dense(6),
+    ],
+    shaping,
+)
+model.compile("adam", "mse", ["mae"], weighted_metrics=["mse"], dtype="float64")
+weights = np.random.default_rng(1).uniform(0.5, 2, samples)
 notes = Notes()
-history = model.fit(x, batch_size=batch_size, epochs=3, validation_data=(x[:5],), verbose=0, callbacks=[notes])
+history = model.fit(
+    x,
+    batch_size=batch_size,
+    epochs=3,
+    sample_weight=weights,
+    validation_data=(x[:5],),
+    verbose=0,
+    callbacks=[notes],
+)
 assert all(other == notes.seen for other in current().allgather(notes.seen))
 score = model.evaluate(x[:1], verbose=0)  # some ranks have nothing to evaluate
+parameters = model.named_weights() | {f"shaping/{name}": one for name, one in shaping.named_weights().items()}
 if current().rank == 0:
-    np.savez(out, **model.named_weights(), seen=notes.seen, score=score, history=json.dumps(history.history))
+    np.savez(out, **parameters, seen=notes.seen, score=score, history=json.dumps(history.history))
