@@ -137,7 +137,7 @@ class Dptrain(Trainee):
         self.model.compile(
             dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON),
             "sparse_categorical_crossentropy",
-            ["accuracy"] if self.work.accuracy else None,
+            metrics=["accuracy"] if self.work.accuracy else None,
             device="cpu",
             loops=self.loops,
         )

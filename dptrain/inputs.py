@@ -12,7 +12,7 @@ from dptrain.backend.base import flat_features
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
 from dptrain.data.loading import fingerprint
-from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler, cut
+from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler, WholeBatchSampler, cut
 from dptrain.errors import ConfigError, DataError
 from dptrain.failure import warn
 from dptrain.losses import Loss
@@ -279,10 +279,18 @@ def evaluation_sampler(rows: int, comm: Communicator, batch_size: int | None) ->
 
 
 def evaluation_batches(
-    samples: Samples, store: Store, comm: Communicator, batch_size: int | None, steps: int | None
+    samples: Samples, store: Store, comm: Communicator, batch_size: int | None, steps: int | None, *, whole: bool
 ) -> Batches:
-    """Return the batches of an evaluation, see `evaluation_sampler`; `steps` ends it early."""
-    if steps is not None:
+    """Return the batches of an evaluation, see `evaluation_sampler`; `steps` ends it early.
+
+    With `whole` the result depends on how samples are cut into batches (`Loss.depends_on_batches`): they are cut as
+    Keras does on one device, and each batch is given to one rank.
+    """
+    if whole and comm.size > 1:
+        size = rows_of_batch(batch_size, len(samples), steps)
+        chosen = samples if steps is None else samples.part(0, steps * size)
+        return ArrayBatches(chosen.stored(store), WholeBatchSampler(len(chosen), size, comm.rank, comm.size))
+    if steps is not None or whole:
         batch_size = rows_of_batch(batch_size, len(samples), steps)
     sampler = evaluation_sampler(len(samples), comm, batch_size)
     return ArrayBatches(samples.stored(store), sampler, steps, restarts=True)

@@ -114,9 +114,14 @@ class Sequential(Steps):
         self,
         optimizer: str | Optimizer = "rmsprop",
         loss: str | Loss | None = None,
+        loss_weights: None = None,
         metrics: Sequence[str | Metric] | None = None,
-        *,
         weighted_metrics: Sequence[str | Metric] | None = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: str | bool = "auto",
+        auto_scale_loss: bool = True,
+        *,
         device: str = "auto",
         dtype: str = "float32",
         loops: str = "auto",
@@ -133,8 +138,13 @@ class Sequential(Steps):
         Args:
             optimizer: name or optimizer.
             loss: name or loss; None for a model whose own steps (see `Steps`) need none.
+            loss_weights: None: a model here has one output.
             metrics: names or metrics; they count every sample as one.
             weighted_metrics: names or metrics that get the sample weights.
+            run_eagerly: has no effect: nothing is traced or compiled from Python.
+            steps_per_execution: 1.
+            jit_compile: has no effect, as run_eagerly.
+            auto_scale_loss: has no effect: there is no mixed precision.
             device: "auto", "cpu" or "cuda" (not in Keras).
             dtype: "float32" or "float64" (not in Keras).
             loops: the CPU's inner loops: "numpy", "numba", or "auto" for Numba's where it is installed (not in Keras).
@@ -148,8 +158,15 @@ class Sequential(Steps):
             gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone (not in Keras).
 
         Raises:
-            ConfigError: an unknown name, or a size that is not above 0.
+            ConfigError: an unknown name, a size that is not above 0, or what is not supported.
         """
+        for name, value, default in (
+            ("loss_weights", loss_weights, None),
+            ("steps_per_execution", steps_per_execution, 1),
+        ):
+            if value != default:
+                hint = "; metrics is the fourth argument, as in Keras" if isinstance(value, list | tuple) else ""
+                raise ConfigError(f"not supported: {name} = {value!r}{hint}")
         if comm not in ("host", "cuda-aware"):
             raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
@@ -158,7 +175,7 @@ class Sequential(Steps):
         chosen = NoLoss() if loss is None else losses.get(loss)
         shape = None if self._architecture is None else self._architecture.output_shape
         measured = [one.key for one in resolve_metrics(metrics, weighted_metrics, chosen.takes_labels, shape)]
-        self._weights = self._flat_weights() if self._architecture is not None else None
+        self._keep_weights()
         self._replica = self._trainer_kept = self._optimizer_state = None
         self._seen = False
         self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
@@ -172,6 +189,17 @@ class Sequential(Steps):
             "gemm": gemm,
         }
         self._compiled = (chosen, optimizers.get(optimizer), (metrics, weighted_metrics, measured), options)
+
+    def _keep_weights(self) -> None:
+        """Hold the weights outside of the replica, laid out by what the layers' `trainable` says now."""
+        if self._architecture is None:
+            self._weights = None
+            return
+        flat, before = self._flat_weights(), self._architecture
+        self._architecture = before.as_trainable_now()
+        if self._architecture is not before:
+            flat = self._architecture.layout.rearranged(flat, before.layout)
+        self._weights = flat
 
     def build(self, input_shape: tuple[int, ...]) -> None:
         """Fix the shapes of all layers.
@@ -302,13 +330,16 @@ class Sequential(Steps):
             assert sampler is not None
             batches = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
         evaluated: Batches | None = None
+        whole = self._whole()
         if isinstance(validation, Stream):
             evaluated = self._stream(validation, comm, validation_steps, "evaluation")
         elif validation is not None:
             per_batch = validation_batch_size
             if validation_steps or watched:
                 per_batch = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
-            evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps)
+            elif whole:
+                per_batch = validation_batch_size or batch_size
+            evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps, whole=whole)
         return self._fit(
             batches,
             evaluated,
@@ -393,7 +424,7 @@ class Sequential(Steps):
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
             size = rows_of_batch(batch_size, len(data), steps) if steps or watched else batch_size
-            return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps)
+            return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps, whole=self._whole())
 
         batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
@@ -457,7 +488,7 @@ class Sequential(Steps):
         """Make one update from one global batch, which every rank has and takes its part of. Collective.
 
         Returns:
-            The means of loss and metrics since `reset_metrics`, as Keras; in the form of `evaluate`.
+            The loss and metrics of the batch, in the form of `evaluate`.
 
         Raises:
             ConfigError: `compile` was not called.
@@ -471,7 +502,7 @@ class Sequential(Steps):
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> list[float] | float | dict[str, float]:
-        """Add the loss and metrics of one global batch to those since `reset_metrics`; return the means. Collective.
+        """Return the loss and metrics of one global batch. Collective.
 
         Raises:
             ConfigError: `compile` was not called.
@@ -491,7 +522,7 @@ class Sequential(Steps):
         return self.predict(x, batch_size=max(len(x), comms.current().size), verbose=0)
 
     def reset_metrics(self) -> None:
-        """Start new means of loss and metrics, for `train_on_batch` and `test_on_batch`."""
+        """Start new means of loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
         if self._replica is not None and self._compiled is not None:
             self._replica.reset_totals()
 
@@ -862,10 +893,22 @@ class Sequential(Steps):
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
         assert self._compiled is not None
         store = self._trainer(comm).replica.as_stored
-        loss = None if self._without_loss() else self._compiled[0]
-        own = self.has_own_steps
+        loss = self._compiled[0]
+        if what == "evaluation" and comm.size > 1 and loss.depends_on_batches:
+            raise ConfigError(
+                f"not supported on several ranks: evaluating loss {loss.name!r}, which depends on how samples are cut "
+                "into batches, on anything but arrays"
+            )
         return stream_batches(
-            data.source, store, self.architecture, loss, comm, steps, rows=data.rows, what=what, own_steps=own
+            data.source,
+            store,
+            self.architecture,
+            None if self._without_loss() else loss,
+            comm,
+            steps,
+            rows=data.rows,
+            what=what,
+            own_steps=self.has_own_steps,
         )
 
     def _samples(
@@ -881,6 +924,11 @@ class Sequential(Steps):
         if self._targets_unspecified(y):
             return check_unspecified(x, y, sample_weight, self.architecture)
         return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
+
+    def _whole(self) -> bool:
+        """Return whether the loss of an evaluation depends on how samples are cut into batches."""
+        assert self._compiled is not None
+        return self._compiled[0].depends_on_batches
 
     def _one_batch(self, samples: Samples, comm: Communicator) -> Batches:
         size = max(len(samples), comm.size)

@@ -76,7 +76,9 @@ def main() -> None:
     model = dp.Sequential(
         [dp.layers.Dense(16, input_shape=(8,)), ResidualGate(), ResidualGate(), dp.layers.Dense(2, "softmax")], seed=1
     )
-    model.compile(dp.optimizers.Adam(0.005), "sparse_categorical_crossentropy", ["accuracy"], device=arguments.device)
+    model.compile(
+        dp.optimizers.Adam(0.005), "sparse_categorical_crossentropy", metrics=["accuracy"], device=arguments.device
+    )
     history = model.fit(x, y, epochs=arguments.epochs, verbose=0)
     if dp.rank() == 0:
         print("checked:", ", ".join(compared))

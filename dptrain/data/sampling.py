@@ -209,6 +209,32 @@ class LocalSampler(Sampler):
         return [Shard(begin, min(begin + self._batch_size, self._stop), begin - self._start)]
 
 
+class WholeBatchSampler(Sampler):
+    """Global batches in the stored order, each given whole to one rank: for a loss that is not a sum over samples.
+
+    Args:
+        samples: rows, which every rank holds.
+        batch_size: samples of a batch.
+        rank: this rank, which takes every `world`-th batch.
+        world: number of ranks.
+    """
+
+    def __init__(self, samples: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self._samples, self._batch_size, self._rank, self._world = samples, batch_size, rank, world
+        batches = -(-samples // batch_size)
+        self.steps = -(-batches // world)
+        self.capacity = min(batch_size, samples)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the stored order."""
+        return np.arange(self._samples, dtype=np.int64)
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's batch among the next `world`; it is empty after the last."""
+        begin = min((step * self._world + self._rank) * self._batch_size, self._samples)
+        return [Shard(begin, min(begin + self._batch_size, self._samples), 0)]
+
+
 def check_batch_size(batch_size: int, world: int) -> None:
     """Refuse a global batch that leaves a rank without a sample in every step.
 

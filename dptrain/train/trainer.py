@@ -192,25 +192,23 @@ class Trainer:
         return outputs
 
     def train_on_batch(self, batches: Batches) -> Logs:
-        """Make the one step of `batches`; return the means of loss and metrics since `reset_totals`. Collective."""
+        """Make the one step of `batches`; return its loss and metrics. Collective."""
         self.replica.reserve(batches.capacity)
         self._prepare_exchange()
+        self.replica.reset_totals()
         with batches.open(self.replica.backend, self._data_bytes):
             for shards in batches.epoch(0):
                 self._step(batches, shards)
         return self.replica.logs()
 
     def test_on_batch(self, batches: Batches) -> Logs:
-        """Add the loss and metrics of `batches`; return their means since `reset_totals`. Collective."""
+        """Return the loss and metrics of `batches`. Collective."""
         self.replica.reserve(batches.capacity)
-        backend, replica = self.replica.backend, self.replica
-        before = backend.download(replica.totals)
-        with batches.open(backend, self._data_bytes):
-            replica.reset_totals()
+        self.replica.reset_totals()
+        with batches.open(self.replica.backend, self._data_bytes):
             self._add_up(batches, CallbackList([]))
         self._sum_totals()
-        backend.write(replica.totals, backend.download(replica.totals) + before)
-        return replica.logs()
+        return self.replica.logs()
 
     def share_parameters(self) -> None:
         """Give every rank rank 0's parameters."""

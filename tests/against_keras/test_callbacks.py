@@ -37,7 +37,7 @@ def models(keras):
         ours.compile(
             dp.optimizers.SGD(rate),
             "sparse_categorical_crossentropy",
-            ["accuracy"],
+            metrics=["accuracy"],
             dtype="float64",
             loops="numpy",
         )

@@ -18,13 +18,9 @@ CPU = {"device": "cpu", "loops": "numpy"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _float64_means_float64(keras):
-    """Let Keras compute in float64: its type promotion, made for JAX, else takes products and losses in float32."""
-    from keras.src.backend.common import dtypes
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(dtypes.BIT64_TO_BIT32_DTYPE, "float64")
-        yield
+def _dtype_policy_of_the_others(keras):
+    yield
+    keras.config.set_dtype_policy("float64")
 
 
 OPTIMIZERS = {
@@ -69,7 +65,9 @@ def with_dptrain(optimizer: str = "adam", *, steps: int = 5, dtype: str = "float
             dp.layers.Dense(3, "softmax"),
         ]
     )
-    model.compile(OPTIMIZERS[optimizer](dp), "sparse_categorical_crossentropy", ["accuracy"], dtype=dtype, **CPU)
+    model.compile(
+        OPTIMIZERS[optimizer](dp), "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=dtype, **CPU
+    )
     train(model, steps)
     return model
 

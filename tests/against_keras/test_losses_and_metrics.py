@@ -22,14 +22,6 @@ SIZES = (8, 13, 5)
 RTOL = 1e-9
 
 
-@pytest.fixture(autouse=True)
-def wide(keras, monkeypatch):
-    """Keras on PyTorch multiplies and divides in float32 even where floatx is float64, unless told not to."""
-    from keras.src.backend.common import dtypes
-
-    monkeypatch.setitem(dtypes.BIT64_TO_BIT32_DTYPE, "float64", "float64")
-
-
 def samples(targets: str, outputs: int = CLASSES) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
     x = rng.standard_normal((97, FEATURES))

@@ -61,7 +61,7 @@ class OwnMetrics(dp.Sequential):
 def trained(kind: type[dp.Sequential], **options) -> tuple[dp.Sequential, dict[str, list[float]]]:
     x, y = toy()
     model = kind(stack(), seed=1)
-    model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"], dtype="float64", **options)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", **options)
     history = model.fit(x, y, batch_size=16, epochs=3, verbose=0, validation_split=0.2)
     return model, history.history
 
@@ -398,7 +398,7 @@ def test_weights_penalties_and_states(kind):
         model.compile(
             dp.optimizers.Adam(0.01, clipnorm=1.0, weight_decay=0.01),
             "binary_crossentropy",
-            ["accuracy", "mae", dp.metrics.Precision(name="precision")],
+            metrics=["accuracy", "mae", dp.metrics.Precision(name="precision")],
             weighted_metrics=["accuracy", dp.metrics.Recall(name="recall")],
             dtype="float64",
             loops="numpy",
@@ -427,7 +427,7 @@ def test_batches_of_a_generator_and_no_loss():
     histories = []
     for kind in (dp.Sequential, Plain):
         model = kind([Dense(2, input_shape=(4,))], seed=1)
-        model.compile("adam", "mse", ["mae"], dtype="float64")
+        model.compile("adam", "mse", metrics=["mae"], dtype="float64")
         histories.append(
             model.fit(batches(), steps_per_epoch=3, shuffle=False, verbose=0, validation_data=(x, y)).history
         )

@@ -165,7 +165,7 @@ def test_ten_steps_and_ten_more_are_twenty(tmp_path, optimizer, dtype):
         stack = [dp.layers.Flatten(input_shape=(2, 3)), dp.layers.Dense(5, "tanh"), dp.layers.Dropout(0.3)]
         model = dp.Sequential([*stack, dp.layers.Dense(2, "softmax")], seed=9)
         chosen = type(OPTIMIZERS[optimizer])(**OPTIMIZERS[optimizer].config())
-        model.compile(chosen, "sparse_categorical_crossentropy", ["accuracy"], dtype=dtype, **CPU)
+        model.compile(chosen, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=dtype, **CPU)
         return model
 
     def ten(model: dp.Sequential) -> list[float]:

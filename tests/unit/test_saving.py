@@ -30,7 +30,7 @@ def small(hidden: int = 4, *, seed: int = 1, dtype: str = "float64", compiled: b
     stack = [dp.layers.Flatten(input_shape=(2, 3)), dp.layers.Dense(hidden, "tanh"), dp.layers.Dense(2, "softmax")]
     model = dp.Sequential(stack, seed=seed)
     if compiled:
-        model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"], dtype=dtype, **CPU)
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=dtype, **CPU)
     return model
 
 

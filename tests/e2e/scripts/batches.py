@@ -40,7 +40,7 @@ model = dp.Sequential(
     [dp.layers.Rescaling(1 / 255, input_shape=(12,)), dp.layers.Dense(16, "relu"), dp.layers.Dense(3, "softmax")],
     seed=4,
 )
-model.compile(dp.optimizers.Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"], device=device)
+model.compile(dp.optimizers.Adam(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"], device=device)
 history = model.fit(
     generator(), steps_per_epoch=len(SIZES), epochs=5, shuffle=False, verbose=0, validation_data=Batches(True)
 )

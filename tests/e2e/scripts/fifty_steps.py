@@ -32,7 +32,7 @@ if task == "classify":
         dp.layers.Dense(10, "softmax"),
     ]
     model = dp.Sequential(layers, seed=5)
-    model.compile(dp.optimizers.Adam(0.003), "sparse_categorical_crossentropy", ["accuracy"], device=device)
+    model.compile(dp.optimizers.Adam(0.003), "sparse_categorical_crossentropy", metrics=["accuracy"], device=device)
 elif task == "layers":
     L = dp.layers
     layers = [
@@ -49,7 +49,7 @@ elif task == "layers":
         L.Dense(10, "softmax"),
     ]
     model = dp.Sequential(layers, seed=5)
-    model.compile(dp.optimizers.SGD(0.05), "sparse_categorical_crossentropy", ["accuracy"], device=device)
+    model.compile(dp.optimizers.SGD(0.05), "sparse_categorical_crossentropy", metrics=["accuracy"], device=device)
 else:
     x, x_test = (one.reshape(len(one), -1).astype(np.float64) / 255 for one in (x, x_test))
     y, y_test = (np.stack([one, one % 2], 1) / 10 for one in (y, y_test))
@@ -61,7 +61,7 @@ else:
         dp.layers.Dense(2),
     ]
     model = dp.Sequential(layers, seed=5)
-    model.compile(dp.optimizers.SGD(0.05, momentum=0.9), "mse", ["mae"], device=device)
+    model.compile(dp.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"], device=device)
 losses = EveryLoss()
 # 1003 samples: batches of 41 leave one of 19, which two ranks cut into 9 and 10.
 history = model.fit(x, y, batch_size=41, epochs=2, validation_data=(x_test, y_test), verbose=0, callbacks=[losses])

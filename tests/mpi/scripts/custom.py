@@ -65,7 +65,7 @@ model = Denoiser(
     ],
     shaping,
 )
-model.compile("adam", "mse", ["mae"], weighted_metrics=["mse"], dtype="float64")
+model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], dtype="float64")
 weights = np.random.default_rng(1).uniform(0.5, 2, samples)
 notes = Notes()
 history = model.fit(

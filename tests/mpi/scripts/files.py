@@ -18,7 +18,7 @@ CPU = {"device": "cpu", "loops": "numpy", "dtype": "float64"}
 def build(seed: int) -> dp.Sequential:
     stack = [dp.layers.Dense(6, "tanh", input_shape=(5,)), dp.layers.Dropout(0.2), dp.layers.Dense(3, "softmax")]
     model = dp.Sequential(stack, seed=seed)
-    model.compile("adam", "sparse_categorical_crossentropy", ["accuracy"], **CPU)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **CPU)
     return model
 
 

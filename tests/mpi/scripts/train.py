@@ -21,7 +21,9 @@ if options.get("batch_normalization"):
 if options.get("dropout"):
     stack.append(dp.layers.Dropout(options["dropout"]))
 model = dp.Sequential([*stack, dp.layers.Dense(10, "softmax")])
-model.compile(options.get("optimizer", "adam"), "sparse_categorical_crossentropy", ["accuracy"], dtype=options["dtype"])
+model.compile(
+    options.get("optimizer", "adam"), "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=options["dtype"]
+)
 history = model.fit(
     x,
     y,

@@ -1,0 +1,35 @@
+"""A loss that is no sum over samples has the value of one process on any number of ranks, in evaluation too."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import mpirun
+
+SCRIPT = """
+import json, sys
+import numpy as np, dptrain as dp
+rng = np.random.default_rng(0)
+x, y = rng.standard_normal((53, 6)), rng.integers(0, 4, 53)
+model = dp.Sequential([dp.layers.Dense(5, "tanh", input_shape=(6,)), dp.layers.Dense(4, "softmax")], seed=3)
+loss = dp.losses.SparseCategoricalCrossentropy(ignore_class=2)
+model.compile("adam", loss, metrics=["accuracy"], dtype="float64", device="cpu", loops="numpy")
+history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x[:30], y[:30])).history
+found = [history, model.evaluate(x, y, batch_size=7, verbose=0), model.evaluate(x, y, steps=3, verbose=0)]
+if dp.rank() == 0:
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ignored_classes(tmp_path, ranks):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    alone, together = (mpirun(n, str(script), PYTHONPATH=str(ROOT)) for n in (1, ranks))
+    assert (alone.code, alone.err, together.code, together.err) == (0, "", 0, "")
+    (one, *values), (other, *others) = json.loads(alone.out), json.loads(together.out)
+    for key in one:
+        np.testing.assert_allclose(other[key], one[key], rtol=1e-11, err_msg=key)
+    np.testing.assert_allclose(others, values, rtol=1e-11)
