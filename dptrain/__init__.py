@@ -17,9 +17,11 @@ from dptrain import (  # noqa: E402
     losses,
     metrics,
     models,
+    ops,
     optimizers,
     regularizers,
     saving,
+    testing,
     utils,
 )
 from dptrain.layers import Input  # noqa: E402
@@ -42,10 +44,12 @@ __all__ = [
     "losses",
     "metrics",
     "models",
+    "ops",
     "optimizers",
     "rank",
     "regularizers",
     "saving",
+    "testing",
     "utils",
     "world_size",
 ]

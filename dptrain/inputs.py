@@ -174,17 +174,35 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
             targets = targets[:, None]
         if targets.shape[1:] != output:
             raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
-    if weights is not None:
-        weights = as_array(weights, "sample_weight")
-        if weights.dtype.kind not in "uifb" or weights.shape not in ((len(features),), (len(features), 1)):
-            raise DataError(
-                f"sample_weight: expected ({len(features)},) real numbers, one a sample, found {weights.dtype} "
-                f"{weights.shape}"
-            )
-        weights = weights.reshape(len(features))
-        if not np.isfinite(weights).all():
-            raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
-    return Samples(features, targets, weights)
+    return Samples(features, targets, _check_weights(weights, len(features)))
+
+
+def _check_weights(sample_weight: Any, rows: int) -> Array | None:
+    if sample_weight is None:
+        return None
+    weights = as_array(sample_weight, "sample_weight")
+    if weights.dtype.kind not in "uifb" or weights.shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"sample_weight: expected ({rows},) real numbers, one a sample, found {weights.dtype} {weights.shape}"
+        )
+    weights = weights.reshape(rows)
+    if not np.isfinite(weights).all():
+        raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
+    return weights
+
+
+def check_unspecified(x: Any, y: Any, weights: Any, architecture: Architecture) -> Samples:
+    """Return features, targets and weights where the model's own steps alone know what the targets are.
+
+    Raises:
+        DataError: x does not fit the model, or targets or weights are not one a sample.
+    """
+    features = check_features(x, architecture)
+    rows = len(features)
+    targets = np.empty((rows, 0)) if y is None else as_array(y, "y")
+    if targets.dtype.kind not in "uifb" or targets.ndim < 1 or len(targets) != rows:
+        raise DataError(f"y: expected real numbers, one row for each of {rows} samples, found {targets.shape}")
+    return Samples(features, targets, _check_weights(weights, rows))
 
 
 def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
@@ -388,6 +406,7 @@ def stream_batches(
     *,
     rows: int = 0,
     what: What = "training",
+    own_steps: bool = False,
 ) -> StreamBatches:
     """Return the batches of a source, each checked as arrays are.
 
@@ -395,11 +414,12 @@ def stream_batches(
         source: where they come from.
         store: as the replica wants features and targets; None for features alone.
         architecture: the model.
-        loss: what takes the targets, where there are any.
+        loss: what takes the targets, where there are any; None with `own_steps` where these alone know.
         comm: the ranks.
         steps: of an epoch.
         rows: of the first batch, if anybody knows.
         what: as `StreamBatches`.
+        own_steps: the model has steps of its own, which may do without targets.
     """
 
     def features(parts: tuple[Any, ...]) -> Sequence[Array]:
@@ -408,10 +428,12 @@ def stream_batches(
 
     def samples(parts: tuple[Any, ...]) -> Sequence[Array]:
         assert store is not None
-        assert loss is not None
         x, y, weights = [*parts, None, None][:3]
         if source.class_weight is not None and y is not None:
             weights = weights_of_classes(y, source.class_weight)
+        if own_steps and (loss is None or y is None):
+            return check_unspecified(x, y, weights, architecture).stored(store)
+        assert loss is not None
         return check_samples(x, y, weights, architecture, loss).stored(store)
 
     read: Read = features if store is None else samples

@@ -17,6 +17,7 @@ class Purpose(IntEnum):
     INITIALIZE = 1
     SHUFFLE = 2
     DROPOUT = 3
+    NOISE = 100  # of steps that users write
 
 
 def stream(seed: int, purpose: Purpose, *position: int, offset: int = 0) -> np.random.Generator:

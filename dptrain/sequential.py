@@ -25,6 +25,7 @@ from dptrain.inputs import (
     as_array,
     check_features,
     check_samples,
+    check_unspecified,
     evaluation_batches,
     evaluation_sampler,
     is_array,
@@ -50,6 +51,8 @@ from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.batches import ArrayBatches, Batches, warn_of_the_end
 from dptrain.train.callbacks import Callback, CallbackList, History, ProgbarLogger
 from dptrain.train.callbacks.base import flatten
+from dptrain.train.custom import Steps
+from dptrain.train.explicit import ExplicitReplica, NoLoss
 from dptrain.train.replica import Replica
 from dptrain.train.sources import BatchSource
 from dptrain.train.stream import StreamBatches, What
@@ -60,7 +63,7 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
-class Sequential:
+class Sequential(Steps):
     """Layers in a row, with training.
 
     The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
@@ -79,6 +82,7 @@ class Sequential:
     def __init__(
         self, layers: Sequence[Layer] | None = None, *, name: str = "sequential", seed: int | None = None
     ) -> None:
+        super().__init__()
         self.layers: list[Layer] = list(layers or [])
         self.name = name
         self.seed = default_seed() if seed is None else check_seed(seed)
@@ -89,6 +93,7 @@ class Sequential:
         self.stop_training = False
         self._optimizer_state: OptimizerState | None = None  # of a file, until there is a replica to have it
         self._trainer_kept: Trainer | None = None
+        self._steps_called = False
         self._seen = False  # whether targets have come since `compile`
         self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
         self._compiled: tuple[Loss, Optimizer, tuple[Any, Any, list[str]], dict[str, Any]] | None = None
@@ -132,7 +137,7 @@ class Sequential:
 
         Args:
             optimizer: name or optimizer.
-            loss: name or loss.
+            loss: name or loss; None for a model whose own steps (see `Steps`) need none.
             loss_weights: None: a model here has one output.
             metrics: names or metrics; they count every sample as one.
             weighted_metrics: names or metrics that get the sample weights.
@@ -153,7 +158,7 @@ class Sequential:
             gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone (not in Keras).
 
         Raises:
-            ConfigError: an unknown name, a size that is not above 0, no loss, or what is not supported.
+            ConfigError: an unknown name, a size that is not above 0, or what is not supported.
         """
         for name, value, default in (
             ("loss_weights", loss_weights, None),
@@ -167,9 +172,7 @@ class Sequential:
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
             if size is not None and not 0 < size < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
-        if loss is None:
-            raise ConfigError("compile() needs a loss, such as 'sparse_categorical_crossentropy'")
-        chosen = losses.get(loss)
+        chosen = NoLoss() if loss is None else losses.get(loss)
         shape = None if self._architecture is None else self._architecture.output_shape
         measured = [one.key for one in resolve_metrics(metrics, weighted_metrics, chosen.takes_labels, shape)]
         self._keep_weights()
@@ -373,6 +376,8 @@ class Sequential:
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
+        for part in self.parts():
+            part._share_parameters(comm)
         try:
             self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
         finally:
@@ -680,7 +685,8 @@ class Sequential:
         Args:
             kwargs: of `json.dumps`.
         """
-        compiled = None if self._compiled is None else self._compiled[:3]
+        # Without a loss, as if it were not compiled: such steps are not in files either.
+        compiled = None if self._compiled is None or self._without_loss() else self._compiled[:3]
         return json.dumps(keras_config.model_config(self.get_config(), compiled), **kwargs)
 
     def _write_file(self, path: Path, encode: Callable[[Snapshot], bytes], overwrite: bool) -> None:
@@ -699,7 +705,8 @@ class Sequential:
         state = self._optimizer_state or OptimizerState()
         if self._replica is not None and self._compiled is not None:
             state = OptimizerState.of(self._replica)
-        compiled = None if self._compiled is None else self._compiled[:3]
+        # Without a loss, as if it were not compiled: such steps are not in files either.
+        compiled = None if self._compiled is None or self._without_loss() else self._compiled[:3]
         return Snapshot(self.name, self.seed, self._dtype(), self.architecture, self._flat_weights(), compiled, state)
 
     def _dtype(self) -> str:
@@ -727,6 +734,8 @@ class Sequential:
     def _start(self, method: str | None, x: Array) -> Communicator:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
+        if method is not None and self._compiled is not None and self._without_loss() and not self.has_own_steps:
+            raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         phase.enter(method or "predict")
         if self._architecture is None and self.layers and self.layers[0].input_shape is None and is_array(x):
             self.build(as_array(x, "x").shape[1:])
@@ -760,8 +769,16 @@ class Sequential:
             self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
         return self._replica
 
+    def _without_loss(self) -> bool:
+        return self._compiled is not None and isinstance(self._compiled[0], NoLoss)
+
+    def _targets_unspecified(self, y: Any) -> bool:
+        """Whether the model's own steps alone know what the targets are."""
+        return self._without_loss() or (y is None and self.has_own_steps)
+
     def _make_replica(self, backend: Backend) -> Replica:
-        replica = Replica(backend, self.architecture, self.seed)
+        make = ExplicitReplica if self.has_own_steps or self._steps_called else Replica
+        replica = make(backend, self.architecture, self.seed)
         if self._weights is not None:
             backend.write(replica.params, self._weights)
         if self._compiled:
@@ -779,9 +796,11 @@ class Sequential:
         return [*about, measured[2]]
 
     def _trainer(self, comm: Communicator) -> Trainer:
+        replica = self._on_device(comm)
+        if isinstance(replica, ExplicitReplica):
+            self._join(replica, comm)
         if self._trainer_kept is not None:
             return self._trainer_kept
-        replica = self._on_device(comm)
         direct, bucket_mb, device_mb = self._ways
         comm.require_same("the ranks exchange gradients differently", {"comm and bucket_mb": [direct, bucket_mb]})
         if direct:
@@ -789,6 +808,52 @@ class Sequential:
         data_bytes = None if device_mb is None else int(device_mb * 1e6)
         self._trainer_kept = Trainer(replica, comm, bucket_mb=bucket_mb, direct=direct, data_bytes=data_bytes)
         return self._trainer_kept
+
+    # Steps of a user's own
+
+    def _explicit(self) -> ExplicitReplica:
+        """Return the replica whose forward and backward passes can be called. Collective at the first call."""
+        replica = self._replica
+        if isinstance(replica, ExplicitReplica):
+            return replica
+        comm = comms.current()
+        self._make_explicit(comm, None)
+        self._trainer(comm)
+        self._share_parameters(comm)
+        return self._explicit()
+
+    def _make_explicit(self, comm: Communicator, backend: Backend | None) -> None:
+        """Put the model on a backend (None: its own) with passes that can be called; its state comes along."""
+        if self._replica is not None and self._compiled is not None:
+            self._optimizer_state = OptimizerState.of(self._replica)
+        self._weights = self._flat_weights()
+        self._steps_called, self._replica, self._trainer_kept = True, None, None
+        if backend is None:
+            self._replica = self._on_device(comm)
+        else:
+            self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
+
+    def _join(self, replica: ExplicitReplica, comm: Communicator) -> list[ExplicitReplica]:
+        """Join the ranks, and bring the models that are parts of this one to the same device; return their replicas."""
+        direct, bucket_mb, _ = self._ways
+        replica.join(comm, bucket_mb, direct)
+        partners: list[ExplicitReplica] = []
+        for part in self.parts():
+            assert isinstance(part, Sequential)
+            partner = part._replica
+            if not isinstance(partner, ExplicitReplica) or partner.backend is not replica.backend:
+                part._make_explicit(comm, replica.backend)
+            assert isinstance(part._replica, ExplicitReplica)
+            partners += [part._replica, *part._join(part._replica, comm)]
+        if hasattr(replica, "loss"):
+            replica.drive(self, self._trackers(), partners)
+        return partners
+
+    def _share_parameters(self, comm: Communicator) -> None:
+        """Give every rank rank 0's parameters, those of the model's parts as well. Collective."""
+        self._trainer(comm).share_parameters()
+        for part in self.parts():
+            part._share_parameters(comm)
 
     def _flat_weights(self) -> Array:
         if self._replica is not None:
@@ -834,7 +899,17 @@ class Sequential:
                 f"not supported on several ranks: evaluating loss {loss.name!r}, which depends on how samples are cut "
                 "into batches, on anything but arrays"
             )
-        return stream_batches(data.source, store, self.architecture, loss, comm, steps, rows=data.rows, what=what)
+        return stream_batches(
+            data.source,
+            store,
+            self.architecture,
+            None if self._without_loss() else loss,
+            comm,
+            steps,
+            rows=data.rows,
+            what=what,
+            own_steps=self.has_own_steps,
+        )
 
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
@@ -846,6 +921,8 @@ class Sequential:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
         self._seen = True
+        if self._targets_unspecified(y):
+            return check_unspecified(x, y, sample_weight, self.architecture)
         return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
 
     def _whole(self) -> bool:

@@ -8,13 +8,14 @@ into buffers that they are given; unless an op says "adds", it overwrites.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.backend.custom import Op
 from dptrain.backend.transfers import Buffer as Buffer
 from dptrain.backend.transfers import Exchange, Staging
 from dptrain.backend.transfers import HostArray as HostArray
@@ -374,6 +375,12 @@ class Backend(ABC):
         totals: rows += rows, loss += rows loss / divisor, others += others; its own divisor stays. A divisor of 0,
         which stands for none, is 1 here, and is set to 1 in the tail, by which the update divides.
         """
+
+    # Ops that users bring along
+
+    @abstractmethod
+    def custom(self, op: Op, buffers: Sequence[Buffer], numbers: Mapping[str, Any]) -> None:
+        """Run a user's op, see `dptrain.ops`."""
 
     # Flat buffers
 

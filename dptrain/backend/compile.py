@@ -56,8 +56,38 @@ def compiled(names: Sequence[str], architecture: str) -> dict[str, Path]:
     nvcc = find_nvcc()
     found = places(names, architecture, nvcc)
     if not all(place.is_file() for place in found.values()):
-        _compile_missing(nvcc, kernels_dir(), found, architecture)
+        sources = kernels_dir()
+        _compile_missing(nvcc, [(sources / f"{name}.cu", place) for name, place in found.items()], architecture)
     return found
+
+
+def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
+    """Return the compiled file of a user's source, compiling it if the cache does not hold it.
+
+    Args:
+        name: for messages and the file's name.
+        source: CUDA C++ as text, or the path of a file, which may include headers (`*.cuh`, `*.h`) beside it.
+        architecture: such as "sm_90".
+
+    Raises:
+        DeviceError: as `compiled`.
+    """
+    nvcc = find_nvcc()
+    digest = _digest(nvcc, architecture)
+    if isinstance(source, Path):
+        for header in sorted([*source.parent.glob("*.cuh"), *source.parent.glob("*.h")]):
+            digest.update(header.read_bytes())
+    digest.update(source.encode() if isinstance(source, str) else source.read_bytes())
+    place = kernel_cache() / f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
+    if place.is_file():
+        return place
+    with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
+        path = source
+        if isinstance(path, str):
+            text, path = path, Path(folder) / f"{name}.cu"
+            path.write_text(text, encoding="utf-8")
+        _compile_missing(nvcc, [(path, place)], architecture)
+    return place
 
 
 def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path]:
@@ -67,15 +97,21 @@ def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path
         DeviceError: this nvcc does not work.
     """
     sources = kernels_dir()
-    digest = hashlib.sha256("\0".join([architecture, *OPTIONS, _version(nvcc)]).encode())
-    for header in sorted(sources.glob("*.cuh")):
-        digest.update(header.read_bytes())
+    digest = _digest(nvcc, architecture)
     found = {}
     for name in names:
         own = digest.copy()
         own.update((sources / f"{name}.cu").read_bytes())
         found[name] = kernel_cache() / f"{name}-{architecture}-{own.hexdigest()[:24]}.cubin"
     return found
+
+
+def _digest(nvcc: str, architecture: str) -> "hashlib._Hash":
+    """Return the digest of what all compiled files depend on."""
+    digest = hashlib.sha256("\0".join([architecture, *OPTIONS, _version(nvcc)]).encode())
+    for header in sorted(kernels_dir().glob("*.cuh")):
+        digest.update(header.read_bytes())
+    return digest
 
 
 def kernel_cache() -> Path:
@@ -85,7 +121,7 @@ def kernel_cache() -> Path:
 
 def command(nvcc: str, source: Path, target: Path, architecture: str) -> list[str]:
     """Return the command that compiles one source."""
-    return [nvcc, "--cubin", f"-arch={architecture}", *OPTIONS, "-o", str(target), str(source)]
+    return [nvcc, "--cubin", f"-arch={architecture}", *OPTIONS, f"-I{kernels_dir()}", "-o", str(target), str(source)]
 
 
 def _version(nvcc: str) -> str:
@@ -96,12 +132,13 @@ def _version(nvcc: str) -> str:
     return done.stdout
 
 
-def _compile_missing(nvcc: str, sources: Path, places: dict[str, Path], architecture: str) -> None:
+def _compile_missing(nvcc: str, wanted: Sequence[tuple[Path, Path]], architecture: str) -> None:
+    """Compile the sources, each to its place, that no other process has compiled meanwhile."""
     folder = kernel_cache()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock", timeout=_PATIENCE):
-            missing = [(sources / f"{name}.cu", place) for name, place in places.items() if not place.is_file()]
+            missing = [(source, place) for source, place in wanted if not place.is_file()]
             with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1, 4))) as pool:
                 list(pool.map(lambda one: _compile(nvcc, one[0], one[1], architecture), missing))
     except Timeout:
@@ -132,5 +169,6 @@ def _compile(nvcc: str, source: Path, place: Path, architecture: str) -> None:
             said = next(
                 (line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing"
             )
-            raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said.strip()}")
+            said = said.strip().replace(f"{source.parent}{os.sep}", "")
+            raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
         target.replace(place)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import weakref
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import DEFAULT_ALPHA, POINTWISE, Backend, HostArray, RowSum, amount
-from dptrain.backend.compile import compiled, kernel_cache
+from dptrain.backend.compile import compiled, compiled_own, kernel_cache
+from dptrain.backend.custom import Op
 from dptrain.backend.gemm import ACTIVATION_NUMBERS, FUSED_ACTIVATIONS, Gemm, OwnGemm, product_kernels
 from dptrain.backend.gpus import masked
 from dptrain.backend.probe import device_uuid
@@ -434,6 +436,7 @@ class CudaBackend(Backend):
         self.gemm: Gemm | None = None
         self._kernels: dict[str, Any] = {}
         self._modules: list[Any] = []
+        self._own_kernels: dict[Op, Any] = {}
         try:
             # CU_STREAM_NON_BLOCKING: never waits for the default stream. Samples and gradients travel beside the ops,
             # on a stream each way.
@@ -487,6 +490,7 @@ class CudaBackend(Backend):
                 pinned.free()
         self._workspace = self._library_workspace = None
         self._kernels.clear()
+        self._own_kernels.clear()
         self._modules.clear()
         self._stream = self._inward = self._outward = None
 
@@ -913,6 +917,36 @@ class CudaBackend(Backend):
 
     def add_totals(self, tail: DeviceArray, totals: DeviceArray) -> None:
         self._elementwise("add_totals", tail.size, tail.pointer, totals.pointer, tail.size)
+
+    def custom(self, op: Op, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:
+        launch = op.launch(buffers, numbers)
+        if 0 in launch.grid:
+            return
+        kernel = self._own_kernels.get(op) or self._own_kernel(op)
+        arguments = [one.pointer if isinstance(one, DeviceArray) else one for one in launch.arguments]
+        try:
+            kernel.prepared_async_call(launch.grid, launch.block, self._stream, *arguments, shared_size=launch.shared)
+        except Exception as error:  # PyCUDA packs arguments by a struct module of its own, with errors of its own
+            raise DeviceError(
+                f"op {op.name!r}: kernel {op.kernel!r} does not launch on grid {launch.grid}, block {launch.block}, "
+                f"arguments {op.arguments!r}: {error}"
+            ) from error
+
+    def _own_kernel(self, op: Op) -> Any:
+        """Compile and load a user's kernel."""
+        path = compiled_own(op.name, op.source, self._gpu.architecture)
+        try:
+            module = cuda.module_from_buffer(path.read_bytes())
+            kernel = module.get_function(op.kernel)
+            kernel.prepare(op.arguments)
+        except cuda.Error as error:
+            raise DeviceError(
+                f'op {op.name!r}: kernel {op.kernel!r} does not load ({error}); is there an extern "C" __global__ '
+                "function of that name in its source?"
+            ) from error
+        self._modules.append(module)
+        self._own_kernels[op] = kernel
+        return kernel
 
     # Flat buffers
 

@@ -5,7 +5,7 @@ into buffers that exist, scratch is allocated once per shape, and the update wor
 that stay in the cache, on as many threads as the rank may use.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +27,7 @@ from dptrain.backend.base import (
     HostArray,
     RowSum,
 )
+from dptrain.backend.custom import Op
 from dptrain.backend.loops import CACHE_LINE, Loops, NumpyLoops, Scratch, aligned_empty
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.random import Purpose, stream
@@ -568,6 +569,9 @@ class NumpyBackend(Backend):
         # So that no rounding comes between where the loss is a mean over all rows.
         totals[LOSS] += loss if divisor == rows else np.float64(loss) * rows / divisor
         totals[FIRST_STATE:] += tail[FIRST_STATE:]
+
+    def custom(self, op: Op, buffers: Sequence[Array], numbers: Mapping[str, Any]) -> None:
+        op.reference(*buffers, **numbers)
 
     # Flat buffers
 

@@ -25,7 +25,7 @@ class Loss(ABC):
 
     Attributes:
         fused_activation: an activation that the loss computes itself, more exactly, where the model ends in it.
-        takes_labels: targets are integer labels, one a sample; otherwise values of the output's shape.
+        takes_labels: targets are integer labels, one a sample; otherwise values of the output's shape; None: anything.
         from_logits: the model's outputs are what `fused_activation` would be applied to.
         ignored: a label whose samples are left out, or None.
         counts: a metric that `write` can find the values of in the same pass.
@@ -35,7 +35,7 @@ class Loss(ABC):
     """
 
     fused_activation: str | None = None
-    takes_labels = False
+    takes_labels: bool | None = False
     from_logits = False
     ignored: int | None = None
     counts: type[Mean] | None = None

@@ -26,6 +26,7 @@ from dptrain.metrics.cross_entropy import (
 )
 from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
 from dptrain.registry import lookup
+from dptrain.tracking import MeanTracker
 
 __all__ = [
     "METRICS",
@@ -38,6 +39,7 @@ __all__ = [
     "Mean",
     "MeanAbsoluteError",
     "MeanSquaredError",
+    "MeanTracker",
     "Measured",
     "Metric",
     "Precision",
@@ -138,7 +140,7 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Met
 
 
 def resolve(
-    metrics: Any, weighted_metrics: Any, takes_labels: bool, output_shape: tuple[int, ...] | None
+    metrics: Any, weighted_metrics: Any, takes_labels: bool | None, output_shape: tuple[int, ...] | None
 ) -> tuple[Measured, ...]:
     """Return what `compile(metrics=..., weighted_metrics=...)` asks for, in the order and with the keys of Keras' logs.
 
@@ -148,7 +150,7 @@ def resolve(
     Args:
         metrics: list, tuple or dict of names, metrics or classes, or None.
         weighted_metrics: the same, of metrics that get the sample weights.
-        takes_labels: what the loss says of the targets.
+        takes_labels: what the loss says of the targets; None where there is none.
         output_shape: of one sample; None where it is not known yet, then "accuracy" is one of the last two.
 
     Raises:
@@ -173,7 +175,7 @@ def resolve(
     return tuple(found)
 
 
-def _named(identifier: Any, takes_labels: bool, output_shape: tuple[int, ...] | None) -> tuple[Metric, str]:
+def _named(identifier: Any, takes_labels: bool | None, output_shape: tuple[int, ...] | None) -> tuple[Metric, str]:
     """Return a metric that takes the loss's targets, and the name that it is reported under."""
     metric: Metric
     if not isinstance(identifier, str) or identifier.lower() not in ("accuracy", "acc"):
@@ -181,9 +183,9 @@ def _named(identifier: Any, takes_labels: bool, output_shape: tuple[int, ...] | 
     elif output_shape is not None and output_shape[-1] == 1:
         metric = BinaryAccuracy()
     else:
-        metric = SparseCategoricalAccuracy() if takes_labels else CategoricalAccuracy()
+        metric = CategoricalAccuracy() if takes_labels is False else SparseCategoricalAccuracy()
     name = identifier if isinstance(identifier, str) else metric.name
-    if metric.takes_labels != takes_labels:
+    if takes_labels is not None and metric.takes_labels != takes_labels:
         ours, theirs = ("integer labels", "values") if metric.takes_labels else ("values", "integer labels")
         raise ConfigError(f"metric {name!r} compares with {ours}, the loss takes {theirs}")
     return metric, name

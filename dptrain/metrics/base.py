@@ -89,7 +89,8 @@ class Metric(ABC):
 class Mean(Metric):
     """The mean of one number a sample, weighted where there are weights; the state is [sum, sum of weights].
 
-    A metric of this kind is a subclass that writes the number. (Keras' `Mean` is fed with values by hand.)
+    A metric of this kind is a subclass that writes the number. (Keras' `Mean`, which is
+    fed with values by hand, is `MeanTracker` here.)
     """
 
     size = 2

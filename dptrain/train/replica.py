@@ -274,7 +274,7 @@ class Replica:
         divisor_rows = tail[DIVISOR : ROWS + 1]
         gradients = self.reduction[:size]
         self.backend.add_totals(tail[: self._tail_size], self.totals)
-        self._regularize(divisor_rows, gradients)
+        self._regularize(divisor_rows, gradients, self.totals[LOSS : LOSS + 1])
         self._updater.apply(self.params[:size], gradients, tail[DIVISOR : DIVISOR + 1])
 
     def evaluate_rows(self, rows: Rows) -> None:
@@ -291,7 +291,7 @@ class Replica:
         self._forward(self._training_layers, buffers, StepContext())
         self._score(buffers[-1].y, rows, None, tail)
         self.backend.add_totals(tail[: self._tail_size], self.totals)
-        self._regularize(tail[DIVISOR : ROWS + 1], None)
+        self._regularize(tail[DIVISOR : ROWS + 1], None, self.totals[LOSS : LOSS + 1])
 
     def predict_rows(self, rows: Rows) -> npt.NDArray[Any]:
         """Return the model's outputs for the given samples, (rows, *output_shape) on the host."""
@@ -375,7 +375,7 @@ class Replica:
             if position in joining:
                 self._training_layers[position].backward(self.backend, buffers[position], context)
 
-    def _regularize(self, weight: Buffer, gradients: Buffer | None) -> None:
+    def _regularize(self, weight: Buffer, gradients: Buffer | None, total: Buffer) -> None:
         """Add the regularizers' penalties, times the batch's weight, to the total loss and to the summed gradients.
 
         Whoever divides by the weight then has the mean loss plus the penalty, and its gradient.
@@ -387,7 +387,7 @@ class Replica:
                 weight,
                 regularizer.l1,
                 regularizer.l2,
-                self.totals[LOSS : LOSS + 1],
+                total,
             )
 
     def _merge(self, depth: int) -> int:

@@ -71,3 +71,15 @@ def test_ops(mode):
     assert int(passed[1]) > 50
     assert "skipped" not in done.out
     assert "race" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("mode", "chosen"), [("in order", ""), ("every access checked, shuffled", "right_kernel or launch or examples")]
+)
+def test_ops_of_users(mode, chosen):
+    """Planted mistakes are found by what is compared, not by the emulator's checks."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/test_custom_ops.py"]
+    done = emulated(*command, "-k", chosen, cwd=ROOT, PYTHONWARNINGS="", **MODES[mode])
+    assert done.code == 0, done.out + done.err
+    assert "skipped" not in done.out
+    assert re.search(r"\d+ passed", done.out)

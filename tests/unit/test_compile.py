@@ -96,3 +96,27 @@ def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path):
     monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path / "file"))
     with pytest.raises(DeviceError, match=r"cannot keep the compiled CUDA kernels there.*set DPTRAIN_CACHE"):
         compiling.compiled(("flat",), "sm_90")
+
+
+def test_a_users_source_is_compiled_once_and_again_when_it_or_a_header_changes(nvcc, tmp_path):
+    first = compiling.compiled_own("swish", "text", "sm_90")
+    assert compiling.compiled_own("swish", "text", "sm_90") == first
+    assert calls(nvcc) == 1
+    assert compiling.compiled_own("swish", "other text", "sm_90") != first
+    assert compiling.compiled_own("swish", "text", "sm_80") != first
+    assert calls(nvcc) == 3
+    path = tmp_path / "own" / "swish.cu"
+    path.parent.mkdir()
+    path.write_text("text")
+    assert compiling.compiled_own("swish", path, "sm_90") == first  # the same content
+    (path.parent / "mine.cuh").write_text("header")
+    assert compiling.compiled_own("swish", path, "sm_90") != first
+    assert f"-I{kernels_dir()}" in (nvcc / "calls").read_text()
+
+
+def test_a_users_mistake_is_one_line_without_the_folder(nvcc):
+    (nvcc / "broken").touch()
+    with pytest.raises(
+        DeviceError, match=r"^nvcc cannot compile swish.cu for sm_90, it says: x.cu\(3\): error: no such"
+    ):
+        compiling.compiled_own("swish", "text", "sm_90")

@@ -1,0 +1,62 @@
+"""Steps of a user's own: N ranks train what one rank trains, those that have no samples included.
+
+Batch normalization, in two models, sample weights, penalties and metrics with a state are in it.
+"""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import mpirun, run
+
+SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "custom.py")
+SIZES = {"uneven last batch": (41, 16), "fewer samples than ranks": (3, 8), "an empty last part": (17, 4)}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("case", SIZES)
+def test_float64_agrees_to_1e_12(tmp_path, case, ranks):
+    sizes = [str(size) for size in SIZES[case]]
+    kept = []
+    for number in (0, ranks):
+        out = tmp_path / f"{number}.npz"
+        arguments = [SCRIPT, str(out), *sizes]
+        done = mpirun(number, *arguments) if number else run([sys.executable, *arguments])
+        assert (done.code, done.err) == (0, "")
+        with np.load(out) as saved:
+            kept.append(dict(saved))
+    alone, together = kept
+    for name in alone:
+        if name == "history":
+            a, b = (json.loads(str(one[name])) for one in kept)
+            assert list(a) == list(b) == ["loss", "mae", "mse", "noise", "val_loss", "val_mae", "val_mse"]
+            for key in a:
+                np.testing.assert_allclose(b[key], a[key], rtol=1e-12, err_msg=key)
+        else:
+            np.testing.assert_allclose(together[name], alone[name], rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+WRONG = """
+import numpy as np, dptrain as dp
+class Wrong(dp.Sequential):
+    def train_step(self, data):
+        if dp.rank() == 1:
+            raise dp.errors.ConfigError("not like this")
+        self.forward(data.x, training=True)
+        self.backward(data.x)
+        self.apply_gradients()
+        return {}
+import dptrain.errors
+model = Wrong([dp.layers.Dense(3, input_shape=(3,))])
+model.compile("sgd")
+model.fit(np.zeros((8, 3)), verbose=0)
+"""
+
+
+def test_an_error_in_one_ranks_step_ends_the_job():
+    done = mpirun(2, "-c", WRONG)
+    assert done.code == 2
+    assert [line.split(": ", 1)[1].split(": ")[-1] for line in done.messages] == ["not like this"]
