@@ -126,7 +126,7 @@ def test_a_barrier_of_too_many_blocks_ends(tmp_path):
     assert (done.code, done.out) == (0, "1\n"), done.err
 
 
-SESSION = BENCHMARKS / "gpu_session.sh"
+MACHINE = BENCHMARKS / "gpu_machine.sh"
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ SESSION = BENCHMARKS / "gpu_session.sh"
         ("bench", {"BENCH_ARGUMENTS": "--quick --frameworks dptrain --hidden 8"}, "gpu-mlp.json"),
     ],
 )
-def test_a_stage_of_the_session(tmp_path, stage, options, result):
-    done = emulated("bash", str(SESSION), stage, str(tmp_path), PYTHON=sys.executable, cwd=tmp_path, **options)
+def test_a_stage_of_the_script(tmp_path, stage, options, result):
+    done = emulated("bash", str(MACHINE), stage, str(tmp_path), PYTHON=sys.executable, cwd=tmp_path, **options)
     assert done.code == 0, done.out + done.err
     assert json.loads((tmp_path / result).read_text())
     lines = (tmp_path / "summary.txt").read_text().splitlines()
@@ -145,17 +145,17 @@ def test_a_stage_of_the_session(tmp_path, stage, options, result):
     assert lines[-1].startswith("-- 0 step(s) failed")
 
 
-def test_a_session_that_fails_or_cannot_begin(tmp_path):
+def test_a_script_that_fails_or_cannot_begin(tmp_path):
     options = {"PYTHON": sys.executable, "BENCH_ARGUMENTS": "--quick --hidden nonsense"}
-    failed = emulated("bash", str(SESSION), "bench", str(tmp_path / "a"), **options)
+    failed = emulated("bash", str(MACHINE), "bench", str(tmp_path / "a"), **options)
     assert failed.code == 1
     assert "FAILED (2)" in (tmp_path / "a" / "summary.txt").read_text()
-    wrong = run(["bash", str(SESSION), "everything", str(tmp_path / "b")])
+    wrong = run(["bash", str(MACHINE), "everything", str(tmp_path / "b")])
     assert (wrong.code, wrong.err) == (2, "unknown stage 'everything': one of tests sanitize probe bench all\n")
     assert not (tmp_path / "b").exists()
     (tmp_path / "pycuda.py").write_text("raise ImportError('no libcuda.so.1')")
     blind = run(
-        ["bash", str(SESSION), "probe", str(tmp_path / "c")],
+        ["bash", str(MACHINE), "probe", str(tmp_path / "c")],
         PYTHON=sys.executable,
         PYTHONPATH=str(tmp_path),
         PYTHONWARNINGS="",

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What to do with a GPU machine for half an hour, in stages of less than ten minutes each, from the repository's root or
 # anywhere:
-#   benchmarks/gpu_session.sh tests|sanitize|probe|bench|all OUTDIR
+#   benchmarks/gpu_machine.sh tests|sanitize|probe|bench|all OUTDIR
 #
 #   tests     the op tests, the emulator's own checks, training and its accuracy, on the real GPU
 #   sanitize  compute-sanitizer's memcheck and racecheck over the op tests
