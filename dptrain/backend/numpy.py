@@ -562,9 +562,9 @@ class NumpyBackend(Backend):
                 weight += len(values_B) if weights_B is None else np.add.reduce(weights_B, dtype=np.float64)
 
     def add_totals(self, tail: Array, totals: Array) -> None:
-        if tail[DIVISOR] == 0:
-            tail[DIVISOR] = 1
-        divisor, rows, loss = (float(one) for one in tail[: LOSS + 1])
+        divisor, rows, loss = tail[: LOSS + 1].tolist()
+        if divisor == 0:
+            tail[DIVISOR] = divisor = 1
         totals[ROWS] += rows
         # So that no rounding comes between where the loss is a mean over all rows.
         totals[LOSS] += loss if divisor == rows else np.float64(loss) * rows / divisor

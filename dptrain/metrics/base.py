@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dptrain.backend.base import Backend, Buffer, RowSum
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # made at every step: freezing it would cost more than the step's sums
 class Batch:
     """The samples of a batch at hand, as losses and metrics see them.
 

@@ -14,7 +14,7 @@ from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.schedules import LearningRateSchedule
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # made at every step
 class Update:
     """What one update works on.
 

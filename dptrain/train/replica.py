@@ -6,6 +6,7 @@ rows, the loss's sum, and then each metric's state.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -52,7 +53,7 @@ class Replica:
         self.slots: dict[str, Buffer] = {}
         self._capacity = 0
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
-        self._beside: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Buffer] = {}
+        self._beside: dict[tuple[str, tuple[int, ...], npt.DTypeLike | None], Buffer] = {}
         self.reduce: Callable[[Buffer], None] = StepContext.reduce
         trained = [entry for entry in architecture.layout.entries if entry.trainable]
         self._first_element = [
@@ -417,10 +418,7 @@ class Replica:
         weights = None
         if len(samples.arrays) > 2:
             weights = self._gather_beside("weights of the batch", samples.arrays[2], chosen)
-
-        def scratch(name: str, shape: tuple[int, ...] = (), dtype: npt.DTypeLike | None = None) -> Buffer:
-            return self._kept(rows, name, shape, dtype or ops.dtype)
-
+        scratch = partial(self._kept, rows)
         batch = Batch(y, target, weights, scratch)
         activation = self.loss.fused_activation if self._fused else None
         outputs: Buffer | None = y if activation is None else None
@@ -450,13 +448,14 @@ class Replica:
             self._partials.append(self._allocate(self.backend.zeros, (size,), name="gradients"))
         return self._partials[depth]
 
-    def _kept(self, rows: int, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+    def _kept(self, rows: int, name: str, shape: tuple[int, ...] = (), dtype: npt.DTypeLike | None = None) -> Buffer:
         """Return memory of (rows, *shape) that is allocated at its first use and kept."""
-        key = (name, shape, np.dtype(dtype))
-        if key not in self._beside or len(self._beside[key]) < rows:
-            whole = (self._capacity, *shape)
-            self._beside[key] = self._allocate(self.backend.empty, whole, dtype, name=name)
-        return self._beside[key][:rows]
+        key = (name, shape, dtype)
+        kept = self._beside.get(key)
+        if kept is None or len(kept) < rows:
+            kept = self._allocate(self.backend.empty, (self._capacity, *shape), dtype, name=name)
+            self._beside[key] = kept
+        return kept[:rows]
 
     def _buffers(self, rows: int, depth: int) -> list[LayerBuffers]:
         """Return every layer's memory for a batch of that many rows, made at the first use of (rows, depth)."""
@@ -500,7 +499,9 @@ class Replica:
 
 def _with_gradients(buffers: list[LayerBuffers]) -> range:
     """Return the positions of the layers that backward passes through, last to first."""
-    first_trained = next((i for i, one in enumerate(buffers) if one.grads), len(buffers))
+    first_trained = 0
+    while first_trained < len(buffers) and not buffers[first_trained].grads:
+        first_trained += 1
     return range(len(buffers) - 1, first_trained - 1, -1)
 
 
