@@ -18,4 +18,5 @@ def test_training_goes_on_where_it_stopped(tmp_path, ranks):
     skip_without_emulator()
     done = emulated_ranks(ranks, SCRIPT, str(tmp_path), EMULATOR_DEVICES="2")
     assert (done.code, done.err) == (0, "")
-    assert done.out.split() == ["same"] * max(1, ranks)
+    # Lines of two ranks may arrive as one.
+    assert done.out.replace("\n", "") == "same" * max(1, ranks)
