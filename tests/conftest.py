@@ -9,11 +9,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 MNIST = Path(os.environ.get("DPTRAIN_TEST_MNIST") or ROOT.parent / "shared" / "data" / "mnist")
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
+
+# The same examples on every run: a change is judged by what it changed. `--hypothesis-profile fuzz` looks for new ones.
+settings.register_profile("same", derandomize=True, database=None)
+settings.register_profile("fuzz")
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="session", autouse=True)
