@@ -1,0 +1,1 @@
+"""Sweeps: many settings, many seeds, with error bars."""
