@@ -1,10 +1,10 @@
 """The one training loop."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,10 @@ from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce, SmallSums
 from dptrain.train.batches import Batches
 from dptrain.train.callbacks import CallbackList, Logs, StepLogs
 from dptrain.train.replica import Replica
+
+T = TypeVar("T")
+# A piece of work that says after every step that it has been queued, so that others can be queued beside it.
+Steps = Generator[None, None, T]
 
 # Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
 # this many are small.
@@ -113,6 +117,20 @@ class Trainer:
             validation: evaluated after epochs; its logs have the prefix "val_".
             validation_freq: evaluate after every so many epochs, or after those whose numbers (from 1) are given.
         """
+        arguments: dict[str, Any] = {"epochs": epochs, "initial_epoch": initial_epoch}
+        finish(self.training(train, hooks, validation=validation, validation_freq=validation_freq, **arguments))
+
+    def training(
+        self,
+        train: Batches,
+        hooks: CallbackList,
+        *,
+        epochs: int,
+        initial_epoch: int = 0,
+        validation: Batches | None = None,
+        validation_freq: int | Sequence[int] = 1,
+    ) -> Steps[None]:
+        """Train as `fit`, and yield whenever a step has been queued: who drives it may do other work in between."""
         self.replica.reserve(max(train.capacity, 0 if validation is None else validation.capacity))
         self._prepare_exchange()
         backend = self.replica.backend
@@ -134,10 +152,10 @@ class Trainer:
                 hooks.on_epoch_begin(epoch)
                 if epoch == first_epoch and self._then is not None:
                     self._then()
-                logs = self._train_epoch(train, epoch, hooks, first_step if epoch == first_epoch else 0)
+                logs = yield from self._train_epoch(train, epoch, hooks, first_step if epoch == first_epoch else 0)
                 if validation is not None and _is_due(epoch, validation_freq):
                     phase.enter("validation")
-                    validated = self._evaluate(validation, hooks)
+                    validated = yield from self._evaluate(validation, hooks)
                     logs |= {f"val_{key}": value for key, value in validated.items()}
                 hooks.on_epoch_end(epoch, logs)
                 if self._stopped(hooks.model):
@@ -150,7 +168,7 @@ class Trainer:
         self.share_parameters()
         hooks.set_trainer(self)
         with batches.open(self.replica.backend, self._data_bytes):
-            return self._evaluate(batches, hooks)
+            return finish(self._evaluate(batches, hooks))
 
     def predict(self, batches: Batches, rows: int | None, hooks: CallbackList) -> npt.NDArray[Any]:
         """Return the outputs for all samples, (rows, *output_shape), on every rank. Collective.
@@ -206,7 +224,7 @@ class Trainer:
         self.replica.reserve(batches.capacity)
         self.replica.reset_totals()
         with batches.open(self.replica.backend, self._data_bytes):
-            self._add_up(batches, CallbackList([]))
+            finish(self._add_up(batches, CallbackList([])))
         self._sum_totals()
         return self.replica.logs()
 
@@ -218,7 +236,7 @@ class Trainer:
         self.comm.broadcast(host)
         self.replica.backend.write(self.replica.params, host)
 
-    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> Logs:
+    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> Steps[Logs]:
         phase.enter("training")
         phase.epoch = epoch + 1
         if not first_step:
@@ -237,6 +255,7 @@ class Trainer:
             hooks.on_train_batch_end(step, StepLogs(self.replica.logs))
             if watched and self._stopped(hooks.model):
                 break
+            yield
         # As Keras, an epoch for which no data was left has no logs.
         logs = self.replica.logs() if self._steps else {}
         self._finished = self.timing
@@ -265,17 +284,17 @@ class Trainer:
                 self.replica.backend, self.comm, reduction, self._bucket_mb, direct=self._direct
             )
 
-    def _evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
+    def _evaluate(self, batches: Batches, hooks: CallbackList) -> Steps[Logs]:
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.replica.reset_totals()
         hooks.on_test_begin()
-        self._add_up(batches, hooks)
+        yield from self._add_up(batches, hooks)
         self._sum_totals()
         logs = self.replica.logs()
         hooks.on_test_end(logs)
         return logs
 
-    def _add_up(self, batches: Batches, hooks: CallbackList) -> None:
+    def _add_up(self, batches: Batches, hooks: CallbackList) -> Steps[None]:
         """Add the loss and metrics of this rank's samples to the totals."""
         watched = self._any(hooks.has_batch_hooks("test"))
         for step, shards in enumerate(batches.epoch(0)):
@@ -288,6 +307,7 @@ class Trainer:
             if watched:
                 logs = self._logs_so_far()
                 hooks.on_test_batch_end(step, logs)
+            yield
 
     def _sum_totals(self) -> None:
         """Sum the totals, which each rank has of its own samples, over the ranks."""
@@ -316,6 +336,16 @@ class Trainer:
         flag = np.array([mine], np.int32)
         self.comm.allreduce_sum(flag)
         return bool(flag[0])
+
+
+def finish(steps: Generator[Any, None, T]) -> T:
+    """Do all of a piece of work at once and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
