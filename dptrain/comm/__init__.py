@@ -1,10 +1,13 @@
 """What joins ranks: `solo` (one process) or `mpi`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from dptrain.comm.base import Communicator
 from dptrain.comm.solo import SoloCommunicator
 from dptrain.launcher import detect_launch, start_mpi
 
-__all__ = ["Communicator", "SoloCommunicator", "current"]
+__all__ = ["Communicator", "SoloCommunicator", "current", "independent"]
 
 _current: Communicator | None = None
 
@@ -28,3 +31,18 @@ def current() -> Communicator:
 
             _current = MpiCommunicator(launch)
     return _current
+
+
+@contextmanager
+def independent() -> Iterator[None]:
+    """Let this process train for itself while the block lasts: `current` is a solo communicator there.
+
+    Who needs the other ranks keeps the communicator of before. Collective under a launcher, as `current`.
+    """
+    global _current
+    ranks = current()
+    _current = SoloCommunicator()
+    try:
+        yield
+    finally:
+        _current = ranks

@@ -8,7 +8,7 @@ import json
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
 
@@ -16,6 +16,20 @@ from dptrain.errors import AgreedError, DptrainError, ExitCode
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
+
+
+class Mail(NamedTuple):
+    """A message that a rank got.
+
+    Attributes:
+        source: the rank that sent it.
+        fact: what JSON can carry.
+        content: bytes beside it.
+    """
+
+    source: int
+    fact: Any
+    content: bytes
 
 
 class Communicator(ABC):
@@ -60,6 +74,20 @@ class Communicator(ABC):
     @abstractmethod
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Return every rank's message, in rank order."""
+
+    @abstractmethod
+    def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
+        """Send a message to a rank, which may be this one, and go on. Not a collective.
+
+        Args:
+            rank: who gets it, by `received`.
+            fact: anything that JSON can carry.
+            content: bytes beside it.
+        """
+
+    @abstractmethod
+    def received(self) -> list[Mail]:
+        """Return the messages that have come since the last call, those of one rank in order. Not a collective."""
 
     @abstractmethod
     def why_not_cuda_aware(self) -> str:
@@ -140,6 +168,18 @@ class Communicator(ABC):
                 [(rank, text) for rank, _, _, text in failed],
             ) from failure
         return result
+
+
+def pack(fact: Any, content: bytes) -> bytes:
+    """Return a message in one piece: the length of the fact as JSON, the fact, the content."""
+    text = json.dumps(fact).encode()
+    return len(text).to_bytes(8, "little") + text + content
+
+
+def unpack(source: int, message: bytes) -> Mail:
+    """Return what `pack` packed."""
+    end = 8 + int.from_bytes(message[:8], "little")
+    return Mail(source, json.loads(message[8:end]), bytes(message[end:]))
 
 
 def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:

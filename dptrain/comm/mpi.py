@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from dptrain.comm.base import Array, Communicator
+from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.launcher import Launch
@@ -42,6 +42,7 @@ class MpiCommunicator(Communicator):
         self._world = world.Dup()
         self._node = cast(MPI.Intracomm, self._world.Split_type(MPI.COMM_TYPE_SHARED))
         self._windows: list[MPI.Win] = []
+        self._sent: list[tuple[MPI.Request, bytes]] = []
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
         lowest = np.array([self.rank], np.int32)
@@ -74,6 +75,22 @@ class MpiCommunicator(Communicator):
         self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
         ends = np.cumsum(lengths).tolist()
         return [bytes(together[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+    def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
+        """Send without waiting, `MPI_Isend`; the bytes are kept until they are out."""
+        message = pack(fact, content)
+        self._sent = [one for one in self._sent if not one[0].Test()]
+        self._sent.append((self._world.Isend([message, MPI.BYTE], dest=rank), message))
+
+    def received(self) -> list[Mail]:
+        """Take what has come, `MPI_Improbe` and `MPI_Mrecv`."""
+        found = []
+        status = MPI.Status()
+        while (message := self._world.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            content = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([content, MPI.BYTE])
+            found.append(unpack(status.Get_source(), bytes(content)))
+        return found
 
     def why_not_cuda_aware(self) -> str:
         """Ask the library, and let another process try."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dptrain.comm import SoloCommunicator, current
+from dptrain.comm import SoloCommunicator, current, independent
 from dptrain.comm.base import Communicator
 from dptrain.errors import AgreedError, ConfigError, DataError
 
@@ -33,6 +33,12 @@ class ThreadCommunicator(Communicator):
         return found
 
     def allreduce_sum(self, buffer) -> None:
+        raise NotImplementedError
+
+    def send(self, rank: int, fact, content: bytes = b"") -> None:
+        raise NotImplementedError
+
+    def received(self):
         raise NotImplementedError
 
     def why_not_cuda_aware(self) -> str:
@@ -137,3 +143,21 @@ def test_solo():
     assert comm.allgather({"a": 1}) == [{"a": 1}]
     assert current() is current()
     assert isinstance(current(), SoloCommunicator)
+
+
+def test_mail_to_oneself():
+    solo = SoloCommunicator()
+    assert solo.received() == []
+    solo.send(0, {"run": 3})
+    solo.send(0, ["x", None], bytes(range(256)))
+    assert solo.received() == [(0, {"run": 3}, b""), (0, ["x", None], bytes(range(256)))]
+    assert solo.received() == []
+
+
+def test_independent_processes_train_alone():
+    ranks = current()
+    with independent():
+        inside = current()
+        assert inside.size == 1
+        assert inside is not ranks
+    assert current() is ranks

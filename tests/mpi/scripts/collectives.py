@@ -52,6 +52,24 @@ comm._fits_in_shared_memory = lambda nbytes: False
 array, fill = comm.shared_array((10,), np.uint8)
 assert fill
 comm.barrier()
+
+# Mail: every rank sends to every rank, itself as well, small and large, with collectives in between.
+for number in range(5):
+    for other in range(size):
+        comm.send(other, {"from": rank, "number": number}, bytes([number]) * (300_000 if number == 3 else 1))
+    comm.barrier()
+letters = []
+while len(letters) < 5 * size:
+    letters += comm.received()
+for source in range(size):
+    mine = [letter for letter in letters if letter.source == source]
+    assert [letter.fact for letter in mine] == [{"from": source, "number": n} for n in range(5)], mine
+    assert [len(letter.content) for letter in mine] == [1, 1, 1, 300_000, 1]
+comm.barrier()
+assert comm.received() == []
+with comms.independent():
+    assert comms.current().size == 1
+assert comms.current() is comm
 comm.barrier()
 if rank == 0:
     print(f"all {size} ranks agree")
