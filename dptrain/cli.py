@@ -1,8 +1,6 @@
 """The command line: `python -m dptrain [train|doctor] [options]`."""
 
 import argparse
-import dataclasses
-import inspect
 import os
 import platform
 import sys
@@ -16,11 +14,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dptrain import comm as comms
-from dptrain import failure, layers, optimizers
+from dptrain import failure
+from dptrain.building import build_model, epochs_of, make_optimizer, make_sampler, run_name, small_evaluation
 from dptrain.comm import Communicator
-from dptrain.config import Config, OptimizerConfig, device_options, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
 from dptrain.data.loading import LoadedData, Split, load_dataset
-from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
 from dptrain.doctor import examine, show_ranks
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.failure import phase
@@ -29,10 +27,8 @@ from dptrain.registry import lookup, suggestion
 from dptrain.runs.directory import RunDirectory
 from dptrain.sequential import Sequential
 from dptrain.train.callbacks import Callback, EpochRecorder, StopOnDivergence
+from dptrain.train.trainer import finish
 from dptrain.version import __version__
-
-# What --fast-dev-run runs.
-_DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
 
 _DESCRIPTION = """\
 Train a neural network on one process, or on several ranks with mpirun:
@@ -88,9 +84,9 @@ def train(config: Config, comm: Communicator) -> int:
         sharding=config.data.sharding,
     )
     if config.fast_dev_run:
-        data = _small_evaluation(data)
+        data = small_evaluation(data)
     phase.enter("model")
-    sampler = comm.agree("configuration", lambda: _shorten(config, _sampler(config, data, comm)))
+    sampler = comm.agree("configuration", lambda: make_sampler(config, data, comm))
     model = comm.agree("model", lambda: build_model(config, data))
     device = model.describe_device(comm)
     quiet = config.verbose == 0
@@ -98,19 +94,22 @@ def train(config: Config, comm: Communicator) -> int:
     with ExitStack() as stack:
         run = _open_run(config, data, comm, stack)
         callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch)]
-        history = model.fit_splits(
+        steps = model.fit_splits_steps(
             data.train,
             data.test,
             sampler,
-            epochs=_epochs(config),
+            epochs=epochs_of(config),
             verbose="auto" if config.verbose is None else config.verbose,
             callbacks=[*callbacks, StopOnDivergence()],
         )
+        finish(steps)
+        history = model.history
+        assert history is not None
         phase.enter("saving")
         final = {key: values[-1] for key, values in history.history.items()}
         seconds = round(time.time() - started, 3)
 
-        def finish() -> list[str]:
+        def write_results() -> list[str]:
             if run is None:
                 return []
             summary = {
@@ -132,7 +131,7 @@ def train(config: Config, comm: Communicator) -> int:
             architecture = [{"class": type(layer).__name__, "config": layer.config()} for layer in model.layers]
             return run.finish(model.named_weights(), architecture, summary)
 
-        files = comm.agree("saving", finish)
+        files = comm.agree("saving", write_results)
         if run is not None and not quiet:
             if config.fast_dev_run and config.out is None:
                 print(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
@@ -166,94 +165,6 @@ def _communicator(command: str) -> Communicator:
         return comms.SoloCommunicator()
 
 
-def build_model(config: Config, data: LoadedData) -> Sequential:
-    """Return the configured network, compiled for the data set's samples and classes."""
-    shape = data.train.x.shape[1:]
-    stack: list[layers.Layer] = []
-    if data.train.x.dtype.kind in "ui":
-        stack.append(layers.Rescaling(1 / np.iinfo(data.train.x.dtype).max, input_shape=shape))
-    stack.append(layers.Flatten(input_shape=shape))
-    for units in config.model.hidden:
-        stack.append(layers.Dense(units, activation=config.model.activation))
-        if config.model.dropout:
-            stack.append(layers.Dropout(config.model.dropout))
-    stack.append(layers.Dense(data.num_classes, activation="softmax"))
-    model = Sequential(stack, name=_run_name(config, data), seed=config.seed)
-    model.compile(
-        optimizer=_optimizer(config),
-        loss="sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        comm=config.comm,
-        bucket_mb=config.bucket_mb,
-        device_mb=config.data.device_mb,
-        **device_options(config),
-    )
-    return model
-
-
-def _optimizer(config: Config) -> optimizers.Optimizer:
-    """Return the configured optimizer, made of the fields that its constructor knows.
-
-    Raises:
-        ConfigError: a field is set that it does not know.
-    """
-    kind, options, arguments = optimizers.OPTIMIZERS[config.optimizer.name], vars(config.optimizer), {}
-    known = inspect.signature(kind).parameters
-    for field in dataclasses.fields(OptimizerConfig):
-        value = options[field.name]
-        if field.name == "name" or value is None:
-            continue
-        if field.name in known:
-            arguments[field.name] = value
-        elif value != field.default:
-            raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
-    optimizer: optimizers.Optimizer = kind(**arguments)
-    return optimizer
-
-
-def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
-    chosen = config.train
-    common: dict[str, Any] = {
-        "seed": config.seed,
-        "shuffle": chosen.shuffle,
-        "drop_last": chosen.drop_last,
-    }
-    if config.data.sharding == "static":
-        if chosen.shards_per_batch is not None:
-            raise ConfigError("train.shards_per_batch needs --sharding global: static shards are a rank's own rows")
-        return StaticSampler(data.train.total, chosen.batch_size, comm.rank, comm.size, **common)
-    return GlobalSampler(
-        data.train.total, chosen.batch_size, comm.rank, comm.size, shards_per_batch=chosen.shards_per_batch, **common
-    )
-
-
-def _shorten(config: Config, sampler: Sampler) -> Sampler:
-    """Let every epoch of a sampler end after the configured number of steps.
-
-    Raises:
-        ConfigError: that is beyond the end of the data.
-    """
-    asked = min(_DEV_STEPS, sampler.steps) if config.fast_dev_run else config.train.steps_per_epoch
-    if asked is not None and asked > sampler.steps:
-        raise ConfigError(f"train.steps_per_epoch = {asked}: the data gives {sampler.steps} steps at this batch size")
-    sampler.steps = sampler.steps if asked is None else asked
-    return sampler
-
-
-def _epochs(config: Config) -> int:
-    return min(config.train.epochs, 1) if config.fast_dev_run else config.train.epochs
-
-
-def _small_evaluation(data: LoadedData) -> LoadedData:
-    start, stop = data.test.mine
-    test = Split(data.test.x, data.test.y, data.test.total, (start, min(stop, start + _DEV_EVALUATION_ROWS)))
-    return LoadedData(data.name, data.train, test, data.num_classes)
-
-
-def _run_name(config: Config, data: LoadedData) -> str:
-    return config.name or data.name
-
-
 def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitStack) -> RunDirectory | None:
     """Claim the run directory on rank 0, before anything is trained; a fast dev run's is removed in the end."""
 
@@ -265,7 +176,7 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
         elif config.fast_dev_run:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-")))
         else:
-            return RunDirectory.in_free_place(_run_name(config, data), to_yaml(config))
+            return RunDirectory.in_free_place(run_name(config, data), to_yaml(config))
         return RunDirectory(path, to_yaml(config))
 
     return comm.agree("output", claim)
@@ -395,5 +306,5 @@ def _configure(parsed: argparse.Namespace) -> Config:
     paths = {leaf.path for leaf in leaves()}
     overrides = {path: value for path, value in vars(parsed).items() if path in paths}
     config = resolve(file, str(parsed.config), overrides)
-    _optimizer(config)  # what does not fit together is refused before any data is read
+    make_optimizer(config)  # what does not fit together is refused before any data is read
     return config

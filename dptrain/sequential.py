@@ -1,9 +1,11 @@
 """The public face in Keras' words: a model that can be compiled, trained, evaluated and asked."""
 
+import inspect
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -56,7 +58,7 @@ from dptrain.train.explicit import ExplicitReplica, NoLoss
 from dptrain.train.replica import Replica
 from dptrain.train.sources import BatchSource
 from dptrain.train.stream import StreamBatches, What
-from dptrain.train.trainer import EVALUATION_ROWS, Trainer
+from dptrain.train.trainer import EVALUATION_ROWS, Trainer, Turns, finish
 from dptrain.utils import check_seed, default_seed
 
 T = TypeVar("T")
@@ -87,6 +89,7 @@ class Sequential(Steps):
         self.name = name
         self.seed = default_seed() if seed is None else check_seed(seed)
         self._architecture: Architecture | None = None
+        self._backend: Backend | None = None  # where it is to live; None for one that it opens itself
         self._replica: Replica | None = None
         self._weights: Array | None = None
         self.history: History | None = None
@@ -280,6 +283,42 @@ class Sequential(Steps):
             DataError: data that does not fit the model.
             AgreedError: either of these, on all ranks, under mpirun.
         """
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        finish(self._fit_steps(**arguments))
+        assert self.history is not None
+        return self.history
+
+    def fit_steps(self, *arguments: Any, **named: Any) -> Turns[None]:
+        """Train as `fit`, and yield after every step, for who trains several models in turn; `history` fills.
+
+        Args:
+            arguments: of `fit`.
+            named: of `fit`.
+        """
+        bound = inspect.signature(self.fit).bind(*arguments, **named)
+        bound.apply_defaults()
+        return self._fit_steps(**bound.arguments)
+
+    def _fit_steps(
+        self,
+        x: Any,
+        y: Any,
+        batch_size: int | None,
+        epochs: int,
+        verbose: str | int,
+        callbacks: Sequence[Callback] | None,
+        validation_split: float,
+        validation_data: Any,
+        shuffle: bool | Literal["batch"],
+        class_weight: Mapping[int, float] | None,
+        sample_weight: Any,
+        initial_epoch: int,
+        steps_per_epoch: int | None,
+        validation_steps: int | None,
+        validation_batch_size: int | None,
+        validation_freq: int | Sequence[int],
+        drop_last: bool,
+    ) -> Turns[None]:
         comm = self._start("fit", x)
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
@@ -325,7 +364,8 @@ class Sequential(Steps):
         batches: Batches
         if isinstance(train, Stream):
             batches = self._stream(train, comm, steps_per_epoch)
-            self._collectively(comm, batches.reset)
+            with self._collective(comm):
+                batches.reset()
         else:
             assert sampler is not None
             batches = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
@@ -340,7 +380,7 @@ class Sequential(Steps):
             elif whole:
                 per_batch = validation_batch_size or batch_size
             evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps, whole=whole)
-        return self._fit(
+        yield from self._train(
             batches,
             evaluated,
             hooks,
@@ -350,7 +390,7 @@ class Sequential(Steps):
             validation_freq=validation_freq,
         )
 
-    def fit_splits(
+    def fit_splits_steps(
         self,
         train: Split,
         validation: Split | None,
@@ -359,8 +399,11 @@ class Sequential(Steps):
         epochs: int,
         verbose: str | int = "auto",
         callbacks: Sequence[Callback] = (),
-    ) -> History:
-        """Train on data that is already shared out among the ranks, in the order of a sampler. Collective."""
+    ) -> Turns[None]:
+        """Train on data that is already shared out among the ranks, in the order of a sampler. Collective.
+
+        As `fit_steps`, it yields after every step.
+        """
         comm = self._start("fit", train.x)
         hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
         store = self._trainer(comm).replica.as_stored
@@ -368,21 +411,21 @@ class Sequential(Steps):
         if validation is not None:
             own = LocalSampler(*validation.mine, EVALUATION_ROWS)
             evaluated = ArrayBatches(store(validation.x, validation.y), own)
-        return self._fit(ArrayBatches(store(train.x, train.y), sampler), evaluated, hooks, comm, epochs=epochs)
+        yield from self._train(ArrayBatches(store(train.x, train.y), sampler), evaluated, hooks, comm, epochs=epochs)
 
-    def _fit(
+    def _train(
         self, train: Batches, validation: Batches | None, hooks: CallbackList, comm: Communicator, **arguments: Any
-    ) -> History:
+    ) -> Turns[None]:
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
         for part in self.parts():
             part._share_parameters(comm)
         try:
-            self._collectively(comm, lambda: trainer.fit(train, hooks, validation=validation, **arguments))
+            with self._collective(comm):
+                yield from trainer.training(train, hooks, validation=validation, **arguments)
         finally:
             hooks.release()
-        return self.history
 
     def evaluate(
         self,
@@ -428,7 +471,8 @@ class Sequential(Steps):
 
         batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
-        logs = self._collectively(comm, lambda: trainer.evaluate(batches, hooks))
+        with self._collective(comm):
+            logs = trainer.evaluate(batches, hooks)
         return _in_order(logs, return_dict)
 
     def predict(
@@ -475,7 +519,8 @@ class Sequential(Steps):
 
         batches, rows = self._agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
-        return self._collectively(comm, lambda: self._trainer(comm).predict(batches, rows, hooks))
+        with self._collective(comm):
+            return self._trainer(comm).predict(batches, rows, hooks)
 
     def train_on_batch(
         self,
@@ -497,7 +542,9 @@ class Sequential(Steps):
         comm = self._start("train_on_batch", x)
         samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
         batches = self._one_batch(samples, comm)
-        return _in_order(self._collectively(comm, lambda: self._trainer(comm).train_on_batch(batches)), return_dict)
+        with self._collective(comm):
+            logs = self._trainer(comm).train_on_batch(batches)
+        return _in_order(logs, return_dict)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -511,7 +558,9 @@ class Sequential(Steps):
         comm = self._start("test_on_batch", x)
         samples = self._agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
         batches = self._one_batch(samples, comm)
-        return _in_order(self._collectively(comm, lambda: self._trainer(comm).test_on_batch(batches)), return_dict)
+        with self._collective(comm):
+            logs = self._trainer(comm).test_on_batch(batches)
+        return _in_order(logs, return_dict)
 
     def predict_on_batch(self, x: Any) -> Array:
         """Return the model's outputs for one batch, on every rank. Collective.
@@ -714,6 +763,16 @@ class Sequential(Steps):
 
     # Helpers
 
+    @property
+    def device_options(self) -> dict[str, Any]:
+        """What `compile` was told about the device: keywords of `dptrain.devices.open_backend`."""
+        return dict(self._compiled[3]) if self._compiled else {}
+
+    def put_on(self, backend: Backend) -> None:
+        """Let the model live on a backend that is open already; its weights come along."""
+        self._keep_weights()
+        self._backend, self._replica, self._trainer_kept = backend, None, None
+
     def describe_device(self, comm: Communicator) -> str:
         """Return the device in words; allocates the model on it. Collective.
 
@@ -745,16 +804,16 @@ class Sequential(Steps):
         """Run what may find the user's arguments wrong: alone it raises as in Keras, on N ranks it raises on all."""
         return action() if comm.size == 1 else comm.agree(where, action)
 
-    def _collectively(self, comm: Communicator, action: Callable[[], T]) -> T:
-        """Run what the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
+    @contextmanager
+    def _collective(self, comm: Communicator) -> Iterator[None]:
+        """What the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
         try:
             try:
-                result = action()
+                yield
             except DeviceMemoryError as error:  # an op's scratch; the model's own buffers say for themselves what fits
                 advice = "" if self._replica is None else f"; {self._replica.what_fits(error)}"
                 raise DeviceError(f"{error}{advice}") from error
             phase.enter("user code")
-            return result
         except AgreedError:
             raise
         except BaseException as error:
@@ -765,7 +824,7 @@ class Sequential(Steps):
     def _on_device(self, comm: Communicator) -> Replica:
         """Return the model on its device, which the ranks choose together. Collective."""
         if self._replica is None:
-            backend = open_backend(comm, **(self._compiled[3] if self._compiled else {}))
+            backend = self._backend or open_backend(comm, **self.device_options)
             self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
         return self._replica
 

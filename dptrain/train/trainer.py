@@ -18,8 +18,8 @@ from dptrain.train.callbacks import CallbackList, Logs, StepLogs
 from dptrain.train.replica import Replica
 
 T = TypeVar("T")
-# A piece of work that says after every step that it has been queued, so that others can be queued beside it.
-Steps = Generator[None, None, T]
+# A piece of work that yields when a step has been queued, so that others can have a turn.
+Turns = Generator[None, None, T]
 
 # Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
 # this many are small.
@@ -129,7 +129,7 @@ class Trainer:
         initial_epoch: int = 0,
         validation: Batches | None = None,
         validation_freq: int | Sequence[int] = 1,
-    ) -> Steps[None]:
+    ) -> Turns[None]:
         """Train as `fit`, and yield whenever a step has been queued: who drives it may do other work in between."""
         self.replica.reserve(max(train.capacity, 0 if validation is None else validation.capacity))
         self._prepare_exchange()
@@ -236,7 +236,7 @@ class Trainer:
         self.comm.broadcast(host)
         self.replica.backend.write(self.replica.params, host)
 
-    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> Steps[Logs]:
+    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> Turns[Logs]:
         phase.enter("training")
         phase.epoch = epoch + 1
         if not first_step:
@@ -284,7 +284,7 @@ class Trainer:
                 self.replica.backend, self.comm, reduction, self._bucket_mb, direct=self._direct
             )
 
-    def _evaluate(self, batches: Batches, hooks: CallbackList) -> Steps[Logs]:
+    def _evaluate(self, batches: Batches, hooks: CallbackList) -> Turns[Logs]:
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.replica.reset_totals()
         hooks.on_test_begin()
@@ -294,7 +294,7 @@ class Trainer:
         hooks.on_test_end(logs)
         return logs
 
-    def _add_up(self, batches: Batches, hooks: CallbackList) -> Steps[None]:
+    def _add_up(self, batches: Batches, hooks: CallbackList) -> Turns[None]:
         """Add the loss and metrics of this rank's samples to the totals."""
         watched = self._any(hooks.has_batch_hooks("test"))
         for step, shards in enumerate(batches.epoch(0)):

@@ -14,6 +14,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"doctor"},
+    {"building"},
     {"config"},
     {"__init__", "models", "datasets", "testing"},
     {"sweeps"},

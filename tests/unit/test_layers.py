@@ -10,6 +10,7 @@ from dptrain.data.sampling import GlobalSampler
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS
 from dptrain.model import Architecture
+from dptrain.train.trainer import finish
 
 EXAMPLES = {
     "Activation": lambda: layers.Activation("swish"),
@@ -197,8 +198,9 @@ def test_two_shards_a_rank_are_refused_with_batch_normalization():
     split = Split.whole(x, y, 0, 1)
     model = small([dp.Input((4,)), layers.BatchNormalization(), layers.Dense(2)])
     with pytest.raises(ConfigError, match="needs all samples of a batch at once: 2 shards a rank are not supported"):
-        model.fit_splits(split, None, sampler, epochs=1, verbose=0)
-    small([dp.Input((4,)), layers.Dense(2)]).fit_splits(split, None, sampler, epochs=1, verbose=0)
+        finish(model.fit_splits_steps(split, None, sampler, epochs=1, verbose=0))
+    plain = small([dp.Input((4,)), layers.Dense(2)])
+    finish(plain.fit_splits_steps(split, None, sampler, epochs=1, verbose=0))
 
 
 def test_dropout_of_everything_and_with_a_seed_of_its_own():
