@@ -65,6 +65,8 @@ class Backend(ABC):
         description: the device in words, for the start-up table.
         numerics: what the bits of results depend on; must be the same on all ranks.
         gpu: identity of the GPU in use, which no two ranks should share; None on the CPU.
+        shares_samples: samples that another backend of this process holds on the same device are not copied again;
+            for who trains several models on arrays that nobody changes.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Backend(ABC):
     description: str
     numerics: str
     gpu: str | None = None
+    shares_samples: bool = False
 
     # Memory, whose names appear in messages where it is short
 
@@ -107,6 +110,14 @@ class Backend(ABC):
     @abstractmethod
     def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
         """Return a way for samples from the host to the device, with memory of that shape at both ends."""
+
+    @abstractmethod
+    def upload_samples(self, array: HostArray) -> Buffer:
+        """Return samples on the device, as `upload`; the buffer is only read (see `shares_samples`)."""
+
+    @abstractmethod
+    def missing_samples(self, array: HostArray) -> int:
+        """Return how many bytes of the device's memory `upload_samples` would take."""
 
     @abstractmethod
     def room_for_data(self) -> int | None:

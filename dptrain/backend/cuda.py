@@ -138,6 +138,26 @@ class _Memory:
             self.free()
 
 
+class _Samples(_Memory):
+    """Memory that kernels of several backends read.
+
+    Attributes:
+        source: the host's array, which is kept so that its address is nobody else's.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, backend: "CudaBackend", source: HostArray) -> None:
+        super().__init__(backend, _stored_bytes(source), SAMPLES)
+        self.source = source
+
+    def free(self) -> None:
+        """Free it, after all work queued before on any stream."""
+        if self._allocation is not None:
+            cuda.Context.synchronize()
+        super().free()
+
+
 class DeviceArray:
     """A dense array on the device, or a part of one that shares its memory.
 
@@ -319,6 +339,10 @@ class _PinnedStaging(Staging):
 # One process works on one GPU: opened at the first backend, closed at exit.
 _gpu: Gpu | None = None
 _backends: "weakref.WeakSet[CudaBackend]" = weakref.WeakSet()
+# Kernels by name and the modules that they are in, by the precision of matrix products: loaded once.
+_loaded: dict[str, tuple[dict[str, Any], list[Any]]] = {}
+# Samples on the GPU that backends share, by what tells the host's arrays apart.
+_samples: "weakref.WeakValueDictionary[tuple[Any, ...], _Samples]" = weakref.WeakValueDictionary()
 
 
 def open_gpu(number: int, select: str, host: str) -> Gpu:
@@ -373,11 +397,29 @@ def _uuid(index: int) -> str | None:
     return device_uuid(ctypes.CDLL("libcuda.so.1"), index)
 
 
+def _load_kernels(gpu: Gpu, precision: str) -> dict[str, Any]:
+    """Return the prepared kernels of the GPU by name, compiled if they are not yet."""
+    if precision not in _loaded:
+        kernels: dict[str, Any] = {}
+        modules: list[Any] = []
+        types = _KERNELS | product_kernels(precision)
+        for source, path in compiled(tuple(types), gpu.architecture).items():
+            module = cuda.module_from_buffer(path.read_bytes())
+            modules.append(module)
+            for name, arguments in (_KERNELS.get(source, {}) | product_kernels(precision).get(source, {})).items():
+                function = module.get_function(name)
+                function.prepare(arguments)
+                kernels[name] = function
+        _loaded[precision] = kernels, modules
+    return _loaded[precision][0]
+
+
 def _close_gpu() -> None:
     """Give everything back before the interpreter takes PyCUDA apart."""
     global _gpu
     for backend in list(_backends):
         backend.close()
+    _loaded.clear()
     if _gpu is not None:
         with contextlib.suppress(cuda.Error):
             _gpu.context.pop()
@@ -441,15 +483,7 @@ class CudaBackend(Backend):
             # CU_STREAM_NON_BLOCKING: never waits for the default stream. Samples and gradients travel beside the ops,
             # on a stream each way.
             self._stream, self._inward, self._outward = (cuda.Stream(1) for _ in range(3))
-            products = product_kernels(precision)
-            sources = tuple(_KERNELS | products)
-            for source, path in compiled(sources, gpu.architecture).items():
-                module = cuda.module_from_buffer(path.read_bytes())
-                self._modules.append(module)
-                for name, types in (_KERNELS.get(source, {}) | products.get(source, {})).items():
-                    function = module.get_function(name)
-                    function.prepare(types)
-                    self._kernels[name] = function
+            self._kernels = _load_kernels(gpu, precision)
         except cuda.Error as error:
             raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {kernel_cache()}") from error
         _backends.add(self)
@@ -489,7 +523,7 @@ class CudaBackend(Backend):
             with contextlib.suppress(cuda.Error):
                 pinned.free()
         self._workspace = self._library_workspace = None
-        self._kernels.clear()
+        self._kernels = {}
         self._own_kernels.clear()
         self._modules.clear()
         self._stream = self._inward = self._outward = None
@@ -527,6 +561,20 @@ class CudaBackend(Backend):
         if buffer.size:
             cuda.memcpy_htod_async(buffer.pointer, host, self._stream)
             self._wait()  # the array is the caller's again
+
+    def upload_samples(self, array: HostArray) -> DeviceArray:
+        if not self.shares_samples:
+            return self.upload(array, SAMPLES)
+        memory = _samples.get(_identity(array))
+        if memory is not None:
+            return DeviceArray(memory, memory.pointer, array.shape, _stored(array.dtype))
+        memory = _samples[_identity(array)] = _Samples(self, array)
+        buffer = DeviceArray(memory, memory.pointer, array.shape, _stored(array.dtype))
+        self.write(buffer, array)
+        return buffer
+
+    def missing_samples(self, array: HostArray) -> int:
+        return 0 if self.shares_samples and _identity(array) in _samples else _stored_bytes(array)
 
     def exchange(self, buffer: DeviceArray, *, direct: bool = False) -> Exchange:
         return _DirectExchange(self, buffer) if direct else _PinnedExchange(self, buffer)
@@ -1167,6 +1215,15 @@ def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.name in _GATHERED:
         return dtype.newbyteorder("=")
     return np.dtype({"bool": np.uint8, "float16": np.float32}.get(dtype.name, np.float64))
+
+
+def _stored_bytes(array: HostArray) -> int:
+    return int(array.size * _stored(array.dtype).itemsize)
+
+
+def _identity(array: HostArray) -> tuple[Any, ...]:
+    """Return what tells an array apart from all others that are alive."""
+    return array.ctypes.data, array.shape, array.strides, array.dtype.str
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -84,6 +84,12 @@ class NumpyBackend(Backend):
     def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
         return HostStaging(self.upload(aligned_empty(shape, dtype)))
 
+    def upload_samples(self, array: HostArray) -> Array:
+        return self.upload(array)
+
+    def missing_samples(self, array: HostArray) -> int:
+        return array.nbytes
+
     def room_for_data(self) -> int | None:
         return None
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, HostArray
-from dptrain.backend.transfers import SAMPLES, Staging
+from dptrain.backend.transfers import Staging
 from dptrain.data.sampling import Shard
 
 # The most that one of the two chunks holds: larger ones make no copy faster.
@@ -83,12 +83,15 @@ class ResidentFeed(Feed):
 
     def __init__(self, backend: Backend, arrays: Sequence[HostArray]) -> None:
         self._backend = backend
-        self._arrays = tuple(backend.upload(array, SAMPLES) for array in arrays)
+        self._arrays = tuple(backend.upload_samples(array) for array in arrays)
         self._order: Buffer = None
 
     def start(self, order: Order, shards: Sequence[Shard]) -> None:
         """Send the order."""
-        self._order = self._backend.upload(order)
+        # Kept from epoch to epoch: giving memory back would make the host wait for all that the device has to do.
+        if self._order is None or len(self._order) != len(order):
+            self._order = self._backend.empty(order.shape, np.int64)
+        self._backend.write(self._order, order)
 
     def rows(self, shard: Shard) -> Rows:
         """Return all samples, and the shard's part of the order."""
@@ -190,7 +193,7 @@ def make_feed(backend: Backend, arrays: Sequence[HostArray], largest: int, most_
         most_bytes: of the device's memory that samples may take; None for what is free.
     """
     room = backend.room_for_data() if most_bytes is None else most_bytes
-    needed = sum(array.nbytes for array in arrays)
+    needed = sum(backend.missing_samples(array) for array in arrays)
     if room is None or needed <= room:
         return ResidentFeed(backend, arrays)
     row = max(1, sum(array[:1].nbytes for array in arrays))

@@ -114,6 +114,11 @@ class Replica:
         """Gradients and tail of this rank's part of the global batch, to be summed over ranks."""
         return self._partial(0)
 
+    def bytes_for(self, rows: int) -> int:
+        """Return the memory that the model takes on its device with batches of that many rows, samples aside."""
+        by_row = sum(map(flat_features, self._row_shapes().values())) * self.backend.dtype.itemsize
+        return sum(self._model_bytes.values()) + rows * by_row
+
     def reserve(self, rows: int) -> None:
         """Allocate inputs and activations for batches of up to `rows` samples."""
         rows = max(rows, 1)

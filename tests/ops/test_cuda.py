@@ -237,6 +237,28 @@ def test_room_for_data_is_what_is_left(cuda_ops):
     assert 0 <= cuda_ops.room_for_data() <= before - held.nbytes
 
 
+def test_samples_that_backends_share_are_on_the_device_once(cuda_ops):
+    other = type(cuda_ops)()
+    x = np.arange(1 << 21, dtype=np.float16).reshape(-1, 16)
+    assert other.missing_samples(x) == 2 * x.nbytes  # kept as float32
+    own = [ops.upload_samples(x) for ops in (cuda_ops, other)]
+    assert own[0].pointer != own[1].pointer
+    cuda_ops.shares_samples = other.shares_samples = True
+    try:
+        first = cuda_ops.upload_samples(x)
+        assert other.missing_samples(x) == 0
+        assert other.missing_samples(x[1:]) > 0
+        second = other.upload_samples(x)
+        assert second.pointer == first.pointer != own[0].pointer
+        del first
+        np.testing.assert_array_equal(other.download(second), x.astype(np.float32))
+        del second
+        assert other.missing_samples(x) == 2 * x.nbytes
+    finally:
+        cuda_ops.shares_samples = False
+        other.close()
+
+
 def test_totals_add_float32_to_float64(cuda_ops):
     totals = cuda_ops.zeros((3,), np.float64)
     cuda_ops.fill(totals, 2.0**40)
