@@ -1,24 +1,17 @@
 """BackupAndRestore: a training that was interrupted goes on where it was, to the bit."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import safetensors
-import safetensors.numpy
 
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.failure import warn
 from dptrain.runs.files import output_error, sync_directory, write_atomically
 from dptrain.train.callbacks.base import Callback, Logs
 from dptrain.train.callbacks.ranks import on_rank_0, ranks_of
+from dptrain.train.state import Arrays, decode, encode
 
-Arrays = dict[str, np.ndarray[Any, Any]]
-
-_FORMAT = "dptrain backup 1"
 _FILE, _PREVIOUS = "latest.safetensors", "latest.safetensors.bkp"
 _ADVICE = "choose another `backup_dir` of BackupAndRestore"
 
@@ -154,17 +147,14 @@ class BackupAndRestore(Callback):
 
     def _write(self, epoch: int, step: int) -> None:
         replica = self.trainer.replica
-        arrays = {name: np.ascontiguousarray(replica.backend.download(b)) for name, b in replica.state().items()}
         about = {
             "epoch": epoch,
             "step": step,
-            "iterations": replica.iterations,
             "rate": self._rate(),
             "rate_at_begin": self._rate_at_begin,
             "identity": self._identity(),
         }
-        text = json.dumps(about)
-        content = safetensors.numpy.save(arrays, {"format": _FORMAT, "about": text, "sha256": _digest(text, arrays)})
+        content = encode(replica, about)
         folder = Path(self.backup_dir)
         latest = folder / _FILE
         try:
@@ -216,23 +206,7 @@ def _load(path: Path) -> tuple[dict[str, Any], Arrays]:
         OutputError: it cannot be read.
     """
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        content = path.read_bytes()
     except OSError as error:
         raise OutputError(f"{path}: {error.strerror or error}") from error
-    except Exception as error:
-        raise DataError(f"{path} is damaged ({error}); delete it to start afresh") from error
-    if metadata.get("format") != _FORMAT:
-        raise DataError(f"{path} is no backup of this version ({metadata.get('format')!r}, this one reads {_FORMAT!r})")
-    if metadata.get("sha256") != _digest(metadata.get("about", ""), arrays):
-        raise DataError(f"{path} is damaged (its checksum differs); delete it to start afresh")
-    return json.loads(metadata["about"]), arrays
-
-
-def _digest(text: str, arrays: Arrays) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(arrays):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return digest.hexdigest()
+    return decode(content, str(path))
