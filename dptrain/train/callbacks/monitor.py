@@ -1,11 +1,12 @@
 """MonitorCallback: what callbacks have in common that watch one of the logs."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.failure import warn
+from dptrain.metrics import Measured
 from dptrain.train.callbacks.base import Callback
 
 
@@ -62,9 +63,19 @@ class MonitorCallback(Callback):
         return self.monitor_op(value - self.min_delta, reference)
 
     def _direction(self) -> str | None:
-        name = self.monitor.removeprefix("val_")
-        found = "down" if name == "loss" else None
-        for one in self.trainer.replica.metrics if "trainer" in vars(self) else ():
-            if one.key == name and one.metric.direction is not None:
-                found = one.metric.direction
-        return found
+        return direction_of(self.monitor, self.trainer.replica.metrics if "trainer" in vars(self) else ())
+
+
+def direction_of(monitor: str, metrics: Sequence[Measured]) -> str | None:
+    """Return whether better values of a log are "up" or "down" from worse ones; None where nobody knows.
+
+    Args:
+        monitor: the log's key.
+        metrics: of the model, `Replica.metrics`.
+    """
+    name = monitor.removeprefix("val_")
+    found = "down" if name == "loss" else None
+    for one in metrics:
+        if one.key == name and one.metric.direction is not None:
+            found = one.metric.direction
+    return found

@@ -1,0 +1,98 @@
+"""Rank 0's part of a sweep: it alone decides which rank trains what, and writes down what comes of it."""
+
+from collections.abc import Sequence
+
+from dptrain.comm import Communicator
+from dptrain.comm.base import Mail
+from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.messages import Kind, segment_fact, to_ending, to_run, to_segment
+from dptrain.sweeps.progress import Progress
+from dptrain.sweeps.records import Ending, Segment
+from dptrain.sweeps.scheduler import Scheduler
+
+
+class Coordinator:
+    """Hands out segments to the ranks, as places become free there.
+
+    A rank asks for nothing: who has been given what is known here. So a rank whose runs end early gets the next ones,
+    and a slower one gets fewer.
+
+    Args:
+        ranks: all of the sweep.
+        scheduler: says what comes next; has been told of what the directory holds.
+        directory: where it all goes.
+        progress: shows it.
+        places: of each rank, how many runs it can train at once.
+    """
+
+    def __init__(
+        self,
+        ranks: Communicator,
+        scheduler: Scheduler,
+        directory: SweepDirectory,
+        progress: Progress,
+        places: Sequence[int],
+    ) -> None:
+        self._ranks, self._scheduler = ranks, scheduler
+        self._directory, self._progress = directory, progress
+        self._places = list(places)
+        # Of each rank, the runs that it is training.
+        self._out: list[set[int]] = [set() for _ in places]
+
+    def take(self, mail: Mail) -> None:
+        """Take in what a rank says."""
+        kind, fact = Kind(mail.fact["kind"]), mail.fact
+        if kind is Kind.EPOCH:
+            run = to_run(fact["run"])
+            self._directory.add_epoch(run, fact["epoch"], fact["logs"])
+            self._progress.epoch(run, fact["epoch"], fact["logs"])
+        elif kind is Kind.ENDING:
+            ending = to_ending(fact["ending"])
+            self._out[mail.source].remove(ending.run.number)
+            self._write(ending, mail.content or None)
+            self._scheduler.ended(ending)
+        elif kind is Kind.RETURNED:
+            segment = to_segment(fact["segment"])
+            self._out[mail.source].remove(segment.run.number)
+            self._places[mail.source] = fact["places"]
+            self._progress.note(
+                f"rank {mail.source}: no memory for more than {fact['places']} runs at a time; "
+                f"run {segment.run.number} is trained later"
+            )
+            self._scheduler.returned(segment)
+
+    def hand_out(self) -> bool:
+        """Give segments to ranks with free places; return whether the sweep goes on."""
+        while (rank := self._freest()) is not None and (segment := self._scheduler.next()) is not None:
+            self._send(segment, rank)
+        if not self._scheduler.finished:
+            return True
+        for ending in self._scheduler.leftover():
+            self._write(ending, None)
+        return False
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._progress.close()
+
+    def _freest(self) -> int | None:
+        """Return the rank with the smallest part of its places taken, None where all are."""
+        load = [(len(out) / places, rank) for rank, (out, places) in enumerate(zip(self._out, self._places, strict=True))]
+        part, rank = min(load)
+        return rank if part < 1 else None
+
+    def _send(self, segment: Segment, rank: int) -> None:
+        for trial in self._scheduler.new_trials():
+            self._directory.add_trial(trial)
+            self._progress.trial(trial)
+        run = segment.run
+        state = self._directory.state(run) if segment.begin else b""
+        setting = dict(self._scheduler.trials[run.trial].setting)
+        fact = {"kind": Kind.TRAIN, "segment": segment_fact(segment), "setting": setting}
+        self._ranks.send(rank, fact, state)
+        self._out[rank].add(run.number)
+        self._progress.started(segment, rank)
+
+    def _write(self, ending: Ending, state: bytes | None) -> None:
+        self._directory.add_ending(ending, state)
+        self._progress.ended(ending)

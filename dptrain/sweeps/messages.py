@@ -1,0 +1,49 @@
+"""What ranks of a sweep tell each other: records as JSON can carry them, and back."""
+
+import dataclasses
+from enum import StrEnum
+from typing import Any
+
+from dptrain.sweeps.records import Ending, Run, Segment, Status
+
+
+class Kind(StrEnum):
+    """What a message is about."""
+
+    # To a rank: train this segment; everything is done.
+    TRAIN = "train"
+    FINISH = "finish"
+    # To rank 0: an epoch's logs; how a segment ended; a segment that did not fit beside the others.
+    EPOCH = "epoch"
+    ENDING = "ending"
+    RETURNED = "returned"
+
+
+def run_fact(run: Run) -> list[int]:
+    """Return a run as JSON can carry it."""
+    return [run.number, run.trial, run.seed]
+
+
+def to_run(fact: list[int]) -> Run:
+    """Return the run of a `run_fact`."""
+    return Run(*fact)
+
+
+def segment_fact(segment: Segment) -> dict[str, Any]:
+    """Return a segment as JSON can carry it."""
+    return {"run": run_fact(segment.run), "begin": segment.begin, "end": segment.end}
+
+
+def to_segment(fact: dict[str, Any]) -> Segment:
+    """Return the segment of a `segment_fact`."""
+    return Segment(to_run(fact["run"]), fact["begin"], fact["end"])
+
+
+def ending_fact(ending: Ending) -> dict[str, Any]:
+    """Return an ending as JSON can carry it."""
+    return dataclasses.asdict(ending) | {"run": run_fact(ending.run), "status": str(ending.status)}
+
+
+def to_ending(fact: dict[str, Any]) -> Ending:
+    """Return the ending of an `ending_fact`."""
+    return Ending(**fact | {"run": to_run(fact["run"]), "status": Status(fact["status"])})

@@ -1,0 +1,183 @@
+"""One segment of a run while it is trained, one step at a time."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dptrain.backend.base import Backend
+from dptrain.comm import SoloCommunicator
+from dptrain.devices import open_backend
+from dptrain.errors import DeviceMemoryError, ExitCode
+from dptrain.failure import describe, exit_code_of
+from dptrain.sequential import Sequential
+from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
+from dptrain.train.callbacks import Callback, Logs, StopOnDivergence
+from dptrain.train.state import decode, encode, restore
+from dptrain.train.trainer import Turns
+
+# Takes a run, an epoch counted from 1, and its logs.
+Report = Callable[[Run, int, Logs], None]
+
+
+class Recipe(ABC):
+    """What the runs of a sweep train: a model for every setting and seed, and what it is trained on."""
+
+    @abstractmethod
+    def build(self, setting: Setting, seed: int) -> Sequential:
+        """Return a new model, compiled.
+
+        Raises:
+            DptrainError: the setting makes no model.
+        """
+
+    @abstractmethod
+    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> Turns[None]:
+        """Return the training, as `Sequential.fit_steps`, silent, with these callbacks at the end of its own."""
+
+
+class Slot:
+    """A place on this rank's device for one run at a time: backends, each with a stream of its own, that runs reuse."""
+
+    def __init__(self) -> None:
+        self._backends: dict[tuple[tuple[str, Any], ...], Backend] = {}
+
+    def backend(self, options: dict[str, Any]) -> Backend:
+        """Return a backend that `open_backend` opens with these options; the rank's device is open already."""
+        key = tuple(sorted(options.items()))
+        if key not in self._backends:
+            backend = open_backend(SoloCommunicator(), **options)
+            backend.shares_samples = True  # the data of a sweep is the same for all runs, and stays as it is
+            self._backends[key] = backend
+        return self._backends[key]
+
+
+class Training:
+    """Trains a segment in a slot.
+
+    Args:
+        recipe: says what.
+        segment: the epochs of which run.
+        setting: of its trial.
+        slot: where; nobody else uses it meanwhile.
+        state: where the run stands, if the segment does not begin with the first epoch.
+        report: told every epoch.
+
+    Attributes:
+        segment: as given.
+        slot: as given.
+        model: that is trained.
+    """
+
+    def __init__(
+        self, recipe: Recipe, segment: Segment, setting: Setting, slot: Slot, state: bytes, report: Report
+    ) -> None:
+        self.segment, self.slot = segment, slot
+        self.model = recipe.build(setting, segment.run.seed)
+        self.model.put_on(slot.backend(self.model.device_options))
+        self._keeper = _Keeper(segment, state, report)
+        self._turns = recipe.train(self.model, setting, [self._keeper, StopOnDivergence()])
+        self._seconds = 0.0
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run; None before the first, or where nobody knows."""
+        params = getattr(self._keeper, "params", {})
+        return None if params.get("steps") is None else int(params["steps"] * params["epochs"])
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether an epoch has been reported."""
+        return self._keeper.epochs > self.segment.begin
+
+    def turn(self) -> tuple[Ending, bytes] | None:
+        """Queue the next step; when there is none, return how the segment ended, and the state of a run that waits."""
+        begun = time.perf_counter()
+        try:
+            next(self._turns)
+        except StopIteration:
+            self._seconds += time.perf_counter() - begun
+            keeper = self._keeper
+            status = Status.DONE if keeper.state is None else Status.PAUSED
+            return self._ending(status), keeper.state or b""
+        self._seconds += time.perf_counter() - begun
+        return None
+
+    def failed(self, error: Exception) -> Ending:
+        """Return the ending that an error of `turn` makes."""
+        status = Status.DIVERGED if exit_code_of(error) == ExitCode.DIVERGED else Status.FAILED
+        return self._ending(status, describe(error), exit_code_of(error))
+
+    def close(self) -> None:
+        """Give back what the run holds."""
+        self._turns.close()
+
+    def _ending(self, status: Status, reason: str = "", exit_code: int = 0) -> Ending:
+        keeper = self._keeper
+        seconds = round(keeper.seconds_before + self._seconds, 3)
+        return Ending(self.segment.run, status, keeper.epochs, seconds, keeper.logs, reason, exit_code)
+
+
+class _Keeper(Callback):
+    """Begins a run where it was, reports its epochs, and ends it at the end of the segment.
+
+    Attributes:
+        epochs: done in all.
+        logs: of the last of these.
+        seconds_before: that the run had taken before this segment.
+        state: at the end of the segment, where the run is to go on from there.
+    """
+
+    def __init__(self, segment: Segment, state: bytes, report: Report) -> None:
+        super().__init__()
+        self._segment, self._begin_with, self._report = segment, state, report
+        self.epochs = segment.begin
+        self.logs: Logs = {}
+        self.seconds_before = 0.0
+        self.state: bytes | None = None
+        self._begun = time.perf_counter()
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Restore the run's state.
+
+        Raises:
+            DataError: it is damaged.
+        """
+        self._begun = time.perf_counter()
+        if not self._segment.begin:
+            return
+        about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
+        restore(self.trainer.replica, about, arrays)
+        self.seconds_before, self.logs = about["seconds"], about["logs"]
+        if self.model.optimizer.learning_rate != about["rate"]:
+            self.model.optimizer.learning_rate = about["rate"]
+        self.trainer.go_to(self._segment.begin)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Report; at the end of the segment take the state, and stop."""
+        self.epochs = epoch + 1
+        self.logs = {key: float(value) for key, value in (logs or {}).items()}
+        self._report(self._segment.run, self.epochs, self.logs)
+        if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
+            replica = self.trainer.replica
+            about = {
+                "seconds": self.seconds_before + time.perf_counter() - self._begun,
+                "logs": self.logs,
+                "rate": float(self.model.optimizer.learning_rate),
+            }
+            self.state = encode(replica, about)
+            self.model.stop_training = True
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error says that the device's memory is short."""
+    while error is not None:
+        if isinstance(error, DeviceMemoryError | MemoryError):
+            return True
+        error = error.__cause__
+    return False
+
+
+def is_of_the_device(error: BaseException) -> bool:
+    """Return whether an error leaves the device unusable, such as a failed launch: no run can go on after it."""
+    return type(error).__module__.partition(".")[0] == "pycuda"

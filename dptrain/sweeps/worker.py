@@ -1,0 +1,81 @@
+"""Independent-run mode: a rank trains several runs at once, a step of each in turn.
+
+One host thread queues a step of every run on that run's own stream; the device works on all of them. No collective
+joins runs or ranks. On the CPU a step is done when it has been queued, so that there is nothing to overlap.
+"""
+
+from typing import Any
+
+from dptrain.comm import Communicator
+from dptrain.failure import describe, exit_code_of
+from dptrain.sweeps.messages import Kind, ending_fact, run_fact, segment_fact
+from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
+from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
+from dptrain.train.callbacks import Logs
+
+
+class Worker:
+    """The runs of one rank; tells rank 0 what becomes of them.
+
+    Args:
+        ranks: all ranks of the sweep.
+        recipe: says what runs train.
+    """
+
+    def __init__(self, ranks: Communicator, recipe: Recipe) -> None:
+        self._ranks, self._recipe = ranks, recipe
+        self._trainings: list[Training] = []
+        self._free: list[Slot] = []
+
+    def start(self, segment: Segment, setting: Setting, state: bytes) -> None:
+        """Take up a segment."""
+        slot = self._free.pop() if self._free else Slot()
+        try:
+            self._trainings.append(Training(self._recipe, segment, setting, slot, state, self._report))
+        except Exception as error:
+            self._free.append(slot)
+            self._require_usable(error)
+            if self._give_back(segment, error, len(self._trainings)):
+                return
+            reason, code = describe(error), exit_code_of(error)
+            self._tell(Ending(segment.run, Status.FAILED, segment.begin, 0.0, {}, reason, code))
+
+    def turn(self) -> bool:
+        """Queue a step of every run; return whether there was any."""
+        for training in list(self._trainings):
+            try:
+                ended = training.turn()
+            except Exception as error:
+                self._require_usable(error)
+                self._leave(training)
+                others = 0 if training.has_reported else len(self._trainings)
+                if not self._give_back(training.segment, error, others):
+                    self._tell(training.failed(error))
+                continue
+            if ended is not None:
+                self._leave(training)
+                self._tell(*ended)
+        return bool(self._trainings)
+
+    def _leave(self, training: Training) -> None:
+        self._trainings.remove(training)
+        training.close()
+        self._free.append(training.slot)
+
+    def _give_back(self, segment: Segment, error: Exception, others: int) -> bool:
+        """Give a segment back, if it failed because other runs need the memory; return whether it was so."""
+        if not others or not is_out_of_memory(error):
+            return False
+        self._ranks.send(0, {"kind": Kind.RETURNED, "segment": segment_fact(segment), "places": others})
+        return True
+
+    def _require_usable(self, error: Exception) -> None:
+        if is_of_the_device(error):
+            raise error
+
+    def _report(self, run: Run, epoch: int, logs: Logs) -> None:
+        self._ranks.send(0, {"kind": Kind.EPOCH, "run": run_fact(run), "epoch": epoch, "logs": logs})
+
+    def _tell(self, ending: Ending, state: bytes = b"") -> None:
+        fact: dict[str, Any] = {"kind": Kind.ENDING, "ending": ending_fact(ending)}
+        self._ranks.send(0, fact, state)
