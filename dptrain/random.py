@@ -17,6 +17,7 @@ class Purpose(IntEnum):
     INITIALIZE = 1
     SHUFFLE = 2
     DROPOUT = 3
+    SWEEP = 4
     NOISE = 100  # of steps that users write
 
 

@@ -1,0 +1,385 @@
+"""Which segment of a sweep is to be trained next: a state machine, without files, ranks or clocks.
+
+Without rungs every run is trained once, trial by trial. With rungs it is ASHA: trials are judged at growing numbers of
+epochs, and the best `1 / eta` of those that were judged at a rung go on to the next, without waiting for the others
+(Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2). A trial is judged on the
+mean over its seeds, never on one of them. So
+
+- it is judged at a rung when all its seeds have reached it, and all of them go on together;
+- a run that ends by itself before a rung counts there with the value it ended with;
+- a run whose metric is missing or not finite has no value, and its trial has none there: it ranks behind all others
+  and is not promoted;
+- a trial of which a run diverged or failed has no value anywhere, from then on: where it had gone on before, its place
+  is another's;
+- of trials with the same value the earlier one is better;
+- once no trial will come any more and none is on its way to a rung, at least one goes on from there, so that the best
+  one is trained to the end.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from dptrain.errors import ConfigError
+from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status, Trial
+
+
+class SettingSource(ABC):
+    """Where the settings of a sweep come from."""
+
+    @property
+    @abstractmethod
+    def total(self) -> int | None:
+        """How many settings there are; None where nobody knows."""
+
+    @abstractmethod
+    def next(self, number: int) -> Setting | None:
+        """Return the setting of a new trial; None once there are no more.
+
+        Args:
+            number: of the trial; rises by one from call to call.
+        """
+
+    @abstractmethod
+    def told(self, trial: Trial, value: float | None) -> None:
+        """Learn of a trial whose runs have all ended.
+
+        Args:
+            trial: any that came from here, once.
+            value: its metric's mean over the seeds; None where it has none.
+        """
+
+    @abstractmethod
+    def restore(self, trials: Sequence[Trial]) -> None:
+        """Take up the trials of a journal, before the first `next`; `told` is called for those that are through."""
+
+
+class ListSource(SettingSource):
+    """Settings that are known beforehand.
+
+    Args:
+        settings: in their order.
+    """
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self._settings = tuple(settings)
+
+    @property
+    def total(self) -> int:
+        """How many settings there are."""
+        return len(self._settings)
+
+    def next(self, number: int) -> Setting | None:
+        """Return the setting with this number."""
+        return self._settings[number] if number < len(self._settings) else None
+
+    def told(self, trial: Trial, value: float | None) -> None:
+        """Nothing depends on it."""
+
+    def restore(self, trials: Sequence[Trial]) -> None:
+        """Nothing depends on it: a setting's place is its trial's number."""
+
+
+def rung_epochs(min_epochs: int, max_epochs: int, eta: int = 3) -> tuple[int, ...]:
+    """Return the numbers of epochs at which trials are judged: `min_epochs`, times eta, ..., below `max_epochs`.
+
+    Args:
+        min_epochs: at least 1; where it is not below `max_epochs` nothing is judged.
+        max_epochs: of a run that goes to its end.
+        eta: one in so many goes on; at least 2.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    if min_epochs < 1:
+        raise ConfigError(f"the first rung is at {min_epochs} epochs; at least 1")
+    _check_eta(eta)
+    rungs = []
+    while min_epochs < max_epochs:
+        rungs.append(min_epochs)
+        min_epochs *= eta
+    return tuple(rungs)
+
+
+def _check_eta(eta: int) -> None:
+    if eta < 2:
+        raise ConfigError(f"eta = {eta}: one trial in eta goes on from a rung, at least 2")
+
+
+class Scheduler:
+    """What is to be trained next, given what has ended.
+
+    The one who asks takes a segment from `next` for every free place, writes down `new_trials` before it hands the
+    segment out, and reports each with `ended`, or with `returned` where it was not trained. What follows depends on
+    nothing but the order of these calls.
+
+    Args:
+        source: of settings; asked for one only when nothing else is to be done.
+        seeds: every trial is trained with each.
+        metric: key of the logs that trials are judged by.
+        mode: whether a high or a low value is good.
+        rungs: numbers of epochs at which trials are judged, rising; none to train every run to its end.
+        eta: one trial in so many goes on from a rung.
+
+    Attributes:
+        trials: all that came up, by number.
+
+    Raises:
+        ConfigError: no seed, a seed twice, or rungs that do not rise.
+    """
+
+    def __init__(
+        self,
+        source: SettingSource,
+        seeds: Sequence[int],
+        *,
+        metric: str,
+        mode: Literal["max", "min"],
+        rungs: Sequence[int] = (),
+        eta: int = 3,
+    ) -> None:
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ConfigError(f"seeds = {list(seeds)}: at least one, and none twice")
+        if any(later <= earlier for earlier, later in zip((0, *rungs), rungs, strict=False)):
+            raise ConfigError(f"rungs = {list(rungs)}: numbers of epochs that rise from at least 1")
+        _check_eta(eta)
+        self.trials: list[Trial] = []
+        self._source = source
+        self._seeds = tuple(seeds)
+        self._metric = metric
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._rungs = tuple(rungs)
+        self._eta = eta
+        self._progress: list[_Progress] = []
+        # Of each rung, the trials that were judged there: number -> value, high is good.
+        self._judged: list[dict[int, float | None]] = [{} for _ in rungs]
+        self._ready: deque[Segment] = deque()
+        self._out: dict[int, Segment] = {}
+        self._new: list[Trial] = []
+        self._source_is_empty = False
+
+    @property
+    def total_runs(self) -> int | None:
+        """How many runs the sweep has; None where nobody knows."""
+        return None if self._source.total is None else self._source.total * len(self._seeds)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is being trained and nothing will be."""
+        # Where nothing is out, what comes next does not wait for anything: it can as well be found now.
+        return not self._out and not self._fill()
+
+    def next(self) -> Segment | None:
+        """Return a segment to train now; None where there is none until another one ends, or ever."""
+        if not self._fill():
+            return None
+        segment = self._ready.popleft()
+        self._out[segment.run.number] = segment
+        return segment
+
+    def new_trials(self) -> list[Trial]:
+        """Return the trials that have come up since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def ended(self, ending: Ending) -> None:
+        """Learn how a segment ended.
+
+        Args:
+            ending: of one that is out; paused only at the end of a segment that ends at a rung.
+        """
+        segment = self._out.get(ending.run.number)
+        if segment is None:
+            raise ValueError(f"run {ending.run.number} is not being trained")
+        paused = ending.status is Status.PAUSED
+        if ending.status is Status.PRUNED or (paused and ending.epochs != segment.end):
+            raise ValueError(f"run {ending.run.number} is {ending.status} after {ending.epochs} epochs of {segment}")
+        del self._out[ending.run.number]
+        trial = self._progress[ending.run.trial]
+        self._record(ending)
+        if paused and trial.runs[ending.run.number].stage <= trial.stage:
+            # Its trial went on before it: its state was lost, and it was trained again.
+            self._ready.append(self._segment(ending.run))
+        self._settle(trial)
+
+    def returned(self, segment: Segment) -> None:
+        """Take back a segment that was not trained; it is the next one again."""
+        if self._out.get(segment.run.number) != segment:
+            raise ValueError(f"{segment} is not being trained")
+        del self._out[segment.run.number]
+        self._ready.appendleft(segment)
+
+    def leftover(self) -> list[Ending]:
+        """Return, of a finished sweep, the endings of the runs that wait at a rung for nothing."""
+        return [
+            replace(run.ending, status=Status.PRUNED)
+            for trial in self._progress
+            for run in trial.runs.values()
+            if run.ending is not None and run.ending.status is Status.PAUSED
+        ]
+
+    def restore(self, trials: Sequence[Trial], endings: Sequence[Ending]) -> None:
+        """Go on from a journal; before the first `next`.
+
+        Runs that have ended are not trained again, paused ones wait at their rung, all others of these trials come
+        first. Who is promoted follows from the values as ever; a trial of which one run was trained beyond a rung was
+        promoted there.
+
+        Args:
+            trials: in the order of their numbers.
+            endings: in the order in which they came, leftover ones too; all or none of a run.
+        """
+        self._source.restore(trials)
+        for trial in trials:
+            self._add(trial)
+        for ending in endings:
+            self._record(ending)
+        for progress in self._progress:
+            progress.stage = max(0, *(run.stage - 1 for run in progress.runs.values()))
+            self._settle(progress)
+            self._ready.extend(self._missing(progress))
+
+    def _add(self, trial: Trial) -> "_Progress":
+        self.trials.append(trial)
+        first = trial.number * len(self._seeds)
+        runs = {
+            first + place: _RunProgress(Run(first + place, trial.number, seed))
+            for place, seed in enumerate(self._seeds)
+        }
+        self._progress.append(_Progress(trial, runs))
+        return self._progress[-1]
+
+    def _record(self, ending: Ending) -> None:
+        run = self._progress[ending.run.trial].runs[ending.run.number]
+        run.ending = ending
+        if ending.status is Status.PRUNED:
+            self._progress[ending.run.trial].is_pruned = True
+        else:
+            value = ending.metrics.get(self._metric)
+            run.values.append(self._sign * value if value is not None and math.isfinite(value) else None)
+
+    def _settle(self, trial: "_Progress") -> None:
+        """Judge a trial at every rung that it has completed, and tell the source where it is through."""
+        for rung, judged in enumerate(self._judged[: trial.stage + 1]):
+            if trial.has_completed(rung):
+                judged[trial.trial.number] = trial.value(rung)
+        if not trial.was_told and all(run.is_final for run in trial.runs.values()):
+            trial.was_told = True
+            value = trial.value(len(self._rungs))
+            self._source.told(trial.trial, None if value is None else self._sign * value)
+
+    def _fill(self) -> bool:
+        """See to it that a segment is ready, and return whether one is."""
+        while not self._ready:
+            trial = self._promotion(False) or self._new_trial() or self._promotion(True)
+            if trial is None:
+                return False
+            self._ready.extend(self._missing(trial))
+        return True
+
+    def _promotion(self, last: bool) -> "_Progress | None":
+        """Promote a trial and return it; None where there is none to promote.
+
+        Args:
+            last: no trial will come any more: at least one goes on from each rung that none is on its way to.
+        """
+        rungs = range(len(self._rungs))
+        for rung in rungs if last else reversed(rungs):
+            # From the lowest rung, as a promotion there is on its way to the next.
+            if last and any(self._stage(segment) <= rung for segment in self._out.values()):
+                return None
+            judged = self._judged[rung]
+            quota = max(len(judged) // self._eta, 1 if last else 0)
+            for number in sorted(judged, key=lambda number: (-_rank(judged[number]), number))[:quota]:
+                trial = self._progress[number]
+                if trial.stage == rung and judged[number] is not None and not trial.is_pruned:
+                    trial.stage += 1
+                    self._settle(trial)
+                    return trial
+        return None
+
+    def _new_trial(self) -> "_Progress | None":
+        if not self._source_is_empty:
+            setting = self._source.next(len(self.trials))
+            if setting is not None:
+                trial = Trial(len(self.trials), setting)
+                self._new.append(trial)
+                return self._add(trial)
+            self._source_is_empty = True
+        return None
+
+    def _missing(self, trial: "_Progress") -> list[Segment]:
+        """Return the next segments of a trial's runs that are not as far as the trial."""
+        return [self._segment(run.run) for run in trial.runs.values() if not run.is_final and run.stage <= trial.stage]
+
+    def _segment(self, run: Run) -> Segment:
+        """Return the next segment of a run: to the rung behind the last one that it has reached."""
+        stage = self._progress[run.trial].runs[run.number].stage
+        return Segment(run, (0, *self._rungs)[stage], (*self._rungs, None)[stage])
+
+    def _stage(self, segment: Segment) -> int:
+        return (*self._rungs, None).index(segment.end)
+
+
+def _rank(value: float | None) -> float:
+    return -math.inf if value is None else value
+
+
+@dataclass
+class _RunProgress:
+    """How far a run is.
+
+    Attributes:
+        run: the run.
+        ending: its last.
+        values: of every stage that it has ended, high is good; a stage ends at a rung, the last one at the run's end.
+    """
+
+    run: Run
+    ending: Ending | None = None
+    values: list[float | None] = field(default_factory=list)
+
+    @property
+    def stage(self) -> int:
+        return len(self.values)
+
+    @property
+    def is_final(self) -> bool:
+        return self.ending is not None and self.ending.status.is_final
+
+
+@dataclass
+class _Progress:
+    """How far a trial is.
+
+    Attributes:
+        trial: the trial.
+        runs: by number.
+        stage: from how many rungs it has been promoted.
+        is_pruned: a sweep that had finished has ended runs of it that waited.
+        was_told: the source knows its value.
+    """
+
+    trial: Trial
+    runs: dict[int, _RunProgress]
+    stage: int = 0
+    is_pruned: bool = False
+    was_told: bool = False
+
+    def has_completed(self, rung: int) -> bool:
+        return all(run.is_final or run.stage > rung for run in self.runs.values())
+
+    def value(self, rung: int) -> float | None:
+        """Return the mean over the seeds at a rung, or with what a run ended before it; None where one has none."""
+        values = [run.values[min(rung, len(run.values) - 1)] for run in self.runs.values()]
+        known = [value for value in values if value is not None]
+        if self.has_failed or len(known) < len(values):
+            return None
+        return math.fsum(known) / len(known)
+
+    @property
+    def has_failed(self) -> bool:
+        return any(run.ending is not None and not run.ending.status.is_success for run in self.runs.values())

@@ -1,0 +1,479 @@
+"""The directory of a sweep: whom it lets in, and what is left after a kill at any moment."""
+
+import errno
+import json
+import math
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest.mock
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptrain.errors import ConfigError, DataError, OutputError
+from dptrain.runs import files
+from dptrain.runs.directory import RunDirectory
+from dptrain.sweeps import directory
+from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.records import Ending, Run, Status, Trial
+
+PLAN = {"settings": [{"learning_rate": 0.1, "hidden": [128, 64]}], "seeds": [0, 1], "metric": "val_accuracy"}
+SEEDS = 2
+RUN = Run(0, 0, 0)
+OTHER = Run(1, 0, 1)
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(directory, "_PATIENCE", 0.05)
+
+
+def ending(run: Run, status: Status, epochs: int, **more) -> Ending:
+    return Ending(run, status, epochs, 0.5 * epochs, {"loss": 1 / (epochs + 1)}, **more)
+
+
+def train(sweep: SweepDirectory, run: Run, status: Status, begin: int, end: int, state: bytes | None = None) -> Ending:
+    for epoch in range(begin + 1, end + 1):
+        sweep.add_epoch(run, epoch, {"loss": 1 / epoch})
+    last = ending(run, status, end)
+    sweep.add_ending(last, state)
+    return last
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def seen(sweep: SweepDirectory) -> list[tuple[int, int]]:
+    return [(line["run"], line["epoch"]) for line in sweep.epochs()]
+
+
+def begin(path: Path) -> SweepDirectory:
+    sweep = SweepDirectory(path, PLAN)
+    sweep.add_trial(Trial(0, {"learning_rate": 0.1}))
+    return sweep
+
+
+def test_what_is_written_comes_back(tmp_path):
+    path = tmp_path / "a" / "b"
+    with begin(path) as sweep:
+        assert (sweep.trials, sweep.endings, list(sweep.epochs())) == ([Trial(0, {"learning_rate": 0.1})], [], [])
+        sweep.add_epoch(RUN, 1, {"loss": np.float32(0.5), "steps": np.int64(7)})
+        sweep.add_epoch(OTHER, 1, {"loss": math.nan, "val_loss": math.inf})
+        sweep.add_epoch(RUN, 2, {"loss": 0.1 + 0.2})
+        paused = Ending(RUN, Status.PAUSED, 2, 1.5, {"loss": 0.1 + 0.2})
+        sweep.add_ending(paused, b"two")
+        failed = Ending(OTHER, Status.DIVERGED, 1, 0.25, {"loss": -math.inf}, "loss is nan in epoch 1", 76)
+        sweep.add_ending(failed, None)
+        assert sweep.endings == [paused, failed]
+        written = list(sweep.epochs())
+    assert written == lines(path / "results.jsonl") == [
+        {"trial": 0, "run": 0, "seed": 0, "epoch": 1, "loss": 0.5, "steps": 7},
+        {"trial": 0, "run": 1, "seed": 1, "epoch": 1, "loss": None, "val_loss": None},
+        {"trial": 0, "run": 0, "seed": 0, "epoch": 2, "loss": 0.1 + 0.2},
+    ]  # fmt: skip
+    assert lines(path / "journal.jsonl")[0] == {"kind": "trial", "trial": 0, "setting": {"learning_rate": 0.1}}
+    assert lines(path / "journal.jsonl")[2] == {
+        "kind": "ending", "run": 1, "trial": 0, "seed": 1, "status": "diverged", "epochs": 1, "seconds": 0.25,
+        "metrics": {"loss": None}, "reason": "loss is nan in epoch 1", "exit_code": 76,
+    }  # fmt: skip
+    content = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with SweepDirectory(path, PLAN) as sweep:
+        assert sweep.trials == [Trial(0, {"learning_rate": 0.1})]
+        assert sweep.endings[0] == paused
+        assert (sweep.endings[1].status, sweep.endings[1].reason) == (Status.DIVERGED, failed.reason)
+        assert math.isnan(sweep.endings[1].metrics["loss"])
+        assert list(sweep.epochs()) == written
+        assert sweep.state(RUN) == b"two"
+        with pytest.raises(KeyError):
+            sweep.state(OTHER)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == content
+
+
+def test_a_state_goes_once_the_run_went_on(tmp_path):
+    with begin(tmp_path) as sweep:
+        train(sweep, RUN, Status.PAUSED, 0, 1, b"one")
+        train(sweep, RUN, Status.PAUSED, 1, 3, b"three")
+        assert [file.name for file in (tmp_path / "paused").iterdir()] == ["0-3.safetensors"]
+        assert sweep.state(RUN) == b"three"
+        train(sweep, RUN, Status.DONE, 3, 4)
+        assert list((tmp_path / "paused").iterdir()) == []
+
+
+def test_what_contradicts_what_is_there_is_not_written(tmp_path):
+    with begin(tmp_path) as sweep:
+        sweep.add_epoch(RUN, 1, {})
+        before = (tmp_path / "results.jsonl").read_bytes(), (tmp_path / "journal.jsonl").read_bytes()
+        for call in (
+            lambda: sweep.add_trial(Trial(2, {})),
+            lambda: sweep.add_epoch(RUN, 1, {}),
+            lambda: sweep.add_epoch(RUN, 3, {}),
+            lambda: sweep.add_ending(ending(RUN, Status.DONE, 2), None),
+            lambda: sweep.add_ending(ending(RUN, Status.PAUSED, 1), None),
+            lambda: sweep.add_ending(ending(RUN, Status.DONE, 1), b"state"),
+            lambda: sweep.add_ending(ending(Run(2, 1, 0), Status.FAILED, 0), None),
+        ):
+            with pytest.raises(ValueError, match=r"run|trial"):
+                call()
+        with pytest.raises(ConfigError, match=r"trial 1: JSON cannot carry its setting {'x': inf}"):
+            sweep.add_trial(Trial(1, {"x": math.inf}))
+        assert before == ((tmp_path / "results.jsonl").read_bytes(), (tmp_path / "journal.jsonl").read_bytes())
+
+
+def test_another_plan_is_refused_with_all_differences(tmp_path):
+    SweepDirectory(tmp_path, {**PLAN, "rate": 1e-5, "end": math.inf}).close()
+    SweepDirectory(tmp_path, {**PLAN, "rate": 0.00001, "end": math.inf, "seeds": (0, 1)}).close()
+    other = {
+        "settings": [{"learning_rate": 0.2, "hidden": [128, 64]}],
+        "seeds": [0, 1, 2],
+        "metric": "x" * 100,
+        "rate": 1e-5,
+        "min": 1,
+    }
+    with pytest.raises(ConfigError) as caught:
+        SweepDirectory(tmp_path, other)
+    assert str(caught.value) == (
+        f"{tmp_path} holds another sweep: settings[0].learning_rate: 0.1 there, 0.2 here; "
+        "seeds: [0, 1] there, [0, 1, 2] here; "
+        f'metric: "val_accuracy" there, "{"x" * 39} ... {"x" * 14}" here; '
+        "end: Infinity there, nothing here; min: nothing there, 1 here; choose another --out"
+    )
+    assert not (tmp_path / "holder").exists()
+
+
+def test_something_else_is_refused_and_left_alone(tmp_path):
+    run = tmp_path / "run"
+    RunDirectory(run, "seed: 1\n")
+    with pytest.raises(OutputError, match=r"run is not empty and holds no sweep \(config.yaml\); choose another --out"):
+        SweepDirectory(run, PLAN)
+    assert [file.name for file in run.iterdir()] == ["config.yaml"]
+    with pytest.raises(OutputError, match=r"config.yaml is not a directory; choose another --out"):
+        SweepDirectory(run / "config.yaml", PLAN)
+    with pytest.raises(OutputError, match=r"config.yaml/a: Not a directory; choose another --out"):
+        SweepDirectory(run / "config.yaml" / "a", PLAN)
+    (tmp_path / "sweep.yaml").write_text("a: [")
+    with pytest.raises(DataError, match=r"sweep.yaml: not YAML"):
+        SweepDirectory(tmp_path, PLAN)
+
+
+def test_a_claim_that_was_killed_is_taken_over(tmp_path):
+    for name in ("lock", "holder", ".sweep.yaml.77.tmp"):
+        (tmp_path / name).write_text("host gone, pid 77")
+    SweepDirectory(tmp_path, PLAN).close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "journal.jsonl", "lock", "paused", "results.jsonl", "sweep.yaml",
+    ]  # fmt: skip
+
+
+def test_two_sweeps_at_once_are_refused(tmp_path):
+    held = rf"another sweep works there \(host {socket.gethostname()}, pid {os.getpid()}, since .*\); end it, or choose"
+    with SweepDirectory(tmp_path, PLAN):
+        for _ in range(2):
+            with pytest.raises(OutputError, match=held):
+                SweepDirectory(tmp_path, PLAN)
+        code = (
+            "import sys\nfrom pathlib import Path\nfrom dptrain.sweeps.directory import SweepDirectory\n"
+            f"SweepDirectory(Path({str(tmp_path)!r}), {PLAN!r})"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode != 0
+        assert f"OutputError: {tmp_path}: another sweep works there (host" in done.stderr
+        assert f"pid {os.getpid()}" in done.stderr
+        (tmp_path / "holder").write_bytes(b"\xff")
+        with pytest.raises(OutputError, match=r"another sweep works there; end it"):
+            SweepDirectory(tmp_path, PLAN)
+    SweepDirectory(tmp_path, PLAN).close()
+
+
+def test_close_from_another_thread_releases_the_lock(tmp_path):
+    sweep = SweepDirectory(tmp_path, PLAN)
+    thread = threading.Thread(target=sweep.close)
+    thread.start()
+    thread.join()
+    sweep.close()
+    SweepDirectory(tmp_path, PLAN).close()
+
+
+def test_a_failed_opening_releases_the_lock(tmp_path):
+    begin(tmp_path).close()
+    (tmp_path / "journal.jsonl").write_text("no\n{}\n")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"journal.jsonl, line 1: cannot be read"):
+            SweepDirectory(tmp_path, PLAN)
+
+
+@pytest.mark.parametrize("torn", [b'{"kind": "en', b"{}", b"\xff\xff\n", b"{}\n", b"\0" * 9, b"[1]\n", b"\n"])
+@pytest.mark.parametrize("name", ["results.jsonl", "journal.jsonl"])
+def test_a_torn_last_line_never_happened(tmp_path, name, torn):
+    with begin(tmp_path) as sweep:
+        train(sweep, RUN, Status.DONE, 0, 2)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole + torn)
+    with SweepDirectory(tmp_path, PLAN) as sweep:
+        assert (tmp_path / name).read_bytes() == whole
+        train(sweep, OTHER, Status.DONE, 0, 1)
+    with SweepDirectory(tmp_path, PLAN) as sweep:
+        assert seen(sweep) == [(0, 1), (0, 2), (1, 1)]
+        assert [one.run for one in sweep.endings] == [RUN, OTHER]
+
+
+def test_a_line_that_only_lacks_its_newline_does_not_glue(tmp_path):
+    with begin(tmp_path) as sweep:
+        train(sweep, RUN, Status.DONE, 0, 1)
+        train(sweep, OTHER, Status.DONE, 0, 1)
+    journal = tmp_path / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-1])
+    with SweepDirectory(tmp_path, PLAN) as sweep:
+        assert [one.run for one in sweep.endings] == [RUN]
+        assert seen(sweep) == [(0, 1)]
+        train(sweep, OTHER, Status.DONE, 0, 1)
+    assert len(lines(journal)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("results.jsonl", "no", "line 2: cannot be read"),
+        ("results.jsonl", '{"run": 0}', "line 2: cannot be read .KeyError: 'epoch'"),
+        ("results.jsonl", '{"run": 0, "epoch": 1}', "line 2: epoch 1 of run 0 comes after 1 epochs"),
+        ("journal.jsonl", '{"kind": "other"}', "line 2: cannot be read .ValueError: unknown kind 'other'"),
+        ("journal.jsonl", "[]", "line 2: cannot be read"),
+        ("journal.jsonl", '{"kind": "trial", "trial": 4, "setting": {}}', "line 2: trial 4 comes after 1 trials"),
+    ],
+)
+def test_any_other_line_that_is_wrong_is_an_error(tmp_path, name, line, message):
+    with begin(tmp_path) as sweep:
+        train(sweep, RUN, Status.DONE, 0, 2)
+    first, *rest = (tmp_path / name).read_text().splitlines()
+    (tmp_path / name).write_text("\n".join([first, line, *rest, ""]))
+    with pytest.raises(DataError, match=f"{name}, {message}"):
+        SweepDirectory(tmp_path, PLAN)
+
+
+def test_endings_that_contradict_are_an_error(tmp_path):
+    with begin(tmp_path) as sweep:
+        train(sweep, RUN, Status.DONE, 0, 2)
+    journal = tmp_path / "journal.jsonl"
+    trial, end = journal.read_text().splitlines()
+    journal.write_text(f"{trial}\n{end}\n{end}\n")
+    with pytest.raises(DataError, match="line 3: run 0 had ended before"):
+        SweepDirectory(tmp_path, PLAN)
+    journal.write_text(f"{end}\n{trial}\n")
+    with pytest.raises(DataError, match="line 1: a run of trial 0, which has not come up"):
+        SweepDirectory(tmp_path, PLAN)
+    journal.write_text(f"{trial}\n{end}\n")
+    (tmp_path / "results.jsonl").unlink()
+    with pytest.raises(DataError, match=r"results.jsonl: 0 epochs of run 0, 2 in journal.jsonl; put the file back"):
+        SweepDirectory(tmp_path, PLAN)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "changed"])
+def test_a_paused_run_without_its_state_is_trained_again(tmp_path, damage):
+    with begin(tmp_path) as sweep:
+        train(sweep, RUN, Status.PAUSED, 0, 1, b"one")
+        kept = train(sweep, OTHER, Status.PAUSED, 0, 2, b"kept")
+        train(sweep, RUN, Status.PAUSED, 1, 3, b"three")
+        state = tmp_path / "paused" / "0-3.safetensors"
+        if damage == "missing":
+            state.unlink()
+            with pytest.raises(OutputError, match=r"0-3.safetensors: No such file"):
+                sweep.state(RUN)
+        else:
+            state.write_bytes(b"thre" if damage == "short" else b"threE")
+            with pytest.raises(DataError, match=r"0-3.safetensors: not what was written there"):
+                sweep.state(RUN)
+    for _ in range(2):
+        with SweepDirectory(tmp_path, PLAN) as sweep:
+            assert sweep.endings == [kept]
+            assert seen(sweep) == [(1, 1), (1, 2)]
+            assert sweep.state(OTHER) == b"kept"
+            assert [file.name for file in (tmp_path / "paused").iterdir()] == ["1-2.safetensors"]
+    with SweepDirectory(tmp_path, PLAN) as sweep:
+        train(sweep, RUN, Status.DONE, 0, 4)
+        assert seen(sweep) == [(1, 1), (1, 2), (0, 1), (0, 2), (0, 3), (0, 4)]
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
+    with begin(tmp_path) as sweep:
+        train(sweep, RUN, Status.DONE, 0, 1)
+        results = sweep._results._file
+
+        class Full:
+            """The file on a disk that takes 5 bytes more."""
+
+            left = 5
+
+            def write(self, content: bytes) -> int:
+                if not self.left:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                taken, self.left = self.left, 0
+                return results.write(content[:taken])
+
+            def __getattr__(self, name: str):
+                return getattr(results, name)
+
+        monkeypatch.setattr(sweep._results, "_file", Full())
+        with pytest.raises(
+            OutputError,
+            match=r"results.jsonl: No space left.*needs \d+ bytes, \d+ free\); once it can be written, start",
+        ):
+            sweep.add_epoch(OTHER, 1, {"loss": 1.0})
+        monkeypatch.setattr(sweep._results, "_file", results)
+        train(sweep, OTHER, Status.DONE, 0, 1)
+        assert seen(sweep) == [(0, 1), (1, 1)]
+
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        sweep.add_trial(Trial(1, {}))
+        monkeypatch.setattr(files.os, "fsync", full)
+        with pytest.raises(OutputError, match=r"2-0.safetensors: No space left .*needs 5 bytes.*it continues"):
+            sweep.add_ending(ending(Run(2, 1, 0), Status.PAUSED, 0), b"state")
+        with pytest.raises(OutputError, match=r"results.jsonl: No space left"):
+            sweep.add_ending(ending(Run(2, 1, 0), Status.DONE, 0), None)
+    monkeypatch.undo()
+    with SweepDirectory(tmp_path, PLAN) as sweep:
+        assert [one.run.number for one in sweep.endings] == [0, 1]
+
+
+def test_what_decides_reaches_the_disk_in_order(tmp_path, monkeypatch):
+    with begin(tmp_path) as sweep:
+        synced: list[str] = []
+        real = os.fsync
+
+        def note(handle: int) -> None:
+            synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", note)
+        sweep.add_epoch(RUN, 1, {"loss": 1.0})
+        assert synced == []
+        sweep.add_ending(ending(RUN, Status.PAUSED, 1), b"state")
+        assert synced == [f".0-1.safetensors.{os.getpid()}.tmp", "paused", "results.jsonl", "journal.jsonl"]
+
+
+# What a random sweep does: of which run, and what: an epoch, an ending at a rung, an ending.
+steps = st.lists(st.tuples(st.integers(0, 5), st.sampled_from("eeepd")), max_size=25)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.data())
+def test_a_kill_at_any_byte_leaves_a_consistent_sweep(actions, data):
+    # Nothing here cuts the power.
+    with tempfile.TemporaryDirectory() as folder, unittest.mock.patch("os.fsync"):
+        path = Path(folder) / "sweep"
+        results, journal = path / "results.jsonl", path / "journal.jsonl"
+        # By end of a journal line: the size of results.jsonl that it needs; all states ever written.
+        needs: list[tuple[int, int]] = [(0, 0)]
+        states: dict[str, bytes] = {}
+        epochs: dict[int, int] = {}
+        ended: list[Ending] = []
+        with SweepDirectory(path, PLAN) as sweep:
+            for number, action in actions:
+                run = Run(number, number // SEEDS, number % SEEDS)
+                while len(sweep.trials) <= run.trial:
+                    sweep.add_trial(Trial(len(sweep.trials), {"x": number}))
+                    needs.append((journal.stat().st_size, needs[-1][1]))
+                if any(one.run == run and one.status.is_final for one in ended):
+                    continue
+                if action == "e":
+                    epochs[number] = epochs.get(number, 0) + 1
+                    sweep.add_epoch(run, epochs[number], {"loss": float(number)})
+                    continue
+                ended.append(ending(run, Status.PAUSED if action == "p" else Status.DONE, epochs.get(number, 0)))
+                state = f"{number} at {epochs.get(number, 0)}".encode() if action == "p" else None
+                sweep.add_ending(ended[-1], state)
+                if state is not None:
+                    states[f"{number}-{epochs.get(number, 0)}.safetensors"] = state
+                needs.append((journal.stat().st_size, results.stat().st_size))
+        cut = data.draw(st.integers(0, journal.stat().st_size), "journal")
+        need = max(size for end, size in needs if end <= cut)
+        os.truncate(journal, cut)
+        os.truncate(results, data.draw(st.integers(need, results.stat().st_size), "results"))
+        whole = journal.read_bytes()
+        kept = ended[: whole[: whole.rfind(b"\n") + 1].count(b'"ending"')]
+        last = {one.run.number: one for one in kept}
+        needed = {f"{n}-{one.epochs}.safetensors" for n, one in last.items() if one.status is Status.PAUSED}
+        for name, state in states.items():
+            if name in needed or data.draw(st.booleans(), name):
+                (path / "paused" / name).write_bytes(state)
+
+        for _ in range(2):
+            with SweepDirectory(path, PLAN) as sweep:
+                assert sweep.endings == kept
+                expected = {(n, epoch) for n, one in last.items() for epoch in range(1, one.epochs + 1)}
+                assert len(seen(sweep)) == len(expected)
+                assert set(seen(sweep)) == expected
+                assert {file.name for file in (path / "paused").iterdir()} == needed
+                for one in last.values():
+                    if one.status is Status.PAUSED:
+                        assert sweep.state(one.run) == states[f"{one.run.number}-{one.epochs}.safetensors"]
+                trials = len(sweep.trials)
+                sweep.add_trial(Trial(trials, {}))
+                run = Run(trials * SEEDS, trials, 0)
+                kept = [*kept, train(sweep, run, Status.DONE, 0, 1)]
+                last[run.number] = kept[-1]
+
+
+ENDLESS = """
+import itertools, sys
+from pathlib import Path
+from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.records import Ending, Run, Status, Trial
+
+def reach(run, status, end, state):
+    for epoch in range(last[run.number].epochs + 1 if run.number in last else 1, end + 1):
+        sweep.add_epoch(run, epoch, {"loss": run.number + epoch / 8, "padding": 0.123456789})
+    last[run.number] = Ending(run, status, end, 1.0, {"loss": run.number + end / 8})
+    sweep.add_ending(last[run.number], state)
+
+sweep = SweepDirectory(Path(sys.argv[1]), {"endless": True})
+last = {ending.run.number: ending for ending in sweep.endings}
+for ending in last.values():
+    if ending.status is Status.PAUSED:
+        assert sweep.state(ending.run) == str(ending.run.number).encode() * 20000
+print("open", flush=True)
+for trial in itertools.count():
+    if trial == len(sweep.trials):
+        sweep.add_trial(Trial(trial, {"x": trial}))
+    runs = [Run(trial * 2 + place, trial, place) for place in (0, 1)]
+    for run in runs:
+        if run.number not in last:
+            reach(run, Status.PAUSED, 2, str(run.number).encode() * 20000)
+    for run in runs:
+        if not last[run.number].status.is_final:
+            reach(run, Status.DONE, 5, None)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_loses_nothing(tmp_path):
+    rng = random.Random(0)
+    path = tmp_path / "sweep"
+    before: list[Ending] = []
+    for _ in range(12):
+        with subprocess.Popen([sys.executable, "-c", ENDLESS, str(path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"open\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0.001, 0.1))
+            process.send_signal(signal.SIGKILL)
+        with SweepDirectory(path, {"endless": True}) as sweep:
+            assert sweep.endings[: len(before)] == before
+            before = list(sweep.endings)
+            last = {one.run.number: one for one in before}
+            expected = {(n, epoch): n + epoch / 8 for n, one in last.items() for epoch in range(1, one.epochs + 1)}
+            found = [((line["run"], line["epoch"]), line["loss"]) for line in sweep.epochs()]
+            assert len(found) == len(expected)
+            assert dict(found) == expected
+            paused = [one.run for one in last.values() if one.status is Status.PAUSED]
+            assert [sweep.state(run) for run in paused] == [str(run.number).encode() * 20000 for run in paused]
+    assert len(before) > 12
