@@ -333,8 +333,8 @@ class Space:
 
 
 def label(setting: Setting) -> str:
-    """Return "learning_rate=0.001, hidden=128": one line, values as `parse_grid` reads them."""
-    return ", ".join(f"{name}={_text(value)}" for name, value in setting.items())
+    """Return "learning_rate=0.001, hidden=128": one line, values as in a grid, floats to six digits."""
+    return ", ".join(f"{name}={_text(_rounded(value))}" for name, value in setting.items())
 
 
 def _assignment(what: str, text: str) -> tuple[str, str]:
@@ -501,7 +501,14 @@ def _identity(value: Any) -> Any:
     return isinstance(value, bool), value
 
 
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def _text(value: Any) -> str:
+    """Return what `_read` reads."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_text, value)) + "]"
     if value is None:

@@ -1,0 +1,479 @@
+"""What people see while a sweep runs, on rank 0: a live table of trials on a terminal, plain lines elsewhere."""
+
+import math
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dptrain.sweeps.records import Ending, Run, Segment, Status, Trial
+from dptrain.sweeps.space import label
+
+# Rows of the live table at most, and lines of a terminal that are not rows of it: heads, totals, the prompt.
+MAX_ROWS = 20
+_OTHER_LINES = 8
+# Seconds between drawings; they take at most one part in fifty of the time of the thread that drives the GPUs.
+_REFRESH = 0.25
+_PARTS = 50
+
+
+class Progress(ABC):
+    """Hears of everything that happens in a sweep, and shows what people want to know.
+
+    Whoever makes one calls `close` in a `finally`: a live table hides the cursor and holds standard output until then.
+    A trial is told before its runs are. Every call costs microseconds, but for a drawing now and then.
+    """
+
+    @abstractmethod
+    def trial(self, trial: Trial) -> None:
+        """A setting came up."""
+
+    @abstractmethod
+    def started(self, segment: Segment, rank: int) -> None:
+        """A rank trains a segment."""
+
+    @abstractmethod
+    def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
+        """A run ended an epoch, counted from 0 as callbacks do; its logs."""
+
+    @abstractmethod
+    def ended(self, ending: Ending) -> None:
+        """A segment ended, or a paused run was given up; each with the metrics of the run's last epoch."""
+
+    @abstractmethod
+    def recalled(self, ending: Ending) -> None:
+        """An earlier start of the sweep brought a run so far: it counts, but nothing is said of it."""
+
+    @abstractmethod
+    def note(self, line: str) -> None:
+        """Show a line, such as how much of a continued sweep was there already."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the terminal back; a second time does nothing."""
+
+
+def make_progress(
+    metric: str,
+    mode: str,
+    total: int | None,
+    seeds: int,
+    *,
+    quiet: bool = False,
+    live: bool | None = None,
+    file: TextIO | None = None,
+) -> Progress:
+    """Return what shows a sweep's progress.
+
+    Args:
+        metric: log key, such as "val_accuracy".
+        mode: "max" or "min", what is better.
+        total: number of runs, None where it is not known beforehand.
+        seeds: number of runs of a trial.
+        quiet: show nothing.
+        live: a live table instead of plain lines; None where the output is a terminal that can show one.
+        file: where it goes; standard output by default.
+    """
+    if quiet:
+        return NoProgress()
+    if live is None:
+        stream = file or sys.stdout
+        console = Console(file=stream)
+        live = stream.isatty() and not console.is_dumb_terminal and not console.options.ascii_only
+    if live:
+        return LiveProgress(metric, mode, total, seeds, Console(file=file, force_terminal=True))
+    return PlainProgress(metric, mode, total, seeds, file)
+
+
+class NoProgress(Progress):
+    """Shows nothing."""
+
+    def trial(self, trial: Trial) -> None:
+        """Nothing."""
+
+    def started(self, segment: Segment, rank: int) -> None:
+        """Nothing."""
+
+    def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def ended(self, ending: Ending) -> None:
+        """Nothing."""
+
+    def recalled(self, ending: Ending) -> None:
+        """Nothing."""
+
+    def note(self, line: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class PlainProgress(Progress):
+    """A line a run that is done or went wrong, and a line a trial whose runs have all ended.
+
+    Args:
+        metric: log key.
+        mode: "max" or "min".
+        total: number of runs, None where it is not known.
+        seeds: number of runs of a trial.
+        file: where lines go; standard output by default.
+    """
+
+    def __init__(self, metric: str, mode: str, total: int | None, seeds: int, file: TextIO | None = None) -> None:
+        self._tally = _Tally(metric, mode, total, seeds)
+        self._file = file
+
+    def trial(self, trial: Trial) -> None:
+        """Remember it."""
+        self._tally.trial(trial)
+
+    def started(self, segment: Segment, rank: int) -> None:
+        """Show nothing."""
+
+    def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
+        """Show nothing."""
+
+    def ended(self, ending: Ending) -> None:
+        """Show the run's line, and its trial's if it was the last."""
+        is_new = self._tally.ended(ending)
+        if ending.status not in (Status.PAUSED, Status.PRUNED):
+            self.note(self._tally.run_line(ending))
+        if is_new and self._tally.trials[ending.run.trial].has_ended:
+            self.note(self._tally.trial_line(ending.run.trial))
+
+    def recalled(self, ending: Ending) -> None:
+        """Count it."""
+        self._tally.recalled(ending)
+
+    def note(self, line: str) -> None:
+        """Show the line."""
+        # A log in ASCII is no reason to end a sweep.
+        encoding = getattr(self._file or sys.stdout, "encoding", None) or "utf-8"
+        print(line.encode(encoding, "backslashreplace").decode(encoding), file=self._file, flush=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LiveProgress(Progress):
+    """A table of the trials that are running and of the best ones, and above it what went wrong.
+
+    It is drawn by the calls, with no thread of its own, which would take turns with them for the interpreter.
+
+    Args:
+        metric: log key.
+        mode: "max" or "min".
+        total: number of runs, None where it is not known.
+        seeds: number of runs of a trial.
+        console: the terminal.
+    """
+
+    def __init__(self, metric: str, mode: str, total: int | None, seeds: int, console: Console) -> None:
+        self._tally = _Tally(metric, mode, total, seeds)
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._is_closed = False
+        self._next = -math.inf  # when it is drawn again, at the earliest
+
+    def trial(self, trial: Trial) -> None:
+        """Count it."""
+        self._tally.trial(trial)
+        self._changed()
+
+    def started(self, segment: Segment, rank: int) -> None:
+        """Show its trial among those that run."""
+        self._tally.started(segment, rank)
+        self._changed()
+
+    def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
+        """Show how far it is."""
+        self._tally.epoch(run, epoch, logs)
+        self._changed()
+
+    def ended(self, ending: Ending) -> None:
+        """Count it; show a line where it went wrong."""
+        self._tally.ended(ending)
+        if not ending.status.is_success:
+            self.note(self._tally.run_line(ending))
+        self._changed()
+
+    def recalled(self, ending: Ending) -> None:
+        """Count it."""
+        self._tally.recalled(ending)
+        self._changed()
+
+    def note(self, line: str) -> None:
+        """Show the line above the table."""
+        self._console.print(Text(line), soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the table as it is in the end."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._live.is_started:
+                self._live.update(self._picture())
+        finally:
+            self._live.stop()
+
+    def _changed(self) -> None:
+        """Draw if it has not been for a while."""
+        now = time.monotonic()
+        if now < self._next or self._is_closed:
+            return
+        if not self._live.is_started:
+            self._live.start()
+        self._live.update(self._picture(), refresh=True)
+        end = time.monotonic()
+        self._next = end + max(_REFRESH, _PARTS * (end - now))
+
+    def _picture(self) -> Group:
+        """Return the table and the totals below it."""
+        tally = self._tally
+        shown = tally.most_interesting(min(MAX_ROWS, max(1, self._console.height - _OTHER_LINES)))
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column("trial", justify="right", no_wrap=True)
+        fields = next((tuple(standing.trial.setting) for standing in tally.trials.values()), ())
+        ends = [name.rpartition(".")[2] for name in fields]
+        for name, end in zip(fields, ends, strict=True):
+            table.add_column(_one_line(end if ends.count(end) == 1 else name))
+        table.add_column("runs", justify="right", no_wrap=True)
+        table.add_column(_one_line(f"mean {tally.metric}"), no_wrap=True)
+        table.add_column("state")
+        for standing in shown:
+            table.add_row(
+                str(standing.trial.number),
+                *(_one_line(standing.cells.get(name, "")) for name in fields),
+                f"{standing.ended}/{tally.seeds}",
+                _mean_and_std(standing.values),
+                _one_line(standing.state()),
+            )
+        rest = len(tally.trials) - len(shown)
+        more = [Text(f"and {rest} more trial{'' if rest == 1 else 's'}")] if rest else []
+        return Group(table, *more, Text(tally.totals()))
+
+
+@dataclass
+class _Standing:
+    """How a trial stands. An ending costs the same with many seeds as with few; what is shown is worked out when it is.
+
+    Attributes:
+        trial: the trial.
+        metric: log key.
+        seeds: number of its runs.
+        label: its setting as text.
+        cells: the same by name.
+        latest: run number -> how its last segment ended.
+        running: run number -> epochs done and the metric's last value, None before the first epoch.
+        ended: number of runs that will not go on.
+    """
+
+    trial: Trial
+    metric: str
+    seeds: int
+    label: str = ""
+    cells: dict[str, str] = field(default_factory=dict)
+    latest: dict[int, Ending] = field(default_factory=dict)
+    running: dict[int, tuple[int, float | None]] = field(default_factory=dict)
+    ended: int = 0
+    _values: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        self.label = label(self.trial.setting)
+        self.cells = {name: label({name: value})[len(name) + 1 :] for name, value in self.trial.setting.items()}
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ended >= self.seeds
+
+    @property
+    def furthest(self) -> int:
+        """Epochs of the runs that came furthest."""
+        return max((ending.epochs for ending in self.latest.values() if ending.status.is_success), default=0)
+
+    @property
+    def values(self) -> list[float]:
+        """The metric of the runs that are done; before there is one, of those that came furthest."""
+        if self._values is None:
+            furthest = self.furthest
+            counted = [each for each in self.latest.values() if each.status is Status.DONE] or [
+                each for each in self.latest.values() if each.status.is_success and each.epochs == furthest
+            ]
+            found = (each.metrics.get(self.metric, math.nan) for each in counted)
+            self._values = [value for value in found if math.isfinite(value)]
+        return self._values
+
+    def count(self, *statuses: Status) -> int:
+        return sum(ending.status in statuses for ending in self.latest.values())
+
+    def update(self, ending: Ending) -> None:
+        self.running.pop(ending.run.number, None)
+        before = self.latest.get(ending.run.number)
+        self.ended += ending.status.is_final - (before is not None and before.status.is_final)
+        self.latest[ending.run.number] = ending
+        self._values = None
+
+    def state(self) -> str:
+        if self.running:
+            epochs = max(done for done, _ in self.running.values())
+            values = [value for _, value in self.running.values() if value is not None and math.isfinite(value)]
+            at = f", epoch {epochs}" if epochs else ""
+            return f"{len(self.running)} running{at}" + (f": {_short(_mean(values))}" if values else "")
+        failed = self.count(Status.DIVERGED, Status.FAILED)
+        if self.has_ended and failed == self.ended:
+            return "failed"
+        state = "waiting"
+        if self.has_ended:
+            state = f"stopped at epoch {self.furthest}" if self.count(Status.PRUNED) else "done"
+        elif self.count(Status.PAUSED):
+            state = f"paused at epoch {self.furthest}"
+        return state + (f", {failed} failed" if failed else "")
+
+
+class _Tally:
+    """What all trials have come to."""
+
+    def __init__(self, metric: str, mode: str, total: int | None, seeds: int) -> None:
+        self.metric, self.total, self.seeds = metric, total, seeds
+        self.trials: dict[int, _Standing] = {}
+        self._sign = -1.0 if mode == "max" else 1.0
+        self._ended = self._recalled = self._failed = 0
+        self._ranks: dict[int, int] = {}  # of the runs that are running
+        self._began = time.monotonic()
+
+    def trial(self, trial: Trial) -> None:
+        self.trials[trial.number] = _Standing(trial, self.metric, self.seeds)
+
+    def started(self, segment: Segment, rank: int) -> None:
+        self._ranks[segment.run.number] = rank
+        self.trials[segment.run.trial].running[segment.run.number] = (segment.begin, None)
+
+    def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
+        self.trials[run.trial].running[run.number] = (epoch + 1, logs.get(self.metric))
+
+    def ended(self, ending: Ending) -> bool:
+        """Count an ending; return whether the run will not go on, and this was not known."""
+        standing = self.trials[ending.run.trial]
+        before = standing.latest.get(ending.run.number)
+        standing.update(ending)
+        self._ranks.pop(ending.run.number, None)
+        is_new = ending.status.is_final and (before is None or not before.status.is_final)
+        self._ended += is_new
+        self._failed += is_new and not ending.status.is_success
+        return is_new
+
+    def recalled(self, ending: Ending) -> None:
+        self._recalled += self.ended(ending)
+
+    def run_line(self, ending: Ending) -> str:
+        """Return "run 12/128: trial 3 (learning_rate=0.001) seed 4: val_accuracy 0.9761, 5 epochs, 12.3 s"."""
+        which = f"run {_of(self._ended, self.total)}: {self._name(ending.run.trial)} seed {ending.run.seed}"
+        epochs = f"{ending.epochs} epoch{'' if ending.epochs == 1 else 's'}"
+        if not ending.status.is_success:
+            reason = " ".join(ending.reason.split())
+            return f"{which}: {ending.status} after {epochs}, {ending.seconds:.1f} s" + (reason and f": {reason}")
+        value = ending.metrics.get(self.metric)
+        found = f"no {self.metric}" if value is None else f"{self.metric} {_short(value)}"
+        return f"{which}: {found}, {epochs}, {ending.seconds:.1f} s"
+
+    def trial_line(self, number: int) -> str:
+        """Return "trial 3 (learning_rate=0.001) done: val_accuracy mean 0.9761, std 0.0012, n = 4"."""
+        standing = self.trials[number]
+        values = standing.values
+        if not values:
+            return f"{self._name(number)} {standing.state()}: no {self.metric}"
+        std = f", std {_short(_std(values))}" if len(values) > 1 else ""
+        found = f"{self.metric} mean {_short(_mean(values))}{std}, n = {len(values)}"
+        return f"{self._name(number)} {standing.state()}: {found}"
+
+    def totals(self) -> str:
+        """Return "12/128 runs done, 4 running on 2 ranks, 23.1 runs/min, 1 min 12 s elapsed, about 5 min 01 s left"."""
+        seconds = time.monotonic() - self._began
+        parts = [f"{_of(self._ended, self.total)} runs done" + (f" ({self._failed} failed)" if self._failed else "")]
+        if self._ranks:
+            ranks = len(set(self._ranks.values()))
+            parts.append(f"{len(self._ranks)} running on {ranks} rank{'' if ranks == 1 else 's'}")
+        here = self._ended - self._recalled
+        if here and seconds > 0:
+            rate = 60 * here / seconds
+            parts.append(f"{rate:{'.3g' if rate < 100 else ',.0f'}} runs/min")
+        parts.append(f"{_duration(seconds)} elapsed")
+        if self.total is not None and self._ended < self.total:
+            left = f"about {_duration((self.total - self._ended) * seconds / here)}" if here else "unknown time"
+            parts.append(f"{left} left")
+        return ", ".join(parts)
+
+    def most_interesting(self, rows: int) -> list[_Standing]:
+        """Return the best of the trials that are not running, in at least a quarter of the rows, and the others."""
+        running = [standing for standing in self.trials.values() if standing.running]
+        others = sorted(
+            (standing for standing in self.trials.values() if standing.latest and not standing.running),
+            key=self._rank,
+        )
+        best = others[: max(rows - len(running), rows // 4)]
+        return best + running[: rows - len(best)]
+
+    def _rank(self, standing: _Standing) -> tuple[bool, bool, float, int]:
+        """Return what sorts: done before not yet done before failed, better before worse."""
+        value = self._sign * _mean(standing.values) if standing.values else 0.0
+        return not standing.values, not standing.count(Status.DONE), value, standing.trial.number
+
+    def _name(self, number: int) -> str:
+        text = self.trials[number].label
+        return f"trial {number} ({text})" if text else f"trial {number}"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _std(values: list[float]) -> float:
+    """Return the standard deviation of a sample of at least two."""
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _mean_and_std(values: list[float]) -> str:
+    """Return "0.9761 ± 0.0012"; nothing of no values, no deviation of one."""
+    if not values:
+        return ""
+    mean = _mean(values)
+    return _short(mean) + (f" ± {_std(values):{_form(mean)}}" if len(values) > 1 else "")
+
+
+def _short(value: float) -> str:
+    return f"{value:{_form(value)}}"
+
+
+def _form(value: float) -> str:
+    """Return the format of four digits after the point, or of mantissa where those would say little."""
+    return ".4f" if value == 0 or 1e-3 <= abs(value) < 1e5 else ".3e"
+
+
+def _of(count: int, total: int | None) -> str:
+    return str(count) if total is None else f"{count}/{total}"
+
+
+def _one_line(text: str) -> Text:
+    """Return a cell that is cut rather than wrapped, and is no markup."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def _duration(seconds: float) -> str:
+    """Return "45 s", "3 min 20 s" or "2 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
