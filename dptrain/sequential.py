@@ -773,6 +773,12 @@ class Sequential(Steps):
         self._keep_weights()
         self._backend, self._replica, self._trainer_kept = backend, None, None
 
+    def take_off(self) -> None:
+        """Give the device's memory back at once; weights and the optimizer's state are lost."""
+        if self._replica is not None:
+            self._replica.release()
+        self._replica = self._trainer_kept = None
+
     def describe_device(self, comm: Communicator) -> str:
         """Return the device in words; allocates the model on it. Collective.
 

@@ -77,7 +77,9 @@ class Coordinator:
 
     def _freest(self) -> int | None:
         """Return the rank with the smallest part of its places taken, None where all are."""
-        load = [(len(out) / places, rank) for rank, (out, places) in enumerate(zip(self._out, self._places, strict=True))]
+        load = [
+            (len(out) / places, rank) for rank, (out, places) in enumerate(zip(self._out, self._places, strict=True))
+        ]
         part, rank = min(load)
         return rank if part < 1 else None
 

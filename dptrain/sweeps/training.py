@@ -13,6 +13,7 @@ from dptrain.failure import describe, exit_code_of
 from dptrain.sequential import Sequential
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
 from dptrain.train.callbacks import Callback, Logs, StopOnDivergence
+from dptrain.train.replica import Replica
 from dptrain.train.state import decode, encode, restore
 from dptrain.train.trainer import Turns
 
@@ -80,6 +81,11 @@ class Training:
         self._seconds = 0.0
 
     @property
+    def replica(self) -> Replica:
+        """The model on the device."""
+        return self.model.on_device(SoloCommunicator())
+
+    @property
     def steps(self) -> int | None:
         """Steps of the whole run; None before the first, or where nobody knows."""
         params = getattr(self._keeper, "params", {})
@@ -111,6 +117,7 @@ class Training:
     def close(self) -> None:
         """Give back what the run holds."""
         self._turns.close()
+        self.model.take_off()
 
     def _ending(self, status: Status, reason: str = "", exit_code: int = 0) -> Ending:
         keeper = self._keeper

@@ -114,10 +114,15 @@ class Replica:
         """Gradients and tail of this rank's part of the global batch, to be summed over ranks."""
         return self._partial(0)
 
-    def bytes_for(self, rows: int) -> int:
-        """Return the memory that the model takes on its device with batches of that many rows, samples aside."""
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes on its device, samples and what ops keep for themselves aside."""
         by_row = sum(map(flat_features, self._row_shapes().values())) * self.backend.dtype.itemsize
-        return sum(self._model_bytes.values()) + rows * by_row
+        return sum(self._model_bytes.values()) + self._capacity * by_row
+
+    def release(self) -> None:
+        """Give all memory back, for models that are trained by the hundred; the replica cannot be used afterwards."""
+        vars(self).clear()
 
     def reserve(self, rows: int) -> None:
         """Allocate inputs and activations for batches of up to `rows` samples."""
