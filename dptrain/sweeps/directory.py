@@ -193,7 +193,7 @@ class SweepDirectory:
         before = self._paused.pop(run.number, None)
         if kept is not None:
             self._paused[run.number] = kept
-        if before is not None and before != kept:
+        if before is not None and (kept is None or before.file != kept.file):
             with _errors(self._place(before), _AGAIN):
                 self._place(before).unlink(missing_ok=True)
 

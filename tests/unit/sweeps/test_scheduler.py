@@ -126,6 +126,59 @@ def test_asha_by_hand():
     assert order == [*first(0, 1, 2), (2, 1, 3), *first(3), (3, 1, 3), *first(4), (4, 1, 3), (4, 3, None)]
 
 
+def restored(endings: list[tuple[int, Status, int, float]], trials: int, seeds: int = 1) -> Scheduler:
+    """Return a scheduler that goes on from endings: (run, status, epochs, value)."""
+    scheduler = plan(trials, seeds, rungs=(1, 3))
+    scheduler.restore(
+        [Trial(number, SETTINGS[number % 9]) for number in range(trials)],
+        [
+            Ending(Run(number, number // seeds, number % seeds), status, epochs, 1.0, {"acc": value})
+            for number, status, epochs, value in endings
+        ],
+    )
+    return scheduler
+
+
+def test_the_highest_rung_comes_first():
+    paused = [(trial, Status.PAUSED, 1, -trial) for trial in range(9)]
+    scheduler = restored([*paused[:6], *((trial, Status.PAUSED, 3, -trial) for trial in (0, 1, 2)), *paused[6:]], 9)
+    assert scheduler.next() == Segment(Run(0, 0, 0), 3)
+    # At the rung below there is one to promote as well.
+    scheduler = restored(
+        [
+            *paused[:8],
+            (0, Status.PAUSED, 3, 0),
+            (1, Status.PAUSED, 3, -1),
+            (8, Status.PAUSED, 1, 1),
+            (5, Status.PAUSED, 3, -5),
+        ],
+        9,
+    )
+    assert [scheduler.next() for _ in range(2)] == [Segment(Run(0, 0, 0), 3), Segment(Run(8, 8, 0), 1, 3)]
+
+
+def test_a_trial_that_went_on_goes_on_though_others_are_better_now():
+    paused = [(run, Status.PAUSED, 1, [5, 4, 3, 9][run // 2]) for run in range(8)]
+    scheduler = restored([*paused, (0, Status.PAUSED, 3, 5)], 4, 2)
+    assert [scheduler.next() for _ in range(3)] == [
+        Segment(Run(1, 0, 1), 1, 3), Segment(Run(6, 3, 0), 1, 3), Segment(Run(7, 3, 1), 1, 3),
+    ]  # fmt: skip
+
+
+def test_a_trial_that_was_pruned_stays_so():
+    scheduler = restored([(run, Status.PAUSED, 1, 1) for run in range(2)] + [(0, Status.PRUNED, 1, 1)], 1, 2)
+    assert scheduler.finished
+    assert [one.run.number for one in scheduler.leftover()] == [1]
+
+
+def test_the_place_of_a_trial_that_fails_later_is_anothers():
+    scheduler = plan(2, rungs=(1,))
+    for value in (0.9, 0.1):
+        scheduler.ended(end(scheduler.next(), value))
+    scheduler.ended(end(scheduler.next(), 0.9, Status.DIVERGED, 4))
+    assert scheduler.next() == Segment(Run(1, 1, 0), 1)
+
+
 def test_the_best_of_few_goes_to_the_end():
     assert alone(plan(2, rungs=(1, 3)), float) == [(0, 0, 1), (1, 0, 1), (1, 1, 3), (1, 3, None)]
     assert alone(plan(1, rungs=(1, 3)), float) == [(0, 0, 1), (0, 1, 3), (0, 3, None)]
@@ -176,10 +229,12 @@ def test_a_run_that_ends_early_counts_and_is_not_trained_again():
         scheduler.ended(end(segment, 0.8))
     assert scheduler.finished
     # A trial of which nothing is left to train goes on without a segment.
-    scheduler = plan(1, rungs=(2, 6))
+    source = Told(SETTINGS[:1])
+    scheduler = Scheduler(source, [0], metric="acc", mode="max", rungs=(2, 6))
     scheduler.ended(end(scheduler.next(), 0.5, Status.DONE, 1))
     assert scheduler.finished
     assert scheduler.leftover() == []
+    assert source.values == {0: 0.5}
 
 
 class Told(ListSource):
@@ -222,10 +277,12 @@ class Endless(SettingSource):
     total = None
 
     def __init__(self, trials: int) -> None:
-        self.trials = trials
+        self.left = trials
 
     def next(self, number: int) -> Setting | None:
-        return {} if number < self.trials else None
+        self.left -= 1
+        assert self.left >= -1, "it said that there are no more"
+        return {} if self.left >= 0 else None
 
     def told(self, trial: Trial, value: float | None) -> None:
         pass
