@@ -1,0 +1,309 @@
+"""What the runs of a sweep say about its trials: means with intervals, a ranking, and which differences are real.
+
+The tests and their corrections are SciPy's, means and deviations those of Python's exact `statistics`; so the same
+runs give the same numbers in whatever order they ended. What counts:
+
+- A run is judged by its last ending. It counts with the metric of its last epoch.
+- A trial counts with its runs that are done. Where none is, it counts with the runs that were trained for most epochs
+  (those at the highest rung, of a trial that was stopped early), and is not complete.
+- A run that diverged or failed, or whose metric is not finite, has no value. Leaving it out makes the mean of what is
+  left look better than the setting is; so a trial is ranked behind all complete trials that lost fewer runs.
+"""
+
+import itertools
+import math
+import statistics
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.sweeps.records import Ending, Status, Trial
+
+Mode = Literal["max", "min"]
+
+CONFIDENCE = 0.95
+SIGNIFICANCE = 0.05
+# With more pairs of trials than this, trials are compared with the best one only.
+MOST_PAIRS = 10_000
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A trial over its seeds.
+
+    Attributes:
+        trial: its number.
+        n: runs with a value.
+        mean: of the values; None where n is 0.
+        std: sample standard deviation (n - 1 in the denominator); None where n is less than 2.
+        ci_low: lower end of the 95 % confidence interval of the mean, by Student's t; None where n is less than 2.
+        ci_high: upper end.
+        median: of the values; None where n is 0.
+        best: the best value of a single run; None where n is 0.
+        seconds: of all runs together, failed ones included.
+        failed: runs that diverged, failed or ended with a metric that is not finite; not in n.
+        epochs: the most that a run in n has done, or any run where n is 0.
+        complete: whether every seed's run is done or failed, and one at least has a value. Seeds are all that
+            occur among the endings of the sweep.
+    """
+
+    trial: int
+    n: int
+    mean: float | None
+    std: float | None
+    ci_low: float | None
+    ci_high: float | None
+    median: float | None
+    best: float | None
+    seconds: float
+    failed: int
+    epochs: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two trials over the seeds that both have.
+
+    Attributes:
+        a: number of one trial, the smaller one.
+        b: number of the other.
+        n: seeds that both have a value for.
+        difference: mean of a's value minus b's with the same seed.
+        ci_low: lower end of the difference's 95 % confidence interval, not corrected for other comparisons.
+        ci_high: upper end.
+        p: of Student's paired t-test, two-sided. 1 where all differences are 0; 0 where they are all alike.
+        p_corrected: for all comparisons that are made together.
+    """
+
+    a: int
+    b: int
+    n: int
+    difference: float
+    ci_low: float
+    ci_high: float
+    p: float
+    p_corrected: float
+
+
+def check_installed() -> None:
+    """Check that statistics can be made, before hours are spent on what they are of.
+
+    Raises:
+        ConfigError: SciPy is missing.
+    """
+    _scipy_stats()
+
+
+def last_endings(endings: Iterable[Ending]) -> list[Ending]:
+    """Return the last ending of each run, by the run's number."""
+    last = {ending.run.number: ending for ending in endings}
+    return [last[run] for run in sorted(last)]
+
+
+def failure(ending: Ending, metric: str) -> str | None:
+    """Return why a run has no value that counts; None where nothing went wrong.
+
+    Raises:
+        ConfigError: the run's logs have no such metric.
+    """
+    if not ending.status.is_success:
+        return ending.reason or ending.status.value
+    if ending.metrics and _value(ending, metric) is None:
+        return f"{metric} is {ending.metrics[metric]} at the end"
+    return None
+
+
+def values_by_seed(endings: Iterable[Ending], metric: str) -> dict[int, dict[int, float]]:
+    """Return the values that count: trial -> seed -> value, for every trial that has an ending.
+
+    Raises:
+        ConfigError: a run's logs have no such metric; names those that there are.
+    """
+    trials = defaultdict(list)
+    for ending in last_endings(endings):
+        trials[ending.run.trial].append(ending)
+    return {trial: _values(runs, metric) for trial, runs in trials.items()}
+
+
+def summarize(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode: Mode) -> list[Summary]:
+    """Return each trial's summary, in the order of the trials.
+
+    Args:
+        trials: the sweep's trials.
+        endings: of their runs, oldest first; of a run with several only the last one counts.
+        metric: the log key that trials are judged by.
+        mode: whether more of it is better ("max") or less ("min").
+
+    Raises:
+        ConfigError: a run's logs have no such metric, and which they have; SciPy is missing.
+    """
+    runs = defaultdict(list)
+    for ending in last_endings(endings):
+        runs[ending.run.trial].append(ending)
+    seeds = {ending.run.seed for ending in endings}
+    return [_summary(trial.number, runs[trial.number], seeds, metric, mode) for trial in trials]
+
+
+def rank(summaries: Iterable[Summary], mode: Mode) -> list[Summary]:
+    """Return summaries with the best trial first.
+
+    Complete trials come first: those that lost the fewest runs before the others (no trial rises by losing its bad
+    seeds), then by mean, then by lower deviation, then by number. Trials that were stopped early follow, those that
+    were trained longer first; those without values are last.
+    """
+    sign = -1.0 if mode == "max" else 1.0
+
+    def place(summary: Summary) -> tuple[float, ...]:
+        if summary.mean is None:
+            return (2, summary.trial)
+        length = 0 if summary.complete else -summary.epochs
+        deviation = math.inf if summary.std is None else summary.std
+        return (not summary.complete, length, summary.failed, sign * summary.mean, deviation, summary.trial)
+
+    return sorted(summaries, key=place)
+
+
+def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str, mode: Mode) -> list[Comparison]:
+    """Compare all pairs of complete trials that share at least 2 seeds, by Student's paired t-test over these seeds.
+
+    p-values are corrected for all pairs by the procedure of Benjamini and Yekutieli, "The control of the false
+    discovery rate in multiple testing under dependency", Annals of Statistics 29 (2001): it holds under any
+    dependence, and pairs that share a trial depend on each other. Of the differences that are then called
+    significant at 5 %, at most 5 % are expected to be none.
+
+    Beyond `MOST_PAIRS` pairs only those with the best trial are compared. They are corrected as if all other pairs
+    had been tested with p = 1: that is valid although the best trial was picked by its results, and strict.
+
+    Args:
+        summaries: by `summarize`, of the same endings.
+        endings: as `summarize`.
+        metric: as `summarize`.
+        mode: as `summarize`.
+
+    Raises:
+        ConfigError: as `summarize`.
+    """
+    values = values_by_seed(endings, metric)
+    complete = [summary.trial for summary in rank(summaries, mode) if summary.complete]
+    total = math.comb(len(complete), 2)
+    pairs: Iterable[tuple[int, int]] = itertools.combinations(sorted(complete), 2)
+    if total > MOST_PAIRS:
+        pairs = sorted((min(complete[0], other), max(complete[0], other)) for other in complete[1:])
+    # Pairs with the same seeds are tested in one call.
+    groups = defaultdict(list)
+    for a, b in pairs:
+        seeds = tuple(sorted(values[a].keys() & values[b].keys()))
+        if len(seeds) >= 2:
+            groups[seeds].append((a, b))
+    tested = []
+    for seeds, group in groups.items():
+        tested += _paired_tests(values, seeds, group)
+    if not tested:
+        return []
+    tested.sort(key=lambda row: row[:2])
+    ps = [row[-1] for row in tested]
+    untested = total - len(tested) if total > MOST_PAIRS else 0
+    corrected = _scipy_stats().false_discovery_control(ps + [1.0] * untested, method="by")
+    return [Comparison(*row, float(p)) for row, p in zip(tested, corrected, strict=False)]
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Return the mean of at least one value and its 95 % confidence interval by Student's t (None of one value)."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return mean, None, None
+    half = _quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+def _summary(trial: int, runs: Sequence[Ending], seeds: set[int], metric: str, mode: Mode) -> Summary:
+    values = list(_values(runs, metric).values())
+    mean = low = high = None
+    if values:
+        mean, low, high = mean_and_interval(values)
+    ended = {run.run.seed for run in runs if run.status is Status.DONE or not run.status.is_success}
+    return Summary(
+        trial=trial,
+        n=len(values),
+        mean=mean,
+        std=statistics.stdev(values) if len(values) > 1 else None,
+        ci_low=low,
+        ci_high=high,
+        median=statistics.median(values) if values else None,
+        best=(max(values) if mode == "max" else min(values)) if values else None,
+        seconds=math.fsum(run.seconds for run in runs),
+        failed=sum(failure(run, metric) is not None for run in runs),
+        epochs=max((run.epochs for run in _counted(runs) or runs), default=0),
+        complete=bool(values) and ended == seeds,
+    )
+
+
+def _counted(runs: Sequence[Ending]) -> list[Ending]:
+    """Return the runs of a trial that count, apart from whether their metric is finite."""
+    done = [run for run in runs if run.status is Status.DONE]
+    if done:
+        return done
+    early = [run for run in runs if run.status.is_success]
+    return [run for run in early if run.epochs == max(other.epochs for other in early)]
+
+
+def _values(runs: Sequence[Ending], metric: str) -> dict[int, float]:
+    """Return seed -> value of a trial's runs that count."""
+    found = {run.run.seed: _value(run, metric) for run in _counted(runs)}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _value(ending: Ending, metric: str) -> float | None:
+    """Return a run's value; None where it finished no epoch, or the value is not finite."""
+    if not ending.metrics:
+        return None
+    if metric not in ending.metrics:
+        known = ", ".join(sorted(ending.metrics))
+        raise ConfigError(f"no metric {metric!r} in the logs of run {ending.run.number}; there are: {known}")
+    value: float | None = ending.metrics[metric]  # None is JSON's word for what is not finite
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _paired_tests(
+    values: Mapping[int, Mapping[int, float]], seeds: Sequence[int], pairs: Sequence[tuple[int, int]]
+) -> list[tuple[int, int, int, float, float, float, float]]:
+    """Return (a, b, n, difference, ci_low, ci_high, p) for pairs of trials that share these seeds."""
+    a_PS, b_PS = (np.array([[values[pair[side]][seed] for seed in seeds] for pair in pairs]) for side in (0, 1))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # SciPy's about differences that are all alike, which are answered below
+        result = _scipy_stats().ttest_rel(a_PS, b_PS, axis=1)
+        interval = result.confidence_interval(CONFIDENCE)
+        difference_PS = a_PS - b_PS
+        difference_P = difference_PS.mean(axis=1)
+        low_P, high_P, p_P = np.array(interval.low), np.array(interval.high), np.nan_to_num(result.pvalue, nan=1.0)
+        # What rounding alone makes of equal differences is not a deviation that a test could measure them by.
+        rounding_P = 4 * np.finfo(np.float64).eps * np.maximum(np.abs(a_PS), np.abs(b_PS)).max(axis=1)
+        alike_P = np.ptp(difference_PS, axis=1) <= rounding_P
+        zero_P = alike_P & (np.abs(difference_P) <= rounding_P)
+    difference_P[zero_P] = 0.0
+    p_P[alike_P] = 0.0
+    p_P[zero_P] = 1.0
+    low_P[alike_P] = high_P[alike_P] = difference_P[alike_P]
+    columns = (difference_P.tolist(), low_P.tolist(), high_P.tolist(), p_P.tolist())
+    return [(*pair, len(seeds), *row) for pair, row in zip(pairs, zip(*columns, strict=True), strict=True)]
+
+
+@lru_cache(maxsize=1024)
+def _quantile(freedom: int) -> float:
+    """Return Student's t that 95 % of a distribution with so many degrees of freedom lie within, both sides."""
+    return float(_scipy_stats().t.ppf((1 + CONFIDENCE) / 2, freedom))
+
+
+def _scipy_stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ConfigError("scipy is not installed: pip install 'dptrain[sweep]'") from error
+    return stats

@@ -1,0 +1,55 @@
+"""Settings and numbers as text, the same in tables, sentences and pictures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def cell(value: Any) -> str:
+    """Return a value as a table for machines holds it: text as it is, nothing for None, all else as JSON.
+
+    JSON writes a float with as many digits as give the same float back.
+    """
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def described(setting: Mapping[str, Any]) -> str:
+    """Return a setting as 'learning_rate=0.001, hidden=[128]'."""
+    return ", ".join(f"{name}={brief(value)}" for name, value in setting.items())
+
+
+def brief(value: Any) -> str:
+    """Return a swept value for people: a float to 5 significant digits."""
+    if isinstance(value, float):
+        return number(value)
+    return "none" if value is None else cell(value)
+
+
+def number(value: float | None) -> str:
+    """Return a measured value to 5 significant digits, or a dash where there is none."""
+    return "-" if value is None else f"{value:.5g}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Return an interval as '0.97 to 0.98', or a dash where there is none."""
+    return "-" if low is None or high is None else f"{number(low)} to {number(high)}"
+
+
+def shortened(text: str, length: int) -> str:
+    """Return a text of at most so many characters, with an ellipsis where some were left out."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def listed(items: Sequence[Any], most: int = 12) -> str:
+    """Return '1, 2 and 5', with the number of those left out where there are many."""
+    words = [str(item) for item in items]
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def counted(number: int, word: str) -> str:
+    """Return '1 run' or '2 runs'."""
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,248 @@
+"""trials.csv and report.html: what is in them, and that what a user wrote stays text."""
+
+import base64
+import csv
+import dataclasses
+import math
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
+
+from dptrain.errors import ConfigError, OutputError
+from dptrain.sweeps import report
+from dptrain.sweeps.records import Status, Trial
+from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
+from dptrain.sweeps.statistics import summarize
+from tests.unit.sweeps.samples import ending, endings, logs, trials
+
+NASTY = "<b>&\"'</td><script>alert(1)</script>$\\frac{$"
+FIELDS = ["learning_rate", "model.hidden"]
+# Elements that have no end tag.
+VOID = {"meta", "img"}
+
+
+class Page(HTMLParser):
+    """A page's elements, their attributes, and the text of each cell and paragraph; elements must nest."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts, self.rows = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.open[-1:] in (["td"], ["th"]):
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self):
+        return "".join(self.texts)
+
+    @property
+    def pictures(self):
+        start = "data:image/png;base64,"
+        sources = [value for name, value in self.attributes if name == "src"]
+        assert all(source.startswith(start) for source in sources)
+        return [base64.b64decode(source.removeprefix(start), validate=True) for source in sources]
+
+    def table(self, first):
+        """Return the rows below the header that starts with this name, up to the next header or rows of other width."""
+        [start] = [n for n, row in enumerate(self.rows) if row[0] == first]
+        header = self.rows[start]
+        found = []
+        for row in self.rows[start + 1 :]:
+            if len(row) != len(header):
+                break
+            found.append(dict(zip(header, row, strict=True)))
+        return found
+
+
+def written(path, some, ended, *, fields=FIELDS, facts=None, **more):
+    write_report(
+        path,
+        some,
+        ended,
+        iter(logs(ended)),
+        metric="val_accuracy",
+        mode="max",
+        fields=fields,
+        facts={"dptrain": "1.2.3"} if facts is None else facts,
+        **more,
+    )
+    return Page(path.read_text(encoding="utf-8"))
+
+
+# --- trials.csv ---
+
+
+def test_trials_csv_is_the_summaries(tmp_path):
+    some = [
+        Trial(0, {"learning_rate": 0.1 + 0.2, "model.hidden": [128, 64], "name": 'a,"b"\nc'}),
+        Trial(1, {"learning_rate": 1e-05, "model.hidden": [], "name": None}),
+        Trial(2, {"learning_rate": 1, "model.hidden": [1], "name": True}),
+    ]
+    ended = [*endings({0: [1 / 3, 2 / 3, 0.1], 1: [0.7]}), ending(2, 0, status=Status.DIVERGED, epochs=4)]
+    summaries = summarize(some, ended, "val_accuracy", "max")
+    path = tmp_path / "trials.csv"
+    write_trials_csv(path, some, summaries[::-1], ["name", "model.hidden", "learning_rate"])
+    with open(path, encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    assert reader.fieldnames == ["trial", "name", "model.hidden", "learning_rate", *MEASURES]
+    assert MEASURES == ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs")
+    assert [row["trial"] for row in rows] == ["0", "1", "2"]
+    assert [row["learning_rate"] for row in rows] == ["0.30000000000000004", "1e-05", "1"]
+    assert [row["model.hidden"] for row in rows] == ["[128, 64]", "[]", "[1]"]
+    assert [row["name"] for row in rows] == ['a,"b"\nc', "", "true"]
+    for row, summary in zip(rows, summaries, strict=True):
+        for name in MEASURES:
+            value = getattr(summary, name)
+            assert row[name] == "" if value is None else float(row[name]) == value
+    assert rows[2]["n"] == "0"
+    assert rows[2]["failed"] == "1"
+    assert rows[1]["std"] == rows[1]["ci_low"] == rows[1]["ci_high"] == rows[2]["mean"] == ""
+
+
+def test_trials_csv_that_cannot_be_written(tmp_path):
+    with pytest.raises(OutputError, match=r"trials\.csv"):
+        write_trials_csv(tmp_path / "missing" / "trials.csv", [], [], [])
+
+
+# --- report.html ---
+
+
+def test_report_holds_all_trials_numbers_and_pictures(tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
+    ended = endings({0: [0.5, 0.6, 0.7], 1: [0.8, 0.9, 0.95], 2: [0.1, 0.2, 0.2]})
+    ended[8] = ending(2, 2, status=Status.DIVERGED, epochs=1)
+    page = written(
+        tmp_path / "report.html",
+        trials(3),
+        ended,
+        facts={"dptrain": "1.2.3", "devices": ["cpu", "cpu"]},
+        repeat="python -m dptrain train --seed 7",
+        title="My sweep",
+    )
+    assert page.texts.count("My sweep") == 2  # title and headline
+    assert "3 trials, 3 seeds, 9 runs (1 diverged, 8 done), 1 without a value" in page.text
+    ranking = page.table("place")
+    assert [(row["place"], row["trial"], row["n"]) for row in ranking] == [
+        ("1", "1", "3"),
+        ("2", "0", "3"),
+        ("3", "2", "2"),
+    ]
+    assert [row["mean"] for row in ranking] == ["0.88333", "0.6", "0.15"]
+    assert ranking[1]["95 % interval"] == "0.35159 to 0.84841"
+    assert [row["model.hidden"] for row in ranking] == ["[128]", "[64]", "[192]"]
+    assert "1 failed" in ranking[2].values()
+    assert page.table("run") == [
+        {
+            "run": "202",
+            "trial": "2",
+            "seed": "2",
+            "status": "diverged",
+            "epochs": "1",
+            "reason": "loss is nan at step 7",
+        }
+    ]
+    swept = {row["field"]: row["values"] for row in page.table("field")}
+    assert swept == {"learning_rate": "1, 0.1 and 0.01", "model.hidden": "[64], [128] and [192]"}
+    assert "Trial 1 (learning_rate=0.1, model.hidden=[128]) has the best mean" in page.text
+    for text in ("python -m dptrain train --seed 7", "1.2.3", '["cpu", "cpu"]'):
+        assert text in page.text
+    assert len(page.pictures) == 3
+    assert all(picture.startswith(b"\x89PNG\r\n\x1a\n") for picture in page.pictures)
+
+
+def test_nothing_a_user_wrote_becomes_html(tmp_path):
+    some = [Trial(n, {NASTY: f"{NASTY}{n}"}) for n in range(2)]
+    ended = [
+        *endings({0: [0.5, 0.6], 1: [0.7, 0.9]}),
+        dataclasses.replace(ending(1, 2, status=Status.FAILED), reason=f"reason {NASTY}"),
+    ]
+    page = written(
+        tmp_path / "report.html", some, ended, fields=[NASTY], facts={f"fact {NASTY}": NASTY}, repeat=NASTY, title=NASTY
+    )
+    assert not {"b", "script"} & set(page.tags)
+    for text in (f"{NASTY}0", f"{NASTY}1", f"reason {NASTY}", f"fact {NASTY}"):
+        assert any(text in row for row in page.rows)
+    assert page.texts.count(NASTY) >= 4  # title, headline, fact, command
+
+
+def test_report_needs_nothing_from_outside_and_runs_nothing(tmp_path):
+    page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, 0.9]}))
+    assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name == "href" or name.startswith("on")]
+    assert page.pictures is not None  # and each is a data: address
+    text = (tmp_path / "report.html").read_text()
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_metrics_that_are_not_finite_are_failures_with_a_reason(tmp_path):
+    ended = [*endings({0: [0.5, 0.6]}), ending(0, 2, math.nan)]
+    page = written(tmp_path / "report.html", trials(1), ended)
+    assert [row["reason"] for row in page.table("run")] == ["val_accuracy is nan at the end"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_report_of_nothing_finished(tmp_path, number):
+    page = written(tmp_path / "report.html", trials(number), [])
+    assert len(page.table("place")) == number
+    assert "No run has ended with a value of val_accuracy" in page.text
+    assert page.pictures == []
+
+
+def test_report_of_one_trial_without_swept_fields(tmp_path):
+    page = written(tmp_path / "report.html", [Trial(0, {})], endings({0: [0.5]}), fields=[], facts={})
+    assert [(row["n"], row["95 % interval"]) for row in page.table("place")] == [("1", "-")]
+
+
+def test_report_of_many_trials_and_failures_says_what_it_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_MOST_FAILURES", 3)
+    ended = endings({n: [0.5 + n / 1000, 0.5 + n / 900] for n in range(300)})
+    ended += [ending(n, 2, status=Status.FAILED) for n in range(7)]
+    page = written(tmp_path / "report.html", trials(300), ended)
+    assert len(page.table("place")) == 300
+    assert len(page.table("run")) == 3
+    assert "The first 3 of 7." in page.text
+    if page.pictures:
+        assert "Only the best 12 of 300 trials are drawn." in page.text
+        assert "Only the best 30 of 300 trials are drawn." in page.text
+    swept = {row["field"]: row["values"] for row in page.table("field")}
+    assert swept["model.hidden"].endswith(" and 288 more")
+
+
+def test_report_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, 0.9]}))
+    assert page.pictures == []
+    assert "pip install 'dptrain[sweep]'" in page.text
+    assert len(page.table("place")) == 2
+
+
+def test_report_of_an_unknown_metric(tmp_path):
+    with pytest.raises(ConfigError, match="there are: loss, val_accuracy"):
+        write_report(
+            tmp_path / "report.html", trials(1), endings({0: [1.0]}), [], metric="x", mode="max", fields=[], facts={}
+        )
+    assert list(tmp_path.iterdir()) == []

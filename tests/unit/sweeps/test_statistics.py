@@ -1,0 +1,274 @@
+"""Summaries, ranking and comparisons against SciPy and against numbers computed by hand."""
+
+import dataclasses
+import itertools
+import math
+import random
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
+from scipy import stats
+
+from dptrain.errors import ConfigError
+from dptrain.sweeps import statistics
+from dptrain.sweeps.records import Status
+from dptrain.sweeps.statistics import compare, mean_and_interval, rank, summarize
+from tests.unit.sweeps.samples import ending, endings, trials
+
+FINITE = st.floats(-1e6, 1e6, allow_nan=False).map(lambda value: round(value, 6))
+
+
+def summaries_of(values, mode="max"):
+    return summarize(trials(len(values)), endings(values), "val_accuracy", mode)
+
+
+def comparisons_of(values, mode="max"):
+    return compare(summaries_of(values, mode), endings(values), "val_accuracy", mode)
+
+
+# --- summaries ---
+
+
+def test_summary_by_hand():
+    # mean 0.84, deviations -.04 -.02 0 .02 .04: variance 0.004 / 4; t(4 degrees of freedom) = 2.7764451 at 97.5 %
+    [summary] = summaries_of({0: [0.80, 0.88, 0.82, 0.86, 0.84]})
+    half = 2.7764451 * math.sqrt(0.001) / math.sqrt(5)
+    assert summary.mean == pytest.approx(0.84, rel=1e-15)
+    assert summary.std == pytest.approx(math.sqrt(0.001), rel=1e-12)
+    assert summary.ci_low == pytest.approx(0.84 - half, rel=1e-7)
+    assert summary.ci_high == pytest.approx(0.84 + half, rel=1e-7)
+    assert (summary.n, summary.median, summary.best, summary.seconds) == (5, 0.84, 0.88, 10.0)
+    assert (summary.trial, summary.failed, summary.epochs, summary.complete) == (0, 0, 5, True)
+    assert summaries_of({0: [0.80, 0.88, 0.82, 0.86, 0.84]}, "min")[0].best == 0.80
+
+
+def test_one_value_has_no_interval_and_no_value_nothing():
+    one, none = summarize(trials(2), [ending(0, 0, 0.5)], "val_accuracy", "max")
+    assert (one.n, one.mean, one.median, one.best, one.complete) == (1, 0.5, 0.5, 0.5, True)
+    assert one.std is one.ci_low is one.ci_high is None
+    assert (none.n, none.seconds, none.failed, none.epochs, none.complete) == (0, 0.0, 0, 0, False)
+    assert none.mean is none.std is none.ci_low is none.ci_high is none.median is none.best is None
+
+
+def test_equal_values_have_a_point_for_interval():
+    [summary] = summaries_of({0: [0.1, 0.1, 0.1]})
+    assert (summary.mean, summary.std, summary.ci_low, summary.ci_high) == (0.1, 0.0, 0.1, 0.1)
+
+
+@given(st.lists(FINITE, min_size=2, max_size=20))
+def test_interval_is_scipys_and_contains_the_mean(values):
+    mean, low, high = mean_and_interval(values)
+    assert low <= mean <= high
+    if len(set(values)) > 1:
+        expected = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=stats.sem(values))
+        assert [low, high] == pytest.approx(list(expected), rel=1e-9, abs=1e-9 * max(map(abs, values)))
+
+
+@given(st.lists(FINITE, min_size=2, max_size=8), st.floats(-100, 100), st.sampled_from([-8.0, -0.5, 0.25, 4.0]))
+def test_summary_follows_shift_and_scale(values, shift, scale):
+    [before] = summaries_of({0: values})
+    [after] = summaries_of({0: [scale * value + shift for value in values]})
+    low, high = (before.ci_low, before.ci_high) if scale > 0 else (before.ci_high, before.ci_low)
+    size = {"rel": 1e-9, "abs": 1e-9 * (1 + max(abs(scale * value) + abs(shift) for value in values))}
+    assert after.mean == pytest.approx(scale * before.mean + shift, **size)
+    assert after.std == pytest.approx(abs(scale) * before.std, **size)
+    assert [after.ci_low, after.ci_high] == pytest.approx([scale * low + shift, scale * high + shift], **size)
+
+
+@given(st.lists(st.lists(FINITE, min_size=3, max_size=3), min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_the_order_in_which_runs_ended_changes_no_bit(values, shuffler):
+    ended = endings(dict(enumerate(values)))
+    shuffled = shuffler.sample(ended, len(ended))
+    found = [summarize(trials(len(values)), order, "val_accuracy", "max") for order in (ended, shuffled)]
+    assert found[0] == found[1]
+    pairs = [compare(some, order, "val_accuracy", "max") for some, order in zip(found, (ended, shuffled), strict=True)]
+    assert pairs[0] == pairs[1]
+
+
+def test_only_the_last_ending_of_a_run_counts():
+    ended = [
+        ending(0, 0, 0.1, Status.PAUSED, epochs=1),
+        ending(0, 1, 0.2, Status.PAUSED, epochs=1),
+        ending(0, 0, 0.9),
+        dataclasses.replace(ending(0, 1, 0.7), seconds=5.0),
+    ]
+    [summary] = summarize(trials(1), ended, "val_accuracy", "max")
+    assert (summary.n, summary.mean, summary.seconds, summary.epochs) == (2, pytest.approx(0.8), 7.0, 5)
+    assert summary.complete
+
+
+def test_trials_that_were_stopped_early_count_with_what_they_reached():
+    early = [ending(0, seed, 0.5 + seed / 10, Status.PRUNED, epochs=2) for seed in range(2)]
+    [summary] = summarize(trials(1), early, "val_accuracy", "max")
+    assert (summary.n, summary.mean, summary.epochs, summary.complete) == (2, pytest.approx(0.55), 2, False)
+    # one run is at a higher rung already: what is compared is what was trained for as long
+    [summary] = summarize(trials(1), [*early, ending(0, 0, 0.9, Status.PAUSED, epochs=4)], "val_accuracy", "max")
+    assert (summary.n, summary.mean, summary.epochs, summary.complete) == (1, 0.9, 4, False)
+    [summary] = summarize(trials(1), [*early, ending(0, 0, 0.95, Status.DONE, epochs=6)], "val_accuracy", "max")
+    assert (summary.n, summary.mean, summary.epochs, summary.complete) == (1, 0.95, 6, False)
+
+
+def test_a_trial_whose_seeds_are_not_all_trained_is_not_complete():
+    ended = [*endings({0: [0.5, 0.6]}), ending(1, 0, 0.9)]
+    assert [s.complete for s in summarize(trials(2), ended, "val_accuracy", "max")] == [True, False]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
+def test_a_metric_that_is_not_finite_is_a_failure(bad):
+    ended = [*endings({0: [0.5, 0.7]}), ending(0, 2, bad), ending(0, 3, status=Status.DIVERGED, epochs=9)]
+    [summary] = summarize(trials(1), ended, "val_accuracy", "max")
+    assert (summary.n, summary.mean, summary.failed, summary.seconds) == (2, pytest.approx(0.6), 2, 8.0)
+    assert (summary.epochs, summary.complete) == (5, True)
+    assert statistics.failure(ended[2], "val_accuracy") == f"val_accuracy is {bad} at the end"
+    assert statistics.failure(ended[3], "val_accuracy") == "loss is nan at step 7"
+    assert statistics.failure(ended[0], "val_accuracy") is None
+
+
+def test_all_runs_failed():
+    ended = [ending(0, seed, status=Status.FAILED, epochs=seed) for seed in range(3)]
+    [summary] = summarize(trials(1), ended, "val_accuracy", "max")
+    assert (summary.n, summary.mean, summary.failed, summary.epochs, summary.complete) == (0, None, 3, 2, False)
+
+
+def test_runs_that_finished_no_epoch_have_no_value():
+    ended = [dataclasses.replace(ending(0, 0, 0.5), metrics={}, epochs=0)]
+    [summary] = summarize(trials(1), ended, "val_accuracy", "max")
+    assert (summary.n, summary.failed, summary.complete) == (0, 0, False)
+
+
+def test_unknown_metric_names_those_there_are():
+    with pytest.raises(ConfigError, match=r"no metric 'val_loss' in the logs of run 0; there are: loss, val_accuracy"):
+        summarize(trials(1), [ending(0, 0, 0.5)], "val_loss", "min")
+
+
+def test_without_scipy(monkeypatch):
+    statistics._quantile.cache_clear()
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    for ask in (statistics.check_installed, lambda: summaries_of({0: [0.1, 0.2]})):
+        with pytest.raises(ConfigError, match=r"^scipy is not installed: pip install 'dptrain\[sweep\]'$"):
+            ask()
+
+
+# --- ranking ---
+
+
+def test_ranking_by_mean_then_deviation_then_number():
+    values = {0: [0.4, 0.6], 1: [0.45, 0.55], 2: [0.9, 0.9], 3: [0.1, 0.1], 4: [0.45, 0.55]}
+    assert [s.trial for s in rank(summaries_of(values), "max")] == [2, 1, 4, 0, 3]
+    assert [s.trial for s in rank(summaries_of(values, "min"), "min")] == [3, 1, 4, 0, 2]
+
+
+def test_no_trial_rises_by_losing_runs_or_by_stopping_early():
+    ended = [
+        *endings({0: [0.5, 0.5], 1: [0.6, 0.6]}),
+        *(ending(2, 0, 0.99), ending(2, 1, status=Status.DIVERGED)),
+        *(ending(3, seed, 0.7, Status.PRUNED, epochs=1) for seed in range(2)),
+        *(ending(4, seed, 0.3, Status.PRUNED, epochs=3) for seed in range(2)),
+        *(ending(5, seed, status=Status.FAILED) for seed in range(2)),
+    ]
+    summaries = summarize(trials(7), ended, "val_accuracy", "max")
+    assert [s.trial for s in rank(summaries, "max")] == [1, 0, 2, 4, 3, 5, 6]
+
+
+@given(st.permutations(range(4)))
+def test_ranking_does_not_depend_on_the_order(order):
+    summaries = summaries_of({0: [0.4], 1: [0.4], 2: [0.9], 3: [0.1]})
+    assert [s.trial for s in rank([summaries[n] for n in order], "max")] == [2, 0, 1, 3]
+
+
+# --- comparisons ---
+
+
+def test_paired_test_by_hand():
+    # Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t = 2 sqrt(3). With 2 degrees of freedom the two-sided
+    # p is 1 - t / sqrt(t^2 + 2), and 97.5 % lie below 4.3026527.
+    [found] = comparisons_of({0: [11.0, 13.0, 12.0], 1: [10.0, 11.0, 9.0]})
+    assert (found.a, found.b, found.n, found.difference) == (0, 1, 3, pytest.approx(2.0))
+    assert found.p == pytest.approx(1 - math.sqrt(12 / 14), rel=1e-9)
+    assert [found.ci_low, found.ci_high] == pytest.approx([2 - 4.3026527 / 3**0.5, 2 + 4.3026527 / 3**0.5], rel=1e-7)
+    assert found.p_corrected == pytest.approx(found.p)  # one pair: nothing to correct for
+
+
+def test_all_pairs_are_scipys_and_corrected_together():
+    source = random.Random(3)
+    values = {trial: [source.gauss(0.5 + 0.02 * trial, 0.02) for _ in range(6)] for trial in range(5)}
+    found = comparisons_of(values)
+    assert [(row.a, row.b) for row in found] == list(itertools.combinations(range(5), 2))
+    ps = [stats.ttest_rel(values[row.a], values[row.b]).pvalue for row in found]
+    assert [row.p for row in found] == pytest.approx(ps, rel=1e-10)
+    # by hand: p of rank i of m, times m (1 + 1/2 + ... + 1/m) / i, made monotonic from the largest down
+    factor = len(ps) * sum(1 / i for i in range(1, len(ps) + 1))
+    order = sorted(range(len(ps)), key=lambda index: ps[index], reverse=True)
+    smallest, expected = 1.0, {}
+    for place, index in enumerate(order):
+        smallest = min(smallest, ps[index] * factor / (len(ps) - place))
+        expected[index] = smallest
+    assert [row.p_corrected for row in found] == pytest.approx([expected[n] for n in range(len(ps))], rel=1e-10)
+
+
+@given(st.lists(st.lists(FINITE, min_size=3, max_size=3), min_size=2, max_size=5))
+def test_corrected_values_are_no_smaller(values):
+    for row in comparisons_of(dict(enumerate(values))):
+        assert 0 <= row.p <= row.p_corrected <= 1
+        assert row.ci_low <= row.difference <= row.ci_high
+
+
+def test_pairs_use_the_seeds_that_both_have():
+    ended = [*endings({0: [0.1, 0.2, 0.4, 0.3], 1: [0.2, 0.5, 0.5, 0.9]}), ending(2, 0, 0.3)]
+    ended[1] = ending(0, 1, status=Status.DIVERGED)
+    ended += [ending(2, 1, 0.1), ending(2, 2, math.nan), ending(2, 3, status=Status.FAILED)]
+    summaries = summarize(trials(3), ended, "val_accuracy", "max")
+    found = {(row.a, row.b): row for row in compare(summaries, ended, "val_accuracy", "max")}
+    # trials 0 and 2 share seed 0 alone
+    assert {pair: row.n for pair, row in found.items()} == {(0, 1): 3, (1, 2): 2}
+    assert found[0, 1].p == pytest.approx(stats.ttest_rel([0.1, 0.4, 0.3], [0.2, 0.5, 0.9]).pvalue)
+    assert found[1, 2].p == pytest.approx(stats.ttest_rel([0.2, 0.5], [0.3, 0.1]).pvalue)
+
+
+def test_differences_that_are_all_alike():
+    same = {0: [0.1, 0.2, 0.7], 1: [0.1, 0.2, 0.7]}
+    assert [(row.difference, row.ci_low, row.ci_high, row.p) for row in comparisons_of(same)] == [(0, 0, 0, 1)]
+    [found] = comparisons_of({0: [0.5, 1.5, 2.5], 1: [0.25, 1.25, 2.25]})
+    assert (found.difference, found.ci_low, found.ci_high, found.p) == (0.25, 0.25, 0.25, 0.0)
+    # 0.3 - 0.2 and 0.4 - 0.3 differ by rounding alone
+    [found] = comparisons_of({0: [0.3, 0.4], 1: [0.2, 0.3]})
+    assert found.difference == pytest.approx(0.1)
+    assert (found.ci_low, found.ci_high, found.p) == (found.difference, found.difference, 0.0)
+    # the sum of ten times 0.1 is 1 but for rounding
+    [found] = comparisons_of({0: [sum([0.1] * 10)] * 2, 1: [1.0, 1.0]})
+    assert (found.difference, found.p) == (0.0, 1.0)
+
+
+def test_incomplete_trials_and_single_seeds_are_not_compared():
+    assert comparisons_of({0: [0.1], 1: [0.2]}) == []
+    ended = [*endings({0: [0.1, 0.2]}), *(ending(1, seed, 0.9, Status.PRUNED, epochs=2) for seed in range(2))]
+    summaries = summarize(trials(2), ended, "val_accuracy", "max")
+    assert compare(summaries, ended, "val_accuracy", "max") == []
+
+
+def test_of_many_trials_only_the_best_is_compared_as_strictly_as_if_all_were(monkeypatch):
+    source = random.Random(5)
+    values = {trial: [source.gauss(0.1 * trial, 0.05) for _ in range(5)] for trial in range(6)}
+    everything = {(row.a, row.b): row for row in comparisons_of(values)}
+    monkeypatch.setattr(statistics, "MOST_PAIRS", 14)
+    found = comparisons_of(values)
+    assert [(row.a, row.b) for row in found] == [(other, 5) for other in range(5)]
+    for row in found:
+        assert row.p == everything[row.a, row.b].p
+        assert row.p_corrected >= everything[row.a, row.b].p_corrected
+    ps = [row.p for row in found]
+    assert [row.p_corrected for row in found] == pytest.approx(
+        stats.false_discovery_control(ps + [1.0] * 10, method="by")[:5].tolist()
+    )
+
+
+def test_three_hundred_trials():
+    source = random.Random(7)
+    values = {trial: [source.gauss(trial, 1) for _ in range(4)] for trial in range(300)}
+    assert len(comparisons_of(values)) == 299
