@@ -27,6 +27,7 @@ from dptrain import (  # noqa: E402
 from dptrain.layers import Input  # noqa: E402
 from dptrain.models import from_keras  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
+from dptrain.sweeps.api import sweep  # noqa: E402
 from dptrain.train import callbacks  # noqa: E402
 from dptrain.utils import rank, world_size  # noqa: E402
 from dptrain.version import __version__  # noqa: E402
@@ -49,6 +50,7 @@ __all__ = [
     "rank",
     "regularizers",
     "saving",
+    "sweep",
     "testing",
     "utils",
     "world_size",

@@ -1,4 +1,4 @@
-"""The command line: `python -m dptrain [train|doctor] [options]`."""
+"""The command line: `python -m dptrain [train|sweep|doctor] [options]`."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dptrain import comm as comms
-from dptrain import failure
+from dptrain import failure, sweep_command
 from dptrain.building import build_model, epochs_of, make_optimizer, make_sampler, run_name, small_evaluation
 from dptrain.comm import Communicator
 from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
@@ -37,6 +37,7 @@ Train a neural network on one process, or on several ranks with mpirun:
   mpirun -n 4 python -m dptrain                          the same training on four ranks
   python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
   python -m dptrain --config runs/X/config.yaml          repeat a run
+  python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain doctor                               is a GPU usable, and MPI? what is missing?
 """
 
@@ -58,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     command, arguments = _split_command(argv)
-    parsed = _parse(arguments) if {"-h", "--help", "--version"} & set(arguments) else None
+    parsed = _parse(command, arguments) if {"-h", "--help", "--version"} & set(arguments) else None
     comm = _communicator(command)
     run = comm.agree("command line", lambda: lookup("command", command, COMMANDS))
-    parsed = comm.agree("command line", lambda: parsed or _parse(arguments))
+    parsed = comm.agree("command line", lambda: parsed or _parse(command, arguments))
     config = comm.agree("configuration", lambda: _configure(parsed))
     failure.show_traceback = config.debug
     _check_same_everywhere(comm, config)
@@ -69,10 +70,10 @@ def _run(argv: Sequence[str]) -> int:
         if comm.rank == 0:
             print(to_yaml(config), end="")
         return 0
-    return run(config, comm)
+    return run(config, comm, parsed)
 
 
-def train(config: Config, comm: Communicator) -> int:
+def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
     """Train as configured, and leave a run directory."""
     started = time.time()
     phase.enter("data")
@@ -141,7 +142,7 @@ def train(config: Config, comm: Communicator) -> int:
     return 0
 
 
-def doctor(config: Config, comm: Communicator) -> int:
+def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
     """Say what is there, what is missing and what would be used."""
 
     def sample_model() -> Sequential:
@@ -152,7 +153,11 @@ def doctor(config: Config, comm: Communicator) -> int:
 
 
 # Subcommands by name; the first is what runs where none is given.
-COMMANDS: dict[str, Callable[[Config, Communicator], int]] = {"train": train, "doctor": doctor}
+COMMANDS: dict[str, Callable[[Config, Communicator, argparse.Namespace], int]] = {
+    "train": train,
+    "sweep": sweep_command.sweep,
+    "doctor": doctor,
+}
 
 
 def _communicator(command: str) -> Communicator:
@@ -250,7 +255,7 @@ class _Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
-def _build_parser() -> _Parser:
+def _build_parser(command: str) -> _Parser:
     parser = _Parser(
         prog="dptrain",
         usage=f"python -m dptrain [{'|'.join(COMMANDS)}] [options]",
@@ -263,6 +268,8 @@ def _build_parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
     parser.add_argument("--config", metavar="FILE", help="read options from a YAML file, such as a run's config.yaml")
     parser.add_argument("--print-config", action="store_true", help="print the configuration as YAML and exit")
+    if command == "sweep":
+        sweep_command.add_options(parser)
     groups: dict[str, Any] = {}
     for leaf in leaves():
         section = leaf.path.rpartition(".")[0] or "run"
@@ -287,13 +294,13 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the options.
+def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the options of a command.
 
     Raises:
         ConfigError: an unknown option, or one without its value.
     """
-    parser = _build_parser()
+    parser = _build_parser(command)
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         known = [name for action in parser._actions for name in action.option_strings]

@@ -232,21 +232,34 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: missing, unreadable, not YAML, or with an unknown or repeated key.
     """
+    tree = read_mapping(path, "--config")
+    _check_keys(tree, Config(), str(path), "")
+    return tree
+
+
+def read_mapping(path: Path, option: str) -> dict[str, Any]:
+    """Return the mapping that a YAML (or JSON) file holds, empty for an empty file.
+
+    Args:
+        path: the file.
+        option: that named it, for messages.
+
+    Raises:
+        ConfigError: missing, unreadable, not YAML, no mapping, or with a repeated key.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+        raise ConfigError(f"{option} {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
     try:
         tree = yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"--config {path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
-    if tree is None:
-        return {}
-    _check_keys(tree, Config(), str(path), "")
-    result: dict[str, Any] = tree
-    return result
+        raise ConfigError(f"{option} {path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
+    if tree is not None and not isinstance(tree, dict):
+        raise ConfigError(f"{option} {path}: expected keys and values")
+    return tree or {}
 
 
 def resolve(file: Mapping[str, Any], file_name: str, overrides: Mapping[str, str]) -> Config:

@@ -764,6 +764,11 @@ class Sequential(Steps):
     # Helpers
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether `compile` has been called."""
+        return self._compiled is not None
+
+    @property
     def device_options(self) -> dict[str, Any]:
         """What `compile` was told about the device: keywords of `dptrain.devices.open_backend`."""
         return dict(self._compiled[3]) if self._compiled else {}

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Run, Segment, Setting
 from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
@@ -137,5 +138,5 @@ def _require_metric(metric: str, keys: Sequence[str]) -> None:
     known = ["loss", *keys]
     if metric.removeprefix("val_") not in known:
         raise _UnknownMetricError(
-            f"metric = {metric!r}: the logs have {', '.join(known)}, and those of the validation with 'val_' before them"
+            f"metric = {metric!r}: the logs have {', '.join(known)}, and the validation's as 'val_...'"
         )

@@ -71,6 +71,7 @@ def run_sweep(
     Raises:
         AgreedError: the directory cannot be used, or the plan does not hold together.
     """
+    ranks.received()  # what an interrupted sweep of this process has left
     all_places = ranks.allgather(places)
     with ExitStack() as stack:
 

@@ -76,9 +76,10 @@ class Training:
         self.segment, self.slot = segment, slot
         self.model = recipe.build(setting, segment.run.seed)
         self.model.put_on(slot.backend(self.model.device_options))
-        self._keeper = _Keeper(segment, state, report)
+        self._keeper = _Keeper(segment, state, report, self._seconds_now)
         self._turns = recipe.train(self.model, setting, [self._keeper, StopOnDivergence()])
-        self._seconds = 0.0
+        # What this segment has taken of the rank's time, and when the turn at hand has begun.
+        self._seconds, self._begun = 0.0, time.perf_counter()
 
     @property
     def replica(self) -> Replica:
@@ -98,15 +99,13 @@ class Training:
 
     def turn(self) -> tuple[Ending, bytes] | None:
         """Queue the next step; when there is none, return how the segment ended, and the state of a run that waits."""
-        begun = time.perf_counter()
+        self._begun = time.perf_counter()
         try:
             next(self._turns)
         except StopIteration:
-            self._seconds += time.perf_counter() - begun
-            keeper = self._keeper
-            status = Status.DONE if keeper.state is None else Status.PAUSED
-            return self._ending(status), keeper.state or b""
-        self._seconds += time.perf_counter() - begun
+            status = Status.DONE if self._keeper.state is None else Status.PAUSED
+            return self._ending(status), self._keeper.state or b""
+        self._seconds = self._seconds_now()
         return None
 
     def failed(self, error: Exception) -> Ending:
@@ -119,9 +118,12 @@ class Training:
         self._turns.close()
         self.model.take_off()
 
+    def _seconds_now(self) -> float:
+        return self._seconds + time.perf_counter() - self._begun
+
     def _ending(self, status: Status, reason: str = "", exit_code: int = 0) -> Ending:
         keeper = self._keeper
-        seconds = round(keeper.seconds_before + self._seconds, 3)
+        seconds = round(keeper.seconds_before + self._seconds_now(), 3)
         return Ending(self.segment.run, status, keeper.epochs, seconds, keeper.logs, reason, exit_code)
 
 
@@ -135,14 +137,13 @@ class _Keeper(Callback):
         state: at the end of the segment, where the run is to go on from there.
     """
 
-    def __init__(self, segment: Segment, state: bytes, report: Report) -> None:
+    def __init__(self, segment: Segment, state: bytes, report: Report, seconds: Callable[[], float]) -> None:
         super().__init__()
-        self._segment, self._begin_with, self._report = segment, state, report
+        self._segment, self._begin_with, self._report, self._seconds = segment, state, report, seconds
         self.epochs = segment.begin
         self.logs: Logs = {}
         self.seconds_before = 0.0
         self.state: bytes | None = None
-        self._begun = time.perf_counter()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Restore the run's state.
@@ -150,7 +151,6 @@ class _Keeper(Callback):
         Raises:
             DataError: it is damaged.
         """
-        self._begun = time.perf_counter()
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
@@ -168,7 +168,7 @@ class _Keeper(Callback):
         if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
             replica = self.trainer.replica
             about = {
-                "seconds": self.seconds_before + time.perf_counter() - self._begun,
+                "seconds": self.seconds_before + self._seconds(),
                 "logs": self.logs,
                 "rate": float(self.model.optimizer.learning_rate),
             }

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
 LAYERS = [
     {"__main__"},
     {"cli"},
+    {"sweep_command"},
     {"doctor"},
     {"building"},
     {"config"},

@@ -1,0 +1,352 @@
+"""`dptrain.sweep`: sweeps from Python, in Keras' words."""
+
+import inspect
+import math
+import platform
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from dptrain import comm as comms
+from dptrain.comm import Communicator
+from dptrain.data.loading import fingerprint
+from dptrain.devices import open_backend
+from dptrain.errors import AgreedError, ConfigError
+from dptrain.failure import end_job, phase
+from dptrain.runs.files import write_atomically
+from dptrain.sequential import Sequential
+from dptrain.sweeps import statistics
+from dptrain.sweeps.adaptive import OptunaSource
+from dptrain.sweeps.capacity import Capacity, measure
+from dptrain.sweeps.records import Setting
+from dptrain.sweeps.result import SweepResult, conclude
+from dptrain.sweeps.scheduler import ListSource, SettingSource, rung_epochs
+from dptrain.sweeps.space import Space, parse_seeds
+from dptrain.sweeps.sweep import Plan, run_sweep
+from dptrain.sweeps.training import Recipe
+from dptrain.train.callbacks import Callback
+from dptrain.train.trainer import Turns
+from dptrain.utils import default_seed, set_random_seed
+from dptrain.version import __version__
+
+T = TypeVar("T")
+
+_FIT = inspect.signature(Sequential.fit).parameters
+# Arguments of `fit` that a sweep has its own word for, or that each run needs afresh.
+_OWN = ("self", "x", "y", "callbacks", "verbose", "initial_epoch")
+
+
+def sweep(
+    build_model: Callable[..., Sequential],
+    space: Space | Mapping[str, Any],
+    *,
+    seeds: str | int | Iterable[str | int],
+    x: Any,
+    y: Any = None,
+    metric: str | None = None,
+    mode: Literal["auto", "max", "min"] = "auto",
+    samples: int = 0,
+    adaptive: int = 0,
+    search_seed: int = 0,
+    halving: int | None = None,
+    min_epochs: int = 1,
+    runs_per_gpu: int | None = None,
+    out: str | Path | None = None,
+    callbacks: Callable[[], Sequence[Callback]] | None = None,
+    verbose: str | int = "auto",
+    **fit: Any,
+) -> SweepResult:
+    """Train a model for every setting of `space` with every seed. Collective.
+
+    Every rank trains several runs at once, each for itself; a run has the bits of the same training alone.
+
+    Args:
+        build_model: returns a new compiled model; called with the swept fields that are its parameters. Its seed is
+            the run's, unless it gives itself another.
+        space: values by name: a list is a grid; "0.1..0.5", "log:1e-5..1e-1", "16..512" or "a,b" is drawn from. A name
+            is a parameter of `build_model`, or of `fit` ("batch_size").
+        seeds: such as range(16) or "0-15".
+        x: as in `fit`, an array.
+        y: as in `fit`.
+        metric: key of the logs that trials are compared by, at the end of a run; by default "val_loss" where there is
+            validation data, else "loss".
+        mode: whether a high or a low value is good; "auto" to conclude it from the metric.
+        samples: how many settings are drawn at random; each meets the whole grid.
+        adaptive: how many settings Optuna chooses as results come; instead of `samples`, and without a grid.
+        search_seed: of the draws.
+        halving: one trial in so many goes on from a rung (ASHA), judged by the mean over its seeds; None trains all to
+            their end.
+        min_epochs: the first rung; the next are `halving` times as long.
+        runs_per_gpu: runs that a rank trains at once; by default found out by measuring.
+        out: directory of the results, to be continued if it holds the same sweep; None keeps no files.
+        callbacks: returns new callbacks for a run.
+        verbose: 0 prints nothing.
+        fit: further arguments of `fit`, such as epochs, batch_size and validation_data.
+
+    Returns:
+        Trials and runs, on every rank.
+
+    Raises:
+        ConfigError: an argument is wrong, or no setting makes a model.
+        OutputError: `out` cannot be used.
+        AgreedError: either of these, on all ranks, under mpirun.
+    """
+    ranks = comms.current()
+    phase.enter("sweep")
+
+    def check() -> tuple[Space, _Recipe, tuple[int, ...], str, tuple[int, ...]]:
+        statistics.check_installed()
+        chosen = space if isinstance(space, Space) else _space(space, samples, adaptive, search_seed)
+        recipe = _Recipe(build_model, chosen, x, y, callbacks, fit)
+        if mode not in ("auto", "max", "min"):
+            raise ConfigError(f"mode = {mode!r}: expected 'auto', 'max' or 'min'")
+        if halving is not None and callbacks is not None:
+            raise ConfigError("not supported: callbacks with halving, which takes runs up again")
+        if halving is not None and "epochs" in chosen.fields:
+            raise ConfigError("not supported: halving where epochs are swept")
+        rungs = () if halving is None else rung_epochs(min_epochs, fit.get("epochs", 1), halving)
+        validated = fit.get("validation_data") is not None or bool(fit.get("validation_split"))
+        return chosen, recipe, parse_seeds(seeds), metric or ("val_loss" if validated else "loss"), rungs
+
+    chosen, recipe, all_seeds, key, rungs = agreed(ranks, "sweep", check)
+    decides = {
+        "space": chosen.to_dict(),
+        "adaptive": adaptive,
+        "seeds": list(all_seeds),
+        "metric": key,
+        "mode": mode,
+        "halving": halving,
+        "min_epochs": min_epochs,
+        "data": fingerprint(np.asarray(x), np.asarray(y)) if y is not None else [],
+        "fit": {name: value for name, value in fit.items() if isinstance(value, str | int | float | None)},
+        "build_model": getattr(build_model, "__qualname__", type(build_model).__name__),
+    }
+    ranks.require_same("the ranks sweep differently", decides)
+    with ExitStack() as stack:
+        folder = Path() if out is None else Path(out)
+        if out is None and ranks.rank == 0:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
+        result = carry_out(
+            ranks,
+            recipe,
+            prepare(ranks, recipe, chosen, all_seeds, key, adaptive, runs_per_gpu),
+            chosen,
+            all_seeds,
+            key,
+            mode,
+            folder,
+            rungs=rungs,
+            eta=halving or 3,
+            adaptive=adaptive,
+            decides=decides,
+            quiet=verbose == 0,
+        )
+        phase.enter("user code")
+        return result
+
+
+def carry_out(
+    ranks: Communicator,
+    recipe: Recipe,
+    capacity: Capacity,
+    space: Space,
+    seeds: Sequence[int],
+    metric: str,
+    mode: str,
+    out: Path,
+    *,
+    rungs: Sequence[int],
+    eta: int,
+    adaptive: int,
+    decides: Mapping[str, Any],
+    quiet: bool,
+    facts: Mapping[str, Any] | None = None,
+    repeat: str = "",
+    files: Mapping[str, str] | None = None,
+) -> SweepResult:
+    """Train what is not trained yet, and conclude. Collective.
+
+    Args:
+        ranks: who trains.
+        recipe: what runs train.
+        capacity: of this rank, as `prepare` found it.
+        space: what is swept.
+        seeds: every trial is trained with each.
+        metric: key of the logs that trials are compared by.
+        mode: "max", "min" or "auto".
+        out: directory, rank 0's.
+        rungs: as `Plan`.
+        eta: as `Plan`.
+        adaptive: how many settings Optuna chooses; 0 for those of the space.
+        decides: as `Plan`.
+        quiet: print nothing.
+        facts: further ones for the report.
+        repeat: as `conclude`.
+        files: texts to be written beside the results, by name.
+
+    Raises:
+        AgreedError: something of it cannot be done.
+    """
+    better = {"auto": {"up": "max", "down": "min"}.get(capacity.direction or "")}.get(mode, mode)
+    if better is None:
+        raise AgreedError(
+            "sweep",
+            ConfigError.exit_code,
+            f"nobody knows whether a high or a low {metric} is good: say mode 'max' or 'min'",
+            [],
+        )
+    plan = Plan(seeds, metric, "max" if better == "max" else "min", rungs, eta, decides, space.fields)
+    capacities = gather(ranks, capacity)
+
+    def source() -> SettingSource:
+        if adaptive:
+            return OptunaSource(space.random, adaptive, plan.mode, space.seed)
+        return ListSource(space.settings())
+
+    try:
+        with comms.independent():
+            directory = run_sweep(ranks, recipe, plan, source, out, capacity.places, quiet=quiet)
+    except AgreedError:
+        raise
+    except BaseException as error:
+        if ranks.size > 1:
+            end_job(error)
+        raise
+    about = {
+        "metric": metric,
+        "ranks": ranks.size,
+        "devices": "; ".join(dict.fromkeys(one.device for one in capacities)),
+        "runs at once": ", ".join(str(one.places) for one in capacities),
+        "versions": f"dptrain {__version__}, Python {platform.python_version()}, NumPy {np.__version__}",
+        **(facts or {}),
+    }
+
+    def finish() -> dict[str, Any] | None:
+        if directory is None:
+            return None
+        with directory:
+            for name, text in (files or {}).items():
+                write_atomically(directory.path / name, text.encode())
+            return asdict(conclude(directory, plan, about, repeat))
+
+    found = ranks.agree("output", finish)
+    return SweepResult(**ranks.broadcast_fact(found))
+
+
+def agreed(ranks: Communicator, where: str, action: Callable[[], T]) -> T:
+    """Run what may find arguments wrong: alone it raises as it is, on N ranks it raises on all."""
+    return action() if ranks.size == 1 else ranks.agree(where, action)
+
+
+def gather(ranks: Communicator, capacity: Capacity) -> list[Capacity]:
+    """Return what every rank can train. Collective."""
+    return [Capacity(**fact) for fact in ranks.allgather(asdict(capacity))]
+
+
+def prepare(
+    ranks: Communicator,
+    recipe: Recipe,
+    space: Space,
+    seeds: Sequence[int],
+    metric: str,
+    adaptive: int,
+    runs_per_gpu: int | None,
+) -> Capacity:
+    """Give every rank its device, and find out what it can train there. Collective.
+
+    Raises:
+        AgreedError: a device cannot be used, or no setting can be trained.
+    """
+    settings = _first_settings(space, adaptive)
+
+    def options() -> dict[str, Any]:
+        problem: Exception | None = None
+        for setting in settings:
+            try:
+                with comms.independent():
+                    return recipe.build(setting, seeds[0]).device_options
+            except Exception as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    open_backend(ranks, **agreed(ranks, "model", options))
+    total = (adaptive or space.size) * len(seeds)
+
+    def look() -> Capacity:
+        with comms.independent():
+            return measure(recipe, settings, seeds[0], metric, runs_per_gpu, math.ceil(total / ranks.size))
+
+    return agreed(ranks, "device", look)
+
+
+def _first_settings(space: Space, adaptive: int) -> Sequence[Setting]:
+    """Return settings to try out; where Optuna chooses, draws stand for them."""
+    if adaptive:
+        return Space(random=space.random, samples=5, seed=space.seed).settings()
+    return space.settings()[:5]
+
+
+def _space(values: Mapping[str, Any], samples: int, adaptive: int, seed: int) -> Space:
+    """Return the space of a mapping: lists are grids, texts and distributions are drawn from."""
+    grid: dict[str, Any] = {
+        name: value for name, value in values.items() if isinstance(value, list | tuple | np.ndarray)
+    }
+    random = {name: value for name, value in values.items() if name not in grid}
+    if adaptive and (grid or samples):
+        raise ConfigError("adaptive: every field is to be drawn ('0.1..0.5', 'a,b'), no grid and no samples")
+    return Space(grid=grid, random=random, samples=adaptive or samples, seed=seed)
+
+
+class _Recipe(Recipe):
+    """Models of a function, trained by `fit`.
+
+    Raises:
+        ConfigError: a swept field is a parameter of neither; or an argument is not one of `fit`.
+    """
+
+    def __init__(
+        self,
+        build_model: Callable[..., Sequential],
+        space: Space,
+        x: Any,
+        y: Any,
+        callbacks: Callable[[], Sequence[Callback]] | None,
+        fit: Mapping[str, Any],
+    ) -> None:
+        self._build_model, self._x, self._y, self._fit = build_model, x, y, dict(fit)
+        self._callbacks = callbacks or (lambda: ())
+        taken = inspect.signature(build_model).parameters
+        anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
+        self._passes_seed = "seed" in taken
+        for name in fit:
+            if name not in _FIT or name in _OWN:
+                raise ConfigError(f"sweep: {name!r} is no argument of it, nor one of fit that it takes")
+        self._of_fit = [name for name in space.fields if name not in taken and name in _FIT and name not in _OWN]
+        for name in space.fields:
+            if name not in taken and name not in self._of_fit and not anything:
+                raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
+
+    def build(self, setting: Setting, seed: int) -> Sequential:
+        """Call the user's function, with the run's seed as the default of new models."""
+        chosen = {name: value for name, value in setting.items() if name not in self._of_fit}
+        before = default_seed()
+        set_random_seed(seed)
+        try:
+            model = self._build_model(**chosen, **({"seed": seed} if self._passes_seed else {}))
+        finally:
+            set_random_seed(before)
+        if not isinstance(model, Sequential) or not model.is_compiled:
+            raise ConfigError(f"build_model: expected a compiled Sequential, found {type(model).__name__}")
+        return model
+
+    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> Turns[None]:
+        """Call `fit`."""
+        arguments = self._fit | {name: setting[name] for name in self._of_fit}
+        all_callbacks = [*self._callbacks(), *callbacks]
+        return model.fit_steps(self._x, self._y, callbacks=all_callbacks, verbose=0, **arguments)

@@ -1,0 +1,290 @@
+"""Sweeps as a whole, on one process: what is trained, what becomes of runs that fail, what a continued sweep does."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.errors import AgreedError, ConfigError, DeviceMemoryError, OutputError
+from dptrain.sweeps import capacity, worker
+from dptrain.sweeps.records import Run, Segment, Status
+from dptrain.sweeps.training import Slot, Training
+
+RNG = np.random.default_rng(5)
+X, Y = RNG.normal(size=(70, 6)).astype(np.float32), RNG.integers(0, 3, 70)
+XV, YV = RNG.normal(size=(20, 6)).astype(np.float32), RNG.integers(0, 3, 20)
+FIT = {"epochs": 3, "batch_size": 16, "validation_data": (XV, YV)}
+
+
+def build(units=4, learning_rate=0.01, dropout=0.25):
+    model = dp.Sequential(
+        [dp.layers.Dense(units, "tanh", input_shape=(6,)), dp.layers.Dropout(dropout), dp.layers.Dense(3, "softmax")]
+    )
+    model.compile(dp.optimizers.Adam(learning_rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def sweep(space, build_model=build, **options):
+    return dp.sweep(build_model, space, **{"seeds": "0-2", "x": X, "y": Y, "verbose": 0} | FIT | options)
+
+
+def alone(seed, **setting):
+    dp.utils.set_random_seed(seed)
+    try:
+        model = build(**setting)
+    finally:
+        dp.utils.set_random_seed(0)
+    return model.fit(X, Y, verbose=0, **FIT).history
+
+
+def epochs_of(path, run):
+    lines = [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in one.items() if k not in ("trial", "run", "seed", "epoch")}
+        for one in lines
+        if one["run"] == run
+    ]
+
+
+@pytest.mark.parametrize("places", [1, 4])
+def test_a_run_has_the_bits_of_the_same_run_alone(tmp_path, places):
+    result = sweep({"units": [4, 5], "learning_rate": [0.01, 0.1]}, out=tmp_path / "s", runs_per_gpu=places)
+    assert [run["run"] for run in result.runs] == list(range(12))
+    assert [run["seed"] for run in result.runs] == [0, 1, 2] * 4
+    for run in result.runs:
+        expected = alone(run["seed"], units=run["units"], learning_rate=run["learning_rate"])
+        found = epochs_of(tmp_path / "s", run["run"])
+        assert found == [{key: values[epoch] for key, values in expected.items()} for epoch in range(3)]
+        assert run["metrics"] == found[-1]
+        assert (run["status"], run["epochs"], run["reason"]) == ("done", 3, "")
+    values = [run["metrics"]["val_loss"] for run in result.runs if run["trial"] == 2]
+    assert result.metric == "val_loss"
+    assert result.mode == "min"
+    assert result.trials[2]["mean"] == pytest.approx(np.mean(values))
+    assert result.trials[2]["std"] == pytest.approx(np.std(values, ddof=1))
+    assert result.best == min(result.trials, key=lambda trial: trial["mean"])
+    assert result.exit_code == 0
+    assert {"trials.csv", "report.html", "results.jsonl"} <= {file.name for file in (tmp_path / "s").iterdir()}
+
+
+def test_runs_are_trained_a_step_each_in_turn(monkeypatch):
+    order = []
+    turn = Training.turn
+    monkeypatch.setattr(Training, "turn", lambda self: (order.append(self.segment.run.number), turn(self))[1])
+    monkeypatch.setattr(capacity, "_steps_per_second", lambda trainings: 1.0)
+    sweep({"units": [4]}, runs_per_gpu=3)
+    assert order[1:10] == [0, 1, 2] * 3  # the first is the measurement's
+
+
+def test_halving_stops_trials_and_changes_no_bit_of_the_others(tmp_path):
+    rates = [0.1, 1e-6, 0.01, 1e-5, 1e-4, 1e-3]
+    result = sweep({"learning_rate": rates}, out=tmp_path / "s", halving=2, runs_per_gpu=2, epochs=5)
+    trained = {trial["trial"]: trial["epochs"] for trial in result.trials}
+    assert sorted(trained.values())[-1] == 5
+    assert list(trained.values()).count(1) >= 2
+    assert result.best["epochs"] == 5
+    for run in result.runs:
+        expected = alone_for(5, run["seed"], learning_rate=run["learning_rate"])
+        found = epochs_of(tmp_path / "s", run["run"])
+        assert len(found) == run["epochs"] == trained[run["trial"]]
+        assert found == expected[: len(found)]
+        assert run["status"] == ("done" if run["epochs"] == 5 else "pruned")
+    assert list((tmp_path / "s" / "paused").iterdir()) == []
+
+
+def alone_for(epochs, seed, **setting):
+    dp.utils.set_random_seed(seed)
+    try:
+        history = build(**setting).fit(X, Y, verbose=0, **FIT | {"epochs": epochs}).history
+    finally:
+        dp.utils.set_random_seed(0)
+    return [{key: values[epoch] for key, values in history.items()} for epoch in range(epochs)]
+
+
+def test_what_diverges_or_fails_does_not_end_the_sweep(tmp_path):
+    def build_or_fail(learning_rate):
+        if learning_rate == 0.5:
+            raise ZeroDivisionError("no such model")
+        model = build(learning_rate=0.01)
+        if learning_rate == 1.0:
+            model.set_weights([weight * np.float32(np.nan) for weight in model.get_weights()])
+        return model
+
+    result = sweep({"learning_rate": [0.1, 0.5, 1.0, 0.2]}, build_or_fail, seeds=[7], runs_per_gpu=2)
+    assert [run["status"] for run in result.runs] == ["done", "failed", "diverged", "done"]
+    assert result.runs[1]["reason"].startswith("ZeroDivisionError: no such model (test_sweeping.py:")
+    assert "diverged" in result.runs[2]["reason"]
+    assert (result.runs[1]["epochs"], result.runs[2]["epochs"]) == (0, 1)
+    assert result.exit_code == 70  # the first that failed
+    assert result.trials[1]["n"] == result.trials[2]["n"] == 0
+    assert result.trials[1]["failed"] == 1
+    assert set(result.ranking[:2]) == {0, 3}
+
+
+def test_a_continued_sweep_repeats_nothing(tmp_path, monkeypatch):
+    first = sweep({"units": [4, 5]}, out=tmp_path / "s")
+    monkeypatch.setattr(worker.Worker, "start", None)
+    assert sweep({"units": [4, 5]}, out=tmp_path / "s") == first
+    with pytest.raises(AgreedError, match=r"space\.grid\.units\[1\]: 5 there, 6 here"):
+        sweep({"units": [4, 6]}, out=tmp_path / "s")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(AgreedError, match="holds no sweep") as error:
+        sweep({"units": [4]}, out=tmp_path / "other")
+    assert error.value.exit_code == OutputError.exit_code
+
+
+def test_a_sweep_that_was_interrupted_goes_on(tmp_path, monkeypatch):
+    """Runs that had ended stay, the others are trained again, with the same results."""
+    whole = sweep({"units": [4, 5]}, out=tmp_path / "whole")
+    report = worker.Worker._report
+    epochs = []
+
+    def interrupt(self, run, epoch, logs):
+        report(self, run, epoch, logs)
+        epochs.append(epoch)
+        if len(epochs) == 11:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.Worker, "_report", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sweep({"units": [4, 5]}, out=tmp_path / "s", runs_per_gpu=2)
+    assert dp.rank() == 0
+    assert not (tmp_path / "s" / "trials.csv").exists()
+    again = []
+    start = worker.Worker.start
+    monkeypatch.setattr(worker.Worker, "start", lambda self, *a: (again.append(a[0].run.number), start(self, *a))[1])
+    result = sweep({"units": [4, 5]}, out=tmp_path / "s")
+    assert again == [2, 3, 4, 5]
+    for one, other in zip(result.runs, whole.runs, strict=True):
+        assert {**one, "seconds": 0} == {**other, "seconds": 0}
+    assert sorted((tmp_path / "s" / "results.jsonl").read_text().splitlines()) == sorted(
+        (tmp_path / "whole" / "results.jsonl").read_text().splitlines()
+    )
+
+
+def test_a_run_that_finds_no_memory_beside_others_is_trained_later(monkeypatch, capsys):
+    active = []
+    init, close = Training.__init__, Training.close
+
+    def full(self, *arguments):
+        if len(active) >= 2:
+            raise DeviceMemoryError("CUDA out of memory", "activations", 10, 5, {})
+        init(self, *arguments)
+        active.append(self)
+
+    monkeypatch.setattr(Training, "__init__", full)
+    monkeypatch.setattr(Training, "close", lambda self: (active.remove(self), close(self))[1])
+    result = sweep({"units": [4, 5]}, runs_per_gpu=4, verbose=2)
+    assert [run["status"] for run in result.runs] == ["done"] * 6
+    assert "rank 0: no memory for more than 2 runs at a time" in capsys.readouterr().out
+
+
+def test_a_run_that_finds_no_memory_alone_has_failed(monkeypatch):
+    start = worker.Worker.start
+    init = Training.__init__
+
+    def full(self, *arguments):
+        raise DeviceMemoryError("CUDA out of memory", "activations", 10, 5, {})
+
+    def begin(self, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(Training, "__init__", full if arguments[0].run.number == 1 else init)
+            start(self, *arguments)
+
+    monkeypatch.setattr(worker.Worker, "start", begin)
+    result = sweep({"units": [4]})
+    assert [run["status"] for run in result.runs] == ["done", "failed", "done"]
+    assert result.exit_code == 69
+
+
+def test_optuna_chooses_settings_by_the_means(tmp_path):
+    options = {"adaptive": 4, "seeds": [1, 2], "out": tmp_path / "s", "search_seed": 3}
+    result = sweep({"learning_rate": "log:1e-4..1e-1", "units": "4,5"}, **options)
+    assert len(result.trials) == 4
+    assert len(result.runs) == 8
+    assert len({trial["learning_rate"] for trial in result.trials}) == 4
+    assert all(1e-4 <= trial["learning_rate"] <= 0.1 for trial in result.trials)
+    assert sweep({"learning_rate": "log:1e-4..1e-1", "units": "4,5"}, **options) == result
+
+
+def test_fields_go_to_build_model_or_to_fit():
+    def steps_of(**options):
+        return [len(run["metrics"]) for run in sweep({"batch_size": [8, 35], "epochs": [1, 2]}, **options).runs]
+
+    assert len(steps_of(seeds=[0])) == 4
+    result = sweep({"batch_size": [8, 35], "epochs": [1, 2]}, seeds=[0])
+    assert [run["epochs"] for run in result.runs] == [1, 2, 1, 2]
+    seen = []
+
+    def with_anything(seed, **values):
+        seen.append((seed, values))
+        return build()
+
+    sweep({"units": [1], "batch_size": [8]}, with_anything, seeds=[4])
+    assert {(seed, tuple(values)) for seed, values in seen} == {(4, ("units",))}
+    for options, message in (
+        ({"space": {"unitz": [1]}}, "swept 'unitz' is a parameter of neither build_model nor fit"),
+        ({"batchsize": 3}, "'batchsize' is no argument of it"),
+        ({"initial_epoch": 3}, "'initial_epoch' is no argument of it"),
+        ({"metric": "val_acuracy"}, "metric = 'val_acuracy': the logs have loss, accuracy"),
+        ({"mode": "best"}, "mode = 'best'"),
+        ({"halving": 3, "callbacks": list}, "callbacks with halving"),
+        ({"halving": 3, "space": {"epochs": [1, 2]}}, "halving where epochs are swept"),
+        ({"build_model": lambda units: 3}, "build_model: expected a compiled Sequential, found int"),
+        ({"build_model": lambda units: dp.Sequential()}, "build_model: expected a compiled Sequential"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sweep(**{"space": {"units": [4]}} | options)
+
+
+def test_callbacks_are_made_for_every_run():
+    class StopAfterTwo(dp.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    made = []
+
+    def callbacks():
+        made.append(StopAfterTwo())
+        return [made[-1]]
+
+    result = sweep({"units": [4]}, callbacks=callbacks)
+    assert len(made) == 4  # one is the measurement's
+    assert [(run["status"], run["epochs"]) for run in result.runs] == [("done", 2)] * 3
+
+
+def test_metrics_that_are_not_numbers(tmp_path):
+    """A metric of one run is NaN: it has no value, and the files stay JSON."""
+
+    class Odd(dp.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if self.model.seed == 1:
+                logs["val_accuracy"] = math.nan
+
+    result = sweep({"units": [4]}, callbacks=lambda: [Odd()], metric="val_accuracy", out=tmp_path / "s")
+    assert "NaN" not in (tmp_path / "s" / "results.jsonl").read_text()
+    assert result.trials[0]["n"] == 2
+    assert result.trials[0]["failed"] == 1
+
+
+def test_the_frame_of_runs():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = sweep({"units": [4, 5]}).to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert len(frame) == 6
+    assert {"units", "seed", "val_loss", "status"} <= set(frame.columns)
+
+
+def test_memory_is_given_back_when_a_run_ends():
+    recipe = dp.sweeps.api._Recipe(build, dp.sweeps.space.Space(grid={"units": [4]}), X, Y, None, FIT)
+    training = Training(recipe, Segment(Run(0, 0, 1)), {"units": 4}, Slot(), b"", lambda *told: None)
+    while (ended := training.turn()) is None:
+        pass
+    replica = training.replica
+    assert ended[0].status is Status.DONE
+    training.close()
+    assert vars(replica) == {}
