@@ -24,7 +24,7 @@ from dptrain.sweeps import statistics
 from dptrain.sweeps.adaptive import OptunaSource
 from dptrain.sweeps.capacity import Capacity, measure
 from dptrain.sweeps.records import Setting
-from dptrain.sweeps.result import SweepResult, conclude
+from dptrain.sweeps.result import RESERVED, SweepResult, conclude
 from dptrain.sweeps.scheduler import ListSource, SettingSource, rung_epochs
 from dptrain.sweeps.space import Space, parse_seeds
 from dptrain.sweeps.sweep import Plan, run_sweep
@@ -329,6 +329,8 @@ class _Recipe(Recipe):
                 raise ConfigError(f"sweep: {name!r} is no argument of it, nor one of fit that it takes")
         self._of_fit = [name for name in space.fields if name not in taken and name in _FIT and name not in _OWN]
         for name in space.fields:
+            if name in RESERVED:
+                raise ConfigError(f"swept {name!r}: results have something else of that name; call it otherwise")
             if name not in taken and name not in self._of_fit and not anything:
                 raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
 

@@ -52,7 +52,11 @@ def sentences(
 
 def _best_sentence(best: Summary, setting: Mapping[str, Any], metric: str) -> str:
     name = f"Trial {best.trial}" + (f" ({wording.described(setting)})" if setting else "")
-    where = "the best mean" if best.complete else f"the best mean so far (no trial is complete; {best.epochs} epochs)"
+    where = (
+        "the best mean"
+        if best.complete
+        else f"the best mean so far (no trial is complete; {best.epochs_trained} epochs)"
+    )
     spread = "one run, so no interval"
     if best.n > 1:
         spread = f"95 % interval {wording.interval(best.ci_low, best.ci_high)}, n = {best.n}"

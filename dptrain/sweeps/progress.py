@@ -41,7 +41,7 @@ class Progress(ABC):
 
     @abstractmethod
     def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
-        """A run ended an epoch, counted from 0 as callbacks do; its logs."""
+        """A run ended an epoch, counted from 1; its logs."""
 
     @abstractmethod
     def ended(self, ending: Ending) -> None:
@@ -359,7 +359,7 @@ class _Tally:
         self.trials[segment.run.trial].running[segment.run.number] = (segment.begin, None)
 
     def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
-        self.trials[run.trial].running[run.number] = (epoch + 1, logs.get(self.metric))
+        self.trials[run.trial].running[run.number] = (epoch, logs.get(self.metric))
 
     def ended(self, ending: Ending) -> bool:
         """Count an ending; return whether the run will not go on, and this was not known."""

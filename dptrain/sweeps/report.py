@@ -17,7 +17,7 @@ from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.statistics import Mode, Summary, compare, failure, last_endings, rank, summarize
 
 # Columns of trials.csv after "trial" and the swept fields: attributes of `Summary`.
-MEASURES = ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs")
+MEASURES = ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs_trained")
 
 _MOST_FAILURES = 200
 
@@ -170,7 +170,7 @@ def _ranking(trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequ
                 wording.number(summary.std),
                 wording.number(summary.median),
                 wording.number(summary.best),
-                summary.epochs,
+                summary.epochs_trained,
                 f"{summary.seconds:.1f}",
                 ", ".join(remarks),
             ]

@@ -9,8 +9,11 @@ from dptrain.sweeps import statistics
 from dptrain.sweeps.conclusions import sentences
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.messages import ending_fact
-from dptrain.sweeps.report import write_report, write_trials_csv
+from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
 from dptrain.sweeps.sweep import Plan
+
+# What a swept field cannot be called, as something else is.
+RESERVED = frozenset({"trial", "run", "seed", "epoch", "status", "reason", "metrics", *MEASURES})
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,9 @@ class SweepResult:
         metric: key of the logs that trials are compared by.
         mode: "max" or "min".
         trials: by number: "trial", the swept fields, "n", "mean", "std", "ci_low", "ci_high", "median", "best",
-            "seconds", "failed", "epochs"; None where there is no value.
-        runs: by number: "run", "trial", "seed", the swept fields, "status", "epochs", "seconds", "reason", "metrics"
-            (the last epoch's logs).
+            "seconds", "failed", "epochs_trained"; None where there is no value.
+        runs: by number: "run", "trial", "seed", the swept fields, "status", "epochs_trained", "seconds", "reason",
+            "metrics" (the last epoch's logs).
         ranking: numbers of the trials, the best first.
         conclusions: which differences are significant, in sentences.
         exit_code: 0 if every run succeeded, else that of the first that did not.
@@ -107,5 +110,5 @@ def conclude(directory: SweepDirectory, plan: Plan, facts: Mapping[str, Any], re
 
 def _run(fact: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
     number, trial, seed = fact["run"]
-    kept = {key: fact[key] for key in ("status", "epochs", "seconds", "reason", "metrics")}
-    return {"run": number, "trial": trial, "seed": seed, **setting, **kept}
+    kept = {key: fact[key] for key in ("status", "seconds", "reason", "metrics")}
+    return {"run": number, "trial": trial, "seed": seed, **setting, "epochs_trained": fact["epochs"], **kept}

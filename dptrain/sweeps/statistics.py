@@ -48,7 +48,7 @@ class Summary:
         best: the best value of a single run; None where n is 0.
         seconds: of all runs together, failed ones included.
         failed: runs that diverged, failed or ended with a metric that is not finite; not in n.
-        epochs: the most that a run in n has done, or any run where n is 0.
+        epochs_trained: the most that a run in n has done, or any run where n is 0.
         complete: whether every seed's run is done or failed, and one at least has a value. Seeds are all that
             occur among the endings of the sweep.
     """
@@ -63,7 +63,7 @@ class Summary:
     best: float | None
     seconds: float
     failed: int
-    epochs: int
+    epochs_trained: int
     complete: bool
 
 
@@ -163,7 +163,7 @@ def rank(summaries: Iterable[Summary], mode: Mode) -> list[Summary]:
     def place(summary: Summary) -> tuple[float, ...]:
         if summary.mean is None:
             return (2, summary.trial)
-        length = 0 if summary.complete else -summary.epochs
+        length = 0 if summary.complete else -summary.epochs_trained
         deviation = math.inf if summary.std is None else summary.std
         return (not summary.complete, length, summary.failed, sign * summary.mean, deviation, summary.trial)
 
@@ -240,7 +240,7 @@ def _summary(trial: int, runs: Sequence[Ending], seeds: set[int], metric: str, m
         best=(max(values) if mode == "max" else min(values)) if values else None,
         seconds=math.fsum(run.seconds for run in runs),
         failed=sum(failure(run, metric) is not None for run in runs),
-        epochs=max((run.epochs for run in _counted(runs) or runs), default=0),
+        epochs_trained=max((run.epochs for run in _counted(runs) or runs), default=0),
         complete=bool(values) and ended == seeds,
     )
 

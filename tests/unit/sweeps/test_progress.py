@@ -66,7 +66,7 @@ def test_plain_lines():
     shown.trial(trial(0))
     for number, seed in ((0, 7), (1, 8)):
         shown.started(Segment(Run(number, 0, seed)), 0)
-        shown.epoch(Run(number, 0, seed), 0, {"val_accuracy": 0.1})
+        shown.epoch(Run(number, 0, seed), 1, {"val_accuracy": 0.1})
     shown.ended(ending(0, 0, 7, value=0.97614))
     shown.ended(ending(1, 0, 8, value=0.97414, epochs=1))
     shown.close()
@@ -171,8 +171,8 @@ def test_the_live_table(clock):
     shown.started(Segment(Run(1, 0, 1)), 0)
     for seed in (0, 1):
         shown.started(Segment(Run(4 + seed, 2, seed)), 3)
-    shown.epoch(Run(4, 2, 0), 0, {"val_accuracy": 0.25})
-    shown.epoch(Run(5, 2, 1), 1, {"val_accuracy": 0.75})
+    shown.epoch(Run(4, 2, 0), 1, {"val_accuracy": 0.25})
+    shown.epoch(Run(5, 2, 1), 2, {"val_accuracy": 0.75})
     assert picture(shown) == [
         "trial  learning_rate  hidden      runs  mean val_accuracy  state",
         "    1  1e-05          128          2/2  0.6250 ± 0.1768    done",
@@ -320,7 +320,7 @@ def test_no_drawing_before_its_time(clock):
         shown.epoch(Run(0, 0, 0), epoch, {"val_accuracy": 0.5})
     assert file.getvalue() == drawn
     clock.now += 0.26
-    shown.epoch(Run(0, 0, 0), 100, {"val_accuracy": 0.5})
+    shown.epoch(Run(0, 0, 0), 101, {"val_accuracy": 0.5})
     assert "1 running, epoch 101: 0.5000" in file.getvalue()[len(drawn) :]
     shown.close()
 
@@ -444,7 +444,7 @@ def everything(shown: Progress) -> None:
         shown.note("a note")
         shown.recalled(ending(0, 0, 0))
         shown.started(Segment(Run(1, 1, 0)), 0)
-        shown.epoch(Run(1, 1, 0), 0, {"val_accuracy": 0.5})
+        shown.epoch(Run(1, 1, 0), 1, {"val_accuracy": 0.5})
         shown.ended(ending(1, 1, 0, Status.FAILED, reason="a reason"))
         shown.ended(ending(1, 1, 0, Status.FAILED, reason="a reason"))  # told twice, counted once
     finally:

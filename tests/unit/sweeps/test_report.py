@@ -107,7 +107,18 @@ def test_trials_csv_is_the_summaries(tmp_path):
         reader = csv.DictReader(file)
         rows = list(reader)
     assert reader.fieldnames == ["trial", "name", "model.hidden", "learning_rate", *MEASURES]
-    assert MEASURES == ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs")
+    assert MEASURES == (
+        "n",
+        "mean",
+        "std",
+        "ci_low",
+        "ci_high",
+        "median",
+        "best",
+        "seconds",
+        "failed",
+        "epochs_trained",
+    )
     assert [row["trial"] for row in rows] == ["0", "1", "2"]
     assert [row["learning_rate"] for row in rows] == ["0.30000000000000004", "1e-05", "1"]
     assert [row["model.hidden"] for row in rows] == ["[128, 64]", "[]", "[1]"]

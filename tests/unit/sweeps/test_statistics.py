@@ -43,7 +43,7 @@ def test_summary_by_hand():
     assert summary.ci_low == pytest.approx(0.84 - half, rel=1e-7)
     assert summary.ci_high == pytest.approx(0.84 + half, rel=1e-7)
     assert (summary.n, summary.median, summary.best, summary.seconds) == (5, 0.84, 0.88, 10.0)
-    assert (summary.trial, summary.failed, summary.epochs, summary.complete) == (0, 0, 5, True)
+    assert (summary.trial, summary.failed, summary.epochs_trained, summary.complete) == (0, 0, 5, True)
     assert summaries_of({0: [0.80, 0.88, 0.82, 0.86, 0.84]}, "min")[0].best == 0.80
 
 
@@ -51,7 +51,7 @@ def test_one_value_has_no_interval_and_no_value_nothing():
     one, none = summarize(trials(2), [ending(0, 0, 0.5)], "val_accuracy", "max")
     assert (one.n, one.mean, one.median, one.best, one.complete) == (1, 0.5, 0.5, 0.5, True)
     assert one.std is one.ci_low is one.ci_high is None
-    assert (none.n, none.seconds, none.failed, none.epochs, none.complete) == (0, 0.0, 0, 0, False)
+    assert (none.n, none.seconds, none.failed, none.epochs_trained, none.complete) == (0, 0.0, 0, 0, False)
     assert none.mean is none.std is none.ci_low is none.ci_high is none.median is none.best is None
 
 
@@ -98,19 +98,19 @@ def test_only_the_last_ending_of_a_run_counts():
         dataclasses.replace(ending(0, 1, 0.7), seconds=5.0),
     ]
     [summary] = summarize(trials(1), ended, "val_accuracy", "max")
-    assert (summary.n, summary.mean, summary.seconds, summary.epochs) == (2, pytest.approx(0.8), 7.0, 5)
+    assert (summary.n, summary.mean, summary.seconds, summary.epochs_trained) == (2, pytest.approx(0.8), 7.0, 5)
     assert summary.complete
 
 
 def test_trials_that_were_stopped_early_count_with_what_they_reached():
     early = [ending(0, seed, 0.5 + seed / 10, Status.PRUNED, epochs=2) for seed in range(2)]
     [summary] = summarize(trials(1), early, "val_accuracy", "max")
-    assert (summary.n, summary.mean, summary.epochs, summary.complete) == (2, pytest.approx(0.55), 2, False)
+    assert (summary.n, summary.mean, summary.epochs_trained, summary.complete) == (2, pytest.approx(0.55), 2, False)
     # one run is at a higher rung already: what is compared is what was trained for as long
     [summary] = summarize(trials(1), [*early, ending(0, 0, 0.9, Status.PAUSED, epochs=4)], "val_accuracy", "max")
-    assert (summary.n, summary.mean, summary.epochs, summary.complete) == (1, 0.9, 4, False)
+    assert (summary.n, summary.mean, summary.epochs_trained, summary.complete) == (1, 0.9, 4, False)
     [summary] = summarize(trials(1), [*early, ending(0, 0, 0.95, Status.DONE, epochs=6)], "val_accuracy", "max")
-    assert (summary.n, summary.mean, summary.epochs, summary.complete) == (1, 0.95, 6, False)
+    assert (summary.n, summary.mean, summary.epochs_trained, summary.complete) == (1, 0.95, 6, False)
 
 
 def test_a_trial_whose_seeds_are_not_all_trained_is_not_complete():
@@ -123,7 +123,7 @@ def test_a_metric_that_is_not_finite_is_a_failure(bad):
     ended = [*endings({0: [0.5, 0.7]}), ending(0, 2, bad), ending(0, 3, status=Status.DIVERGED, epochs=9)]
     [summary] = summarize(trials(1), ended, "val_accuracy", "max")
     assert (summary.n, summary.mean, summary.failed, summary.seconds) == (2, pytest.approx(0.6), 2, 8.0)
-    assert (summary.epochs, summary.complete) == (5, True)
+    assert (summary.epochs_trained, summary.complete) == (5, True)
     assert statistics.failure(ended[2], "val_accuracy") == f"val_accuracy is {bad} at the end"
     assert statistics.failure(ended[3], "val_accuracy") == "loss is nan at step 7"
     assert statistics.failure(ended[0], "val_accuracy") is None
@@ -132,7 +132,7 @@ def test_a_metric_that_is_not_finite_is_a_failure(bad):
 def test_all_runs_failed():
     ended = [ending(0, seed, status=Status.FAILED, epochs=seed) for seed in range(3)]
     [summary] = summarize(trials(1), ended, "val_accuracy", "max")
-    assert (summary.n, summary.mean, summary.failed, summary.epochs, summary.complete) == (0, None, 3, 2, False)
+    assert (summary.n, summary.mean, summary.failed, summary.epochs_trained, summary.complete) == (0, None, 3, 2, False)
 
 
 def test_runs_that_finished_no_epoch_have_no_value():

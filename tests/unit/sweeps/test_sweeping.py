@@ -58,7 +58,7 @@ def test_a_run_has_the_bits_of_the_same_run_alone(tmp_path, places):
         found = epochs_of(tmp_path / "s", run["run"])
         assert found == [{key: values[epoch] for key, values in expected.items()} for epoch in range(3)]
         assert run["metrics"] == found[-1]
-        assert (run["status"], run["epochs"], run["reason"]) == ("done", 3, "")
+        assert (run["status"], run["epochs_trained"], run["reason"]) == ("done", 3, "")
     values = [run["metrics"]["val_loss"] for run in result.runs if run["trial"] == 2]
     assert result.metric == "val_loss"
     assert result.mode == "min"
@@ -81,16 +81,16 @@ def test_runs_are_trained_a_step_each_in_turn(monkeypatch):
 def test_halving_stops_trials_and_changes_no_bit_of_the_others(tmp_path):
     rates = [0.1, 1e-6, 0.01, 1e-5, 1e-4, 1e-3]
     result = sweep({"learning_rate": rates}, out=tmp_path / "s", halving=2, runs_per_gpu=2, epochs=5)
-    trained = {trial["trial"]: trial["epochs"] for trial in result.trials}
+    trained = {trial["trial"]: trial["epochs_trained"] for trial in result.trials}
     assert sorted(trained.values())[-1] == 5
     assert list(trained.values()).count(1) >= 2
-    assert result.best["epochs"] == 5
+    assert result.best["epochs_trained"] == 5
     for run in result.runs:
         expected = alone_for(5, run["seed"], learning_rate=run["learning_rate"])
         found = epochs_of(tmp_path / "s", run["run"])
-        assert len(found) == run["epochs"] == trained[run["trial"]]
+        assert len(found) == run["epochs_trained"] == trained[run["trial"]]
         assert found == expected[: len(found)]
-        assert run["status"] == ("done" if run["epochs"] == 5 else "pruned")
+        assert run["status"] == ("done" if run["epochs_trained"] == 5 else "pruned")
     assert list((tmp_path / "s" / "paused").iterdir()) == []
 
 
@@ -116,7 +116,7 @@ def test_what_diverges_or_fails_does_not_end_the_sweep(tmp_path):
     assert [run["status"] for run in result.runs] == ["done", "failed", "diverged", "done"]
     assert result.runs[1]["reason"].startswith("ZeroDivisionError: no such model (test_sweeping.py:")
     assert "diverged" in result.runs[2]["reason"]
-    assert (result.runs[1]["epochs"], result.runs[2]["epochs"]) == (0, 1)
+    assert (result.runs[1]["epochs_trained"], result.runs[2]["epochs_trained"]) == (0, 1)
     assert result.exit_code == 70  # the first that failed
     assert result.trials[1]["n"] == result.trials[2]["n"] == 0
     assert result.trials[1]["failed"] == 1
@@ -217,7 +217,7 @@ def test_fields_go_to_build_model_or_to_fit():
 
     assert len(steps_of(seeds=[0])) == 4
     result = sweep({"batch_size": [8, 35], "epochs": [1, 2]}, seeds=[0])
-    assert [run["epochs"] for run in result.runs] == [1, 2, 1, 2]
+    assert [run["epochs_trained"] for run in result.runs] == [1, 2, 1, 2]
     seen = []
 
     def with_anything(seed, **values):
@@ -227,6 +227,7 @@ def test_fields_go_to_build_model_or_to_fit():
     sweep({"units": [1], "batch_size": [8]}, with_anything, seeds=[4])
     assert {(seed, tuple(values)) for seed, values in seen} == {(4, ("units",))}
     for options, message in (
+        ({"space": {"n": [1]}}, "swept 'n': results have something else of that name"),
         ({"space": {"unitz": [1]}}, "swept 'unitz' is a parameter of neither build_model nor fit"),
         ({"batchsize": 3}, "'batchsize' is no argument of it"),
         ({"initial_epoch": 3}, "'initial_epoch' is no argument of it"),
@@ -254,7 +255,7 @@ def test_callbacks_are_made_for_every_run():
 
     result = sweep({"units": [4]}, callbacks=callbacks)
     assert len(made) == 4  # one is the measurement's
-    assert [(run["status"], run["epochs"]) for run in result.runs] == [("done", 2)] * 3
+    assert [(run["status"], run["epochs_trained"]) for run in result.runs] == [("done", 2)] * 3
 
 
 def test_metrics_that_are_not_numbers(tmp_path):
