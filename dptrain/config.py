@@ -262,13 +262,16 @@ def read_mapping(path: Path, option: str) -> dict[str, Any]:
     return tree or {}
 
 
-def resolve(file: Mapping[str, Any], file_name: str, overrides: Mapping[str, str]) -> Config:
+def resolve(
+    file: Mapping[str, Any], file_name: str, overrides: Mapping[str, Any], said: str = "on the command line"
+) -> Config:
     """Return the configuration: defaults, then the file, then the command line.
 
     Args:
         file: what `read_file` returned.
         file_name: for messages.
         overrides: dotted path -> value as typed.
+        said: where these were set, for messages.
 
     Raises:
         ConfigError: a value of the wrong type or out of range; the message says where it was set.
@@ -283,10 +286,10 @@ def resolve(file: Mapping[str, Any], file_name: str, overrides: Mapping[str, str
     try:
         return TypeAdapter(Config).validate_python(tree)
     except ValidationError as error:
-        raise ConfigError(_first_problem(error, file_name, overrides)) from None
+        raise ConfigError(_first_problem(error, file_name, overrides, said)) from None
 
 
-def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[str, str]) -> str:
+def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[str, Any], said: str) -> str:
     problem = error.errors()[0]
     known = {leaf.path for leaf in leaves()}
     parts = [str(part) for part in problem["loc"]]
@@ -294,7 +297,7 @@ def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[st
         (".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known), ".".join(parts)
     )
     value = overrides.get(path, problem["input"])
-    where = "on the command line" if path in overrides else f"in {file_name}"
+    where = said if path in overrides else f"in {file_name}"
     message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
     return f"{path} = {value!r}, set {where}: {message}"
 

@@ -330,7 +330,7 @@ def _config(config: Config, setting: Setting, fields: Mapping[str, str], seed: i
         ConfigError: a value is out of range.
     """
     overrides = {fields[name]: value for name, value in setting.items()} | {"seed": seed}
-    return resolve(to_dict(config), "the sweep", overrides)
+    return resolve(to_dict(config), "the configuration", overrides, "in the sweep")
 
 
 def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:

@@ -1,0 +1,204 @@
+"""`python -m dptrain sweep` as users type it."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.launching import dptrain
+
+QUICK = ("--epochs", "1", "--hidden", "4", "--batch-size", "256")
+
+
+def sweep(small_npz, *arguments, ranks=0, **options):
+    return dptrain(ranks, "sweep", "--data", str(small_npz), *QUICK, *arguments, **options)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path / "trials.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_sweep_and_one_of_its_runs_alone(small_npz, tmp_path):
+    out = tmp_path / "s"
+    done = sweep(
+        small_npz,
+        *("--seeds", "3,5", "--grid", "learning_rate=1e-2,1e-3", "--grid", "optimizer=adam,sgd", "--dropout", "0.1"),
+        *("--out", str(out), "--runs-per-gpu", "3"),
+    )
+    assert (done.code, done.err) == (0, "")
+    assert "4 trials x 2 seeds = 8 runs of 1 epoch; compared by val_accuracy" in done.out
+    assert "8/8: trial 3 (learning_rate=0.001, optimizer=sgd) seed 5: val_accuracy" in done.out
+    assert f"Results in {out}: report.html, trials.csv, results.jsonl" in done.out
+    table = rows(out)
+    assert [(row["trial"], row["learning_rate"], row["optimizer"], row["n"]) for row in table] == [
+        ("0", "0.01", "adam", "2"),
+        ("1", "0.01", "sgd", "2"),
+        ("2", "0.001", "adam", "2"),
+        ("3", "0.001", "sgd", "2"),
+    ]
+    parser = HTMLParser()
+    parser.feed((out / "report.html").read_text(encoding="utf-8"))
+    alone = tmp_path / "alone"
+    again = dptrain(
+        *(0, "--config", str(out / "config.yaml"), "--seed", "5", "--optimizer.learning_rate", "0.001"),
+        *("--optimizer.name", "sgd", "--out", str(alone), "--verbose", "0"),
+    )
+    assert (again.code, again.err) == (0, "")
+    [expected] = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    [found] = [
+        json.loads(line) for line in (out / "results.jsonl").read_text().splitlines() if json.loads(line)["run"] == 7
+    ]
+    assert {key: expected[key] for key in ("loss", "accuracy", "val_loss", "val_accuracy")} == {
+        key: found[key] for key in ("loss", "accuracy", "val_loss", "val_accuracy")
+    }
+
+
+def test_a_plan_file_and_what_overrides_it(small_npz, tmp_path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "seeds: 0-1\ngrid:\n  hidden: [4, [8, 4]]\nrandom:\n  learning_rate: log:1e-4..1e-2\nsamples: 2\n"
+        "metric: val_loss\n"
+    )
+    out = tmp_path / "s"
+    done = sweep(small_npz, "--plan", str(plan), "--seeds", "7", "--out", str(out), "--verbose", "2")
+    assert (done.code, done.err) == (0, "")
+    assert "4 trials x 1 seed = 4 runs of 1 epoch; compared by val_loss" in done.out
+    table = rows(out)
+    assert [row["hidden"] for row in table] == ["4", "[8, 4]"] * 2
+    assert len({row["learning_rate"] for row in table}) == 2
+    best = min(table, key=lambda row: float(row["mean"]))
+    assert f"1. trial {best['trial']} " in done.out
+
+
+def test_the_dry_run_trains_nothing(small_npz, tmp_path):
+    done = sweep(small_npz, "--grid", "hidden=4,8", "--dry-run", "--halving", "2", "--epochs", "4", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "2 trials x 5 seeds = 10 runs of 4 epochs" in done.out
+    assert "one trial in 2 goes on after 1 and 2 epochs, judged by its seeds' mean" in done.out
+    assert "rank 0: 1 run at a time, " in done.out
+    assert "  trial 1: hidden=8" in done.out
+    assert " in all on 1 rank, without evaluation: " in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fast_dev_run_leaves_nothing_behind(small_npz, tmp_path):
+    done = sweep(small_npz, "--grid", "hidden=4,8,16", "--grid", "dropout=0,0.1", "--fast-dev-run", cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "2 trials x 2 seeds = 4 runs of 1 epoch" in done.out
+    assert "everything works" in done.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_directory_and_the_defaults(small_npz, tmp_path):
+    done = sweep(small_npz, "--verbose", "0", cwd=tmp_path)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    [folder] = (tmp_path / "sweeps").iterdir()
+    assert [row["n"] for row in rows(folder)] == ["5"]
+
+
+def test_a_run_that_diverges_gives_the_exit_code(small_npz, tmp_path):
+    done = sweep(
+        small_npz,
+        "--seeds",
+        "0",
+        "--optimizer",
+        "sgd",
+        "--grid",
+        "learning_rate=1e-2,1e38",
+        "--activation",
+        "linear",
+        "--epochs",
+        "3",
+        "--out",
+        str(tmp_path / "s"),
+    )
+    assert (done.code, done.err) == (76, "")
+    assert "diverged after 1 epoch" in done.out
+    table = rows(tmp_path / "s")
+    assert [(row["n"], row["failed"]) for row in table] == [("1", "0"), ("0", "1")]
+    assert "NaN" not in (tmp_path / "s" / "results.jsonl").read_text()
+
+
+def test_killed_and_started_again(small_npz, tmp_path):
+    """kill -9 in the middle, several times: every epoch of every run is there once, with the bits of a whole sweep."""
+    arguments = ("--seeds", "0-3", "--grid", "hidden=4,8", "--epochs", "6", "--dropout", "0.2", "--batch-size", "32")
+    whole, out = tmp_path / "whole", tmp_path / "s"
+    assert sweep(small_npz, *arguments, "--out", str(whole), "--verbose", "0").code == 0
+    command = [sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz), *QUICK, *arguments]
+    for kill in range(2):
+        process = subprocess.Popen(
+            [*command, "--out", str(out), "--runs-per-gpu", "2"], stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        deadline = time.monotonic() + 60
+        wanted = 9 + 15 * kill
+        results = out / "results.jsonl"
+        while not results.exists() or results.read_bytes().count(b"\n") < wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    with open(results, "ab") as file:
+        file.write(b'{"trial": 0, "run": 1, "se')  # torn
+    done = sweep(small_npz, *arguments, "--out", str(out))
+    assert (done.code, done.err) == (0, "")
+    assert f"{out}: going on; " in done.out
+    assert sorted(results.read_text().splitlines()) == sorted((whole / "results.jsonl").read_text().splitlines())
+    assert [{k: v for k, v in row.items() if k != "seconds"} for row in rows(out)] == [
+        {k: v for k, v in row.items() if k != "seconds"} for row in rows(whole)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--grid", "learing_rate=1,2"), "unknown field 'learing_rate'; did you mean 'learning_rate'?"),
+        (("--grid", "learning_rate=0,1"), "optimizer.learning_rate = 0, set in the sweep: "),
+        (("--grid", "seed=1,2"), "field 'seed' cannot be swept: use --seeds"),
+        (("--grid", "data=mnist,strokes"), "field 'data' cannot be swept: a sweep has one data set"),
+        (("--grid", "hidden"), "grid: 'hidden' has no '='; expected name=values"),
+        (("--grid", "hidden=4", "--grid", "model.hidden=8"), "two of them are the same field"),
+        (("--seeds", "5-1"), "5-1"),
+        (("--random", "learning_rate=log:1e-5..1e-1"), "say how many settings are to be drawn"),
+        (("--random", "3", "4", "learning_rate=1..2"), "expected one number and FIELD=FROM"),
+        (("--adaptive", "3", "--grid", "hidden=4,8"), "every field is to be drawn"),
+        (("--adaptive", "x", "--random", "dropout=0..0.5"), "adaptive = 'x', set on the command line: "),
+        (("--metric", "val_acuracy"), "metric = 'val_acuracy': the logs have loss, accuracy"),
+        (("--halving", "1"), "halving = '1', set on the command line: "),
+        (("--halving", "2", "--grid", "epochs=1,2"), "not supported where epochs are swept"),
+        (("--sharding", "static"), "every run of a sweep has all samples"),
+        (("--runs-per-gpu", "0"), "runs_per_gpu = '0', set on the command line: "),
+        (("--plan", "nowhere.yaml"), "--plan nowhere.yaml: No such file or directory"),
+    ],
+)
+def test_wrong_words(small_npz, tmp_path, ranks, arguments, message):
+    done = sweep(small_npz, *arguments, ranks=ranks, cwd=tmp_path)
+    assert (done.code, done.out) == (2, "")
+    [line] = done.messages
+    assert message in line
+    assert done.err.splitlines() == [line]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_the_options_of_a_sweep():
+    done = dptrain(0, "sweep", "--help")
+    assert done.code == 0
+    for option in (
+        "--seeds",
+        "--grid FIELD=VALUES",
+        "--random",
+        "--adaptive N",
+        "--halving ETA",
+        "--dry-run",
+        "--plan",
+    ):
+        assert option in done.out
+    assert "--seeds" not in dptrain(0, "--help").out.split("data:")[1]
