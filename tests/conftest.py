@@ -24,10 +24,14 @@ settings.load_profile("same")
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    """Keep the user's cache out of the tests, and the tests out of the user's cache."""
-    cache = tmp_path_factory.mktemp("cache")
+    """Keep the user's cache out of the tests, and the tests out of the user's cache.
+
+    What tests start shares it, other pytest processes included, so that each kernel is compiled once.
+    """
+    cache = os.environ.get("DPTRAIN_TEST_CACHE") or str(tmp_path_factory.mktemp("cache"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPTRAIN_CACHE", str(cache))
+        patch.setenv("DPTRAIN_TEST_CACHE", cache)
+        patch.setenv("DPTRAIN_CACHE", cache)
         patch.delenv("DPTRAIN_DATA", raising=False)
         yield
 
