@@ -458,5 +458,5 @@ def test_found(copy, bug):
     finally:
         shutil.copy2(ROOT / file, source)
     assert done.code == 1, f"exit code {done.code}: the bug was not found\n{done.out}{done.err}"
-    assert " failed" in done.out
-    assert "nvcc cannot compile" not in done.out
+    assert " failed" in done.out, done.out + done.err
+    assert "nvcc cannot compile" not in done.out, done.out
