@@ -22,12 +22,42 @@ settings.register_profile("fuzz")
 settings.load_profile("same")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the whole suite in as many processes as there are cores, up to four; chosen files, and one GPU, in one.
+
+    A process that is done takes over half of what another has left, in a row: what a file's tests share is made once.
+    """
+    options = config.option
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    wanted = getattr(options, "numprocesses", 0)  # no such option: pytest-xdist is not installed
+    alone = hasattr(config, "workerinput") or options.usepdb or os.environ.get("DPTRAIN_REAL_GPU") == "1"
+    if wanted is None and options.dist == "no" and whole and not alone:
+        options.numprocesses = min(os.cpu_count() or 1, 4)
+        options.dist = "worksteal"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the tables that tests have recorded, in whatever process they ran."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "table":
+                terminalreporter.write_line(f"\n{text}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    """Keep the user's cache out of the tests, and the tests out of the user's cache."""
-    cache = tmp_path_factory.mktemp("cache")
+    """Keep the user's cache out of the tests, and the tests out of the user's cache.
+
+    All processes of a run share it, and so do those that tests start, so that each kernel is compiled once.
+    """
+    ours = tmp_path_factory.getbasetemp()
+    common = ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
+    cache = os.environ.get("DPTRAIN_TEST_CACHE") or str(common / "cache")
+    Path(cache).mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPTRAIN_CACHE", str(cache))
+        patch.setenv("DPTRAIN_TEST_CACHE", cache)
+        patch.setenv("DPTRAIN_CACHE", cache)
         patch.delenv("DPTRAIN_DATA", raising=False)
         yield
 

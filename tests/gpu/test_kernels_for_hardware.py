@@ -33,7 +33,7 @@ def nvcc() -> str:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiles_without_spills(nvcc, architecture, tmp_path, capsys):
+def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
     known = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout.split()
     if architecture not in known:
         pytest.skip(f"this nvcc does not know {architecture}")
@@ -53,10 +53,10 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, capsys):
             shared = re.search(r"(\d+) bytes smem", rest)
             rows.append((name, int(registers), int(shared[1]) if shared else 0, int(stores) + int(loads)))
     assert len(rows) == sum(_kernels(source) for source in SOURCES)
-    with capsys.disabled():
-        print(f"\n{architecture:24} registers  shared memory  spills (bytes)")
-        for name, registers, shared_bytes, spills in sorted(rows):
-            print(f"{name:24} {registers:9}  {shared_bytes:13}  {spills:6}")
+    table = [f"{architecture:24} registers  shared memory  spills (bytes)"]
+    for name, registers, shared_bytes, spills in sorted(rows):
+        table.append(f"{name:24} {registers:9}  {shared_bytes:13}  {spills:6}")
+    record_property("table", "\n".join(table))
     assert [name for name, _, _, spills in rows if spills] == []
 
 
