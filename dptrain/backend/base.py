@@ -112,8 +112,15 @@ class Backend(ABC):
         """Return a way for samples from the host to the device, with memory of that shape at both ends."""
 
     @abstractmethod
+    def close(self) -> None:
+        """Give back what the backend holds; it cannot be used afterwards."""
+
+    @abstractmethod
     def upload_samples(self, array: HostArray) -> Buffer:
-        """Return samples on the device, as `upload`; the buffer is only read (see `shares_samples`)."""
+        """Return samples on the device, as `upload`; the buffer is only read.
+
+        With `shares_samples` some of the last are kept, so that they are there when the next model comes.
+        """
 
     @abstractmethod
     def missing_samples(self, array: HostArray) -> int:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ _RESERVE = 0.05
 _ROWS = 4
 # Elements of a flat buffer that `sum` and its like make one partial sum of, 16 a thread; their order depends on it.
 _SUM_CHUNK = 4096
+# Shared samples that a backend keeps when nobody reads them: features, targets, weights, and those for validation.
+_KEPT_SAMPLES = 6
 # What a kernel takes for the label to ignore where there is none.
 _NO_LABEL = -(2**63)
 # Rows that one block of `dense_gradient` sums.
@@ -470,6 +473,7 @@ class CudaBackend(Backend):
         # Ranks that may put samples on the same GPU.
         self._sharers = sharers
         self._pinned_memories: weakref.WeakSet[_Pinned] = weakref.WeakSet()
+        self._last_samples: deque[_Samples] = deque(maxlen=_KEPT_SAMPLES)
         self._workspace: _Memory | None = None
         self._library_workspace: _Memory | None = None
         self._stream: Any = None
@@ -516,6 +520,7 @@ class CudaBackend(Backend):
                 self._wait()
             self.gemm.close()
             self.gemm = None
+        self._last_samples.clear()
         for memory in list(self._memories):
             with contextlib.suppress(cuda.Error):
                 memory.free()
@@ -565,12 +570,14 @@ class CudaBackend(Backend):
     def upload_samples(self, array: HostArray) -> DeviceArray:
         if not self.shares_samples:
             return self.upload(array, SAMPLES)
-        memory = _samples.get(_identity(array))
-        if memory is not None:
-            return DeviceArray(memory, memory.pointer, array.shape, _stored(array.dtype))
-        memory = _samples[_identity(array)] = _Samples(self, array)
+        memory, is_new = _samples.get(_identity(array)), False
+        if memory is None:
+            memory = _samples[_identity(array)] = _Samples(self, array)
+            is_new = True
+        self._last_samples.append(memory)
         buffer = DeviceArray(memory, memory.pointer, array.shape, _stored(array.dtype))
-        self.write(buffer, array)
+        if is_new:
+            self.write(buffer, array)
         return buffer
 
     def missing_samples(self, array: HostArray) -> int:

@@ -84,6 +84,11 @@ class NumpyBackend(Backend):
     def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
         return HostStaging(self.upload(aligned_empty(shape, dtype)))
 
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
     def upload_samples(self, array: HostArray) -> Array:
         return self.upload(array)
 

@@ -275,7 +275,7 @@ def prepare(
         assert problem is not None
         raise problem
 
-    open_backend(ranks, **agreed(ranks, "model", options))
+    open_backend(ranks, **agreed(ranks, "model", options)).close()
     total = (adaptive or space.size) * len(seeds)
 
     def look() -> Capacity:

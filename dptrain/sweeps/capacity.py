@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from dptrain.errors import ConfigError
@@ -86,7 +86,8 @@ def _measure(recipe: Recipe, setting: Setting, seed: int, metric: str, places: i
         trainings: list[Training] = []
 
         def add() -> Training:
-            training = Training(recipe, Segment(Run(0, 0, seed)), setting, Slot(), b"", lambda run, epoch, logs: None)
+            slot = stack.enter_context(closing(Slot()))
+            training = Training(recipe, Segment(Run(0, 0, seed)), setting, slot, b"", lambda run, epoch, logs: None)
             stack.callback(training.close)
             training.turn()  # allocates
             trainings.append(training)

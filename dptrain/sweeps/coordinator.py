@@ -9,6 +9,7 @@ from dptrain.sweeps.messages import Kind, segment_fact, to_ending, to_run, to_se
 from dptrain.sweeps.progress import Progress
 from dptrain.sweeps.records import Ending, Segment
 from dptrain.sweeps.scheduler import Scheduler
+from dptrain.sweeps.wording import counted
 
 
 class Coordinator:
@@ -56,7 +57,7 @@ class Coordinator:
             self._out[mail.source].remove(segment.run.number)
             self._places[mail.source] = fact["places"]
             self._progress.note(
-                f"rank {mail.source}: no memory for more than {fact['places']} runs at a time; "
+                f"rank {mail.source}: no memory for more than {counted(fact['places'], 'run')} at a time; "
                 f"run {segment.run.number} is trained later"
             )
             self._scheduler.returned(segment)

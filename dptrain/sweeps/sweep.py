@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,7 +90,8 @@ def run_sweep(
 
         begun = ranks.agree("output", begin)
         phase.enter("sweep")
-        _work(ranks, Worker(ranks, recipe), None if begun is None else begun[1])
+        with closing(Worker(ranks, recipe)) as worker:
+            _work(ranks, worker, None if begun is None else begun[1])
         ranks.barrier()
         if begun is None:
             return None

@@ -52,6 +52,11 @@ class Slot:
             self._backends[key] = backend
         return self._backends[key]
 
+    def close(self) -> None:
+        """Close the backends."""
+        while self._backends:
+            self._backends.popitem()[1].close()
+
 
 class Training:
     """Trains a segment in a slot.

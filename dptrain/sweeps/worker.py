@@ -57,6 +57,13 @@ class Worker:
                 self._tell(*ended)
         return bool(self._trainings)
 
+    def close(self) -> None:
+        """Give the device back; what is still trained is lost."""
+        for training in list(self._trainings):
+            self._leave(training)
+        for slot in self._free:
+            slot.close()
+
     def _leave(self, training: Training) -> None:
         self._trainings.remove(training)
         training.close()

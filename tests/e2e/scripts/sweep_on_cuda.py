@@ -1,0 +1,41 @@
+"""Trains runs side by side and looks at the GPU's memory. Argument: data.npz."""
+
+import sys
+
+import numpy as np
+
+import dptrain as dp
+from dptrain.backend import cuda
+from dptrain.sweeps import worker
+
+with np.load(sys.argv[1]) as arrays:
+    x, y = arrays["x_train"], arrays["y_train"].astype(np.int64)
+
+
+def build(units):
+    model = dp.Sequential([dp.layers.Flatten(input_shape=x.shape[1:]), dp.layers.Dense(units), dp.layers.Dense(10)])
+    model.compile("adam", dp.losses.SparseCategoricalCrossentropy(from_logits=True), device="cuda")
+    return model
+
+
+held = []
+turn = worker.Worker.turn
+
+
+def look(self):
+    going_on = turn(self)
+    held.append({memory.source.nbytes: memory.pointer for memory in cuda._samples.values()})
+    return going_on
+
+
+worker.Worker.turn = look
+result = dp.sweep(build, {"units": [3, 5]}, seeds=range(3), x=x, y=y, epochs=2, runs_per_gpu=3, verbose=0)
+assert [run["status"] for run in result.runs] == ["done"] * 6, result.runs
+# Features and labels, each at one place, as long as any run needs them.
+assert {size for one in held for size in one} == {x.nbytes, y.nbytes}, held
+places = {tuple(one.values()) for one in held if one}
+assert len(places) == 1, places
+assert len(cuda._samples) == 0
+held_now = {memory.name: memory.nbytes for backend in cuda._backends for memory in backend._memories}
+assert held_now == {}, held_now
+print("once")

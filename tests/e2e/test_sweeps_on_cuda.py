@@ -1,0 +1,76 @@
+"""Independent-run mode on CUDA (emulated): a stream a run, the data once, the bits of each run alone."""
+
+import json
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.emulated import emulated_ranks, inside_emulator
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "sweep_on_cuda.py")
+RUNS = ("--seeds", "0-2", "--grid", "hidden=5,8", "--dropout", "0.25", "--epochs", "2", "--batch-size", "64")
+CUDA = ("--device", "cuda", "--verbose", "0")
+
+
+def results(path, run=None):
+    lines = (path / "results.jsonl").read_text().splitlines()
+    return sorted(line for line in lines if run is None or json.loads(line)["run"] == run)
+
+
+@pytest.fixture(scope="module")
+def tiny_npz(tmp_path_factory):
+    import numpy as np
+
+    from dptrain.data.strokes import generate
+
+    x_train, y_train, x_test, y_test = generate(200, 70)
+    path = tmp_path_factory.mktemp("data") / "tiny.npz"
+    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "places", "more"), [(0, 1, {}), (0, 4, {}), (0, 6, {"EMULATOR_STREAMS": "random"}), (2, 2, {})]
+)
+def test_runs_have_the_bits_of_runs_alone(tiny_npz, tmp_path, ranks, places, more):
+    out = tmp_path / "s"
+    arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-gpu", str(places))
+    done = emulated_ranks(ranks, *arguments, "--out", str(out), EMULATOR_DEVICES=str(max(ranks, 1)), **more)
+    assert (done.code, done.out, done.err) == (0, "", "")
+    alone = tmp_path / "alone"
+    done = emulated_ranks(
+        *(0, "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", "1", "--hidden", "8"),
+        *("--out", str(alone), "--verbose", "0"),
+    )
+    assert (done.code, done.err) == (0, "")
+    expected = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in results(out, run=4)]
+    keys = ("loss", "accuracy", "val_loss", "val_accuracy")
+    assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]
+    assert len(results(out)) == 12
+
+
+@pytest.mark.parametrize("check", ["address", "race"])
+def test_runs_side_by_side_under_every_check(tiny_npz, tmp_path, check):
+    arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-gpu", "3", "--fast-dev-run")
+    done = emulated_ranks(0, *arguments, "--out", str(tmp_path / "s"), EMULATOR_SANITIZE=check)
+    assert (done.code, done.out, done.err) == (0, "", "")
+
+
+def test_the_data_are_on_the_gpu_once_and_memory_comes_back(tiny_npz):
+    done = emulated_ranks(0, SCRIPT, tiny_npz)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "once\n"
+
+
+def test_more_runs_than_the_memory_holds(tiny_npz, tmp_path):
+    """Runs that do not fit beside others are trained when these have ended."""
+    arguments = ("-m", "dptrain", "sweep", "--seeds", "0-3", "--hidden", "4000", "--epochs", "1", "--device", "cuda")
+    done = emulated_ranks(
+        *(0, *arguments, "--data", tiny_npz, "--runs-per-gpu", "4", "--out", str(tmp_path / "s"), "--fast-dev-run"),
+        EMULATOR_MEMORY=str(90 << 20),
+    )
+    assert (done.code, done.err) == (0, "")
+    assert "rank 0: no memory for more than 1 run at a time; run 1 is trained later" in done.out
+    assert len(results(tmp_path / "s")) == 2
