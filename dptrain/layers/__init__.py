@@ -53,7 +53,7 @@ __all__ = [
 
 def serialize(layer: Layer) -> dict[str, Any]:
     """Return a layer as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}."""
-    return serialization.to_dict("keras.layers", layer)
+    return serialization.to_dict("keras.layers", layer, LAYERS.values())
 
 
 def deserialize(config: dict[str, Any]) -> Layer:
@@ -62,5 +62,5 @@ def deserialize(config: dict[str, Any]) -> Layer:
     Raises:
         ConfigError: it describes none, or an argument is unknown, out of range or not supported.
     """
-    cls, arguments = serialization.class_and_config("layer", config, LAYERS)
-    return cls.from_config(arguments)
+    layer: Layer = serialization.made("layer", config, LAYERS)
+    return layer

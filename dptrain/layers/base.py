@@ -1,16 +1,17 @@
 """What a layer is: a specification that states its shapes and parameters, and writes its mathematics in backend ops."""
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer
 from dptrain.errors import ConfigError
 from dptrain.params import ParamSpec
+from dptrain.serialization import Configurable
 
 
 def _alone(buffer: Buffer) -> None:
@@ -64,7 +65,7 @@ class LayerBuffers:
     position: int = 0
 
 
-class Layer(ABC):
+class Layer(Configurable):
     """A step from inputs to outputs.
 
     Args:
@@ -155,12 +156,8 @@ class Layer(ABC):
         """Return all of the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
         return {"name": self.name, "trainable": self.trainable, **self.own_config()}
 
-    def get_config(self) -> dict[str, Any]:
-        """Return `config`, under Keras' name."""
-        return self.config()
-
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Layer":
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the layer that `config` described, Keras' own configurations included; their dtype is left out.
 
         Raises:

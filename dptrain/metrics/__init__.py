@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dptrain import serialization
 from dptrain.errors import ConfigError
 from dptrain.metrics.accuracy import (
     Accuracy,
@@ -25,7 +26,6 @@ from dptrain.metrics.cross_entropy import (
     SparseCategoricalCrossentropy,
 )
 from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
-from dptrain.registry import lookup
 from dptrain.tracking import MeanTracker
 
 __all__ = [
@@ -100,26 +100,13 @@ def get(identifier: str | Metric | type[Metric] | Mapping[str, Any]) -> Metric:
     Raises:
         ConfigError: there is none.
     """
-    if isinstance(identifier, Metric):
-        return identifier
-    if isinstance(identifier, str):
-        metric: type[Metric] = lookup("metric", identifier, METRICS)
-        return metric()
-    if isinstance(identifier, type) and issubclass(identifier, Metric):
-        return identifier()
-    if isinstance(identifier, Mapping):
-        return deserialize(identifier)
-    raise ConfigError(f"Could not interpret metric identifier: {identifier}")
+    found: Metric = serialization.get("metric", identifier, Metric, METRICS)
+    return found
 
 
 def serialize(metric: Metric) -> dict[str, Any]:
     """Return a metric as Keras writes it into model files."""
-    return {
-        "module": "keras.metrics",
-        "class_name": type(metric).__name__,
-        "config": metric.config(),
-        "registered_name": None,
-    }
+    return serialization.to_dict("keras.metrics", metric, METRICS.values())
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Metric]] | None = None) -> Metric:
@@ -132,11 +119,8 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Met
     Raises:
         ConfigError: the class is unknown, or takes no such arguments.
     """
-    metric: type[Metric] = lookup("metric", str(config.get("class_name")), METRICS | dict(custom_objects or {}))
-    try:
-        return metric(**config.get("config", {}))
-    except TypeError as error:
-        raise ConfigError(f"metric {metric.__name__}: {error}") from error
+    metric: Metric = serialization.made("metric", config, METRICS | dict(custom_objects or {}))
+    return metric
 
 
 def resolve(

@@ -5,7 +5,7 @@ message of their own, and the sum over any number of ranks is exact: a metric ma
 """
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, RowSum
+from dptrain.serialization import Configurable
 
 
 @dataclass(slots=True)  # made at every step: freezing it would cost more than the step's sums
@@ -45,7 +46,7 @@ class Batch:
         return self.y_pred.reshape(self.rows, -1), self.target.reshape(self.rows, -1)
 
 
-class Metric(ABC):
+class Metric(Configurable):
     """A number about samples, made of sums over them.
 
     Args:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dptrain import serialization
 from dptrain.errors import ConfigError
 from dptrain.optimizers import schedules
 from dptrain.optimizers.adam import Adam
@@ -11,7 +12,6 @@ from dptrain.optimizers.base import Optimizer, Update
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
 from dptrain.optimizers.updater import Updater
-from dptrain.registry import described, made, serialized
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
 OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}
@@ -49,7 +49,7 @@ def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
     """Return the optimizer as Keras writes it: module, class name and arguments."""
-    return serialized(optimizer, "keras.optimizers", OPTIMIZERS.values())
+    return serialization.to_dict("keras.optimizers", optimizer, OPTIMIZERS.values())
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Optimizer:
@@ -62,6 +62,6 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any
     Raises:
         ConfigError: no optimizer has that name, or the arguments are not its own.
     """
-    kind, arguments = described("optimizer", config, {**OPTIMIZERS, **(custom_objects or {})})
-    optimizer: Optimizer = made(kind.from_config, arguments, custom_objects)
+    classes = OPTIMIZERS | dict(custom_objects or {})
+    optimizer: Optimizer = serialization.made("optimizer", config, classes, custom_objects)
     return optimizer

@@ -1,0 +1,49 @@
+"""What objects of every kind have in common: being named, described and made again."""
+
+import pytest
+
+from dptrain import initializers, layers, losses, metrics, regularizers
+from dptrain.errors import ConfigError
+
+# Of each kind: what takes an argument, a class of the kind, and its module in Keras.
+KINDS = {
+    "initializer": (initializers, initializers.HeNormal, "keras.initializers"),
+    "loss": (losses, losses.Huber, "keras.losses"),
+    "metric": (metrics, metrics.Recall, "keras.metrics"),
+    "regularizer": (regularizers, regularizers.L2, "keras.regularizers"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_argument_may_be_an_object_a_class_a_name_or_a_description(kind):
+    module, cls, _ = KINDS[kind]
+    one = cls()
+    assert module.get(one) is one
+    for identifier in (cls, cls.__name__, {"class_name": cls.__name__, "config": {}}):
+        assert type(module.get(identifier)) is cls
+    for wrong in (3, [cls], int):
+        with pytest.raises(ConfigError, match=f"Could not interpret {kind} identifier"):
+            module.get(wrong)
+    with pytest.raises(ConfigError, match="expected a dictionary with 'class_name' and 'config'"):
+        module.get({"class_name": cls.__name__})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_configurations_have_keras_names(kind):
+    module, cls, keras_module = KINDS[kind]
+    one = cls()
+    assert type(one).from_config(one.get_config()).get_config() == one.get_config() == one.config()
+    described = module.serialize(one)
+    assert (described["module"], described["registered_name"]) == (keras_module, None)
+
+
+def test_classes_of_the_users_own_are_not_said_to_be_keras():
+    class Far(losses.Huber): ...
+
+    class Scaled(layers.Rescaling): ...
+
+    for described in (losses.serialize(Far(2.0)), layers.serialize(Scaled(0.5, name="scaled"))):
+        assert described["module"] == __name__
+        assert described["registered_name"] == described["class_name"]
+    again = losses.deserialize(losses.serialize(Far(2.0)), {"Far": Far})
+    assert (type(again), again.delta) == (Far, 2.0)
