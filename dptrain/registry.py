@@ -1,6 +1,7 @@
-"""Looking names up: one place for the messages that unknown ones get."""
+"""Names: looking them up, with one message for unknown ones, and what Keras calls objects of a class."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -30,3 +31,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+
+
+def snake_case(name: str) -> str:
+    """Return a class's name as Keras spells it in names and files: "ReLU" becomes "re_lu"."""
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

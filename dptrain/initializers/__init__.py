@@ -1,6 +1,5 @@
 """Initial values of parameters: Keras' names and arguments, our own random streams."""
 
-import re
 from typing import Any
 
 from dptrain import serialization
@@ -16,6 +15,7 @@ from dptrain.initializers.variance_scaling import (
     LecunUniform,
     VarianceScaling,
 )
+from dptrain.registry import snake_case
 
 __all__ = [
     "Constant",
@@ -58,7 +58,7 @@ _CLASSES: tuple[type[Initializer], ...] = (
 )
 # Names as Keras accepts them: the class's, and the same in snake case.
 INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in _CLASSES}
-INITIALIZERS |= {re.sub("(?<!^)(?=[A-Z])", "_", name).lower(): cls for name, cls in INITIALIZERS.items()}
+INITIALIZERS |= {snake_case(name): cls for name, cls in INITIALIZERS.items()}
 INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from dptrain.backend.base import DIVISOR, LOSS, ROWS, Backend, Buffer, RowSum
 from dptrain.errors import ConfigError
 from dptrain.metrics import Batch, Mean
-from dptrain.metrics.base import snake_case
+from dptrain.registry import snake_case
 from dptrain.serialization import Configurable
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")

@@ -18,7 +18,7 @@ from dptrain.metrics.accuracy import (
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
-from dptrain.metrics.base import Batch, Mean, Metric, snake_case
+from dptrain.metrics.base import Batch, Mean, Metric
 from dptrain.metrics.confusion import Precision, Recall
 from dptrain.metrics.cross_entropy import (
     BinaryCrossentropy,
@@ -26,6 +26,7 @@ from dptrain.metrics.cross_entropy import (
     SparseCategoricalCrossentropy,
 )
 from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
+from dptrain.registry import snake_case
 from dptrain.tracking import MeanTracker
 
 __all__ = [

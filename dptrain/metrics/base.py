@@ -4,7 +4,6 @@ The vectors of all metrics are a part of the message that also carries the gradi
 message of their own, and the sum over any number of ranks is exact: a metric may only ever add to its state.
 """
 
-import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, RowSum
+from dptrain.registry import snake_case
 from dptrain.serialization import Configurable
 
 
@@ -118,12 +118,6 @@ class Mean(Metric):
 def ratio(part: float, whole: float) -> float:
     """Return part / whole, and 0 where whole is 0."""
     return float(part / whole) if whole else 0.0
-
-
-def snake_case(name: str) -> str:
-    """Return a class's name as Keras spells it in names."""
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 # How many metrics have been given a name, by that name.

@@ -14,7 +14,6 @@ Source: `H5IOStore` and `_save_container_state` in keras/src/saving/saving_lib.p
 
 import io
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from types import ModuleType
@@ -26,6 +25,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.optimizers import Optimizer
 from dptrain.params import ParamLayout
+from dptrain.registry import snake_case
 from dptrain.saving import optimizer_variables
 from dptrain.saving.reading import MAX_NAMES, Array, Stored, fill, joined, reading
 from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot, trained
@@ -47,12 +47,6 @@ def h5py_module() -> ModuleType:
         raise ConfigError(f"Keras' files need h5py: pip install 'dptrain[keras-files]' ({error})") from error
     module: ModuleType = h5py
     return module
-
-
-def snake_case(name: str) -> str:
-    """Return a class's name as Keras writes it in files: "BatchNormalization" is "batch_normalization"."""
-    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def layer_groups(layers: Sequence[Layer]) -> list[str]:
