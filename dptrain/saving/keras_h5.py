@@ -28,7 +28,7 @@ from dptrain.params import ParamLayout
 from dptrain.registry import snake_case
 from dptrain.saving import optimizer_variables
 from dptrain.saving.reading import MAX_NAMES, Array, Stored, fill, joined, reading
-from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot, trained
+from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups inside a layer's that hold no weights.
@@ -154,7 +154,7 @@ def _optimizer_state(
     where: str, found: list[Stored], optimizer: Optimizer, layout: ParamLayout, warnings: list[str]
 ) -> OptimizerState | None:
     wanted = optimizer_variables.shapes(optimizer, layout)
-    unused = wanted[: len(wanted) - len(optimizer.all_slots) * len(trained(layout))]
+    unused = wanted[: len(wanted) - len(optimizer.all_slots) * len(layout.trained)]
     shapes = [one.shape for one in found]
     if shapes == unused != wanted and int(found[0].read()) == 0:
         return None  # it was never used, as it is here
