@@ -602,11 +602,13 @@ class NumpyBackend(Backend):
             return
         for part, gradient in zip(_parts(flat_P), _parts(grads_P), strict=True):
             slopes = self._scratch("slopes", part.shape, self.dtype)
-            np.sign(part, out=slopes)
-            np.multiply(slopes, number(divisor * l1), out=slopes)
-            np.add(gradient, slopes, out=gradient)
-            np.multiply(part, number(divisor * 2 * l2), out=slopes)
-            np.add(gradient, slopes, out=gradient)
+            if l1:
+                np.sign(part, out=slopes)
+                np.multiply(slopes, number(divisor * l1), out=slopes)
+                np.add(gradient, slopes, out=gradient)
+            if l2:
+                np.multiply(part, number(divisor * 2 * l2), out=slopes)
+                np.add(gradient, slopes, out=gradient)
 
     def count_nonfinite(self, x: Array, total: Array) -> None:
         for part in _parts(x):
