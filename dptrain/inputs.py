@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class Stream:
     @property
     def facts(self) -> list[Any]:
         """What must be the same on all ranks, before the first batch."""
-        weights = sorted((self.source.class_weight or {}).items())
+        weights = sorted([int(label), float(weight)] for label, weight in (self.source.class_weight or {}).items())
         return [self.source.kind, self.source.num_batches, self.source.sharded or self.rows, weights]
 
 
@@ -107,8 +108,8 @@ def as_array(data: Any, name: str) -> Array:
     if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
         found = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
         raise DataError(
-            f"{name}: The structure of `inputs` doesn't match the expected structure. Expected: one array, as the "
-            f"model has one input and one output. Received: {found}"
+            f"not supported: {name}: The structure of `inputs` doesn't match the expected structure. Expected: one "
+            f"array, as the model has one input and one output. Received: {found}"
         )
     if not is_array(data):
         advice = "; make an array of it" if isinstance(data, list | tuple) else ""
@@ -213,8 +214,10 @@ def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
         class_weight: class -> weight.
 
     Raises:
-        ConfigError: targets that name no class, or weights that are not finite.
+        ConfigError: targets that name no class, no dictionary of class numbers, or weights that are not finite.
     """
+    if not isinstance(class_weight, Mapping) or not all(isinstance(one, Real) for one in class_weight):
+        raise ConfigError(f"class_weight = {short(class_weight)}: expected a dictionary from class number to weight")
     labels = as_array(y, "y")
     if labels.ndim == 2 and labels.shape[1] > 1:
         labels = labels.argmax(axis=1)

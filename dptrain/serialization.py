@@ -86,4 +86,6 @@ def get(kind: str, identifier: Any, base: type[Any], classes: Mapping[str, type[
         return identifier()
     if isinstance(identifier, Mapping):
         return made(kind, identifier, classes)
+    if callable(identifier):
+        raise ConfigError(f"not supported: a function as {kind}; subclass {base.__name__}")
     raise ConfigError(f"Could not interpret {kind} identifier: {identifier}")

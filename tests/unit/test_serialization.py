@@ -21,9 +21,11 @@ def test_an_argument_may_be_an_object_a_class_a_name_or_a_description(kind):
     assert module.get(one) is one
     for identifier in (cls, cls.__name__, {"class_name": cls.__name__, "config": {}}):
         assert type(module.get(identifier)) is cls
-    for wrong in (3, [cls], int):
+    for wrong in (3, [cls]):
         with pytest.raises(ConfigError, match=f"Could not interpret {kind} identifier"):
             module.get(wrong)
+    with pytest.raises(ConfigError, match=f"not supported: a function as {kind}; subclass {kind.title()}"):
+        module.get(lambda *anything: 0.0)
     with pytest.raises(ConfigError, match="expected a dictionary with 'class_name' and 'config'"):
         module.get({"class_name": cls.__name__})
 

@@ -1,6 +1,7 @@
 """Batches that the user's own code makes are trained on as the same batches of arrays."""
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import dptrain as dp
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
-from dptrain.inputs import as_array, source_of, stream_batches
+from dptrain.inputs import Stream, as_array, source_of, stream_batches
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
 from dptrain.model import Architecture
@@ -407,6 +408,15 @@ def test_weights_in_batches_and_of_classes():
         weights_given(Batches([(X[:3], y, np.array([1, np.nan, 1]))]))
 
 
+def test_class_weights_of_numpy_are_compared_like_others():
+    weights = dict.fromkeys(np.arange(3), np.float32(0.5))
+    facts = [
+        Stream(PyDatasetSource(Batches([(X, Y)]), class_weight=given)).facts
+        for given in (weights, dict.fromkeys(range(3), 0.5))
+    ]
+    assert json.dumps(facts[0]) == json.dumps(facts[1])
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
@@ -415,8 +425,8 @@ def test_weights_in_batches_and_of_classes():
         ((X[:4], Y[:4], Y[:3, 0]), r"batch 2 of epoch 1: sample_weight: expected \(4,\) real numbers"),
         ((X[:4],), "batch 2 of epoch 1: y is missing"),
         ((X[:0], Y[:0]), "batch 2 of epoch 1: it has no samples"),
-        (({"a": X[:4]}, Y[:4]), "batch 2 of epoch 1: x: The structure of `inputs` .* dictionary with .'a'"),
-        (((X[:4], X[:4]), Y[:4]), "batch 2 of epoch 1: x: The structure of `inputs` .* Received: 2 arrays"),
+        (({"a": X[:4]}, Y[:4]), "batch 2 of epoch 1: not supported: x: The structure of `inputs` .* with .'a'"),
+        (((X[:4], X[:4]), Y[:4]), "batch 2 of epoch 1: not supported: x: The structure of `inputs` .* 2 arrays"),
         ((X[:4].tolist(), Y[:4]), "batch 2 of epoch 1: Unrecognized data type: x=.*make an array"),
         ((np.float64(1), np.float64(2)), "batch 2 of epoch 1: Unrecognized data type: x="),
         ((X[:4].astype(str), Y[:4]), "batch 2 of epoch 1: x has dtype"),
@@ -453,7 +463,7 @@ def endless(data: dp.utils.PyDataset) -> dp.utils.PyDataset:
         ({"x": Loader(pieces(9, 3)), "class_weight": {1: 2.0}}, "`class_weight` is not supported for Loader inputs"),
         ({"x": Loader([])}, "the Loader has no batch"),
         ({"x": None}, "x is missing"),
-        ({"x": {"a": X}, "y": Y}, "x: The structure of `inputs` doesn't match"),
+        ({"x": {"a": X}, "y": Y}, "not supported: x: The structure of `inputs` doesn't match"),
         ({"x": [X, X], "y": Y}, "Received: 2 arrays"),
         ({"x": pieces(9, 3)}, "Unrecognized data type: x="),
         ({"x": X, "y": Y.tolist()}, "Unrecognized data type: y="),
