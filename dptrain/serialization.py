@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+import numpy as np
+
 from dptrain.errors import ConfigError
 from dptrain.registry import lookup
 
@@ -38,9 +40,18 @@ def to_dict(module: str, one: Any, own: Iterable[type]) -> dict[str, Any]:
     return {
         "module": module if known else kind.__module__,
         "class_name": kind.__name__,
-        "config": one.get_config(),
+        "config": plain(one.get_config()),
         "registered_name": None if known else kind.__name__,
     }
+
+
+def plain(value: Any) -> Any:
+    """Return a configuration in types that JSON has: numbers and arrays of NumPy become Python's."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def made(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: Any) -> Any:

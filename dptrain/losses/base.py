@@ -128,7 +128,7 @@ def smoothing(label_smoothing: float) -> float:
     """
     if not 0 <= label_smoothing <= 1:
         raise ConfigError(f"label_smoothing = {label_smoothing}: expected a number in [0, 1]")
-    return label_smoothing
+    return float(label_smoothing)
 
 
 def last_axis(axis: int) -> None:

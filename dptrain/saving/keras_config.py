@@ -24,6 +24,7 @@ from dptrain.model import Architecture
 from dptrain.optimizers import OPTIMIZERS, Optimizer
 from dptrain.registry import suggestion
 from dptrain.saving.snapshot import Compiled, Measures
+from dptrain.serialization import plain
 
 Config = Mapping[str, Any]
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
@@ -148,7 +149,7 @@ def _plain(value: Any) -> Any:
     for module, classes in _kinds().items():
         if classes.get(type(value).__name__) is type(value):
             return _object(module, type(value).__name__, _plain(value.config()))
-    return value
+    return plain(value)
 
 
 # Reading

@@ -1,9 +1,14 @@
 """What objects of every kind have in common: being named, described and made again."""
 
+import json
+
+import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import initializers, layers, losses, metrics, regularizers
 from dptrain.errors import ConfigError
+from dptrain.optimizers import SGD, schedules
 
 # Of each kind: what takes an argument, a class of the kind, and its module in Keras.
 KINDS = {
@@ -49,3 +54,19 @@ def test_classes_of_the_users_own_are_not_said_to_be_keras():
         assert described["registered_name"] == described["class_name"]
     again = losses.deserialize(losses.serialize(Far(2.0)), {"Far": Far})
     assert (type(again), again.delta) == (Far, 2.0)
+
+
+def test_numbers_of_numpy_become_pythons(tmp_path):
+    number = np.float32(0.5)
+    piecewise = schedules.PiecewiseConstantDecay(np.array([1, 2]), np.array([0.5, 0.25, 0.125]))
+    for rate in (piecewise, schedules.ExponentialDecay(number, np.int64(3), number)):
+        again = SGD.from_config(json.loads(json.dumps(SGD(rate).get_config())))
+        assert [again._learning_rate(step) for step in range(4)] == [rate(step) for step in range(4)]
+    model = dp.Sequential([layers.Dense(1, input_shape=(2,))])
+    measured = [metrics.BinaryAccuracy(threshold=number), metrics.Recall(np.array([0.5]).tolist())]
+    model.compile(SGD(piecewise), losses.Huber(number), metrics=measured)
+    for loss in (losses.Huber(number), losses.BinaryCrossentropy(label_smoothing=number)):
+        assert json.loads(json.dumps(loss.config())) == loss.config()
+    pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-files'")
+    model.save(tmp_path / "model.keras")
+    assert dp.models.load_model(tmp_path / "model.keras").optimizer.get_config() == model.optimizer.get_config()
