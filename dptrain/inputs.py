@@ -108,8 +108,8 @@ def as_array(data: Any, name: str) -> Array:
     if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
         found = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
         raise DataError(
-            f"not supported: {name}: The structure of `inputs` doesn't match the expected structure. Expected: one "
-            f"array, as the model has one input and one output. Received: {found}"
+            f"{name}: The structure of `inputs` doesn't match the expected structure. Expected: one array, as the "
+            f"model has one input and one output. Received: {found}"
         )
     if not is_array(data):
         advice = "; make an array of it" if isinstance(data, list | tuple) else ""
