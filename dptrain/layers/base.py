@@ -2,8 +2,9 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -82,7 +83,7 @@ class Layer(Configurable):
             step, with an empty batch where it has no rows.
 
     Raises:
-        ConfigError: an argument that there is not, or that is not supported.
+        ConfigError: an argument that there is not, that is not supported, or a shape that is none.
     """
 
     is_view = False
@@ -91,7 +92,7 @@ class Layer(Configurable):
     def __init__(
         self,
         *,
-        input_shape: tuple[int, ...] | None = None,
+        input_shape: Sequence[int] | None = None,
         input_dim: int | None = None,
         name: str | None = None,
         trainable: bool = True,
@@ -104,7 +105,7 @@ class Layer(Configurable):
         self.refuse(dtype=dtype, activity_regularizer=activity_regularizer)
         if input_dim is not None:
             input_shape = (input_dim,)
-        self.input_shape = None if input_shape is None else tuple(int(n) for n in input_shape)
+        self.input_shape = None if input_shape is None else _sizes(input_shape)
         self.name = name
         self.trainable = bool(trainable)
 
@@ -186,3 +187,16 @@ class Layer(Configurable):
     def copied(self) -> "Layer":
         """Return a copy that shares initializers and regularizers."""
         return copy.copy(self)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """Return the shape of one sample.
+
+    Raises:
+        ConfigError: it is no list of positive integers.
+    """
+    if not isinstance(shape, Sequence) or any(
+        isinstance(n, bool) or not isinstance(n, Integral) or int(n) < 1 for n in shape
+    ):
+        raise ConfigError(f"Input shape: expected positive integers. Received: shape={shape}")
+    return tuple(int(n) for n in shape)

@@ -47,9 +47,7 @@ class InputLayer(View):
                 raise ConfigError(f"not supported: batch_shape = {tuple(batch_shape)}, of unknown dimensions")
         if shape is None:
             raise ConfigError("You must pass a `shape` argument.")
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
-            raise ConfigError(f"Input shape: expected positive integers. Received: shape={tuple(shape)}")
-        super().__init__(input_shape=tuple(shape), name=name, **options)
+        super().__init__(input_shape=shape, name=name, **options)
         self.refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
         if dtype not in (None, "float32", "float64"):
             self.refuse(dtype=dtype)
