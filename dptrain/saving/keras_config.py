@@ -11,6 +11,7 @@ False, or `_SAME_AS_HERE`); anything else is refused by name.
 Source: keras/src/saving/serialization_lib.py, Keras 3.15.
 """
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ _MAX_DIMENSION = 2**31
 _MAX_LAYERS = 10_000
 
 
+@functools.cache  # asked for every value of every layer
 def _kinds() -> dict[str, Mapping[str, Any]]:
     """Return the classes that can be in a file, by Keras' module and the class's name."""
     tables: dict[str, Mapping[str, Any]] = {
@@ -298,6 +300,7 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
         raise ConfigError(f"{label}: {error}") from error
 
 
+@functools.cache
 def _parameters(cls: type) -> set[str]:
     """Return the names of a constructor's arguments, those that it hands on to its base classes included."""
     names: set[str] = set()
