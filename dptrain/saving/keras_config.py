@@ -44,7 +44,6 @@ _MAX_DIMENSION = 2**31
 _MAX_LAYERS = 10_000
 
 
-@functools.cache  # asked for every value of every layer
 def _kinds() -> dict[str, Mapping[str, Any]]:
     """Return the classes that can be in a file, by Keras' module and the class's name."""
     tables: dict[str, Mapping[str, Any]] = {
@@ -82,7 +81,7 @@ def sequential_config(
         listed.append(_object("keras.layers", "InputLayer", about))
         result["build_input_shape"] = batch_shape
     for position, layer in enumerate(layers):
-        config = {"name": layer.name, "trainable": True, "dtype": policy} | _plain(layer.config())
+        config = {"name": layer.name, "trainable": True, "dtype": policy} | plain(layer.config())
         described = _object("keras.layers", _registered_name("keras.layers", layer), config)
         if architecture is not None:
             described["build_config"] = {"input_shape": [None, *architecture.input_shapes[position]]}
@@ -100,16 +99,16 @@ def model_config(config: dict[str, Any], compiled: Compiled | None) -> dict[str,
 
 
 def _compile_config(loss: Loss, optimizer: Optimizer, measured: Measures) -> dict[str, Any]:
-    plain, weighted = measured[:2]
+    unweighted, weighted = measured[:2]
     return {
         "optimizer": _object(
-            "keras.optimizers", _registered_name("keras.optimizers", optimizer), _plain(optimizer.config())
+            "keras.optimizers", _registered_name("keras.optimizers", optimizer), plain(optimizer.config())
         ),
         "loss": _object(
-            "keras.losses", _registered_name("keras.losses", loss), {"name": loss.name} | _plain(loss.config())
+            "keras.losses", _registered_name("keras.losses", loss), {"name": loss.name} | plain(loss.config())
         ),
         "loss_weights": None,
-        "metrics": [_metric_config(one) for one in plain or ()],
+        "metrics": [_metric_config(one) for one in unweighted or ()],
         "weighted_metrics": [_metric_config(one) for one in weighted] if weighted else None,
         "run_eagerly": False,
         "steps_per_execution": 1,
@@ -121,7 +120,7 @@ def _metric_config(metric: str | Metric) -> Any:
     """Return the name that the metric was asked for by, or its configuration."""
     if isinstance(metric, str):
         return metric
-    return _object("keras.metrics", _registered_name("keras.metrics", metric), _plain(metric.config()))
+    return _object("keras.metrics", _registered_name("keras.metrics", metric), plain(metric.config()))
 
 
 def _object(module: str, class_name: str, config: Config) -> dict[str, Any]:
@@ -140,18 +139,6 @@ def _registered_name(module: str, one: object) -> str:
             f"not supported: {name} is no class of {module.replace('keras', 'dptrain')} and cannot be saved"
         )
     return name
-
-
-def _plain(value: Any) -> Any:
-    """Return a configuration with the objects in it as Keras describes them."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    for module, classes in _kinds().items():
-        if classes.get(type(value).__name__) is type(value):
-            return _object(module, type(value).__name__, _plain(value.config()))
-    return plain(value)
 
 
 # Reading
@@ -223,8 +210,8 @@ def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Any], list[Any]] | N
     try:
         loss = losses.get(_named_or_built("keras.losses", config["loss"]))
         optimizer = optimizers.get(_named_or_built("keras.optimizers", config["optimizer"]))
-        plain, weighted = ([_metric(one) for one in found] for found in measured)
-        return optimizer, loss, plain, weighted
+        unweighted, weighted = ([_metric(one) for one in found] for found in measured)
+        return optimizer, loss, unweighted, weighted
     except ConfigError as error:
         raise ConfigError(f"{error} (load with compile=False to have the model without it)") from error
 
