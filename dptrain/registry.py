@@ -2,8 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn, TypeVar
 
 from dptrain.errors import ConfigError
 
@@ -37,3 +37,17 @@ def snake_case(name: str) -> str:
     """Return a class's name as Keras spells it in names and files: "ReLU" becomes "re_lu"."""
     name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def not_there(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
+    """Return a module's `__getattr__`, which says of what the module lacks that it is not supported.
+
+    Args:
+        module: under which users know it ("layers").
+        names: what it has.
+    """
+
+    def missing(name: str) -> NoReturn:
+        raise AttributeError(f"not supported: {module}.{name}{suggestion(name, names)}")
+
+    return missing

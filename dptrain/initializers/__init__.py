@@ -1,6 +1,6 @@
 """Initial values of parameters: Keras' names and arguments, our own random streams."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain import serialization
 from dptrain.initializers.base import Initializer
@@ -15,7 +15,7 @@ from dptrain.initializers.variance_scaling import (
     LecunUniform,
     VarianceScaling,
 )
-from dptrain.registry import snake_case
+from dptrain.registry import not_there, snake_case
 
 __all__ = [
     "Constant",
@@ -38,6 +38,9 @@ __all__ = [
     "get",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("initializers", __all__)
 
 _CLASSES: tuple[type[Initializer], ...] = (
     Constant,

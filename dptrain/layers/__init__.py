@@ -1,6 +1,6 @@
 """Layers: what to compute, with no device code. A new layer is one class here and one line in this file."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain import serialization
 from dptrain.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
@@ -11,6 +11,7 @@ from dptrain.layers.dropout import Dropout
 from dptrain.layers.flatten import Flatten, Reshape
 from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.rescaling import Rescaling
+from dptrain.registry import not_there
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {
@@ -49,6 +50,9 @@ __all__ = [
     "deserialize",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("layers", __all__)
 
 
 def serialize(layer: Layer) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Losses: what is minimised, with no device code. A new loss is one class, and one line in the table here."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain import serialization
 from dptrain.losses.base import Loss
 from dptrain.losses.binary import BinaryCrossentropy
 from dptrain.losses.categorical import CategoricalCrossentropy, SparseCategoricalCrossentropy
 from dptrain.losses.regression import Huber, MeanAbsoluteError, MeanSquaredError
+from dptrain.registry import not_there
 
 __all__ = [
     "LOSSES",
@@ -22,6 +23,9 @@ __all__ = [
     "get",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("losses", __all__)
 
 # Names as Keras accepts them; the command line and the test matrix read this table.
 LOSSES: dict[str, type[Loss]] = {

@@ -6,7 +6,7 @@ no table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain import serialization
 from dptrain.errors import ConfigError
@@ -26,7 +26,7 @@ from dptrain.metrics.cross_entropy import (
     SparseCategoricalCrossentropy,
 )
 from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
-from dptrain.registry import snake_case
+from dptrain.registry import not_there, snake_case
 from dptrain.tracking import MeanTracker
 
 __all__ = [
@@ -54,6 +54,9 @@ __all__ = [
     "resolve",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("metrics", __all__)
 
 CLASSES: tuple[type[Metric], ...] = (
     Accuracy,

@@ -1,7 +1,7 @@
 """Optimizers: what an update is, with no device code. A new one is one file here and one line in this one."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain import serialization
 from dptrain.errors import ConfigError
@@ -12,6 +12,7 @@ from dptrain.optimizers.base import Optimizer, Update
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
 from dptrain.optimizers.updater import Updater
+from dptrain.registry import not_there
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
 OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}
@@ -30,6 +31,9 @@ __all__ = [
     "schedules",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("optimizers", __all__)
 
 
 def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
