@@ -8,7 +8,7 @@ import dptrain as dp
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
-        (dp, "Model", "not supported: dptrain.Model; known: Input, "),
+        (dp, "Model", "not supported: dptrain.Model; did you mean "),
         (dp.layers, "Conv2D", r"not supported: layers.Conv2D; known: Activation, .*Softmax"),
         (dp.layers, "Densse", "not supported: layers.Densse; did you mean 'Dense'"),
         (dp.losses, "KLDivergence", "not supported: losses.KLDivergence; known: "),
