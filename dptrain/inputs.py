@@ -156,6 +156,7 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
 
     Raises:
         DataError: they do not go together.
+        ConfigError: weights of samples whose output is no vector.
     """
     features = check_features(x, architecture)
     if y is None:
@@ -167,6 +168,8 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
             f"x has {len(features)} samples, y has {len(targets) if targets.ndim else 'none'}"
         )
     output = architecture.output_shape
+    if weights is not None and len(output) != 1:
+        raise ConfigError(f"not supported: sample_weight on outputs of shape {output}")
     if loss.takes_labels:
         check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
         targets = targets.reshape(len(targets))
