@@ -3,6 +3,8 @@
 Importing it touches no GPU and no MPI.
 """
 
+from typing import TYPE_CHECKING
+
 from dptrain.failure import install_excepthook
 from dptrain.launcher import prepare_blas_before_numpy
 
@@ -26,6 +28,7 @@ from dptrain import (  # noqa: E402
 )
 from dptrain.layers import Input  # noqa: E402
 from dptrain.models import from_keras  # noqa: E402
+from dptrain.registry import not_there  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
 from dptrain.sweeps.api import sweep  # noqa: E402
 from dptrain.train import callbacks  # noqa: E402
@@ -55,3 +58,6 @@ __all__ = [
     "utils",
     "world_size",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("dptrain", __all__)

@@ -219,7 +219,7 @@ def _mpirun(context: Context) -> list[Row]:
     status, said = _ask([place, "--version"], line=None)
     library, own = _family(context.mpi_library[1]), _family(said)
     if status:
-        return [Row("mpirun", f"{place} --version fails: {said.splitlines()[-1]}", "bad", "install MPI again")]
+        return [Row("mpirun", f"{place} --version fails: {_last(said)}", "bad", "install MPI again")]
     # Those of the MPICH family start each other's processes.
     hydra = {"MPICH", "Intel MPI", "MVAPICH"}
     if context.mpi_library[0] == 0 and own != library and not {own, library} <= hydra:

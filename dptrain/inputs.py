@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class Stream:
     @property
     def facts(self) -> list[Any]:
         """What must be the same on all ranks, before the first batch."""
-        weights = sorted((self.source.class_weight or {}).items())
+        weights = sorted([int(label), float(weight)] for label, weight in (self.source.class_weight or {}).items())
         return [self.source.kind, self.source.num_batches, self.source.sharded or self.rows, weights]
 
 
@@ -155,6 +156,7 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
 
     Raises:
         DataError: they do not go together.
+        ConfigError: weights of samples whose output is no vector.
     """
     features = check_features(x, architecture)
     if y is None:
@@ -166,6 +168,8 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
             f"x has {len(features)} samples, y has {len(targets) if targets.ndim else 'none'}"
         )
     output = architecture.output_shape
+    if weights is not None and len(output) != 1:
+        raise ConfigError(f"not supported: sample_weight on outputs of shape {output}")
     if loss.takes_labels:
         check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
         targets = targets.reshape(len(targets))
@@ -213,8 +217,10 @@ def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
         class_weight: class -> weight.
 
     Raises:
-        ConfigError: targets that name no class, or weights that are not finite.
+        ConfigError: targets that name no class, no dictionary of class numbers, or weights that are not finite.
     """
+    if not isinstance(class_weight, Mapping) or not all(isinstance(one, Real) for one in class_weight):
+        raise ConfigError(f"class_weight = {short(class_weight)}: expected a dictionary from class number to weight")
     labels = as_array(y, "y")
     if labels.ndim == 2 and labels.shape[1] > 1:
         labels = labels.argmax(axis=1)

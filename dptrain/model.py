@@ -1,6 +1,5 @@
 """A model as a specification: layers in a row, their shapes, and where their parameters lie."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
 from dptrain.losses import Loss
 from dptrain.params import ParamLayout
+from dptrain.registry import snake_case
 
 
 class Architecture:
@@ -107,8 +107,7 @@ def _name_layers(layers: Sequence[Layer]) -> None:
         raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
     for layer in layers:
         if layer.name is None:
-            kind = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", type(layer).__name__)  # "ReLU" becomes "re_lu", as in Keras
-            kind = re.sub("([a-z])([A-Z])", r"\1_\2", kind).lower()
+            kind = snake_case(type(layer).__name__)
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in taken)
             taken[layer.name] += 1

@@ -98,7 +98,7 @@ class ParamLayout:
         for name, spec in sorted(specs, key=lambda one: not one[1].trainable):  # stable: else the order of `specs`
             entry = ParamEntry(name, spec.shape, offset, spec.initializer, spec.trainable, spec.regularizer)
             places[name] = entry
-            offset += -(-entry.size // ALIGNMENT) * ALIGNMENT
+            offset += entry.padded
             self.size = offset if spec.trainable else self.size
         self.full_size = offset
         self.entries = tuple(places[name] for name in names)
@@ -109,9 +109,14 @@ class ParamLayout:
         return sum(entry.size for entry in self.entries)
 
     @property
+    def trained(self) -> tuple[ParamEntry, ...]:
+        """The parameters that have a gradient and optimizer slots, in the order of `entries`."""
+        return tuple(entry for entry in self.entries if entry.trainable)
+
+    @property
     def trainable_count(self) -> int:
         """Number of trained parameters proper."""
-        return sum(entry.size for entry in self.entries if entry.trainable)
+        return sum(entry.size for entry in self.trained)
 
     def views(self, flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Return every parameter in a flat buffer of `full_size` elements (or more), by name."""
@@ -119,7 +124,7 @@ class ParamLayout:
 
     def gradient_views(self, flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Return what belongs to every trained parameter in a flat buffer of `size` elements (or more), by name."""
-        return {entry.name: entry.view(flat) for entry in self.entries if entry.trainable}
+        return {entry.name: entry.view(flat) for entry in self.trained}
 
     def initial(self, seed: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a flat buffer of `full_size` initial values, the same for the same seed whatever the rank."""

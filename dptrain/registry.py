@@ -1,8 +1,9 @@
-"""Looking names up, and objects as Keras describes them: one place for the messages that unknown ones get."""
+"""Names: looking them up, with one message for unknown ones, and what Keras calls objects of a class."""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn, TypeVar
 
 from dptrain.errors import ConfigError
 
@@ -32,45 +33,21 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 
 
-def serialized(thing: Any, module: str, own: Iterable[type]) -> dict[str, Any]:
-    """Return an object as Keras writes it into its files.
+def snake_case(name: str) -> str:
+    """Return a class's name as Keras spells it in names and files: "ReLU" becomes "re_lu"."""
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def not_there(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
+    """Return a module's `__getattr__`, which says of what the module lacks that it is not supported.
 
     Args:
-        thing: it has `get_config`.
-        module: where Keras keeps classes of this kind.
-        own: the classes that Keras has too; others are the user's, of a module of their own.
+        module: under which users know it ("layers").
+        names: what it has.
     """
-    kind = type(thing)
-    known = kind in own
-    return {
-        "module": module if known else kind.__module__,
-        "class_name": kind.__name__,
-        "config": thing.get_config(),
-        "registered_name": None if known else kind.__name__,
-    }
 
+    def missing(name: str) -> NoReturn:
+        raise AttributeError(f"not supported: {module}.{name}{suggestion(name, names)}")
 
-def described(kind: str, description: Any, table: Mapping[str, T]) -> tuple[T, dict[str, Any]]:
-    """Return what a description as by `serialized` names, in any case, and a copy of its arguments.
-
-    Raises:
-        ConfigError: it is no such description, or the name is unknown.
-    """
-    name = description.get("class_name") if isinstance(description, Mapping) else None
-    arguments = description.get("config") if isinstance(description, Mapping) else None
-    if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise ConfigError(f"{kind}: expected a dictionary with 'class_name' and 'config', found {description!r}")
-    known = name.lower() if name not in table and name.lower() in table else name
-    return lookup(kind, known, table), dict(arguments)
-
-
-def made(make: Callable[..., T], *arguments: Any) -> T:
-    """Return `make(*arguments)`.
-
-    Raises:
-        ConfigError: the arguments are not what it takes.
-    """
-    try:
-        return make(*arguments)
-    except TypeError as error:
-        raise ConfigError(str(error)) from error
+    return missing

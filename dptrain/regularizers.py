@@ -1,15 +1,13 @@
 """Regularizers: penalties on parameters that are added to the loss, as in Keras."""
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any
 
 from dptrain import serialization
 from dptrain.errors import ConfigError
-from dptrain.registry import lookup
 
 
-class Regularizer(ABC):
+class Regularizer(serialization.Configurable):
     """The penalty l1 * sum |p| + l2 * sum p^2 of a parameter p, and its gradient l1 * sign(p) + 2 * l2 * p.
 
     Attributes:
@@ -20,14 +18,6 @@ class Regularizer(ABC):
     def __init__(self, l1: float, l2: float) -> None:
         self.l1 = _factor(l1, "l1")
         self.l2 = _factor(l2, "l2")
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras names them."""
-
-    def get_config(self) -> dict[str, Any]:
-        """Return `config`, under Keras' name."""
-        return self.config()
 
 
 class L1(Regularizer):
@@ -93,22 +83,21 @@ _CLASSES: dict[str, type[L1] | type[L2] | type[L1L2]] = {"L1": L1, "L2": L2, "L1
 REGULARIZERS = _CLASSES | {name.lower(): cls for name, cls in _CLASSES.items()}
 
 
-def get(identifier: str | dict[str, Any] | Regularizer | None) -> Regularizer | None:
-    """Return the regularizer of that name with Keras' defaults, of that configuration, or the one given.
+def get(identifier: str | dict[str, Any] | type[Regularizer] | Regularizer | None) -> Regularizer | None:
+    """Return the regularizer of that name or class with Keras' defaults, of that configuration, or the one given.
 
     Raises:
         ConfigError: no regularizer has that name, or an argument is out of range.
     """
-    if identifier is None or isinstance(identifier, Regularizer):
-        return identifier
-    if isinstance(identifier, dict):
-        return deserialize(identifier)
-    return lookup("regularizer", identifier, REGULARIZERS)()
+    if identifier is None:
+        return None
+    regularizer: Regularizer = serialization.get("regularizer", identifier, Regularizer, REGULARIZERS)
+    return regularizer
 
 
 def serialize(regularizer: Regularizer | None) -> dict[str, Any] | None:
     """Return the regularizer as Keras writes it to JSON."""
-    return None if regularizer is None else serialization.to_dict("keras.regularizers", regularizer)
+    return None if regularizer is None else serialization.to_dict("keras.regularizers", regularizer, _CLASSES.values())
 
 
 def deserialize(config: dict[str, Any]) -> Regularizer:
@@ -117,11 +106,8 @@ def deserialize(config: dict[str, Any]) -> Regularizer:
     Raises:
         ConfigError: it describes none, or an argument is unknown or out of range.
     """
-    cls, arguments = serialization.class_and_config("regularizer", config, REGULARIZERS)
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"regularizer {cls.__name__}: {error}") from error
+    regularizer: Regularizer = serialization.made("regularizer", config, REGULARIZERS)
+    return regularizer
 
 
 def _factor(value: float, name: str) -> float:

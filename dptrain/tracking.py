@@ -141,6 +141,10 @@ class Tally:
         else:
             self.backend.add(values, total)
 
+    def add_each(self, place: int, values: Buffer) -> None:
+        """Add the elements of `values`, of the backend's dtype, to as many sums."""
+        self.backend.add(values, self.step[place : place + len(values)])
+
     def count(self, place: int, count: float) -> None:
         """Add what the host knows to a sum that nothing else is added to."""
         self._counts[place] += count

@@ -1,5 +1,8 @@
 """Small helpers with Keras' names."""
 
+import numpy as np
+import numpy.typing as npt
+
 from dptrain.data.py_dataset import PyDataset
 from dptrain.errors import ConfigError
 from dptrain.launcher import detect_launch
@@ -7,7 +10,16 @@ from dptrain.launcher import detect_launch
 # Its name in Keras 2.
 Sequence = PyDataset
 
-__all__ = ["PyDataset", "Sequence", "check_seed", "default_seed", "set_random_seed"]
+__all__ = [
+    "PyDataset",
+    "Sequence",
+    "check_seed",
+    "default_seed",
+    "rank",
+    "set_random_seed",
+    "to_categorical",
+    "world_size",
+]
 
 _default_seed = 0
 
@@ -25,6 +37,30 @@ def set_random_seed(seed: int) -> None:
     """
     global _default_seed
     _default_seed = check_seed(seed)
+
+
+def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDArray[np.float64]:
+    """Return labels as one-hot vectors, as `keras.utils.to_categorical`.
+
+    Args:
+        x: integer labels of any shape, of which a last dimension of 1 is left out; negative ones count from the end.
+        num_classes: the length of the vectors; by default one more than the highest label.
+
+    Returns:
+        (*shape, num_classes) zeros and ones.
+
+    Raises:
+        ConfigError: a label has no class, or there are no labels to tell the number of classes.
+    """
+    labels = np.asarray(x).astype(np.int64)
+    if labels.ndim > 1 and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    if not num_classes and not labels.size:
+        raise ConfigError("to_categorical: no labels, so num_classes must be given")
+    classes = int(num_classes or labels.max() + 1)
+    if labels.size and not -classes <= labels.min() <= labels.max() < classes:
+        raise ConfigError(f"to_categorical: labels {labels.min()} to {labels.max()}, {classes} classes")
+    return np.eye(classes)[labels]
 
 
 def rank() -> int:

@@ -95,6 +95,8 @@ _KERNELS = {
         "sum_chunks": "PPq",
     },
 }
+# `dtype.name` is put together anew, in 6 us, whenever it is asked for; kernels are named by it several times a step.
+_NAMES = {np.dtype(name): name for name in _GATHERED}
 # Threads of a block of elementwise kernels, and blocks at most: enough to fill any GPU, the rest is a loop.
 _THREADS, _BLOCKS = 256, 2048
 # The part of a GPU's memory that samples leave free, for scratch and for what others do.
@@ -508,8 +510,7 @@ class CudaBackend(Backend):
             return self._library_workspace.pointer
 
         def activate(address: int, size: int, activation: str) -> None:
-            number, alpha = ACTIVATION_NUMBERS[activation], DEFAULT_ALPHA.get(activation, 0.0)
-            self._elementwise("activation_forward", size, address, address, size, number, alpha)
+            self._activation("activation_forward", activation, None, size, address, address)
 
         return CublasLtGemm(precision, self._stream.handle, allocate, activate, own)
 
@@ -599,7 +600,7 @@ class CudaBackend(Backend):
     # Batches
 
     def gather(self, x_NF: DeviceArray, rows_B: DeviceArray, scale: float, offset: float, out_BF: DeviceArray) -> None:
-        kernel, features = f"gather_{x_NF.dtype.name}", _count(out_BF.shape[1:])
+        kernel, features = f"gather_{_NAMES[x_NF.dtype]}", _count(out_BF.shape[1:])
         if x_NF.dtype.itemsize == 1 and features % 4 == 0 and x_NF.pointer % 4 == 0 and out_BF.pointer % 16 == 0:
             kernel, features = f"{kernel}_quads", features // 4
         self._gather(kernel, features, x_NF, rows_B, out_BF, float(scale), float(offset))
@@ -688,9 +689,8 @@ class CudaBackend(Backend):
         activation: str,
     ) -> None:
         """c = activation(op(a) op(b) + bias); see `Gemm.product`."""
-        bias = 0 if bias_N is None else bias_N.pointer
         assert self.gemm is not None, "the backend is closed"
-        self.gemm.product(layout, a.pointer, b.pointer, bias, c_MN.pointer, sizes, activation)
+        self.gemm.product(layout, a.pointer, b.pointer, _pointer(bias_N), c_MN.pointer, sizes, activation)
 
     def activation_forward(
         self, x_BF: DeviceArray, activation: str, y_BF: DeviceArray, alpha: float | None = None
@@ -1045,12 +1045,12 @@ class CudaBackend(Backend):
         self._launch("sum_chunks", (1, 1), (256, 1, 1), partials, total.pointer, chunks)
 
     def fill(self, buffer: DeviceArray, value: float) -> None:
-        self._elementwise(f"fill_{buffer.dtype.name}", buffer.size, buffer.pointer, buffer.size, value)
+        self._elementwise(f"fill_{_NAMES[buffer.dtype]}", buffer.size, buffer.pointer, buffer.size, value)
 
     def add(self, source: DeviceArray, out: DeviceArray) -> None:
-        kernel = f"add_{source.dtype.name}"
+        kernel = f"add_{_NAMES[source.dtype]}"
         if source.dtype != out.dtype:
-            kernel += f"_{out.dtype.name}"
+            kernel += f"_{_NAMES[out.dtype]}"
         self._elementwise(kernel, out.size, source.pointer, out.pointer, out.size)
 
     def axpby(self, a: float, x: DeviceArray, b: float, y: DeviceArray, out: DeviceArray) -> None:
@@ -1156,7 +1156,7 @@ class CudaBackend(Backend):
             params_P.size,
             params_P.pointer,
             grads_P.pointer,
-            0 if momentum_P is None else momentum_P.pointer,
+            _pointer(momentum_P),
             weight.pointer,
             params_P.size,
             learning_rate,

@@ -29,7 +29,7 @@ from dptrain.backend.base import (
 )
 from dptrain.backend.custom import Op
 from dptrain.backend.loops import CACHE_LINE, Loops, NumpyLoops, Scratch, aligned_empty
-from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
+from dptrain.backend.transfers import SAMPLES, Exchange, HostExchange, HostStaging, Staging
 from dptrain.random import Purpose, stream
 
 Array = npt.NDArray[Any]
@@ -90,7 +90,7 @@ class NumpyBackend(Backend):
             self._pool = None
 
     def upload_samples(self, array: HostArray) -> Array:
-        return self.upload(array)
+        return self.upload(array, SAMPLES)
 
     def missing_samples(self, array: HostArray) -> int:
         return array.nbytes
@@ -613,11 +613,13 @@ class NumpyBackend(Backend):
             return
         for part, gradient in zip(_parts(flat_P), _parts(grads_P), strict=True):
             slopes = self._scratch("slopes", part.shape, self.dtype)
-            np.sign(part, out=slopes)
-            np.multiply(slopes, number(divisor * l1), out=slopes)
-            np.add(gradient, slopes, out=gradient)
-            np.multiply(part, number(divisor * 2 * l2), out=slopes)
-            np.add(gradient, slopes, out=gradient)
+            if l1:
+                np.sign(part, out=slopes)
+                np.multiply(slopes, number(divisor * l1), out=slopes)
+                np.add(gradient, slopes, out=gradient)
+            if l2:
+                np.multiply(part, number(divisor * 2 * l2), out=slopes)
+                np.add(gradient, slopes, out=gradient)
 
     def count_nonfinite(self, x: Array, total: Array) -> None:
         for part in _parts(x):

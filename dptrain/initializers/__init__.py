@@ -1,10 +1,8 @@
 """Initial values of parameters: Keras' names and arguments, our own random streams."""
 
-import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain import serialization
-from dptrain.errors import ConfigError
 from dptrain.initializers.base import Initializer
 from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
 from dptrain.initializers.distributions import Orthogonal, RandomNormal, RandomUniform, TruncatedNormal
@@ -17,7 +15,7 @@ from dptrain.initializers.variance_scaling import (
     LecunUniform,
     VarianceScaling,
 )
-from dptrain.registry import lookup
+from dptrain.registry import not_there, snake_case
 
 __all__ = [
     "Constant",
@@ -41,6 +39,9 @@ __all__ = [
     "serialize",
 ]
 
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("initializers", __all__)
+
 _CLASSES: tuple[type[Initializer], ...] = (
     Constant,
     GlorotNormal,
@@ -60,26 +61,23 @@ _CLASSES: tuple[type[Initializer], ...] = (
 )
 # Names as Keras accepts them: the class's, and the same in snake case.
 INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in _CLASSES}
-INITIALIZERS |= {re.sub("(?<!^)(?=[A-Z])", "_", name).lower(): cls for name, cls in INITIALIZERS.items()}
+INITIALIZERS |= {snake_case(name): cls for name, cls in INITIALIZERS.items()}
 INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
 
 
-def get(identifier: str | dict[str, Any] | Initializer) -> Initializer:
-    """Return the initializer of that name with Keras' defaults, of that configuration, or the one given.
+def get(identifier: str | dict[str, Any] | type[Initializer] | Initializer) -> Initializer:
+    """Return the initializer of that name or class with Keras' defaults, of that configuration, or the one given.
 
     Raises:
         ConfigError: no initializer has that name, or an argument is out of range.
     """
-    if isinstance(identifier, Initializer):
-        return identifier
-    if isinstance(identifier, dict):
-        return deserialize(identifier)
-    return lookup("initializer", identifier, INITIALIZERS)()
+    initializer: Initializer = serialization.get("initializer", identifier, Initializer, INITIALIZERS)
+    return initializer
 
 
 def serialize(initializer: Initializer) -> dict[str, Any]:
     """Return the initializer as Keras writes it to JSON."""
-    return serialization.to_dict("keras.initializers", initializer)
+    return serialization.to_dict("keras.initializers", initializer, _CLASSES)
 
 
 def deserialize(config: dict[str, Any]) -> Initializer:
@@ -88,8 +86,5 @@ def deserialize(config: dict[str, Any]) -> Initializer:
     Raises:
         ConfigError: it describes none, or an argument is unknown or out of range.
     """
-    cls, arguments = serialization.class_and_config("initializer", config, INITIALIZERS)
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"initializer {cls.__name__}: {error}") from error
+    initializer: Initializer = serialization.made("initializer", config, INITIALIZERS)
+    return initializer

@@ -1,17 +1,17 @@
 """What an initializer is."""
 
-from abc import ABC, abstractmethod
-from typing import Any
+from abc import abstractmethod
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.random import Purpose, own_seed, stream
+from dptrain.serialization import Configurable
 
 Values = npt.NDArray[np.float64]
 
 
-class Initializer(ABC):
+class Initializer(Configurable):
     """Draws a parameter's initial values."""
 
     @abstractmethod
@@ -23,14 +23,6 @@ class Initializer(ABC):
             seed: the run's seed.
             position: the parameter's place in the model, so that equal shapes get different values.
         """
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras' `get_config` names them."""
-
-    def get_config(self) -> dict[str, Any]:
-        """Return `config`, under Keras' name."""
-        return self.config()
 
 
 class RandomInitializer(Initializer):

@@ -1,6 +1,6 @@
 """Layers: what to compute, with no device code. A new layer is one class here and one line in this file."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain import serialization
 from dptrain.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
@@ -11,6 +11,7 @@ from dptrain.layers.dropout import Dropout
 from dptrain.layers.flatten import Flatten, Reshape
 from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.rescaling import Rescaling
+from dptrain.registry import not_there
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {
@@ -50,10 +51,13 @@ __all__ = [
     "serialize",
 ]
 
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("layers", __all__)
+
 
 def serialize(layer: Layer) -> dict[str, Any]:
     """Return a layer as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}."""
-    return serialization.to_dict("keras.layers", layer)
+    return serialization.to_dict("keras.layers", layer, LAYERS.values())
 
 
 def deserialize(config: dict[str, Any]) -> Layer:
@@ -62,5 +66,5 @@ def deserialize(config: dict[str, Any]) -> Layer:
     Raises:
         ConfigError: it describes none, or an argument is unknown, out of range or not supported.
     """
-    cls, arguments = serialization.class_and_config("layer", config, LAYERS)
-    return cls.from_config(arguments)
+    layer: Layer = serialization.made("layer", config, LAYERS)
+    return layer

@@ -1,16 +1,18 @@
 """What a layer is: a specification that states its shapes and parameters, and writes its mathematics in backend ops."""
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from numbers import Integral
+from typing import Any, Self
 
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer
 from dptrain.errors import ConfigError
 from dptrain.params import ParamSpec
+from dptrain.serialization import Configurable
 
 
 def _alone(buffer: Buffer) -> None:
@@ -64,7 +66,7 @@ class LayerBuffers:
     position: int = 0
 
 
-class Layer(ABC):
+class Layer(Configurable):
     """A step from inputs to outputs.
 
     Args:
@@ -81,7 +83,7 @@ class Layer(ABC):
             step, with an empty batch where it has no rows.
 
     Raises:
-        ConfigError: an argument that there is not, or that is not supported.
+        ConfigError: an argument that there is not, that is not supported, or a shape that is none.
     """
 
     is_view = False
@@ -90,7 +92,7 @@ class Layer(ABC):
     def __init__(
         self,
         *,
-        input_shape: tuple[int, ...] | None = None,
+        input_shape: Sequence[int] | None = None,
         input_dim: int | None = None,
         name: str | None = None,
         trainable: bool = True,
@@ -103,7 +105,7 @@ class Layer(ABC):
         self.refuse(dtype=dtype, activity_regularizer=activity_regularizer)
         if input_dim is not None:
             input_shape = (input_dim,)
-        self.input_shape = None if input_shape is None else tuple(int(n) for n in input_shape)
+        self.input_shape = None if input_shape is None else _sizes(input_shape)
         self.name = name
         self.trainable = bool(trainable)
 
@@ -155,12 +157,8 @@ class Layer(ABC):
         """Return all of the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
         return {"name": self.name, "trainable": self.trainable, **self.own_config()}
 
-    def get_config(self) -> dict[str, Any]:
-        """Return `config`, under Keras' name."""
-        return self.config()
-
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Layer":
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the layer that `config` described, Keras' own configurations included; their dtype is left out.
 
         Raises:
@@ -189,3 +187,16 @@ class Layer(ABC):
     def copied(self) -> "Layer":
         """Return a copy that shares initializers and regularizers."""
         return copy.copy(self)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """Return the shape of one sample.
+
+    Raises:
+        ConfigError: it is no list of positive integers.
+    """
+    if not isinstance(shape, Sequence) or any(
+        isinstance(n, bool) or not isinstance(n, Integral) or int(n) < 1 for n in shape
+    ):
+        raise ConfigError(f"Input shape: expected positive integers. Received: shape={shape}")
+    return tuple(int(n) for n in shape)

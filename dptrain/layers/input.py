@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain.backend.base import Backend
 from dptrain.errors import ConfigError
-from dptrain.layers.base import Layer, LayerBuffers, StepContext
+from dptrain.layers.flatten import View
 
 
-class InputLayer(Layer):
+class InputLayer(View):
     """States the shape of one sample; computes nothing and, as in Keras, is none of the model's layers.
 
     Args:
@@ -26,8 +25,6 @@ class InputLayer(Layer):
     Raises:
         ConfigError: no shape, or an argument that is not supported.
     """
-
-    is_view = True
 
     def __init__(
         self,
@@ -50,9 +47,7 @@ class InputLayer(Layer):
                 raise ConfigError(f"not supported: batch_shape = {tuple(batch_shape)}, of unknown dimensions")
         if shape is None:
             raise ConfigError("You must pass a `shape` argument.")
-        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
-            raise ConfigError(f"Input shape: expected positive integers. Received: shape={tuple(shape)}")
-        super().__init__(input_shape=tuple(shape), name=name, **options)
+        super().__init__(input_shape=shape, name=name, **options)
         self.refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
         if dtype not in (None, "float32", "float64"):
             self.refuse(dtype=dtype)
@@ -60,12 +55,6 @@ class InputLayer(Layer):
     def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the input's shape."""
         return input_shape
-
-    def forward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """Nothing to do."""
-
-    def backward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """Nothing to do."""
 
     def own_config(self) -> dict[str, Any]:
         """Return the shape and what Keras writes beside it."""

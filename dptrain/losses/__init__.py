@@ -1,14 +1,14 @@
 """Losses: what is minimised, with no device code. A new loss is one class, and one line in the table here."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dptrain.errors import ConfigError
+from dptrain import serialization
 from dptrain.losses.base import Loss
 from dptrain.losses.binary import BinaryCrossentropy
 from dptrain.losses.categorical import CategoricalCrossentropy, SparseCategoricalCrossentropy
 from dptrain.losses.regression import Huber, MeanAbsoluteError, MeanSquaredError
-from dptrain.registry import lookup
+from dptrain.registry import not_there
 
 __all__ = [
     "LOSSES",
@@ -23,6 +23,9 @@ __all__ = [
     "get",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("losses", __all__)
 
 # Names as Keras accepts them; the command line and the test matrix read this table.
 LOSSES: dict[str, type[Loss]] = {
@@ -48,27 +51,13 @@ def get(identifier: str | Loss | type[Loss] | Mapping[str, Any]) -> Loss:
     Raises:
         ConfigError: there is none.
     """
-    if isinstance(identifier, Loss):
-        return identifier
-    if isinstance(identifier, str):
-        loss: Any = lookup("loss", identifier, LOSSES)
-        return loss()  # type: ignore[no-any-return]
-    if isinstance(identifier, type) and issubclass(identifier, Loss):
-        made: Any = identifier
-        return made()  # type: ignore[no-any-return]
-    if isinstance(identifier, Mapping):
-        return deserialize(identifier)
-    raise ConfigError(f"Could not interpret loss identifier: {identifier}")
+    found: Loss = serialization.get("loss", identifier, Loss, LOSSES)
+    return found
 
 
 def serialize(loss: Loss) -> dict[str, Any]:
     """Return a loss as Keras writes it into model files."""
-    return {
-        "module": "keras.losses",
-        "class_name": type(loss).__name__,
-        "config": loss.config(),
-        "registered_name": None,
-    }
+    return serialization.to_dict("keras.losses", loss, LOSSES.values())
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Loss]] | None = None) -> Loss:
@@ -81,8 +70,5 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Los
     Raises:
         ConfigError: the class is unknown, or takes no such arguments.
     """
-    loss: Any = lookup("loss", str(config.get("class_name")), LOSSES | dict(custom_objects or {}))
-    try:
-        return loss(**config.get("config", {}))  # type: ignore[no-any-return]
-    except TypeError as error:
-        raise ConfigError(f"loss {config.get('class_name')}: {error}") from error
+    loss: Loss = serialization.made("loss", config, LOSSES | dict(custom_objects or {}))
+    return loss

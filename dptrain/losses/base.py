@@ -1,17 +1,18 @@
 """What a loss is: a number for each sample and its gradient; weights, sums and the divisor are one place's, here."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 from dptrain.backend.base import DIVISOR, LOSS, ROWS, Backend, Buffer, RowSum
 from dptrain.errors import ConfigError
 from dptrain.metrics import Batch, Mean
-from dptrain.metrics.base import snake_case
+from dptrain.registry import snake_case
+from dptrain.serialization import Configurable
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
 
-class Loss(ABC):
+class Loss(Configurable):
     """A number for each sample of a batch, of which the weighted sum over a divisor is minimised.
 
     With l the samples' losses and w their weights, a global batch has the loss sum_i w_i l_i / divisor. As by Keras the
@@ -127,7 +128,7 @@ def smoothing(label_smoothing: float) -> float:
     """
     if not 0 <= label_smoothing <= 1:
         raise ConfigError(f"label_smoothing = {label_smoothing}: expected a number in [0, 1]")
-    return label_smoothing
+    return float(label_smoothing)
 
 
 def last_axis(axis: int) -> None:

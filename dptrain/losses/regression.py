@@ -77,7 +77,7 @@ class Huber(_Pointwise):
         super().__init__(name, reduction, dtype)
         if not delta > 0:
             raise ConfigError(f"delta = {delta}: expected a number above 0")
-        self.delta = delta
+        self.delta = float(delta)
 
     def config(self) -> dict[str, Any]:
         """Return name, reduction and delta (which Keras 3.15 takes, but forgets to write)."""

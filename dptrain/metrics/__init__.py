@@ -6,8 +6,9 @@ no table.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dptrain import serialization
 from dptrain.errors import ConfigError
 from dptrain.metrics.accuracy import (
     Accuracy,
@@ -17,7 +18,7 @@ from dptrain.metrics.accuracy import (
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
-from dptrain.metrics.base import Batch, Mean, Metric, snake_case
+from dptrain.metrics.base import Batch, Mean, Metric
 from dptrain.metrics.confusion import Precision, Recall
 from dptrain.metrics.cross_entropy import (
     BinaryCrossentropy,
@@ -25,7 +26,7 @@ from dptrain.metrics.cross_entropy import (
     SparseCategoricalCrossentropy,
 )
 from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
-from dptrain.registry import lookup
+from dptrain.registry import not_there, snake_case
 from dptrain.tracking import MeanTracker
 
 __all__ = [
@@ -53,6 +54,9 @@ __all__ = [
     "resolve",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("metrics", __all__)
 
 CLASSES: tuple[type[Metric], ...] = (
     Accuracy,
@@ -100,26 +104,13 @@ def get(identifier: str | Metric | type[Metric] | Mapping[str, Any]) -> Metric:
     Raises:
         ConfigError: there is none.
     """
-    if isinstance(identifier, Metric):
-        return identifier
-    if isinstance(identifier, str):
-        metric: type[Metric] = lookup("metric", identifier, METRICS)
-        return metric()
-    if isinstance(identifier, type) and issubclass(identifier, Metric):
-        return identifier()
-    if isinstance(identifier, Mapping):
-        return deserialize(identifier)
-    raise ConfigError(f"Could not interpret metric identifier: {identifier}")
+    found: Metric = serialization.get("metric", identifier, Metric, METRICS)
+    return found
 
 
 def serialize(metric: Metric) -> dict[str, Any]:
     """Return a metric as Keras writes it into model files."""
-    return {
-        "module": "keras.metrics",
-        "class_name": type(metric).__name__,
-        "config": metric.config(),
-        "registered_name": None,
-    }
+    return serialization.to_dict("keras.metrics", metric, METRICS.values())
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Metric]] | None = None) -> Metric:
@@ -132,11 +123,8 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Met
     Raises:
         ConfigError: the class is unknown, or takes no such arguments.
     """
-    metric: type[Metric] = lookup("metric", str(config.get("class_name")), METRICS | dict(custom_objects or {}))
-    try:
-        return metric(**config.get("config", {}))
-    except TypeError as error:
-        raise ConfigError(f"metric {metric.__name__}: {error}") from error
+    metric: Metric = serialization.made("metric", config, METRICS | dict(custom_objects or {}))
+    return metric
 
 
 def resolve(

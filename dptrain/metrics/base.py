@@ -4,8 +4,7 @@ The vectors of all metrics are a part of the message that also carries the gradi
 message of their own, and the sum over any number of ranks is exact: a metric may only ever add to its state.
 """
 
-import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, RowSum
+from dptrain.registry import snake_case
+from dptrain.serialization import Configurable
 
 
 @dataclass(slots=True)  # made at every step: freezing it would cost more than the step's sums
@@ -45,7 +46,7 @@ class Batch:
         return self.y_pred.reshape(self.rows, -1), self.target.reshape(self.rows, -1)
 
 
-class Metric(ABC):
+class Metric(Configurable):
     """A number about samples, made of sums over them.
 
     Args:
@@ -117,12 +118,6 @@ class Mean(Metric):
 def ratio(part: float, whole: float) -> float:
     """Return part / whole, and 0 where whole is 0."""
     return float(part / whole) if whole else 0.0
-
-
-def snake_case(name: str) -> str:
-    """Return a class's name as Keras spells it in names."""
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 # How many metrics have been given a name, by that name.

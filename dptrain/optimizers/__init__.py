@@ -1,8 +1,9 @@
 """Optimizers: what an update is, with no device code. A new one is one file here and one line in this one."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dptrain import serialization
 from dptrain.errors import ConfigError
 from dptrain.optimizers import schedules
 from dptrain.optimizers.adam import Adam
@@ -11,7 +12,7 @@ from dptrain.optimizers.base import Optimizer, Update
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
 from dptrain.optimizers.updater import Updater
-from dptrain.registry import described, made, serialized
+from dptrain.registry import not_there
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
 OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}
@@ -31,6 +32,9 @@ __all__ = [
     "serialize",
 ]
 
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("optimizers", __all__)
+
 
 def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     """Return the optimizer of that name with Keras' defaults, that which a dictionary describes, or the one given.
@@ -49,7 +53,7 @@ def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
 
 def serialize(optimizer: Optimizer) -> dict[str, Any]:
     """Return the optimizer as Keras writes it: module, class name and arguments."""
-    return serialized(optimizer, "keras.optimizers", OPTIMIZERS.values())
+    return serialization.to_dict("keras.optimizers", optimizer, OPTIMIZERS.values())
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Optimizer:
@@ -62,6 +66,6 @@ def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any
     Raises:
         ConfigError: no optimizer has that name, or the arguments are not its own.
     """
-    kind, arguments = described("optimizer", config, {**OPTIMIZERS, **(custom_objects or {})})
-    optimizer: Optimizer = made(kind.from_config, arguments, custom_objects)
+    classes = OPTIMIZERS | dict(custom_objects or {})
+    optimizer: Optimizer = serialization.made("optimizer", config, classes, custom_objects)
     return optimizer

@@ -11,6 +11,7 @@ from typing import Any, Self
 from dptrain import schedules
 from dptrain.backend.base import Backend, Buffer
 from dptrain.errors import ArgumentTypeError, ConfigError
+from dptrain.registry import snake_case
 from dptrain.schedules import LearningRateSchedule
 
 
@@ -118,7 +119,7 @@ class Optimizer(ABC):
         self.clipvalue = _optional("clipvalue", clipvalue)
         self.global_clipnorm = _optional("global_clipnorm", global_clipnorm)
         self.gradient_accumulation_steps = None if steps is None else int(steps)
-        self.name = _snake_case(type(self).__name__) if name is None else name
+        self.name = snake_case(type(self).__name__) if name is None else name
         self.steps = 0
         self._not_decayed: re.Pattern[str] | None = None
 
@@ -255,7 +256,3 @@ def _rate(rate: float | LearningRateSchedule) -> float | LearningRateSchedule:
     if callable(rate):
         raise ConfigError("not supported: a function as learning_rate; subclass LearningRateSchedule")
     return check_range("learning_rate", rate, least=0.0)
-
-
-def _snake_case(name: str) -> str:
-    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()

@@ -1,5 +1,8 @@
 """Where Keras keeps the learning-rate schedules: those of `dptrain.schedules`."""
 
+from typing import TYPE_CHECKING
+
+from dptrain.registry import not_there
 from dptrain.schedules import (
     CosineDecay,
     CosineDecayRestarts,
@@ -23,3 +26,6 @@ __all__ = [
     "deserialize",
     "serialize",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("optimizers.schedules", __all__)

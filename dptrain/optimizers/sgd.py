@@ -3,7 +3,7 @@
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.optimizers.base import Optimizer, Update
+from dptrain.optimizers.base import Optimizer, Update, check_range
 from dptrain.schedules import LearningRateSchedule
 
 
@@ -53,9 +53,9 @@ class SGD(Optimizer):
             name,
             **kwargs,
         )
-        if not 0 <= momentum <= 1:
+        self.momentum = check_range("momentum", momentum)
+        if not 0 <= self.momentum <= 1:
             raise ConfigError(f"momentum = {momentum}: `momentum` must be a float between [0, 1].")
-        self.momentum = float(momentum)
         self.nesterov = bool(nesterov)
         self.slots = ("momentum",) if self.momentum else ()
         self.divides = not (self.momentum and self.nesterov)

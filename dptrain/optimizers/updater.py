@@ -67,7 +67,8 @@ class Updater:
             divisor = self._clip(grads_P, divisor)
         if optimizer.weight_decay is not None:
             for begin, end in self._decayed:
-                ops.affine(params_P[begin:end], 1 - optimizer.weight_decay * rate, 0.0, params_P[begin:end])
+                part_P = params_P[begin:end]
+                ops.affine(part_P, 1 - optimizer.weight_decay * rate, 0.0, part_P)
         if not optimizer.divides:
             divisor = self._divide(grads_P, divisor)
         optimizer.update_step(Update(ops, params_P, grads_P, divisor, self._slots, self._scratch, rate, iteration))

@@ -13,7 +13,7 @@ from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.saving import keras_config, optimizer_variables
 from dptrain.saving.reading import Stored, fill
-from dptrain.saving.snapshot import Loaded, full_size
+from dptrain.saving.snapshot import Loaded
 
 
 @dataclass
@@ -121,7 +121,7 @@ def _weights(model: Any, architecture: Architecture) -> Loaded:
         entry.name: Stored(array.shape, array.dtype.name, lambda array=array: array, entry.name)  # type: ignore[misc]
         for entry, array in zip(layout.entries, arrays, strict=True)
     }
-    flat = np.zeros(full_size(layout))
+    flat = np.zeros(layout.full_size)
     fill(f"Keras model {model.name!r}", layout, stored, flat, skip_mismatch=False)
     return Loaded(flat)
 

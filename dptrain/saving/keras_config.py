@@ -11,6 +11,7 @@ False, or `_SAME_AS_HERE`); anything else is refused by name.
 Source: keras/src/saving/serialization_lib.py, Keras 3.15.
 """
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from dptrain.model import Architecture
 from dptrain.optimizers import OPTIMIZERS, Optimizer
 from dptrain.registry import suggestion
 from dptrain.saving.snapshot import Compiled, Measures
+from dptrain.serialization import plain
 
 Config = Mapping[str, Any]
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
@@ -79,7 +81,7 @@ def sequential_config(
         listed.append(_object("keras.layers", "InputLayer", about))
         result["build_input_shape"] = batch_shape
     for position, layer in enumerate(layers):
-        config = {"name": layer.name, "trainable": True, "dtype": policy} | _plain(layer.config())
+        config = {"name": layer.name, "trainable": True, "dtype": policy} | plain(layer.config())
         described = _object("keras.layers", _registered_name("keras.layers", layer), config)
         if architecture is not None:
             described["build_config"] = {"input_shape": [None, *architecture.input_shapes[position]]}
@@ -97,16 +99,16 @@ def model_config(config: dict[str, Any], compiled: Compiled | None) -> dict[str,
 
 
 def _compile_config(loss: Loss, optimizer: Optimizer, measured: Measures) -> dict[str, Any]:
-    plain, weighted = measured[:2]
+    unweighted, weighted = measured[:2]
     return {
         "optimizer": _object(
-            "keras.optimizers", _registered_name("keras.optimizers", optimizer), _plain(optimizer.config())
+            "keras.optimizers", _registered_name("keras.optimizers", optimizer), plain(optimizer.config())
         ),
         "loss": _object(
-            "keras.losses", _registered_name("keras.losses", loss), {"name": loss.name} | _plain(loss.config())
+            "keras.losses", _registered_name("keras.losses", loss), {"name": loss.name} | plain(loss.config())
         ),
         "loss_weights": None,
-        "metrics": [_metric_config(one) for one in plain or ()],
+        "metrics": [_metric_config(one) for one in unweighted or ()],
         "weighted_metrics": [_metric_config(one) for one in weighted] if weighted else None,
         "run_eagerly": False,
         "steps_per_execution": 1,
@@ -118,7 +120,7 @@ def _metric_config(metric: str | Metric) -> Any:
     """Return the name that the metric was asked for by, or its configuration."""
     if isinstance(metric, str):
         return metric
-    return _object("keras.metrics", _registered_name("keras.metrics", metric), _plain(metric.config()))
+    return _object("keras.metrics", _registered_name("keras.metrics", metric), plain(metric.config()))
 
 
 def _object(module: str, class_name: str, config: Config) -> dict[str, Any]:
@@ -137,18 +139,6 @@ def _registered_name(module: str, one: object) -> str:
             f"not supported: {name} is no class of {module.replace('keras', 'dptrain')} and cannot be saved"
         )
     return name
-
-
-def _plain(value: Any) -> Any:
-    """Return a configuration with the objects in it as Keras describes them."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    for module, classes in _kinds().items():
-        if classes.get(type(value).__name__) is type(value):
-            return _object(module, type(value).__name__, _plain(value.config()))
-    return value
 
 
 # Reading
@@ -220,8 +210,8 @@ def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Any], list[Any]] | N
     try:
         loss = losses.get(_named_or_built("keras.losses", config["loss"]))
         optimizer = optimizers.get(_named_or_built("keras.optimizers", config["optimizer"]))
-        plain, weighted = ([_metric(one) for one in found] for found in measured)
-        return optimizer, loss, plain, weighted
+        unweighted, weighted = ([_metric(one) for one in found] for found in measured)
+        return optimizer, loss, unweighted, weighted
     except ConfigError as error:
         raise ConfigError(f"{error} (load with compile=False to have the model without it)") from error
 
@@ -297,6 +287,7 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
         raise ConfigError(f"{label}: {error}") from error
 
 
+@functools.cache
 def _parameters(cls: type) -> set[str]:
     """Return the names of a constructor's arguments, those that it hands on to its base classes included."""
     names: set[str] = set()

@@ -14,7 +14,6 @@ Source: `H5IOStore` and `_save_container_state` in keras/src/saving/saving_lib.p
 
 import io
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from types import ModuleType
@@ -26,9 +25,10 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.optimizers import Optimizer
 from dptrain.params import ParamLayout
+from dptrain.registry import snake_case
 from dptrain.saving import optimizer_variables
 from dptrain.saving.reading import MAX_NAMES, Array, Stored, fill, joined, reading
-from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot, trained
+from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 # Groups inside a layer's that hold no weights.
@@ -47,12 +47,6 @@ def h5py_module() -> ModuleType:
         raise ConfigError(f"Keras' files need h5py: pip install 'dptrain[keras-files]' ({error})") from error
     module: ModuleType = h5py
     return module
-
-
-def snake_case(name: str) -> str:
-    """Return a class's name as Keras writes it in files: "BatchNormalization" is "batch_normalization"."""
-    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def layer_groups(layers: Sequence[Layer]) -> list[str]:
@@ -160,7 +154,7 @@ def _optimizer_state(
     where: str, found: list[Stored], optimizer: Optimizer, layout: ParamLayout, warnings: list[str]
 ) -> OptimizerState | None:
     wanted = optimizer_variables.shapes(optimizer, layout)
-    unused = wanted[: len(wanted) - len(optimizer.all_slots) * len(trained(layout))]
+    unused = wanted[: len(wanted) - len(optimizer.all_slots) * len(layout.trained)]
     shapes = [one.shape for one in found]
     if shapes == unused != wanted and int(found[0].read()) == 0:
         return None  # it was never used, as it is here

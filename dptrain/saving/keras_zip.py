@@ -22,7 +22,7 @@ from dptrain.errors import DataError
 from dptrain.model import Architecture
 from dptrain.saving import keras_config, keras_h5
 from dptrain.saving.reading import check_room, guess, opened, parse_json, reading, size_of
-from dptrain.saving.snapshot import Loaded, Snapshot, full_size
+from dptrain.saving.snapshot import Loaded, Snapshot
 from dptrain.utils import check_seed
 from dptrain.version import __version__
 
@@ -113,7 +113,7 @@ def read(path: Path, *, compiled: bool) -> ModelFile:
             f"{where}:{_WEIGHTS}",
             architecture.layers,
             architecture.layout,
-            np.zeros(full_size(architecture.layout)),
+            np.zeros(architecture.layout.full_size),
             optimizer=None if found is None else found[0],
         )
         return ModelFile(config, seed, loaded)

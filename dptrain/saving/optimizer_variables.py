@@ -16,7 +16,7 @@ from dptrain.errors import DataError
 from dptrain.optimizers import Optimizer
 from dptrain.params import ParamLayout
 from dptrain.saving.reading import Array
-from dptrain.saving.snapshot import OptimizerState, slot_size, trained
+from dptrain.saving.snapshot import OptimizerState
 
 # Slots that Keras makes by a call of their own, for any optimizer; the first two before an optimizer's own slots.
 _FIRST = ("average", "gradient_accumulator")
@@ -40,7 +40,7 @@ def shapes(optimizer: Optimizer, layout: ParamLayout) -> list[tuple[int, ...]]:
     """Return the shapes of Keras' variables of an optimizer that has made an update."""
     scalars: list[tuple[int, ...]] = [()] * (2 if _has_rate(optimizer) else 1)
     return scalars + [
-        entry.shape for group in slot_groups(optimizer) for entry in trained(layout) for _ in range(len(group))
+        entry.shape for group in slot_groups(optimizer) for entry in layout.trained for _ in range(len(group))
     ]
 
 
@@ -53,7 +53,7 @@ def variables(optimizer: Optimizer, layout: ParamLayout, state: OptimizerState, 
         result += [
             entry.view(state.slots[slot]).astype(dtype)
             for group in slot_groups(optimizer)
-            for entry in trained(layout)
+            for entry in layout.trained
             for slot in group
         ]
     return result
@@ -79,9 +79,9 @@ def state_of(where: str, optimizer: Optimizer, layout: ParamLayout, arrays: Sequ
     if scalars == 2:
         state.learning_rate = _rate(where, optimizer.learning_rate, arrays[1])
     rest = iter(arrays[scalars:])
-    state.slots = {slot: np.zeros(slot_size(layout)) for slot in optimizer.all_slots}
+    state.slots = {slot: np.zeros(layout.size) for slot in optimizer.all_slots}
     for group in slot_groups(optimizer):
-        for entry in trained(layout):
+        for entry in layout.trained:
             for slot in group:
                 entry.view(state.slots[slot])[...] = next(rest)
     return state

@@ -10,7 +10,7 @@ from dptrain.comm import Communicator
 from dptrain.losses import Loss
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
-from dptrain.params import ParamEntry, ParamLayout
+from dptrain.params import ParamLayout
 from dptrain.saving.reading import Array
 
 if TYPE_CHECKING:
@@ -20,23 +20,6 @@ if TYPE_CHECKING:
 # Metrics and weighted metrics as `compile` got them, and their keys in logs; loss, optimizer and these.
 Measures = tuple[Any, Any, list[str]]
 Compiled = tuple[Loss, Optimizer, Measures]
-
-# What saving knows of the flat buffers, besides each parameter's own place.
-
-
-def full_size(layout: ParamLayout) -> int:
-    """Return the number of elements of the flat parameters."""
-    return layout.full_size
-
-
-def slot_size(layout: ParamLayout) -> int:
-    """Return the number of elements of an optimizer's slot."""
-    return layout.size
-
-
-def trained(layout: ParamLayout) -> tuple[ParamEntry, ...]:
-    """Return the parameters that an optimizer has slots for."""
-    return tuple(entry for entry in layout.entries if entry.trainable)
 
 
 @dataclass
@@ -126,12 +109,12 @@ def share(comm: Communicator, loaded: Loaded | None, layout: ParamLayout) -> Loa
         about = None if state is None else [state.iterations, state.learning_rate, list(state.slots)]
         fact = [about, loaded.warnings]
     about, warnings = comm.broadcast_fact(fact)
-    weights = _shared(comm, None if loaded is None else loaded.weights, full_size(layout))
+    weights = _shared(comm, None if loaded is None else loaded.weights, layout.full_size)
     if about is None:
         return Loaded(weights, None, warnings)
     iterations, learning_rate, names = about
     mine: dict[str, Any] = loaded.state.slots if loaded is not None and loaded.state is not None else {}
-    slots = {name: _shared(comm, mine.get(name), slot_size(layout)) for name in names}
+    slots = {name: _shared(comm, mine.get(name), layout.size) for name in names}
     return Loaded(weights, OptimizerState(iterations, slots, learning_rate), warnings)
 
 

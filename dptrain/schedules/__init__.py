@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dptrain.registry import described, made, serialized
+from dptrain import serialization
 from dptrain.schedules.base import LearningRateSchedule
 from dptrain.schedules.cosine import CosineDecay
 from dptrain.schedules.cosine_restarts import CosineDecayRestarts
@@ -41,7 +41,7 @@ __all__ = [
 
 def serialize(learning_rate_schedule: LearningRateSchedule) -> dict[str, Any]:
     """Return the schedule as Keras writes it: module, class name and arguments."""
-    return serialized(learning_rate_schedule, "keras.optimizers.schedules", SCHEDULES.values())
+    return serialization.to_dict("keras.optimizers.schedules", learning_rate_schedule, SCHEDULES.values())
 
 
 def deserialize(
@@ -56,6 +56,6 @@ def deserialize(
     Raises:
         ConfigError: no schedule has that name, or the arguments are not its own.
     """
-    kind, arguments = described("learning rate schedule", config, {**SCHEDULES, **(custom_objects or {})})
-    schedule: LearningRateSchedule = made(kind.from_config, arguments)
+    classes = SCHEDULES | dict(custom_objects or {})
+    schedule: LearningRateSchedule = serialization.made("learning rate schedule", config, classes)
     return schedule

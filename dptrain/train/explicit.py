@@ -112,7 +112,10 @@ class ExplicitReplica(Replica):
         self._returned: StepLog | None = None
         self._pass: tuple[int, bool] | None = None  # rows of the last forward pass, and whether it was for training
         self._passes = 0
+        self._context = StepContext()  # of the last forward pass
+        self.first_row = 0  # place of this rank's first sample in the global batch, for random layers; a step sets it
         self._has_gradients = False
+        self._rows_of_gradient = 0
         self._losses_made = 0
         self._draws = {False: 0, True: 0}
         self._testing = False
@@ -291,11 +294,6 @@ class ExplicitReplica(Replica):
                     layer.forward(self.backend, one, self._context)
         return buffers[-1].y
 
-    _context = StepContext()
-
-    # Place of this rank's first sample in the global batch, for random layers; a step sets it.
-    first_row = 0
-
     @property
     def _layers(self) -> Sequence[Any]:
         return self._training_layers if hasattr(self, "loss") else self.architecture.layers
@@ -418,8 +416,6 @@ class ExplicitReplica(Replica):
         self._updater.apply(self.params[:size], gradients, tail[DIVISOR : DIVISOR + 1])
         self._has_gradients = False
         self._rows_of_gradient = 0
-
-    _rows_of_gradient = 0
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None) -> Buffer:
         """Return memory that is kept under a name; see `Steps.buffer`."""

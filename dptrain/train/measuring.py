@@ -30,8 +30,7 @@ class MetricTracker(Tracker):
         tally = self._tally_or_fail()
         tally.backend.fill(state, 0)
         self.measured.metric.update(tally.backend, batch, state)
-        for element in range(self.size - 1):
-            tally.add(self._place + element, state[element : element + 1])
+        tally.add_each(self._place, state)
         tally.count(self._place + self.size - 1, batch.rows)
 
     def value(self, sums: npt.NDArray[np.float64]) -> float:

@@ -234,6 +234,7 @@ def test_a_launcher_of_another_mpi():
         ("echo 'HYDRA build details:'", "ok", r"bin/mpirun \(MPICH\)"),
         ("echo 'Intel(R) MPI Library for Linux* OS, Version 2021.1'", "ok", r"\(Intel MPI\)"),
         ("echo no >&2; exit 2", "!!", "--version fails: no"),
+        ("exit 2", "!!", "--version fails: nothing"),
     ],
 )
 def test_mpirun_belongs_to_the_library(tmp_path, said, state, expected):

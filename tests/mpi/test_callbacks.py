@@ -81,6 +81,9 @@ def test_a_schedule_that_differs_is_rank_0s(tmp_path):
             "the ranks have different callbacks: callbacks: rank 0 has [['BackupAndRestore'",
         ),
         ("nan", 76, "NaN or Inf loss encountered at batch "),
+        ("monitor nobody knows", 2, "EarlyStopping callback received monitor=learning_rate"),
+        ("rate of a schedule set", 2, "created with a `LearningRateSchedule` object"),
+        ("rate of a schedule lowered", 2, "created with a `LearningRateSchedule` object"),
     ],
 )
 def test_a_failure_ends_all_ranks_with_one_message(tmp_path, way, code, message):

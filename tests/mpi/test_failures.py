@@ -56,6 +56,19 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code
         assert f"(rank {bad}, host " in done.err
 
 
+def test_what_no_rank_can_train_is_said_once(tmp_path):
+    script = tmp_path / "weights.py"
+    script.write_text(
+        "import numpy as np, dptrain as dp\n"
+        "model = dp.Sequential([dp.layers.Dense(6, input_shape=(5,)), dp.layers.Reshape((2, 3))])\n"
+        "model.compile('sgd', 'mse')\n"
+        "model.fit(np.ones((8, 5)), np.ones((8, 2, 3)), sample_weight=np.ones(8), verbose=0)\n"
+    )
+    done = mpirun(2, str(script), timeout=30)
+    assert done.code == 2
+    assert done.err.count("AgreedError: not supported: sample_weight on outputs of shape (2, 3)") == 1, done.err
+
+
 @pytest.mark.parametrize("bad", [0, 1])
 def test_parameters_that_diverge_on_one_rank_end_all(bad):
     done = fail("parameters", bad)

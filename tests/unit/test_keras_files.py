@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import dptrain as dp
 from dptrain.errors import ConfigError, DataError
+from dptrain.registry import snake_case
 from dptrain.saving import keras_h5, keras_zip
 from tests.unit.test_saving import CPU, INPUT, RNG, X, Y, data_error, dense, small
 
@@ -114,7 +115,7 @@ def test_layers_are_numbered_by_class_whatever_their_names(tmp_path):
     assert keras_h5.layer_groups(stack) == ["dense", "activation", "dense_1"]
     names = ("BatchNormalization", "ReLU", "LeakyReLU", "Dense", "RMSprop", "AdamW", "InputLayer")
     expected = ["batch_normalization", "re_lu", "leaky_re_lu", "dense", "rm_sprop", "adam_w", "input_layer"]
-    assert [keras_h5.snake_case(name) for name in names] == expected
+    assert [snake_case(name) for name in names] == expected
 
 
 def test_every_difference_is_listed(tmp_path):

@@ -265,6 +265,8 @@ def test_a_rule_of_the_users_own():
         (lambda: Adam(beta_1=1.0), "beta_1 = 1: expected a number >= 0 and < 1"),
         (lambda: Adam(epsilon=0), "epsilon = 0"),
         (lambda: SGD(momentum=-0.1), "momentum = -0.1"),
+        (lambda: SGD(momentum="much"), "momentum = 'much': expected a number"),
+        (lambda: SGD(momentum=None), "momentum = None: expected a number"),
         (lambda: RMSprop(rho=2), "rho = 2"),
         (lambda: optimizers.get("adma"), "unknown optimizer 'adma'; did you mean 'adam'"),
     ],

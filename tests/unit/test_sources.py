@@ -1,6 +1,7 @@
 """Batches that the user's own code makes are trained on as the same batches of arrays."""
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import dptrain as dp
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
-from dptrain.inputs import as_array, source_of, stream_batches
+from dptrain.inputs import Stream, as_array, source_of, stream_batches
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
 from dptrain.model import Architecture
@@ -405,6 +406,15 @@ def test_weights_in_batches_and_of_classes():
         weights_given(Batches(data), class_weight={1: 0.5})
     with pytest.raises(DataError, match=r"batch 1 of epoch 1: sample_weight: 1 values are not finite"):
         weights_given(Batches([(X[:3], y, np.array([1, np.nan, 1]))]))
+
+
+def test_class_weights_of_numpy_are_compared_like_others():
+    weights = dict.fromkeys(np.arange(3), np.float32(0.5))
+    facts = [
+        Stream(PyDatasetSource(Batches([(X, Y)]), class_weight=given)).facts
+        for given in (weights, dict.fromkeys(range(3), 0.5))
+    ]
+    assert json.dumps(facts[0]) == json.dumps(facts[1])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Callbacks. A new one is one file here and one line in this one."""
 
+from typing import TYPE_CHECKING
+
+from dptrain.registry import not_there
 from dptrain.train.callbacks.backup_and_restore import BackupAndRestore
 from dptrain.train.callbacks.base import Callback, CallbackList, Logs, StepLogs
 from dptrain.train.callbacks.csv_logger import CSVLogger
@@ -36,3 +39,6 @@ __all__ = [
     "TensorBoard",
     "TerminateOnNaN",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("callbacks", __all__)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.errors import OutputError
 from dptrain.runs.files import append, output_error
 from dptrain.train.callbacks.base import Callback, Logs
 from dptrain.train.callbacks.ranks import on_rank_0
@@ -67,7 +66,7 @@ class CSVLogger(Callback):
             else:
                 path.write_bytes(b"")
         except OSError as error:
-            raise _failed(path, error) from error
+            raise output_error(path, error, advice=_ADVICE) from error
 
     def _write(self, epoch: int, logs: Logs) -> None:
         text = io.StringIO()
@@ -88,7 +87,3 @@ def _cell(value: Any) -> Any:
     if isinstance(value, Iterable) and not scalar:
         return f'"[{", ".join(map(str, value))}]"'
     return value
-
-
-def _failed(path: Path, error: OSError) -> OutputError:
-    return output_error(path, error, advice=_ADVICE)

@@ -34,7 +34,8 @@ class LearningRateScheduler(Callback):
         """Set the learning rate. Collective.
 
         Raises:
-            ConfigError: the function returns no float (a ValueError, as in Keras).
+            ConfigError: the function returns no float (a ValueError, as in Keras), or a schedule says the learning
+                rate (a TypeError, as in Keras).
         """
         rate = on_all(self, "schedule", lambda: self._ask(epoch))
         comm = ranks_of(self)
@@ -56,4 +57,5 @@ class LearningRateScheduler(Callback):
             rate = self.schedule(epoch)
         if not isinstance(rate, float | np.float32 | np.float64):
             raise ConfigError(f"The output of the `schedule` function should be a float. Got: {rate}")
+        self.model.optimizer.learning_rate = float(rate)  # what is wrong with it is wrong on all ranks
         return float(rate)

@@ -8,6 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.failure import warn
 from dptrain.metrics import Measured
 from dptrain.train.callbacks.base import Callback
+from dptrain.train.callbacks.ranks import on_all
 
 
 class MonitorCallback(Callback):
@@ -36,21 +37,15 @@ class MonitorCallback(Callback):
         self.monitor_op: Callable[[Any, Any], bool] | None = None
 
     def find_direction(self) -> None:
-        """Find out, once, whether less or more is better.
+        """Find out, once, whether less or more is better. Collective where all ranks have the callback.
 
         Raises:
             ConfigError: nobody knows (a ValueError, as in Keras).
         """
         if self.monitor_op is not None:
             return
-        direction = {"min": "down", "max": "up"}.get(self.mode) or self._direction()
-        if direction is None:
-            raise ConfigError(
-                f"{type(self).__name__} callback received monitor={self.monitor}, but Keras isn't able to "
-                "automatically determine whether that metric should be maximized or minimized. Pass `mode='max'` in "
-                "order to monitor based on the highest metric value, or pass `mode='min'` in order to use the lowest "
-                "value."
-            )
+        everywhere = self.same_on_all_ranks is not None
+        direction = on_all(self, type(self).__name__, self._direction) if everywhere else self._direction()
         self.monitor_op = operator.gt if direction == "up" else operator.lt
         if direction == "down":
             self.min_delta *= -1
@@ -62,8 +57,20 @@ class MonitorCallback(Callback):
         assert self.monitor_op is not None
         return self.monitor_op(value - self.min_delta, reference)
 
-    def _direction(self) -> str | None:
-        return direction_of(self.monitor, self.trainer.replica.metrics if "trainer" in vars(self) else ())
+    def _direction(self) -> str:
+        """Return "up" or "down"; raises where nobody knows."""
+        direction = {"min": "down", "max": "up"}.get(self.mode) or direction_of(self.monitor, self._metrics())
+        if direction is None:
+            raise ConfigError(
+                f"{type(self).__name__} callback received monitor={self.monitor}, but Keras isn't able to "
+                "automatically determine whether that metric should be maximized or minimized. Pass `mode='max'` in "
+                "order to monitor based on the highest metric value, or pass `mode='min'` in order to use the lowest "
+                "value."
+            )
+        return direction
+
+    def _metrics(self) -> Sequence[Measured]:
+        return self.trainer.replica.metrics if "trainer" in vars(self) else ()
 
 
 def direction_of(monitor: str, metrics: Sequence[Measured]) -> str | None:

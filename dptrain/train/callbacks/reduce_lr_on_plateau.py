@@ -8,7 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.failure import warn
 from dptrain.train.callbacks.base import Logs
 from dptrain.train.callbacks.monitor import MonitorCallback
-from dptrain.train.callbacks.ranks import say
+from dptrain.train.callbacks.ranks import on_all, say
 
 
 class ReduceLROnPlateau(MonitorCallback):
@@ -64,7 +64,11 @@ class ReduceLROnPlateau(MonitorCallback):
         self.cooldown_counter = self.wait = 0
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Look at the log, and reduce where it has not improved for too long."""
+        """Look at the log, and reduce where it has not improved for too long. Collective.
+
+        Raises:
+            ConfigError: a schedule says the learning rate (a TypeError, as in Keras).
+        """
         self.find_direction()
         logs = {} if logs is None else logs
         logs["learning_rate"] = float(self.model.optimizer.learning_rate)
@@ -83,7 +87,7 @@ class ReduceLROnPlateau(MonitorCallback):
             self.wait = 0
         elif not self.in_cooldown():
             self.wait += 1
-            if self.wait >= self.patience and self._reduce(epoch):
+            if self.wait >= self.patience and on_all(self, "ReduceLROnPlateau", lambda: self._reduce(epoch)):
                 self.cooldown_counter = self.cooldown
                 self.wait = 0
 

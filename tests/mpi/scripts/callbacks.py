@@ -90,6 +90,13 @@ if way == "ranks save at other steps":
 if way == "nan":
     x[33] = np.nan
     callbacks.append(dp.callbacks.TerminateOnNaN(raise_error=True))
+if way == "monitor nobody knows":
+    callbacks.append(dp.callbacks.EarlyStopping("learning_rate"))
+if way.startswith("rate of a schedule"):
+    model.optimizer.learning_rate = dp.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
+    setting = dp.callbacks.LearningRateScheduler(lambda epoch: 0.1)
+    lowering = dp.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10)
+    callbacks.append(setting if way.endswith("set") else lowering)
 if way == "live line on rank 0" or way == "evaluation watched on rank 1":
     options = {"verbose": 1}
 if way == "evaluation watched on rank 1" and rank == 1:
