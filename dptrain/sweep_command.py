@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-import datetime
+import itertools
 import math
 import os
 import shlex
@@ -24,6 +24,7 @@ from dptrain.doctor import show_ranks
 from dptrain.errors import ConfigError
 from dptrain.failure import phase
 from dptrain.registry import suggestion
+from dptrain.runs.directory import stamped_name
 from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics, wording
 from dptrain.sweeps.api import carry_out, gather, prepare
@@ -199,7 +200,6 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
 
     options, space, seeds, rungs = ranks.agree("configuration", read)
     ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(options)})
-    quiet = config.verbose == 0
     phase.enter("data")
     data = load_dataset(
         config.data.name,
@@ -215,13 +215,15 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     capacity = prepare(ranks, recipe, space, seeds, options.metric, options.adaptive, options.runs_per_gpu)
     capacities = gather(ranks, capacity)
     dry = getattr(parsed, "sweep.dry_run", False)
-    if dry or not quiet:
+    if dry or config.verbose != 0:
         _show_plan(ranks, config, data, space, seeds, rungs, options, capacities)
     if dry:
         ranks.agree("plan", lambda: _show_time(ranks, recipe, space, seeds, options, capacities))
         return 0
     with ExitStack() as stack:
         out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
+        if ranks.rank == 0 and config.verbose != 0:
+            print(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}", flush=True)
         result = carry_out(
             ranks,
             recipe,
@@ -244,12 +246,12 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
                 "min_epochs": options.min_epochs,
                 "config": _deciding(config),
             },
-            quiet=quiet,
+            verbose="auto" if config.verbose is None else config.verbose,
             facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
-            repeat=_repeat(out, recipe, seeds[0]),
+            repeat=_repeat(out, recipe, seeds[0], capacity),
             files={"config.yaml": to_yaml(config)},
         )
-        if ranks.rank == 0 and not quiet:
+        if ranks.rank == 0 and config.verbose != 0:
             kept = config.out is not None or not config.fast_dev_run
             _show_result(result, space, str(out) if kept else None)
     return result.exit_code
@@ -365,13 +367,16 @@ def _place(ranks: Communicator, config: Config, data: LoadedData, stack: ExitSta
         return Path(config.out)
     if config.fast_dev_run:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("sweeps") / f"{stamp}-{os.getpid()}-{run_name(config, data).replace('/', '-')}"
+    stamped = stamped_name(run_name(config, data))
+    paths = (Path("sweeps") / f"{stamped}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
-def _repeat(out: Path, recipe: ConfigRecipe, seed: int) -> str:
+def _repeat(out: Path, recipe: ConfigRecipe, seed: int, capacity: Capacity) -> str:
+    """Return the command that trains one run alone, with its bits: BLAS gives others with other numbers of threads."""
+    threads = "" if capacity.threads is None else f"OPENBLAS_NUM_THREADS={capacity.threads} "
     words = ["python", "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", str(seed)]
-    return shlex.join(words) + "".join(f" --{path} <{name}>" for name, path in recipe.fields.items())
+    return threads + shlex.join(words) + "".join(f" --{path} <{name}>" for name, path in recipe.fields.items())
 
 
 # What people see

@@ -56,10 +56,9 @@ class RunDirectory:
         Raises:
             OutputError: it cannot be written.
         """
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "run"
+        stamped = stamped_name(name)
         for number in itertools.count(1):
-            path = Path("runs") / f"{stamp}-{plain}{f'-{number}' if number > 1 else ''}"
+            path = Path("runs") / f"{stamped}{f'-{number}' if number > 1 else ''}"
             try:
                 return cls(path, config_yaml)
             except OutputError:
@@ -96,3 +95,9 @@ class RunDirectory:
             if picture is not None:
                 write_atomically(self.path / "curves.png", picture)
         return sorted(file.name for file in self.path.iterdir())
+
+
+def stamped_name(name: str) -> str:
+    """Return "<date-time>-<name>", of letters that any file system takes."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip(".") or "run"
+    return f"{datetime.datetime.now().strftime('%Y%m%d-%H%M%S')}-{plain}"

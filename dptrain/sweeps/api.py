@@ -85,7 +85,7 @@ def sweep(
         runs_per_gpu: runs that a rank trains at once; by default found out by measuring.
         out: directory of the results, to be continued if it holds the same sweep; None keeps no files.
         callbacks: returns new callbacks for a run.
-        verbose: 0 prints nothing.
+        verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
         fit: further arguments of `fit`, such as epochs, batch_size and validation_data.
 
     Returns:
@@ -144,7 +144,7 @@ def sweep(
             eta=halving or 3,
             adaptive=adaptive,
             decides=decides,
-            quiet=verbose == 0,
+            verbose=verbose,
         )
         phase.enter("user code")
         return result
@@ -164,7 +164,7 @@ def carry_out(
     eta: int,
     adaptive: int,
     decides: Mapping[str, Any],
-    quiet: bool,
+    verbose: str | int,
     facts: Mapping[str, Any] | None = None,
     repeat: str = "",
     files: Mapping[str, str] | None = None,
@@ -184,7 +184,7 @@ def carry_out(
         eta: as `Plan`.
         adaptive: how many settings Optuna chooses; 0 for those of the space.
         decides: as `Plan`.
-        quiet: print nothing.
+        verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
         facts: further ones for the report.
         repeat: as `conclude`.
         files: texts to be written beside the results, by name.
@@ -210,7 +210,7 @@ def carry_out(
 
     try:
         with comms.independent():
-            directory = run_sweep(ranks, recipe, plan, source, out, capacity.places, quiet=quiet)
+            directory = run_sweep(ranks, recipe, plan, source, out, capacity.places, verbose=verbose)
     except AgreedError:
         raise
     except BaseException as error:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from dptrain.backend.numpy import NumpyBackend
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Run, Segment, Setting
 from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
@@ -29,6 +30,7 @@ class Capacity:
         free_bytes: memory that was free beside the samples and one run; None where it is the host's own.
         steps: of a run; None where nobody knows.
         steps_per_second: of all places together, the evaluation aside.
+        threads: of the CPU; None on a GPU.
         direction: "up" or "down" for what is better of the metric; None where nobody knows.
     """
 
@@ -38,6 +40,7 @@ class Capacity:
     free_bytes: int | None
     steps: int | None
     steps_per_second: float
+    threads: int | None
     direction: str | None
 
     @property
@@ -114,7 +117,8 @@ def _measure(recipe: Recipe, setting: Setting, seed: int, metric: str, places: i
                 if faster < _GAIN * speed:
                     break
                 places, speed = 2 * places, faster
-        return Capacity(places, device, run_bytes, free, steps, speed, direction)
+        threads = replica.backend.threads if isinstance(replica.backend, NumpyBackend) else None
+        return Capacity(places, device, run_bytes, free, steps, speed, threads, direction)
 
 
 def _steps_per_second(trainings: Sequence[Training]) -> float:

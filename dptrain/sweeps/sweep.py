@@ -52,7 +52,7 @@ def run_sweep(
     out: Path,
     places: int,
     *,
-    quiet: bool = False,
+    verbose: str | int = "auto",
 ) -> SweepDirectory | None:
     """Train everything that is not trained yet. Collective; this process trains for itself meanwhile.
 
@@ -63,7 +63,7 @@ def run_sweep(
         source: called on rank 0: where settings come from.
         out: directory, rank 0's.
         places: runs that this rank can train at once.
-        quiet: print nothing.
+        verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
 
     Returns:
         On rank 0 the directory, still open, with all that happened in it; None on other ranks.
@@ -83,7 +83,10 @@ def run_sweep(
             )
             directory = stack.enter_context(SweepDirectory(out, plan.decides))
             scheduler.restore(directory.trials, directory.endings)
-            progress = make_progress(plan.metric, plan.mode, scheduler.total_runs, len(plan.seeds), quiet=quiet)
+            live = None if verbose == "auto" else verbose == 1
+            progress = make_progress(
+                plan.metric, plan.mode, scheduler.total_runs, len(plan.seeds), quiet=verbose == 0, live=live
+            )
             stack.callback(progress.close)
             _recall(directory, progress)
             return directory, Coordinator(ranks, scheduler, directory, progress, all_places)
