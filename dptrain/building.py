@@ -1,7 +1,8 @@
-"""From a configuration and its data to what is trained: the model, the order of the samples."""
+"""From a configuration to what is trained: the data, the model, the order of the samples."""
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,46 @@ import numpy as np
 from dptrain import layers, optimizers
 from dptrain.comm import Communicator
 from dptrain.config import Config, OptimizerConfig, device_options
-from dptrain.data.loading import LoadedData, Split
+from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.data.sampling import GlobalSampler, Sampler, StaticSampler
 from dptrain.errors import ConfigError
 from dptrain.sequential import Sequential
 
 # What --fast-dev-run runs.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
+
+
+def load_data(config: Config, comm: Communicator, *, alone: bool = False) -> LoadedData:
+    """Return the configured data set, one copy a node. Collective.
+
+    Args:
+        config: of the run; a fast dev run evaluates few of the samples.
+        comm: the ranks.
+        alone: every rank evaluates all samples, as in a sweep, instead of its part.
+
+    Raises:
+        AgreedError: as `load_dataset`.
+    """
+    data = load_dataset(
+        config.data.name,
+        comm,
+        data_dir=None if config.data.dir is None else Path(config.data.dir),
+        max_bytes=config.data.max_bytes,
+        sharding=config.data.sharding,
+    )
+    if alone:
+        data = LoadedData(data.name, _alone(data.train), _alone(data.test), data.num_classes)
+    return _small_evaluation(data) if config.fast_dev_run else data
+
+
+def _alone(split: Split) -> Split:
+    return Split(split.x, split.y, split.total, (0, split.total))
+
+
+def _small_evaluation(data: LoadedData) -> LoadedData:
+    start, stop = data.test.mine
+    test = Split(data.test.x, data.test.y, data.test.total, (start, min(stop, start + _DEV_EVALUATION_ROWS)))
+    return LoadedData(data.name, data.train, test, data.num_classes)
 
 
 def build_model(config: Config, data: LoadedData) -> Sequential:
@@ -104,13 +138,6 @@ def _shorten(config: Config, sampler: Sampler) -> Sampler:
 def epochs_of(config: Config) -> int:
     """Return how many epochs are trained."""
     return min(config.train.epochs, 1) if config.fast_dev_run else config.train.epochs
-
-
-def small_evaluation(data: LoadedData) -> LoadedData:
-    """Return the data with the few test samples that --fast-dev-run evaluates."""
-    start, stop = data.test.mine
-    test = Split(data.test.x, data.test.y, data.test.total, (start, min(stop, start + _DEV_EVALUATION_ROWS)))
-    return LoadedData(data.name, data.train, test, data.num_classes)
 
 
 def run_name(config: Config, data: LoadedData) -> str:

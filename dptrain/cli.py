@@ -15,10 +15,10 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain import failure, sweep_command
-from dptrain.building import build_model, epochs_of, make_optimizer, make_sampler, run_name, small_evaluation
+from dptrain.building import build_model, epochs_of, load_data, make_optimizer, make_sampler, run_name
 from dptrain.comm import Communicator
 from dptrain.config import Config, leaves, read_file, resolve, to_dict, to_yaml
-from dptrain.data.loading import LoadedData, Split, load_dataset
+from dptrain.data.loading import LoadedData, Split
 from dptrain.doctor import examine, show_ranks
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.failure import phase
@@ -77,15 +77,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     """Train as configured, and leave a run directory."""
     started = time.time()
     phase.enter("data")
-    data = load_dataset(
-        config.data.name,
-        comm,
-        data_dir=None if config.data.dir is None else Path(config.data.dir),
-        max_bytes=config.data.max_bytes,
-        sharding=config.data.sharding,
-    )
-    if config.fast_dev_run:
-        data = small_evaluation(data)
+    data = load_data(config, comm)
     phase.enter("model")
     sampler = comm.agree("configuration", lambda: make_sampler(config, data, comm))
     model = comm.agree("model", lambda: build_model(config, data))

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dptrain.building import build_model, epochs_of, make_sampler, run_name, small_evaluation
+from dptrain.building import build_model, epochs_of, load_data, make_sampler, run_name
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml
-from dptrain.data.loading import LoadedData, Split, load_dataset
+from dptrain.data.loading import LoadedData
 from dptrain.doctor import show_ranks
 from dptrain.errors import ConfigError
 from dptrain.failure import phase
@@ -201,16 +201,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     options, space, seeds, rungs = ranks.agree("configuration", read)
     ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(options)})
     phase.enter("data")
-    data = load_dataset(
-        config.data.name,
-        ranks,
-        data_dir=None if config.data.dir is None else Path(config.data.dir),
-        max_bytes=config.data.max_bytes,
-        sharding=config.data.sharding,
-    )
-    data = LoadedData(data.name, _alone(data.train), _alone(data.test), data.num_classes)
-    if config.fast_dev_run:
-        data = small_evaluation(data)
+    data = load_data(config, ranks, alone=True)
     recipe = ConfigRecipe(config, data, {name: field_path(name) for name in space.fields})
     capacity = prepare(ranks, recipe, space, seeds, options.metric, options.adaptive, options.runs_per_gpu)
     capacities = gather(ranks, capacity)
@@ -342,11 +333,6 @@ def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         result[name] = values[:left]
         left = max(1, left // len(result[name]))
     return result
-
-
-def _alone(split: Split) -> Split:
-    """Return a split as a run has it that is trained by one rank."""
-    return Split(split.x, split.y, split.total, (0, split.total))
 
 
 def _deciding(config: Config) -> dict[str, Any]:
