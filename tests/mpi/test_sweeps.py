@@ -167,3 +167,16 @@ def test_two_sweeps_in_one_directory(small_npz, tmp_path):
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
+
+
+def test_a_sweep_from_a_script_between_trainings_of_all_ranks(tmp_path):
+    """Every rank gets the same result, that of one rank; what the ranks train together is not touched by it."""
+    script = str(Path(__file__).parent / "scripts" / "sweep.py")
+    found = []
+    for ranks in (1, 3):
+        done = mpirun(ranks, script, str(tmp_path / "out.json"))
+        assert (done.code, done.out, done.err) == (0, "", "")
+        found.append(json.loads((tmp_path / "out.json").read_text()))
+    one, three = found
+    assert three.pop("together") == pytest.approx(one.pop("together"), rel=1e-5)
+    assert three == one
