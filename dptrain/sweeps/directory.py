@@ -311,7 +311,7 @@ class _Event:
             Status(fields["status"]),
             int(fields["epochs"]),
             float(fields["seconds"]),
-            {name: math.nan if value is None else value for name, value in fields["metrics"].items()},
+            {name: math.nan if value is None else _checked(name, value) for name, value in fields["metrics"].items()},
             str(fields["reason"]),
             int(fields["exit_code"]),
         )
@@ -321,7 +321,16 @@ class _Event:
         return _Event(None, ending, state)
 
 
+def _checked(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is no number")
+    return value
+
+
 def _run_and_epoch(fields: Any) -> tuple[int, int]:
+    for name, value in fields.items():
+        if value is not None:
+            _checked(name, value)
     return int(fields["run"]), int(fields["epoch"])
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status, Trial
 
 
@@ -80,7 +80,17 @@ class ListSource(SettingSource):
         """Nothing depends on it."""
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """Nothing depends on it: a setting's place is its trial's number."""
+        """See that they are those of the list: a setting's place is its trial's number.
+
+        Raises:
+            DataError: they are not.
+        """
+        for trial in trials:
+            if trial.number >= len(self._settings) or dict(trial.setting) != dict(self._settings[trial.number]):
+                raise DataError(
+                    f"trial {trial.number} with {dict(trial.setting)} is none of this sweep: its journal is damaged; "
+                    "choose another --out"
+                )
 
 
 def rung_epochs(min_epochs: int, max_epochs: int, eta: int = 3) -> tuple[int, ...]:
@@ -231,11 +241,16 @@ class Scheduler:
         Args:
             trials: in the order of their numbers.
             endings: in the order in which they came, leftover ones too; all or none of a run.
+
+        Raises:
+            DataError: they are not of this sweep.
         """
         self._source.restore(trials)
         for trial in trials:
             self._add(trial)
         for ending in endings:
+            if self._progress[ending.run.trial].runs.get(ending.run.number, _NOBODY).run != ending.run:
+                raise DataError(f"{ending.run} is none of this sweep: its journal is damaged; choose another --out")
             self._record(ending)
         for progress in self._progress:
             progress.stage = max(0, *(run.stage - 1 for run in progress.runs.values()))
@@ -349,6 +364,9 @@ class _RunProgress:
     @property
     def is_final(self) -> bool:
         return self.ending is not None and self.ending.status.is_final
+
+
+_NOBODY = _RunProgress(Run(-1, -1, -1))
 
 
 @dataclass
