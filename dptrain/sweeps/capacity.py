@@ -127,8 +127,13 @@ def _steps_per_second(trainings: Sequence[Training]) -> float:
     begun = time.perf_counter()
     done = 0
     while done < _STEPS * len(trainings) and time.perf_counter() - begun < _SECONDS:
-        if any([training.turn() is not None for training in trainings]):
-            break  # so short a run tells what it can
+        try:
+            if any([training.turn() is not None for training in trainings]):
+                break  # so short a run tells what it can
+        except Exception as error:
+            if is_of_the_device(error) or is_out_of_memory(error):
+                raise
+            break  # so does one that diverges or fails; the run itself will be recorded
         done += len(trainings)
     _wait(trainings)
     return done / (time.perf_counter() - begun)
