@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain.backend.base import Backend
 from dptrain.comm import SoloCommunicator
 from dptrain.devices import open_backend
@@ -132,6 +134,11 @@ class Training:
         return Ending(self.segment.run, status, keeper.epochs, seconds, keeper.logs, reason, exit_code)
 
 
+def _is_number(value: Any) -> bool:
+    """Whether a value of the logs is one; callbacks put there what they like."""
+    return np.ndim(value) == 0 and isinstance(np.asarray(value).item(), int | float)
+
+
 class _Keeper(Callback):
     """Begins a run where it was, reports its epochs, and ends it at the end of the segment.
 
@@ -168,7 +175,7 @@ class _Keeper(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Report; at the end of the segment take the state, and stop."""
         self.epochs = epoch + 1
-        self.logs = {key: float(value) for key, value in (logs or {}).items()}
+        self.logs = {key: float(value) for key, value in (logs or {}).items() if _is_number(value)}
         self._report(self._segment.run, self.epochs, self.logs)
         if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
             replica = self.trainer.replica
