@@ -134,5 +134,7 @@ def _work(ranks: Communicator, worker: Worker, coordinator: Coordinator | None) 
             told = True
             for rank in range(ranks.size):
                 ranks.send(rank, {"kind": Kind.FINISH})
-        if not worker.turn():
+        going_on = worker.turn()
+        phase.enter("sweep")  # not what the last run did
+        if not going_on:
             time.sleep(_IDLE)
