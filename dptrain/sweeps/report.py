@@ -166,7 +166,7 @@ def _ranking(trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequ
                 *(wording.brief(settings[summary.trial].get(field)) for field in fields),
                 summary.n,
                 wording.number(summary.mean),
-                wording.interval(summary.ci_low, summary.ci_high),
+                wording.interval(summary.ci_low, summary.ci_high).replace(" ", "\N{NO-BREAK SPACE}"),
                 wording.number(summary.std),
                 wording.number(summary.median),
                 wording.number(summary.best),

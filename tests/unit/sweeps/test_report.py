@@ -161,7 +161,7 @@ def test_report_holds_all_trials_numbers_and_pictures(tmp_path):
         ("3", "2", "2"),
     ]
     assert [row["mean"] for row in ranking] == ["0.88333", "0.6", "0.15"]
-    assert ranking[1]["95 % interval"] == "0.35159 to 0.84841"
+    assert ranking[1]["95 % interval"] == "0.35159 to 0.84841".replace(" ", "\N{NO-BREAK SPACE}")
     assert [row["model.hidden"] for row in ranking] == ["[128]", "[64]", "[192]"]
     assert "1 failed" in ranking[2].values()
     assert page.table("run") == [
