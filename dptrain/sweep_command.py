@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from dptrain.building import build_model, epochs_of, load_data, make_sampler, run_name
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml
-from dptrain.data.loading import LoadedData
+from dptrain.data.loading import LoadedData, fingerprint
 from dptrain.doctor import show_ranks
 from dptrain.errors import ConfigError
 from dptrain.failure import phase
@@ -27,7 +27,7 @@ from dptrain.registry import suggestion
 from dptrain.runs.directory import stamped_name
 from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics, wording
-from dptrain.sweeps.api import carry_out, gather, prepare
+from dptrain.sweeps.api import carry_out, gather, prepare, spread
 from dptrain.sweeps.capacity import Capacity, measure
 from dptrain.sweeps.records import Setting
 from dptrain.sweeps.result import SweepResult
@@ -236,6 +236,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
                 "halving": options.halving,
                 "min_epochs": options.min_epochs,
                 "config": _deciding(config),
+                "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
             },
             verbose="auto" if config.verbose is None else config.verbose,
             facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
@@ -283,6 +284,8 @@ def space_of(options: SweepOptions) -> Space:
         raise ConfigError(
             "--adaptive: every field is to be drawn (--random FIELD=FROM, without a number), none in a grid"
         )
+    if options.adaptive and not options.random:
+        raise ConfigError("--adaptive: say what is to be chosen, such as --random dropout=0..0.5")
     if options.random and not options.samples and not options.adaptive:
         raise ConfigError("--random: say how many settings are to be drawn, such as --random 20 dropout=0..0.5")
     return Space(
@@ -303,7 +306,7 @@ def field_path(name: str) -> str:
     found = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]
     found = found or [leaf for leaf in all_leaves if _short(leaf) == name]
     if not found:
-        names = [other for leaf in all_leaves if leaf.path not in _FIXED for other in (leaf.path, _short(leaf))]
+        names = {other for leaf in all_leaves if leaf.path not in _FIXED for other in (leaf.path, _short(leaf))}
         raise ConfigError(f"unknown field {name!r}{suggestion(name, names)}")
     if len(found) > 1:
         raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in found)}")
@@ -417,9 +420,7 @@ def _show_time(
             print(f"  trial {number}: {label(setting)}")
         if len(settings) > _NAMED:
             print(f"  and {len(settings) - _NAMED} more")
-    timed = [
-        settings[number * len(settings) // min(_TIMED, len(settings))] for number in range(min(_TIMED, len(settings)))
-    ]
+    timed = spread(settings, _TIMED)
     places = capacities[0].places
     seconds = []
     for setting in timed:

@@ -4,6 +4,7 @@ import inspect
 import math
 import platform
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from dptrain.data.loading import fingerprint
 from dptrain.devices import open_backend
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.failure import end_job, phase
+from dptrain.inputs import as_array, is_array
 from dptrain.runs.files import write_atomically
 from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics
@@ -31,7 +33,7 @@ from dptrain.sweeps.sweep import Plan, run_sweep
 from dptrain.sweeps.training import Recipe
 from dptrain.train.callbacks import Callback
 from dptrain.train.trainer import Turns
-from dptrain.utils import default_seed, set_random_seed
+from dptrain.utils import PyDataset, default_seed, set_random_seed
 from dptrain.version import __version__
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ T = TypeVar("T")
 _FIT = inspect.signature(Sequential.fit).parameters
 # Arguments of `fit` that a sweep has its own word for, or that each run needs afresh.
 _OWN = ("self", "x", "y", "callbacks", "verbose", "initial_epoch")
+# Settings at most that are tried out before a sweep is given up.
+_TRIED = 20
 
 
 def sweep(
@@ -101,6 +105,15 @@ def sweep(
 
     def check() -> tuple[Space, _Recipe, tuple[int, ...], str, tuple[int, ...]]:
         statistics.check_installed()
+        for name, value in (("halving", halving), ("runs_per_gpu", runs_per_gpu)):
+            _check_whole(name, value, 1)
+        for name, value in (("adaptive", adaptive), ("samples", samples), ("epochs", fit.get("epochs"))):
+            _check_whole(name, value, 0)
+        _check_whole("min_epochs", min_epochs, 1)
+        if not (isinstance(x, PyDataset) or is_array(x)):
+            raise ConfigError(f"sweep: x is a {type(x).__name__}: expected an array, which every run reads anew")
+        if verbose not in ("auto", 0, 1, 2):
+            raise ConfigError(f"verbose = {verbose!r}: expected 'auto', 0, 1 or 2")
         chosen = space if isinstance(space, Space) else _space(space, samples, adaptive, search_seed)
         recipe = _Recipe(build_model, chosen, x, y, callbacks, fit)
         if mode not in ("auto", "max", "min"):
@@ -111,6 +124,9 @@ def sweep(
             raise ConfigError("not supported: halving where epochs are swept")
         rungs = () if halving is None else rung_epochs(min_epochs, fit.get("epochs", 1), halving)
         validated = fit.get("validation_data") is not None or bool(fit.get("validation_split"))
+        validated = validated or not {"validation_data", "validation_split"}.isdisjoint(chosen.fields)
+        if metric is not None and metric.startswith("val_") and not validated:
+            raise ConfigError(f"metric = {metric!r}: there is no validation; give validation_data or validation_split")
         return chosen, recipe, parse_seeds(seeds), metric or ("val_loss" if validated else "loss"), rungs
 
     chosen, recipe, all_seeds, key, rungs = agreed(ranks, "sweep", check)
@@ -122,8 +138,8 @@ def sweep(
         "mode": mode,
         "halving": halving,
         "min_epochs": min_epochs,
-        "data": fingerprint(np.asarray(x), np.asarray(y)) if y is not None else [],
-        "fit": {name: value for name, value in fit.items() if isinstance(value, str | int | float | None)},
+        "data": _facts([x, y]),
+        "fit": {name: _facts(value) for name, value in fit.items()},
         "build_model": getattr(build_model, "__qualname__", type(build_model).__name__),
     }
     ranks.require_same("the ranks sweep differently", decides)
@@ -289,13 +305,42 @@ def _first_settings(space: Space, adaptive: int) -> Sequence[Setting]:
     """Return settings to try out; where Optuna chooses, draws stand for them."""
     if adaptive:
         return Space(random=space.random, samples=5, seed=space.seed).settings()
-    return space.settings()[:5]
+    return spread(space.settings(), _TRIED)
+
+
+def spread(settings: Sequence[Setting], most: int) -> Sequence[Setting]:
+    """Return at most so many settings, the first among them, evenly over all."""
+    count = min(most, len(settings))
+    return [settings[number * len(settings) // count] for number in range(count)]
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least):
+        raise ConfigError(f"{name} = {value!r}: expected an integer >= {least}")
+
+
+def _facts(value: Any) -> Any:
+    """Return what tells an argument of `fit` from another one, of what JSON can carry."""
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): _facts(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_facts(one) for one in value]
+    if is_array(value):
+        array = as_array(value, "x")
+        return fingerprint(array, array if array.ndim == 1 else array[:0])
+    return type(value).__name__
 
 
 def _space(values: Mapping[str, Any], samples: int, adaptive: int, seed: int) -> Space:
     """Return the space of a mapping: lists are grids, texts and distributions are drawn from."""
     grid: dict[str, Any] = {
-        name: value for name, value in values.items() if isinstance(value, list | tuple | np.ndarray)
+        name: list(value) if isinstance(value, range) else value
+        for name, value in values.items()
+        if isinstance(value, list | tuple | range | np.ndarray)
     }
     random = {name: value for name, value in values.items() if name not in grid}
     if adaptive and (grid or samples):
@@ -321,6 +366,10 @@ class _Recipe(Recipe):
     ) -> None:
         self._build_model, self._x, self._y, self._fit = build_model, x, y, dict(fit)
         self._callbacks = callbacks or (lambda: ())
+        for name, given in (("build_model", build_model), ("callbacks", self._callbacks)):
+            if not callable(given):
+                raise ConfigError(f"{name}: expected a function that returns new ones, found {type(given).__name__}")
+        self._built: weakref.WeakSet[Sequential] = weakref.WeakSet()
         taken = inspect.signature(build_model).parameters
         anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
         self._passes_seed = "seed" in taken
@@ -345,6 +394,11 @@ class _Recipe(Recipe):
             set_random_seed(before)
         if not isinstance(model, Sequential) or not model.is_compiled:
             raise ConfigError(f"build_model: expected a compiled Sequential, found {type(model).__name__}")
+        if model in self._built:
+            raise ConfigError(
+                "build_model: returned the same model twice; expected a new one each time, for a run each"
+            )
+        self._built.add(model)
         return model
 
     def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> Turns[None]:

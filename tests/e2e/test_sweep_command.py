@@ -156,6 +156,33 @@ def test_killed_and_started_again(small_npz, tmp_path):
     ]
 
 
+def test_other_data_under_the_same_name_are_another_sweep(tmp_path):
+    import numpy as np
+
+    from dptrain.data.strokes import generate
+
+    def write(test_rows):
+        arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), generate(100, test_rows), strict=True))
+        np.savez(tmp_path / "mine.npz", **arrays)
+
+    write(30)
+    arguments = ("--seeds", "0", "--out", str(tmp_path / "s"), "--verbose", "0")
+    assert sweep(tmp_path / "mine.npz", *arguments).code == 0
+    write(31)
+    done = sweep(tmp_path / "mine.npz", *arguments)
+    assert done.code == 2
+    [line] = done.messages
+    assert "holds another sweep: data[1][0][0]: 30 there, 31 here" in line
+
+
+def test_settings_that_all_diverge_at_once_are_recorded(small_npz, tmp_path):
+    out = tmp_path / "s"
+    values = ("--seeds", "0", "--optimizer", "sgd", "--activation", "linear", "--grid", "learning_rate=1e37,1e38")
+    done = sweep(small_npz, *values, "--out", str(out), "--batch-size", "32")
+    assert (done.code, done.err) == (76, "")
+    assert [row["failed"] for row in rows(out)] == ["1", "1"]
+
+
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -170,6 +197,7 @@ def test_killed_and_started_again(small_npz, tmp_path):
         (("--random", "learning_rate=log:1e-5..1e-1"), "say how many settings are to be drawn"),
         (("--random", "3", "4", "learning_rate=1..2"), "expected one number and FIELD=FROM"),
         (("--adaptive", "3", "--grid", "hidden=4,8"), "every field is to be drawn"),
+        (("--adaptive", "3"), "--adaptive: say what is to be chosen, such as --random dropout=0..0.5"),
         (("--adaptive", "x", "--random", "dropout=0..0.5"), "adaptive = 'x', set on the command line: "),
         (("--metric", "val_acuracy"), "metric = 'val_acuracy': the logs have loss, accuracy"),
         (("--halving", "1"), "halving = '1', set on the command line: "),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain.errors import AgreedError, ConfigError, DeviceMemoryError, OutputError
+from dptrain.errors import AgreedError, ConfigError, DataError, DeviceMemoryError, OutputError
 from dptrain.sweeps import capacity, worker
 from dptrain.sweeps.records import Run, Segment, Status
 from dptrain.sweeps.training import Slot, Training
@@ -289,3 +289,98 @@ def test_memory_is_given_back_when_a_run_ends():
     assert ended[0].status is Status.DONE
     training.close()
     assert vars(replica) == {}
+
+
+def test_runs_of_which_some_diverge_at_once_or_make_no_model():
+    """Neither ends the sweep before it begins, whatever settings come first."""
+
+    class Nothing(dp.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise ValueError("mine")
+
+    def build_or_fail(units):
+        if units < 9:
+            raise ValueError("too small")
+        return build(units)
+
+    result = sweep({"units": range(3, 10)}, build_or_fail, seeds=[0])
+    assert [run["status"] for run in result.runs] == ["failed"] * 6 + ["done"]
+    result = sweep({"learning_rate": [1e37, 1e38]}, diverging, seeds=[0, 1], epochs=9)
+    assert [run["status"] for run in result.runs] == ["diverged"] * 4
+    assert result.best is None
+    assert result.exit_code == 76
+    result = sweep({"units": [4]}, callbacks=lambda: [Nothing()], seeds=[0])
+    assert result.runs[0]["reason"].startswith("ValueError: mine")
+
+
+def diverging(learning_rate):
+    model = dp.Sequential([dp.layers.Dense(4, input_shape=(6,)), dp.layers.Dense(3)])
+    model.compile(dp.optimizers.SGD(learning_rate), dp.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"x": iter([(X, Y)]), "y": None}, "x is a list_iterator: expected an array"),
+        ({"x": "abc"}, "x is a str: expected an array"),
+        ({"callbacks": [dp.callbacks.Callback()]}, "callbacks: expected a function that returns new ones, found list"),
+        ({"build_model": 3}, "build_model: expected a function that returns new ones, found int"),
+        ({"halving": "3"}, "halving = '3': expected an integer >= 1"),
+        ({"runs_per_gpu": 0}, "runs_per_gpu = 0: expected an integer >= 1"),
+        ({"adaptive": 2.5}, "adaptive = 2.5: expected an integer >= 0"),
+        ({"epochs": "2"}, "epochs = '2': expected an integer >= 0"),
+        ({"verbose": "loud"}, "verbose = 'loud'"),
+        ({"metric": "val_loss", "validation_data": None}, "there is no validation; give validation_data"),
+    ],
+)
+def test_wrong_arguments(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep(**{"space": {"units": [4]}} | wrong)
+
+
+def test_a_model_that_is_no_new_one_is_refused():
+    model = build()
+    with pytest.raises(ConfigError, match="returned the same model twice"):
+        sweep({"units": [4, 5]}, lambda units: model, runs_per_gpu=2)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"validation_data": (XV + 1, YV)}, {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}}, {"sample_weight": np.ones(70)}],
+)
+def test_other_data_are_another_sweep(tmp_path, other):
+    sweep({"units": [4]}, out=tmp_path / "s", seeds=[0])
+    with pytest.raises(AgreedError, match=r"holds another sweep: fit\."):
+        sweep({"units": [4]}, out=tmp_path / "s", seeds=[0], **other)
+
+
+def test_what_callbacks_add_to_the_logs_may_be_no_number():
+    class Note(dp.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["note"], logs["rows"], logs["one"] = "fine", np.ones(3), np.float32(1)
+
+    result = sweep({"units": [4]}, callbacks=lambda: [Note()], seeds=[0])
+    assert result.exit_code == 0
+    assert "note" not in result.runs[0]["metrics"]
+    assert result.runs[0]["metrics"]["one"] == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("journal.jsonl", '"seed": 1', '"seed": 7'),
+        ("journal.jsonl", '"units": 5', '"units": 6'),
+        ("journal.jsonl", '"loss": ', '"loss": "high", "was": '),
+        ("results.jsonl", '"loss": ', '"loss": "high", "was": '),
+    ],
+)
+def test_what_somebody_else_has_written_is_never_taken_for_a_result(tmp_path, file, before, after):
+    sweep({"units": [4, 5]}, out=tmp_path / "s", seeds=[0, 1])
+    path = tmp_path / "s" / file
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(AgreedError) as error:
+        sweep({"units": [4, 5]}, out=tmp_path / "s", seeds=[0, 1])
+    assert error.value.exit_code == DataError.exit_code
