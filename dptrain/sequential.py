@@ -26,6 +26,9 @@ from dptrain.inputs import (
     Stream,
     as_array,
     check_features,
+    check_frequency,
+    check_given,
+    check_numbers,
     check_samples,
     check_unspecified,
     evaluation_batches,
@@ -322,7 +325,10 @@ class Sequential(Steps):
         comm = self._start("fit", x)
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
-            _check_numbers(epochs, initial_epoch, steps_per_epoch, validation_steps, validation_freq)
+            check_numbers(0, epochs=epochs, initial_epoch=initial_epoch)
+            check_given(batch_size=batch_size, steps_per_epoch=steps_per_epoch)
+            check_given(validation_batch_size=validation_batch_size, validation_steps=validation_steps)
+            check_frequency(validation_freq)
             if validation_split and validation_data is None:
                 refuse_split(x, y, sample_weight)
             train = self._data(comm, x, y, sample_weight, class_weight, shuffle=shuffle)
@@ -352,7 +358,7 @@ class Sequential(Steps):
                     None if validation is None else validation.facts,
                     validation_steps,
                     validation_batch_size,
-                    validation_freq if isinstance(validation_freq, int) else list(validation_freq),
+                    list(validation_freq) if isinstance(validation_freq, Sequence) else validation_freq,
                 ],
                 "seed": self.seed,
                 "layers": [[type(layer).__name__, layer.config()] for layer in self.layers],
@@ -458,7 +464,12 @@ class Sequential(Steps):
             DataError: data that does not fit the model.
         """
         comm = self._start("evaluate", x)
-        data = self._agreed(comm, "evaluate", lambda: self._data(comm, x, y, sample_weight))
+
+        def check() -> Samples | Stream:
+            check_given(batch_size=batch_size, steps=steps)
+            return self._data(comm, x, y, sample_weight)
+
+        data = self._agreed(comm, "evaluate", check)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "test")
         trainer = self._trainer(comm)
@@ -500,6 +511,7 @@ class Sequential(Steps):
         watched = _watched(comm, hooks, "predict")
 
         def prepare() -> tuple[Batches, int | None]:
+            check_given(batch_size=batch_size, steps=steps)
             source = source_of(x, comm=comm)
             if source is not None:
                 if self._architecture is None:
@@ -1044,25 +1056,6 @@ def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
     if comm.size > 1:
         comm.require_same("the ranks have different callbacks", {"callbacks": hooks.decisive()})
     return any(comm.allgather(hooks.has_batch_hooks(mode)))
-
-
-def _check_numbers(
-    epochs: int, initial_epoch: int, steps: int | None, validation_steps: int | None, frequency: int | Sequence[int]
-) -> None:
-    """Refuse numbers of `fit` that mean nothing.
-
-    Raises:
-        ConfigError: out of range.
-    """
-    for name, value, least in (
-        ("epochs", epochs, 0),
-        ("initial_epoch", initial_epoch, 0),
-        ("steps_per_epoch", steps, 1),
-        ("validation_steps", validation_steps, 1),
-        ("validation_freq", frequency if isinstance(frequency, int) else None, 1),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{name} = {value}: expected an integer >= {least}")
 
 
 def _in_order(logs: dict[str, float], return_dict: bool) -> list[float] | float | dict[str, float]:

@@ -349,4 +349,4 @@ def finish(steps: Generator[Any, None, T]) -> T:
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
-    return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
+    return epoch + 1 in frequency if isinstance(frequency, Sequence) else (epoch + 1) % frequency == 0

@@ -69,6 +69,23 @@ def test_what_no_rank_can_train_is_said_once(tmp_path):
     assert done.err.count("AgreedError: not supported: sample_weight on outputs of shape (2, 3)") == 1, done.err
 
 
+def test_numbers_of_numpy_are_arguments_as_pythons_are(tmp_path):
+    script = tmp_path / "of_numpy.py"
+    script.write_text(
+        "import os, numpy as np, dptrain as dp\n"
+        "x, y = np.ones((32, 1)), np.ones((32, 2))\n"
+        "two = 2 if os.environ.get('PMI_RANK') == '0' else np.int64(2)\n"
+        "model = dp.Sequential([dp.layers.Dense(2, input_shape=(1,))])\n"
+        "model.compile(dp.optimizers.SGD(np.float32(0.5)), 'mse')\n"
+        "more = {'validation_data': (x, y), 'validation_freq': two, 'steps_per_epoch': two, 'verbose': 0}\n"
+        "history = model.fit(x, y, batch_size=np.int64(8), epochs=two, **more).history\n"
+        "print(len(history['loss']), len(history['val_loss']))\n"
+    )
+    done = mpirun(2, str(script), timeout=30)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == ["2 1", "2 1"]
+
+
 @pytest.mark.parametrize("bad", [0, 1])
 def test_parameters_that_diverge_on_one_rank_end_all(bad):
     done = fail("parameters", bad)
