@@ -316,7 +316,7 @@ def evaluation_sampler(rows: int, comm: Communicator, batch_size: int | None) ->
         comm: the ranks.
         batch_size: of global batches; None lets each rank take a contiguous part, in pieces of its own.
     """
-    if batch_size is None:
+    if batch_size is None or rows == 0:
         return LocalSampler(*cut(0, rows, comm.size)[comm.rank], EVALUATION_ROWS)
     return GlobalSampler(rows, batch_size, comm.rank, comm.size, shuffle=False)
 

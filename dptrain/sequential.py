@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain import losses, optimizers
-from dptrain.backend.base import Backend
+from dptrain.backend.base import Backend, flat_features
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler
@@ -457,7 +457,7 @@ class Sequential(Steps):
             return_dict: return a dictionary by log key.
 
         Returns:
-            [loss, metric, ...], or the loss alone where there is no metric, or a dictionary.
+            [loss, metric, ...], or the loss alone where there is no metric, or a dictionary. Of no samples it is empty.
 
         Raises:
             ConfigError: `compile` was not called.
@@ -527,7 +527,8 @@ class Sequential(Steps):
                     if (steps - 1) * size >= len(samples):
                         warn_of_the_end()
             sampler = evaluation_sampler(len(samples), comm, size)
-            return ArrayBatches([samples.reshape(len(samples), -1)], sampler), len(samples)
+            flat = samples.reshape(len(samples), flat_features(samples.shape[1:]))
+            return ArrayBatches([flat], sampler), len(samples)
 
         batches, rows = self._agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
@@ -1063,4 +1064,4 @@ def _in_order(logs: dict[str, float], return_dict: bool) -> list[float] | float 
     if return_dict:
         return logs
     values = list(logs.values())
-    return values if len(values) > 1 else values[0]
+    return values[0] if len(values) == 1 else values

@@ -290,7 +290,8 @@ class Trainer:
         hooks.on_test_begin()
         yield from self._add_up(batches, hooks)
         self._sum_totals()
-        logs = self.replica.logs()
+        # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
+        logs = self.replica.logs() if self.replica.samples_seen() else {}
         hooks.on_test_end(logs)
         return logs
 

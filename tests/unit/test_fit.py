@@ -223,6 +223,23 @@ def test_numbers_of_numpy():
     assert build().evaluate(x, y, np.int32(4), 0, None, np.uint8(2)) == build().evaluate(x, y, 4, 0, None, 2)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 4}, {"callbacks": [Events()]}])
+def test_nothing_to_predict(arguments):
+    x, _ = toy()
+    outputs = build().predict(x[:0], **arguments)
+    assert (outputs.shape, outputs.dtype) == ((0, 3), np.float64)
+    assert build().predict_on_batch(x[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 4}, {"callbacks": [Events()]}, {"verbose": 1}])
+def test_nothing_to_evaluate_gives_no_logs(arguments):
+    x, y = toy()
+    assert build().evaluate(x[:0], y[:0], **{"verbose": 0, **arguments}) == []
+    assert build().evaluate(x[:0], y[:0], return_dict=True, **{"verbose": 0, **arguments}) == {}
+    history = build().fit(x, y, validation_data=(x[:0], y[:0]), **{"verbose": 0, **arguments}).history
+    assert list(history) == ["loss", "accuracy"]
+
+
 def test_fit_before_compile_and_without_targets():
     x, y = toy()
     model = dp.Sequential([dp.layers.Dense(3, input_shape=(5,))])
