@@ -59,7 +59,7 @@ from dptrain.train.callbacks.base import flatten
 from dptrain.train.custom import Steps
 from dptrain.train.explicit import ExplicitReplica, NoLoss
 from dptrain.train.replica import Replica
-from dptrain.train.sources import BatchSource
+from dptrain.train.sources import BatchSource, short
 from dptrain.train.stream import StreamBatches, What
 from dptrain.train.trainer import EVALUATION_ROWS, Trainer, Turns, finish
 from dptrain.utils import check_seed, default_seed
@@ -81,14 +81,14 @@ class Sequential(Steps):
             `dptrain.utils.set_random_seed`, or 0.
 
     Raises:
-        ConfigError: the seed is out of range.
+        ConfigError: the seed is out of range, or something else than a layer.
     """
 
     def __init__(
         self, layers: Sequence[Layer] | None = None, *, name: str = "sequential", seed: int | None = None
     ) -> None:
         super().__init__()
-        self.layers: list[Layer] = list(layers or [])
+        self.layers: list[Layer] = [_checked(layer) for layer in layers or []]
         self.name = name
         self.seed = default_seed() if seed is None else check_seed(seed)
         self._architecture: Architecture | None = None
@@ -110,11 +110,11 @@ class Sequential(Steps):
         """Append a layer.
 
         Raises:
-            ConfigError: the model's weights exist already.
+            ConfigError: the model's weights exist already, or it is no layer.
         """
         if self._architecture is not None:
             raise ConfigError("layers can be added only before the model is first used")
-        self.layers.append(layer)
+        self.layers.append(_checked(layer))
 
     def compile(
         self,
@@ -1033,6 +1033,20 @@ class Sequential(Steps):
         if verbose != 0 and not any(isinstance(callback, ProgbarLogger) for callback in chosen):
             chosen.append(ProgbarLogger())
         return CallbackList(chosen, self, verbose=verbose, **params)
+
+
+def _checked(layer: Any) -> Layer:
+    """Return a layer.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(layer, Layer):
+        return layer
+    raise ConfigError(
+        f"Only instances of `dptrain.layers.Layer` can be added to a Sequential model. Received: {short(layer)} (of "
+        f"type {type(layer)})"
+    )
 
 
 def _require_cuda_aware(backend: Backend, comm: Communicator) -> None:
