@@ -211,6 +211,8 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
         check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
         targets = targets.reshape(len(targets))
     else:
+        if targets.dtype.kind not in "uifb":
+            raise DataError(f"y has dtype {targets.dtype}: expected real numbers")
         if targets.ndim == 1 and output == (1,):
             targets = targets[:, None]
         if targets.shape[1:] != output:

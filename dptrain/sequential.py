@@ -367,27 +367,32 @@ class Sequential(Steps):
             comm.require_same("the ranks call fit differently", facts)
         watched = _watched(comm, hooks, "test")
         store = self._trainer(comm).replica.as_stored
-        batches: Batches
-        if isinstance(train, Stream):
-            batches = self._stream(train, comm, steps_per_epoch)
-            with self._collective(comm):
-                batches.reset()
-        else:
-            assert sampler is not None
-            batches = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
-        evaluated: Batches | None = None
         whole = self._whole()
-        if isinstance(validation, Stream):
-            evaluated = self._stream(validation, comm, validation_steps, "evaluation")
-        elif validation is not None:
-            per_batch = validation_batch_size
+
+        def batches() -> tuple[Batches, Batches | None]:
+            own: Batches
+            if isinstance(train, Stream):
+                own = self._stream(train, comm, steps_per_epoch)
+            else:
+                assert sampler is not None
+                own = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
+            if validation is None:
+                return own, None
+            if isinstance(validation, Stream):
+                return own, self._stream(validation, comm, validation_steps, "evaluation")
+            size = validation_batch_size
             if validation_steps or watched:
-                per_batch = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
+                size = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
             elif whole:
-                per_batch = validation_batch_size or batch_size
-            evaluated = evaluation_batches(validation, store, comm, per_batch, validation_steps, whole=whole)
+                size = validation_batch_size or batch_size
+            return own, evaluation_batches(validation, store, comm, size, validation_steps, whole=whole)
+
+        own, evaluated = self._agreed(comm, "fit", batches)
+        if isinstance(own, StreamBatches):
+            with self._collective(comm):
+                own.reset()
         yield from self._train(
-            batches,
+            own,
             evaluated,
             hooks,
             comm,
@@ -413,11 +418,16 @@ class Sequential(Steps):
         comm = self._start("fit", train.x)
         hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
         store = self._trainer(comm).replica.as_stored
-        evaluated = None
-        if validation is not None:
-            own = LocalSampler(*validation.mine, EVALUATION_ROWS)
-            evaluated = ArrayBatches(store(validation.x, validation.y), own)
-        yield from self._train(ArrayBatches(store(train.x, train.y), sampler), evaluated, hooks, comm, epochs=epochs)
+
+        def batches() -> tuple[Batches, Batches | None]:
+            own = ArrayBatches(store(train.x, train.y), sampler)
+            if validation is None:
+                return own, None
+            mine = LocalSampler(*validation.mine, EVALUATION_ROWS)
+            return own, ArrayBatches(store(validation.x, validation.y), mine)
+
+        own, evaluated = self._agreed(comm, "fit", batches)
+        yield from self._train(own, evaluated, hooks, comm, epochs=epochs)
 
     def _train(
         self, train: Batches, validation: Batches | None, hooks: CallbackList, comm: Communicator, **arguments: Any
@@ -554,7 +564,7 @@ class Sequential(Steps):
         """
         comm = self._start("train_on_batch", x)
         samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
-        batches = self._one_batch(samples, comm)
+        batches = self._one_batch("train_on_batch", samples, comm)
         with self._collective(comm):
             logs = self._trainer(comm).train_on_batch(batches)
         return _in_order(logs, return_dict)
@@ -570,7 +580,7 @@ class Sequential(Steps):
         """
         comm = self._start("test_on_batch", x)
         samples = self._agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
-        batches = self._one_batch(samples, comm)
+        batches = self._one_batch("test_on_batch", samples, comm)
         with self._collective(comm):
             logs = self._trainer(comm).test_on_batch(batches)
         return _in_order(logs, return_dict)
@@ -1013,10 +1023,15 @@ class Sequential(Steps):
         assert self._compiled is not None
         return self._compiled[0].depends_on_batches
 
-    def _one_batch(self, samples: Samples, comm: Communicator) -> Batches:
+    def _one_batch(self, where: str, samples: Samples, comm: Communicator) -> Batches:
+        store = self._trainer(comm).replica.as_stored
         size = max(len(samples), comm.size)
-        sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False)
-        return ArrayBatches(samples.stored(self._trainer(comm).replica.as_stored), sampler)
+
+        def action() -> Batches:
+            sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False)
+            return ArrayBatches(samples.stored(store), sampler)
+
+        return self._agreed(comm, where, action)
 
     def _hooks(
         self,

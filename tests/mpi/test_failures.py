@@ -56,17 +56,29 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code
         assert f"(rank {bad}, host " in done.err
 
 
-def test_what_no_rank_can_train_is_said_once(tmp_path):
-    script = tmp_path / "weights.py"
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("fit(x, y, sample_weight=np.ones(8))", "not supported: sample_weight on outputs of shape (2, 3)"),
+        ("fit(x, y, epochs=1.5)", "epochs = 1.5: expected an integer >= 0"),
+        ("fit(x, y, validation_data=(x, y), validation_batch_size=1)", "batch_size = 1 is the global batch and leaves"),
+        ("evaluate(x, y, batch_size='8')", "batch_size = '8': expected an integer >= 1"),
+        ("predict(x, steps=0)", "steps = 0: expected an integer >= 1"),
+        ("train_on_batch(x[:0], y[:0])", "the training set is empty"),
+        ("test_on_batch(x[:0], y[:0])", "the training set is empty"),
+    ],
+)
+def test_what_no_rank_can_do_is_said_once(tmp_path, call, message):
+    script = tmp_path / "wrong.py"
     script.write_text(
         "import numpy as np, dptrain as dp\n"
         "model = dp.Sequential([dp.layers.Dense(6, input_shape=(5,)), dp.layers.Reshape((2, 3))])\n"
         "model.compile('sgd', 'mse')\n"
-        "model.fit(np.ones((8, 5)), np.ones((8, 2, 3)), sample_weight=np.ones(8), verbose=0)\n"
+        f"x, y = np.ones((8, 5)), np.ones((8, 2, 3))\nmodel.{call}\n"
     )
     done = mpirun(2, str(script), timeout=30)
     assert done.code == 2
-    assert done.err.count("AgreedError: not supported: sample_weight on outputs of shape (2, 3)") == 1, done.err
+    assert done.err.count(f"AgreedError: {message}") == 1, done.err
 
 
 def test_numbers_of_numpy_are_arguments_as_pythons_are(tmp_path):

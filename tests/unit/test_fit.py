@@ -213,6 +213,14 @@ def test_numbers_that_evaluate_and_predict_refuse(name, value):
         build().predict(x, **{name: value})
 
 
+@pytest.mark.parametrize("wrong", [np.full((40, 3), "1"), np.full((40, 3), 1j)])
+def test_targets_that_are_no_real_numbers(wrong):
+    model = build()
+    model.compile("sgd", "mse")
+    with pytest.raises(DataError, match=f"y has dtype {wrong.dtype}: expected real numbers"):
+        model.fit(toy()[0], wrong, verbose=0)
+
+
 def test_numbers_of_numpy():
     x, y = toy(40)
     plain = {"batch_size": 4, "epochs": 4, "steps_per_epoch": 2, "validation_freq": 2, "validation_batch_size": 3}
