@@ -55,7 +55,7 @@ class Samples:
     @property
     def facts(self) -> list[Any]:
         """What must be the same on all ranks."""
-        return [*fingerprint(self.x, self.y), self.weights is None]
+        return fingerprint(self.x, self.y, *(() if self.weights is None else (self.weights,)))
 
     def stored(self, store: Store) -> Sequence[Array]:
         """Return the arrays as the replica's feed takes them."""

@@ -45,6 +45,7 @@ def test_an_exception_on_one_rank_ends_all(way, code, message, bad):
         ("shape", 65, "model expects 4 features of shape (4,), data has 3 of shape (3,)"),
         ("other batch size", 2, "the ranks call fit differently: arguments: rank 0 has ["),
         ("other data", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
+        ("other weights", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
     ],
 )
 def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code, message, bad):
