@@ -179,6 +179,8 @@ def test_weights_of_classes():
         ({"class_weight": [1.0, 2.0]}, ConfigError, r"class_weight = \[1.0, 2.0\]: expected a dictionary"),
         ({"class_weight": {"a": 2.0}}, ConfigError, "class_weight = {'a': 2.0}: expected a dictionary"),
         ({"sample_weight": np.ones(39)}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.ones((40, 2))}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.ones(())}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
         ({"sample_weight": np.full(40, np.inf)}, DataError, "40 values are not finite"),
         ({"epochs": -1}, ConfigError, "epochs = -1: expected an integer >= 0"),
         ({"steps_per_epoch": 0}, ConfigError, "steps_per_epoch = 0"),

@@ -260,12 +260,6 @@ def test_labels_may_be_a_column_and_one_target_a_row():
     assert (y.shape, w.shape, w.dtype) == ((3, 1), (3,), np.float32)
 
 
-@pytest.mark.parametrize("weights", [np.ones(2), np.ones((3, 2)), np.ones(())])
-def test_weights_of_another_shape_are_refused(weights):
-    with pytest.raises(ConfigError, match=r"sample_weight: expected shape \(3,\)"):
-        replica(losses.MeanSquaredError()).as_stored(np.zeros((3, 2)), np.zeros((3, 2)), weights)
-
-
 def test_outputs_that_are_no_vectors():
     from dptrain.layers import Activation
 
@@ -274,5 +268,3 @@ def test_outputs_that_are_no_vectors():
         with pytest.raises(ConfigError, match="not supported"):
             made.compile(loss, SGD(0.1))
     made.compile(losses.MeanSquaredError(), SGD(0.1))
-    with pytest.raises(ConfigError, match="not supported: sample_weight"):
-        made.as_stored(np.zeros((4, 2, 3)), np.zeros((4, 2, 3)), np.ones(4))
