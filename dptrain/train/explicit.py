@@ -339,10 +339,10 @@ class ExplicitReplica(Replica):
         outputs: Buffer | None = y_pred if activation is None else None
         for tracker in self.measured:
             metric, seen = tracker.measured.metric, y_pred
-            if activation is not None and not (metric.takes_logits and activation == "softmax"):
+            if not metric.takes_outputs_before(activation):
                 if outputs is None:
                     outputs = self.buffer("outputs of the step", tuple(y_pred.shape))
-                    self.backend.activation_forward(y_pred, activation, outputs)
+                    self.backend.activation_forward(y_pred, str(activation), outputs)
                 seen = outputs
             batch = self._samples(seen, y, weights if tracker.measured.weighted else None)
             tracker.update(batch, self.buffer("state of a metric", (metric.size,)))

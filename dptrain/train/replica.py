@@ -434,7 +434,7 @@ class Replica:
         for one, place in zip(self.metrics, self._states, strict=True):
             metric, seen = one.metric, y
             mine = weights if one.weighted else None
-            if activation is not None and not (metric.takes_logits and activation == "softmax"):
+            if not metric.takes_outputs_before(activation):
                 if outputs is None:
                     outputs = scratch("outputs of the batch", tuple(y.shape[1:]))
                     ops.activation_forward(y, str(activation), outputs)

@@ -46,6 +46,12 @@ def test_every_metric_is_made_of_its_name_class_and_configuration(name):
     assert metrics.deserialize(metrics.serialize(made)).config() == made.config()
 
 
+def test_which_metrics_take_outputs_before_the_last_activation():
+    accuracy, crossentropy = metrics.get("sparse_categorical_accuracy"), metrics.get("sparse_categorical_crossentropy")
+    assert [accuracy.takes_outputs_before(one) for one in (None, "softmax", "sigmoid")] == [True, True, False]
+    assert [crossentropy.takes_outputs_before(one) for one in (None, "softmax")] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
