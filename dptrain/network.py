@@ -239,7 +239,7 @@ class Network(Steps):
             DeviceError: it cannot be used, or too little memory is left on it.
             AgreedError: the same on any rank, under mpirun, or the ranks do not go together.
         """
-        return self._on_device(comm).backend.description
+        return self.on_device(comm).backend.description
 
     def on_device(self, comm: Communicator) -> Replica:
         """Return the model on its device, which the ranks choose together at the first call. Collective.
@@ -247,10 +247,6 @@ class Network(Steps):
         Raises:
             DptrainError: as `describe_device`.
         """
-        return self._on_device(comm)
-
-    def _on_device(self, comm: Communicator) -> Replica:
-        """Return the model on its device, which the ranks choose together. Collective."""
         if self._replica is None:
             backend = self._backend or open_backend(comm, **self.device_options)
             self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
@@ -269,7 +265,7 @@ class Network(Steps):
         return replica
 
     def _trainer(self, comm: Communicator) -> Trainer:
-        replica = self._on_device(comm)
+        replica = self.on_device(comm)
         if isinstance(replica, ExplicitReplica):
             self._join(replica, comm)
         if self._trainer_kept is not None:
@@ -335,7 +331,7 @@ class Network(Steps):
         self._weights = self._flat_weights()
         self._steps_called, self._replica, self._trainer_kept = True, None, None
         if backend is None:
-            self._replica = self._on_device(comm)
+            self._replica = self.on_device(comm)
         else:
             self._replica = self._agreed(comm, "device", lambda: self._make_replica(backend))
 

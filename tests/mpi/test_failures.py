@@ -92,11 +92,10 @@ def test_numbers_of_numpy_are_arguments_as_pythons_are(tmp_path):
         "model.compile(dp.optimizers.SGD(np.float32(0.5)), 'mse')\n"
         "more = {'validation_data': (x, y), 'validation_freq': two, 'steps_per_epoch': two, 'verbose': 0}\n"
         "history = model.fit(x, y, batch_size=np.int64(8), epochs=two, **more).history\n"
-        "print(len(history['loss']), len(history['val_loss']))\n"
+        "assert (len(history['loss']), len(history['val_loss'])) == (2, 1), history\n"
     )
     done = mpirun(2, str(script), timeout=30)
     assert done.code == 0, done.err
-    assert done.out.splitlines() == ["2 1", "2 1"]
 
 
 @pytest.mark.parametrize("bad", [0, 1])

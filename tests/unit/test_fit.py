@@ -250,6 +250,12 @@ def test_nothing_to_evaluate_gives_no_logs(arguments):
     assert list(history) == ["loss", "accuracy"]
 
 
+def test_the_line_of_an_evaluation_of_nothing(capsys):
+    x, y = toy()
+    build().evaluate(x[:0], y[:0], verbose=2)
+    assert capsys.readouterr().out.endswith(" samples/s\n")
+
+
 def test_fit_before_compile_and_without_targets():
     x, y = toy()
     model = dp.Sequential([dp.layers.Dense(3, input_shape=(5,))])
