@@ -1,5 +1,6 @@
 """What the benchmark scripts share: reports, what a machine is, workers in processes of their own."""
 
+import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -15,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 # What all frameworks train with.
 LEARNING_RATE, BETA_1, BETA_2, EPSILON = 1e-3, 0.9, 0.999, 1e-7
@@ -28,10 +29,16 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch took, and the mean loss over its steps."""
+    """What an epoch took, and the mean loss over its samples; where several runs are trained, the loss of each too."""
 
     seconds: float
     loss: float
+    by_run: Sequence[float] = ()
+
+    @classmethod
+    def of_runs(cls, seconds: float, losses: Sequence[float]) -> Self:
+        """Return the epoch of runs that are trained together."""
+        return cls(seconds, statistics.fmean(losses), losses)
 
 
 def glorot(sizes: Sequence[int], seed: int) -> list[Any]:
@@ -45,6 +52,30 @@ def glorot(sizes: Sequence[int], seed: int) -> list[Any]:
         weights.append(rng.uniform(-limit, limit, (inputs, outputs)).astype(np.float32))
         weights.append(np.zeros(outputs, np.float32))
     return weights
+
+
+# Options
+
+
+def words(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return what reads "A,B" as an option's value, in any case."""
+    lower = {word.lower(): word for word in known}
+
+    def split(text: str) -> list[str]:
+        unknown = [part for part in text.split(",") if part.lower() not in lower]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; choose from {', '.join(known)}")
+        return [lower[part.lower()] for part in text.split(",")]
+
+    return split
+
+
+def numbers(text: str) -> list[int]:
+    """Read "1,2" as an option's value: numbers from 1."""
+    values = [int(part) for part in text.split(",")]
+    if min(values) < 1:
+        raise ValueError(text)
+    return values
 
 
 # Reports

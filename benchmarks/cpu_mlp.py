@@ -41,6 +41,7 @@ from common import (
     command_line,
     glorot,
     machine_line,
+    numbers,
     spread,
     versions,
 )
@@ -543,12 +544,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-    def numbers(text: str) -> list[int]:
-        values = [int(part) for part in text.split(",")]
-        if min(values) < 1:
-            raise ValueError(text)
-        return values
 
     def frameworks(text: str) -> list[str]:
         known = {module: name for name, module in FRAMEWORKS.items()} | {name.lower(): name for name in FRAMEWORKS}

@@ -6,14 +6,15 @@
 #   tests     the op tests, the emulator's own checks, training and its accuracy, on the real GPU
 #   sanitize  compute-sanitizer's memcheck and racecheck over the op tests
 #   probe     gpu_probe.py: what the GPU allows and what things cost
-#   bench     gpu_mlp.py: training speed beside PyTorch and JAX, where they are installed
+#   bench     gpu_mlp.py and sweep.py: speed of training one network, and many runs of one at once, beside PyTorch and
+#             JAX, where they are installed
 #   all       all of them; what lasts longer than its limit is ended and the next one begins
 #
 # It needs Python with PyCUDA and dptrain's own dependencies, pytest and hypothesis, nvcc, and for `tests` mpirun. Nothing
 # is fetched, nothing of the GPU's settings is changed, nothing is written outside OUTDIR. Every step has a log, a time
 # limit and a line in OUTDIR/summary.txt; a step that fails does not stop the next. Status 1: a step failed; 2: it cannot
 # begin. Overrides: PYTHON (python3), DPTRAIN_TEST_MNIST (folder of MNIST's files; the accuracy test is skipped without),
-# BENCH_MINUTES (8.5), BENCH_ARGUMENTS and PROBE_ARGUMENTS (options for the two scripts).
+# BENCH_MINUTES (5), SWEEP_MINUTES (3.5), BENCH_ARGUMENTS, SWEEP_ARGUMENTS and PROBE_ARGUMENTS (options for the scripts).
 set -uo pipefail
 
 stages="tests sanitize probe bench"
@@ -99,7 +100,7 @@ print("nvcc", find_nvcc())
 import pycuda, pycuda.driver as cuda
 cuda.init()
 print("pycuda", pycuda.VERSION_TEXT, "driver API", cuda.get_driver_version(), cuda.Device(0).name(), "sm_%d%d" % cuda.Device(0).compute_capability())
-for name in ("mpi4py", "mpirun", "compute-sanitizer", "torch", "jax", "cuda.bindings"):
+for name in ("mpi4py", "mpirun", "compute-sanitizer", "torch", "jax", "scipy", "cuda.bindings"):
     try:
         found = shutil.which(name) or importlib.util.find_spec(name)
     except ModuleNotFoundError:
@@ -155,8 +156,11 @@ stage_probe() {
 
 stage_bench() {
     # shellcheck disable=SC2086 # several options
-    step bench 580 "$python" benchmarks/gpu_mlp.py --minutes "${BENCH_MINUTES:-8.5}" --output "$out/gpu-mlp.md" \
+    step bench 345 "$python" benchmarks/gpu_mlp.py --minutes "${BENCH_MINUTES:-5}" --output "$out/gpu-mlp.md" \
         ${BENCH_ARGUMENTS:-}
+    # shellcheck disable=SC2086 # several options
+    step sweep 245 "$python" benchmarks/sweep.py --device cuda --minutes "${SWEEP_MINUTES:-3.5}" \
+        --output "$out/sweep.md" ${SWEEP_ARGUMENTS:-}
 }
 
 say "-- $todo, $(date -u +%Y-%m-%dT%H:%M:%SZ)"

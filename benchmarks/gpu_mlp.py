@@ -53,10 +53,12 @@ from common import (
     command_line,
     glorot,
     machine_line,
+    numbers,
     nvidia_smi,
     one_line,
     spread,
     versions,
+    words,
 )
 
 # Losses of two epochs in the same order differ by rounding and by where Adam's epsilon stands; those of rounds, in
@@ -101,7 +103,10 @@ class Trainee(ABC):
         y_N: labels.
         orders: of the epochs in which all frameworks must agree.
         initial: [kernel, bias, ...].
+        clock: seconds from some time on.
     """
+
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def __init__(self, work: Work) -> None:
         import numpy as np
@@ -134,21 +139,26 @@ class Dptrain(Trainee):
     """The public API as a user calls it; a callback reads the clock. Its orders are always those of `orders`."""
 
     def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self.model = self._network(work.seed)
+        self.options: dict[str, Any] = {"device": work.device, "precision": work.precision}
+
+    def _network(self, seed: int) -> Any:
         import dptrain as dp
 
-        super().__init__(work)
-        hidden = [dp.layers.Dense(units, activation="relu") for units in work.hidden]
-        self.model = dp.Sequential(
-            [
-                dp.layers.Rescaling(1 / 255),
-                dp.layers.Flatten(),
-                *hidden,
-                dp.layers.Dense(CLASSES, activation="softmax"),
-            ],
-            seed=work.seed,
-        )
-        self.model.build((self.x_NF.shape[1],))
-        self.options: dict[str, Any] = {"device": work.device, "precision": work.precision}
+        hidden = [dp.layers.Dense(units, activation="relu") for units in self.work.hidden]
+        last = dp.layers.Dense(CLASSES, activation="softmax")
+        model = dp.Sequential([dp.layers.Rescaling(1 / 255), dp.layers.Flatten(), *hidden, last], seed=seed)
+        model.build((self.x_NF.shape[1],))
+        return model
+
+    def _compile(self, model: Any, initial: list[Any]) -> None:
+        """Prepare a model for training from initial weights."""
+        import dptrain as dp
+
+        adam = dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON)
+        model.compile(adam, "sparse_categorical_crossentropy", **self.options)
+        model.set_weights(initial)
 
     def about(self) -> str:
         from dptrain.version import __version__
@@ -166,24 +176,21 @@ class Dptrain(Trainee):
         return text
 
     def _fit(self, epochs: int, callback: Any, **options: Any) -> None:
-        import dptrain as dp
-
-        adam = dp.optimizers.Adam(LEARNING_RATE, BETA_1, BETA_2, EPSILON)
-        self.model.compile(adam, "sparse_categorical_crossentropy", **self.options)
-        self.model.set_weights(self.initial)
+        self._compile(self.model, self.initial)
         self.model.fit(self.x_NF, self.y_N, self.work.batch_size, epochs, verbose=0, callbacks=[callback], **options)
 
     def train(self, epochs: int, same_order: bool) -> list[Epoch]:
         import dptrain as dp
 
         done: list[Epoch] = []
+        clock = self.clock
 
         class Stopwatch(dp.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                self.started = time.perf_counter()
+                self.started = clock()
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                done.append(Epoch(time.perf_counter() - self.started, logs["loss"]))  # the loss waits for the GPU
+                done.append(Epoch(clock() - self.started, logs["loss"]))  # the loss waits for the GPU
 
         self._fit(epochs, Stopwatch())
         return done
@@ -365,16 +372,22 @@ class PyTorch(Trainee):
         for epoch in range(epochs):
             given = torch.from_numpy(self.orders[epoch]) if same_order else None
             self._wait()
-            started = time.perf_counter()
+            started = self.clock()
             if given is None:
-                torch.randperm(self.samples, out=self.order, device=self.device)
+                self._draw()
             else:
                 self.order.copy_(given)
             self.loss_sum.zero_()
             self._run(self.samples)
-            loss = self.loss_sum.item() / self.samples  # waits for the GPU
-            done.append(Epoch(time.perf_counter() - started, loss))
+            sums = self.loss_sum.reshape(-1).tolist()  # waits for the GPU
+            done.append(Epoch.of_runs(self.clock() - started, [one / self.samples for one in sums]))
         return done
+
+    def _draw(self) -> None:
+        """Draw an epoch's order."""
+        import torch
+
+        torch.randperm(self.samples, out=self.order, device=self.device)
 
     def kernel_seconds(self) -> tuple[float, int] | None:
         if self.work.device != "cuda":
@@ -544,22 +557,26 @@ class Jax(Trainee):
     def train(self, epochs: int, same_order: bool) -> list[Epoch]:
         import jax
         import jax.numpy as jnp
+        import numpy as np
 
         params = [jnp.array(one) for one in self.initial]
         state = (params, [jnp.zeros_like(p) for p in params], [jnp.zeros_like(p) for p in params], jnp.float32(0))
         jax.block_until_ready(state)
         done = []
         for epoch in range(epochs):
-            started = time.perf_counter()
-            if same_order:
-                order = jax.device_put(self.orders[epoch].astype("int32"))
-            else:
-                self.key, drawn = jax.random.split(self.key)
-                order = self.permutation(drawn)
+            started = self.clock()
+            order = jax.device_put(self.orders[epoch].astype("int32")) if same_order else self._drawn()
             state, loss = self.epoch(state, self.x, self.y, order)
-            mean = float(loss) / self.samples  # waits for the epoch
-            done.append(Epoch(time.perf_counter() - started, mean))
+            sums = np.asarray(loss).reshape(-1).tolist()  # waits for the epoch
+            done.append(Epoch.of_runs(self.clock() - started, [one / self.samples for one in sums]))
         return done
+
+    def _drawn(self) -> Any:
+        """Return an epoch's order."""
+        import jax
+
+        self.key, drawn = jax.random.split(self.key)
+        return self.permutation(drawn)
 
 
 class JaxWhile(Jax):
@@ -586,8 +603,12 @@ FRAMEWORKS = {
 }
 
 
-def serve(name: str) -> None:
-    """Answer questions until the pipe closes: what was measured, or the reason why not."""
+def serve(make: Callable[[dict[str, Any]], Trainee]) -> None:
+    """Answer questions until the pipe closes: what was measured, or the reason why not.
+
+    Args:
+        make: returns a trainee for the fields of its work.
+    """
     questions, answers = answering()
     trainee: Trainee | None = None
     for question in questions:
@@ -596,7 +617,7 @@ def serve(name: str) -> None:
                 case "setup":
                     trainee = None
                     gc.collect()
-                    trainee = FRAMEWORKS[name].trainee(Work(**question["work"]))
+                    trainee = make(question["work"])
                     result: Any = trainee.about()
                 case "train":
                     assert trainee is not None
@@ -617,18 +638,21 @@ class Peer:
     """A framework's worker: started when needed, ended by its first failure, started again for the next work.
 
     Args:
-        name: one of FRAMEWORKS.
+        name: of the framework.
+        module: without which it cannot be.
+        command: what to start.
 
     Attributes:
         failed: why it is left out of the present configuration, or "".
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, module: str, command: list[str]) -> None:
         self.name = name
         self.failed = ""
         self._never = ""  # why it is left out of all
-        if importlib.util.find_spec(FRAMEWORKS[name].module) is None:
-            self._never = f"{FRAMEWORKS[name].module} is not installed"
+        if importlib.util.find_spec(module) is None:
+            self._never = f"{module} is not installed"
+        self._command = command
         self._process: WorkerProcess | None = None
 
     def start(self, work: Work) -> None:
@@ -641,8 +665,7 @@ class Peer:
         try:
             if not self.failed:
                 if self._process is None:
-                    command = [sys.executable, __file__, "--worker", self.name]
-                    self._process = WorkerProcess(self.name, command, quiet=True)
+                    self._process = WorkerProcess(self.name, self._command, quiet=True)
                 self._process.send(question)
         except WorkerError as error:
             self._fail(str(error))
@@ -755,7 +778,7 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
     for peer in peers:
         done = peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=CHECK_EPOCHS, same_order=True)
         if done:
-            rows[peer.name].check = [one["loss"] for one in done]
+            rows[peer.name].check = [loss for one in done for loss in one["by_run"] or [one["loss"]]]
             seconds.append(done[-1]["seconds"])
     for peer in peers:  # compiles what draws orders
         peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=1, same_order=False)
@@ -786,10 +809,15 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
     return Measured(work, samples, epochs, rounds, rows, state)
 
 
-def disagreements(measured: Measured) -> list[str]:
-    """Return a line for every framework whose losses are not those of the first that has any."""
+def disagreements(measured: Measured, same_order: tuple[float, float] = SAME_ORDER) -> list[str]:
+    """Return a line for every framework whose losses are not those of the first that has any.
+
+    Args:
+        measured: the configuration.
+        same_order: how much losses in the same order may differ, as SAME_ORDER.
+    """
     lines = []
-    for what, (relative, absolute) in (("check", SAME_ORDER), ("losses", OWN_ORDER)):
+    for what, (relative, absolute) in (("check", same_order), ("losses", OWN_ORDER)):
         values = {}
         for name, row in measured.rows.items():
             if what == "check" and row.check:
@@ -836,21 +864,31 @@ def table(measured: list[Measured]) -> list[str]:
     return lines
 
 
-def prepare(options: argparse.Namespace, folder: Path) -> tuple[Path, int]:
-    """Write the data and the orders for the workers; return the file and the number of samples."""
+def prepare(options: argparse.Namespace, folder: Path, runs: int | None = None) -> tuple[Path, int]:
+    """Write the data and the orders for the workers; return the file and the number of samples.
+
+    Args:
+        options: the script's.
+        folder: where.
+        runs: orders of so many runs, whose seeds follow each other, with the run as a leading axis.
+    """
     import numpy as np
 
     from dptrain import datasets
     from dptrain.data.sampling import GlobalSampler
     from dptrain.data.strokes import generate
 
+    def orders_of(seed: int) -> Any:
+        sampler = GlobalSampler(len(x), 1, 0, 1, seed=seed)
+        return np.stack([sampler.order(epoch) for epoch in range(CHECK_EPOCHS)])
+
     if options.data == "strokes" and options.samples:
         x, y = generate(options.samples, 1)[:2]
     else:
         (x, y), _ = datasets.load(options.data)
         x, y = x[: options.samples], y[: options.samples]
-    sampler = GlobalSampler(len(x), 1, 0, 1, seed=options.seed)
-    orders = np.stack([sampler.order(epoch) for epoch in range(CHECK_EPOCHS)])
+    first = options.seed
+    orders = orders_of(first) if runs is None else np.stack([orders_of(first + run) for run in range(runs)])
     place = folder / "data.npz"
     np.savez(place, x=x.reshape(len(x), -1), y=y.astype(np.int64), orders=orders)
     return place, len(x)
@@ -859,22 +897,6 @@ def prepare(options: argparse.Namespace, folder: Path) -> tuple[Path, int]:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-
-    def words(known: list[str]) -> Callable[[str], list[str]]:
-        def split(text: str) -> list[str]:
-            lower = {word.lower(): word for word in known}
-            unknown = [part for part in text.split(",") if part.lower() not in lower]
-            if unknown:
-                raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; choose from {', '.join(known)}")
-            return [lower[part.lower()] for part in text.split(",")]
-
-        return split
-
-    def numbers(text: str) -> list[int]:
-        values = [int(part) for part in text.split(",")]
-        if min(values) < 1:
-            raise ValueError(text)
-        return values
 
     def networks(text: str) -> list[tuple[int, ...]]:
         return [tuple(int(units) for units in part.split("-")) for part in text.split(",")]
@@ -914,7 +936,7 @@ def main() -> int:
     """Return 1 where losses disagree or nothing was measured of dptrain."""
     options = parse()
     if options.worker:
-        serve(options.worker)
+        serve(lambda work: FRAMEWORKS[options.worker].trainee(Work(**work)))
         return 0
     report = Report()
     report.add("# Speed of training on one GPU" + (" (on the CPU: no result)" if options.device == "cpu" else ""), "")
@@ -929,7 +951,9 @@ def main() -> int:
         for hidden in options.hidden
         for batch in options.batch_sizes
     ]
-    peers = [Peer(name) for name in options.frameworks]
+    peers = [
+        Peer(name, FRAMEWORKS[name].module, [sys.executable, __file__, "--worker", name]) for name in options.frameworks
+    ]
     done: list[Measured] = []
     complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
 from dptrain.data.loading import fingerprint
 from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler, WholeBatchSampler, cut
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.failure import warn
 from dptrain.losses import Loss
 from dptrain.model import Architecture
@@ -55,7 +55,7 @@ class Samples:
     @property
     def facts(self) -> list[Any]:
         """What must be the same on all ranks."""
-        return [*fingerprint(self.x, self.y), self.weights is None]
+        return fingerprint(self.x, self.y, *(() if self.weights is None else (self.weights,)))
 
     def stored(self, store: Store) -> Sequence[Array]:
         """Return the arrays as the replica's feed takes them."""
@@ -79,6 +79,43 @@ class Stream:
         """What must be the same on all ranks, before the first batch."""
         weights = sorted([int(label), float(weight)] for label, weight in (self.source.class_weight or {}).items())
         return [self.source.kind, self.source.num_batches, self.source.sharded or self.rows, weights]
+
+
+def check_numbers(least: int, **numbers: Any) -> None:
+    """Refuse numbers of epochs, steps and samples that mean nothing.
+
+    Args:
+        least: the lowest that is allowed.
+        numbers: by argument; NumPy's are as good as Python's.
+
+    Raises:
+        ConfigError: one of them is below, or an ArgumentTypeError: no integer.
+    """
+    for name, value in numbers.items():
+        if not isinstance(value, Integral):
+            raise ArgumentTypeError(f"{name} = {value!r}: expected an integer >= {least}")
+        if int(value) < least:
+            raise ConfigError(f"{name} = {value}: expected an integer >= {least}")
+
+
+def check_given(**numbers: Any) -> None:
+    """Refuse as `check_numbers` what is below 1, but for None, which stands for what nobody has chosen."""
+    check_numbers(1, **{name: value for name, value in numbers.items() if value is not None})
+
+
+def check_frequency(frequency: Any) -> None:
+    """Refuse a `validation_freq` that is neither a number of epochs nor a list of them.
+
+    Raises:
+        ConfigError: it is something else (a ValueError, as in Keras), or a number below 1.
+    """
+    if isinstance(frequency, Integral):
+        check_numbers(1, validation_freq=frequency)
+    elif not isinstance(frequency, Sequence) or isinstance(frequency, str):
+        raise ConfigError(
+            f"Expected `validation_freq` to be a list or int. Received: validation_freq={short(frequency)} of the type "
+            f"{type(frequency)}."
+        )
 
 
 def is_array(data: Any) -> bool:
@@ -174,6 +211,8 @@ def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss
         check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
         targets = targets.reshape(len(targets))
     else:
+        if targets.dtype.kind not in "uifb":
+            raise DataError(f"y has dtype {targets.dtype}: expected real numbers")
         if targets.ndim == 1 and output == (1,):
             targets = targets[:, None]
         if targets.shape[1:] != output:
@@ -279,7 +318,7 @@ def evaluation_sampler(rows: int, comm: Communicator, batch_size: int | None) ->
         comm: the ranks.
         batch_size: of global batches; None lets each rank take a contiguous part, in pieces of its own.
     """
-    if batch_size is None:
+    if batch_size is None or rows == 0:
         return LocalSampler(*cut(0, rows, comm.size)[comm.rank], EVALUATION_ROWS)
     return GlobalSampler(rows, batch_size, comm.rank, comm.size, shuffle=False)
 

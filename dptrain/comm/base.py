@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy.typing as npt
 
 from dptrain.errors import AgreedError, DptrainError, ExitCode
+from dptrain.serialization import plain
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -111,7 +112,7 @@ class Communicator(ABC):
 
     def allgather(self, fact: Any) -> list[Any]:
         """Return every rank's `fact` (anything that JSON can carry), in rank order."""
-        return [json.loads(message) for message in self.allgather_bytes(json.dumps(fact).encode())]
+        return [json.loads(message) for message in self.allgather_bytes(_encoded(fact))]
 
     def broadcast_fact(self, fact: Any) -> Any:
         """Return rank 0's `fact` (anything that JSON can carry) on every rank."""
@@ -172,7 +173,7 @@ class Communicator(ABC):
 
 def pack(fact: Any, content: bytes) -> bytes:
     """Return a message in one piece: the length of the fact as JSON, the fact, the content."""
-    text = json.dumps(fact).encode()
+    text = _encoded(fact)
     return len(text).to_bytes(8, "little") + text + content
 
 
@@ -180,6 +181,11 @@ def unpack(source: int, message: bytes) -> Mail:
     """Return what `pack` packed."""
     end = 8 + int.from_bytes(message[:8], "little")
     return Mail(source, json.loads(message[8:end]), bytes(message[end:]))
+
+
+def _encoded(fact: Any) -> bytes:
+    """Return a fact as JSON; numbers and arrays of NumPy are Python's there."""
+    return json.dumps(plain(fact)).encode()
 
 
 def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:

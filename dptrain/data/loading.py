@@ -119,11 +119,21 @@ def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tupl
     return (data.train.x, data.train.y), (data.test.x, data.test.y)
 
 
-def fingerprint(x: Array, y: Array) -> list[Any]:
-    """Return shapes, dtypes and a checksum of labels and some rows: tells sets apart without reading all of them."""
+def fingerprint(x: Array, *others: Array) -> list[Any]:
+    """Return what tells sets apart without reading all of them.
+
+    Args:
+        x: (rows, ...) features, of which some rows count.
+        others: labels, and weights where there are any, of which all do.
+
+    Returns:
+        Shapes, dtypes and a checksum.
+    """
     rows = np.linspace(0, max(len(x) - 1, 0), num=min(len(x), 64), dtype=np.int64)
-    checksum = zlib.crc32(np.ascontiguousarray(x[rows]).tobytes(), zlib.crc32(np.ascontiguousarray(y).tobytes()))
-    return [list(x.shape), str(x.dtype), list(y.shape), str(y.dtype), checksum]
+    checksum = 0
+    for array in (*others, x[rows]):
+        checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+    return [*(fact for array in (x, *others) for fact in (list(array.shape), str(array.dtype))), checksum]
 
 
 def _in_order(sources: DataSources) -> tuple[ArraySource, ArraySource, ArraySource, ArraySource]:

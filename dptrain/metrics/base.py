@@ -69,6 +69,14 @@ class Metric(Configurable):
         self.name = _numbered(snake_case(type(self).__name__)) if name is None else name
         self.dtype = dtype or "float32"
 
+    def takes_outputs_before(self, activation: str | None) -> bool:
+        """Return whether the metric is right on outputs before that last activation, which a loss may leave out.
+
+        Args:
+            activation: of the last layer, where the loss computes it itself; None where outputs are complete.
+        """
+        return activation is None or (self.takes_logits and activation == "softmax")
+
     @abstractmethod
     def update(self, ops: Backend, batch: Batch, state: Buffer) -> None:
         """Add the batch's sums to the state, (size,) of the backend's dtype. Backend ops alone."""

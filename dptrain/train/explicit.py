@@ -339,10 +339,10 @@ class ExplicitReplica(Replica):
         outputs: Buffer | None = y_pred if activation is None else None
         for tracker in self.measured:
             metric, seen = tracker.measured.metric, y_pred
-            if activation is not None and not (metric.takes_logits and activation == "softmax"):
+            if not metric.takes_outputs_before(activation):
                 if outputs is None:
                     outputs = self.buffer("outputs of the step", tuple(y_pred.shape))
-                    self.backend.activation_forward(y_pred, activation, outputs)
+                    self.backend.activation_forward(y_pred, str(activation), outputs)
                 seen = outputs
             batch = self._samples(seen, y, weights if tracker.measured.weighted else None)
             tracker.update(batch, self.buffer("state of a metric", (metric.size,)))
@@ -368,8 +368,7 @@ class ExplicitReplica(Replica):
         self._rows_of_gradient = rows
         aside = frozen or self._has_gradients
         buffers = self._buffers(rows, 1 if aside else 0)
-        trained = next((i for i, one in enumerate(buffers) if one.grads), len(buffers))
-        last = 0 if input_gradient else trained
+        last = 0 if input_gradient else self._first_trained
         if rows == 0:
             for position in range(len(buffers) - 1, last - 1, -1):
                 if self._layers[position].joins_ranks:
@@ -380,7 +379,7 @@ class ExplicitReplica(Replica):
         for position in range(len(buffers) - 1, last - 1, -1):
             layer, one = self._layers[position], buffers[position]
             if not layer.is_view:
-                kept = one if input_gradient or position > trained else replace(one, dx=None)
+                kept = one if input_gradient or position > self._first_trained else replace(one, dx=None)
                 layer.backward(self.backend, kept, self._context)
         if not frozen:
             size = self.architecture.layout.size

@@ -55,11 +55,14 @@ class Replica:
         self._views: dict[tuple[int, int], list[LayerBuffers]] = {}
         self._beside: dict[tuple[str, tuple[int, ...], npt.DTypeLike | None], Buffer] = {}
         self.reduce: Callable[[Buffer], None] = StepContext.reduce
-        trained = [entry for entry in architecture.layout.entries if entry.trainable]
-        self._first_element = [
-            min((entry.offset for entry in trained if entry.name.startswith(f"{layer.name}/")), default=0)
+        trained = architecture.layout.trained
+        offsets = [
+            [entry.offset for entry in trained if entry.name.startswith(f"{layer.name}/")]
             for layer in architecture.layers
         ]
+        self._first_element = [min(one, default=0) for one in offsets]
+        # Backward passes through this layer and all above it.
+        self._first_trained = next((position for position, one in enumerate(offsets) if one), len(offsets))
         self._penalized = [(entry, entry.regularizer) for entry in trained if entry.regularizer is not None]
         self._fixed = [
             {
@@ -95,7 +98,7 @@ class Replica:
         self._model_bytes |= dict.fromkeys(names, size * self.backend.dtype.itemsize)
         flat = {one: self._allocate(zeros, (size,), name=f"optimizer's {one}") for one in (*slots, *scratch)}
         self.slots = {slot: flat[slot] for slot in slots}
-        entries = [entry for entry in self.architecture.layout.entries if entry.trainable]
+        entries = self.architecture.layout.trained
         self._updater = Updater(self.backend, optimizer, entries, self.slots, [flat[one] for one in scratch])
         self.totals: Buffer = self.backend.zeros((self._tail_size,), np.float64, "sums of metrics")
         self._views.clear()
@@ -206,10 +209,8 @@ class Replica:
         Args:
             x: (rows, ...).
             y: (rows,) or (rows, 1) labels, or (rows, *output_shape) values, for one output (rows,) as well.
-            weights: (rows,) or (rows, 1) sample weights; None for 1, and then they are not among what is returned.
-
-        Raises:
-            ConfigError: weights of another shape, or of samples whose output is no vector.
+            weights: (rows,) or (rows, 1) sample weights, of samples whose output is a vector; None for 1, and then they
+                are not among what is returned.
         """
         stored = np.int64 if self.loss.takes_labels else self.backend.dtype
         shape = () if self.loss.takes_labels else self.architecture.output_shape
@@ -219,10 +220,6 @@ class Replica:
         )
         if weights is None:
             return arrays
-        if weights.shape not in ((len(x),), (len(x), 1)):
-            raise ConfigError(f"sample_weight: expected shape ({len(x)},), one number a sample, found {weights.shape}")
-        if len(self.architecture.output_shape) != 1:
-            raise ConfigError(f"not supported: sample_weight on outputs of shape {self.architecture.output_shape}")
         return (*arrays, np.ascontiguousarray(weights.reshape(len(x)), self.backend.dtype))
 
     def state(self) -> dict[str, Buffer]:
@@ -367,7 +364,7 @@ class Replica:
         self._forward(self._training_layers, buffers, context)
         self._score(buffers[-1].y, rows, buffers[-1].dy, tail)
         tell(size)
-        for position in _with_gradients(buffers):
+        for position in range(len(buffers) - 1, self._first_trained - 1, -1):
             layer = self._training_layers[position]
             if not layer.is_view:
                 layer.backward(self.backend, buffers[position], context)
@@ -382,8 +379,8 @@ class Replica:
         buffers = self._buffers(0, depth)
         for position in sorted(joining):
             self._training_layers[position].forward(self.backend, buffers[position], context)
-        for position in _with_gradients(buffers):
-            if position in joining:
+        for position in sorted(joining, reverse=True):
+            if position >= self._first_trained:
                 self._training_layers[position].backward(self.backend, buffers[position], context)
 
     def _regularize(self, weight: Buffer, gradients: Buffer | None, total: Buffer) -> None:
@@ -437,7 +434,7 @@ class Replica:
         for one, place in zip(self.metrics, self._states, strict=True):
             metric, seen = one.metric, y
             mine = weights if one.weighted else None
-            if activation is not None and not (metric.takes_logits and activation == "softmax"):
+            if not metric.takes_outputs_before(activation):
                 if outputs is None:
                     outputs = scratch("outputs of the batch", tuple(y.shape[1:]))
                     ops.activation_forward(y, str(activation), outputs)
@@ -505,14 +502,6 @@ class Replica:
         last.y = last.y.reshape(shape)
         last.dy = None if last.dy is None else last.dy.reshape(shape)
         return result
-
-
-def _with_gradients(buffers: list[LayerBuffers]) -> range:
-    """Return the positions of the layers that backward passes through, last to first."""
-    first_trained = 0
-    while first_trained < len(buffers) and not buffers[first_trained].grads:
-        first_trained += 1
-    return range(len(buffers) - 1, first_trained - 1, -1)
 
 
 def _by_size(buffer: tuple[str, int]) -> int:

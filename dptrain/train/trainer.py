@@ -290,7 +290,8 @@ class Trainer:
         hooks.on_test_begin()
         yield from self._add_up(batches, hooks)
         self._sum_totals()
-        logs = self.replica.logs()
+        # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
+        logs = self.replica.logs() if self.replica.samples_seen() else {}
         hooks.on_test_end(logs)
         return logs
 
@@ -349,4 +350,4 @@ def finish(steps: Generator[Any, None, T]) -> T:
 
 
 def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
-    return (epoch + 1) % frequency == 0 if isinstance(frequency, int) else epoch + 1 in frequency
+    return epoch + 1 in frequency if isinstance(frequency, Sequence) else (epoch + 1) % frequency == 0

@@ -245,6 +245,7 @@ BAD = [
     ({"x": lambda base, seen: len}, {}),
     ({"x": X, "y": Y[:, 0], "sample_weight": Y[:, 0]}, {"class_weight": {0: 1.0}}),
     ({"x": X, "y": Y, "validation_data": (X, Y, Y[:, 0], Y)}, {}),
+    ({"x": X, "y": Y, "validation_data": (X, Y)}, {"validation_freq": 1.5}),
 ]
 
 
@@ -260,3 +261,20 @@ def test_what_is_refused(keras, case):
     beginning = re.split(r"Received: |found: |x=|'x' sizes|Found incompatible|, found", said[1])[0].strip()
     assert len(beginning) > 20
     assert beginning in said[0].replace("  ", " ")
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # by Keras, where there is none
+def test_nothing_to_evaluate(keras):
+    for library in (dp, keras):
+        model = library.Sequential([library.layers.Input((4,)), library.layers.Dense(2)])
+        model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=0)
+        assert model.evaluate(X[:0], Y[:0], verbose=0) == []
+        assert model.evaluate(X[:0], Y[:0], verbose=0, return_dict=True) == {}
+        assert list(model.fit(X, Y, validation_data=(X[:0], Y[:0]), verbose=0).history) == ["loss"]
+
+
+def test_what_is_no_layer(keras):
+    for library in (dp, keras):
+        with pytest.raises(ValueError, match=r"Only instances of .*Layer` can be added to .* Received: 3 \(of type "):
+            library.Sequential([3])

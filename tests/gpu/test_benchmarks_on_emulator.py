@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,20 +56,72 @@ def test_peers_agree_and_a_broken_one_stops_nobody(tmp_path):
             assert one["rows"][name]["check"] == pytest.approx(one["rows"]["dptrain"]["check"], rel=1e-3)
 
 
+def test_many_runs_are_timed(tmp_path):
+    output = tmp_path / "out.md"
+    arguments = ["--quick", "--device", "cuda", "--frameworks", "dptrain,dptrain-in-turn", "--output", str(output)]
+    done = emulated(sys.executable, str(BENCHMARKS / "sweep.py"), *arguments, PYTHONWARNINGS="")
+    assert (done.code, done.err) == (0, ""), done.out
+    measured = json.loads(output.with_suffix(".json").read_text())["measured"]
+    assert [one["work"]["runs"] for one in measured] == [1, 3]
+    for one in measured:
+        runs = one["work"]["runs"]
+        together, in_turn = one["rows"]["dptrain"], one["rows"]["dptrain-in-turn"]
+        assert together["failed"] == in_turn["failed"] == ""
+        assert len(together["speeds"]) == len(in_turn["speeds"]) == 2
+        assert together["check"] == in_turn["check"], "a run has the bits of the same run alone"
+        assert len(set(together["check"])) == 2 * runs
+        assert all(after < before for before, after in zip(together["check"], together["check"][runs:], strict=False))
+    text = output.read_text()
+    assert "The losses agree." in text
+    assert "On the emulated driver" in text
+    assert "Whole sweeps" not in text
+
+
+def test_many_runs_beside_what_is_installed(tmp_path):
+    output = tmp_path / "out.md"
+    arguments = ["--quick", "--device", "cpu", "--rounds", "1", "--output", str(output)]
+    command = [sys.executable, str(BENCHMARKS / "sweep.py"), *arguments]
+    done = run(command, timeout=300, PYTHONPATH=str(ROOT), PYTHONWARNINGS="")
+    assert (done.code, done.err) == (0, ""), done.out
+    for one in json.loads(output.with_suffix(".json").read_text())["measured"]:
+        expected = one["rows"]["dptrain"]["check"]
+        assert len(expected) == 2 * one["work"]["runs"]
+        for name, row in one["rows"].items():
+            if row["failed"].endswith("is not installed"):
+                assert not name.startswith("dptrain")
+                continue
+            assert len(row["speeds"]) == 1, (name, row["failed"])
+            assert row["check"] == pytest.approx(expected, rel=1e-3), name
+    text = output.read_text()
+    assert "| mpirun -n 2, one BLAS thread each |" in text or "no mpirun" in text
+
+
 @pytest.fixture
 def scripts(monkeypatch):
     """The scripts' modules."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     import common
     import gpu_mlp
+    import sweep
 
-    yield common, gpu_mlp
-    for name in ("common", "gpu_mlp"):
+    yield common, gpu_mlp, sweep
+    for name in ("common", "gpu_mlp", "sweep"):
         del sys.modules[name]
 
 
+def test_an_epoch_of_many_runs(scripts):
+    *_, sweep = scripts
+    watches = [
+        SimpleNamespace(begun=[0.0, 10.5], ended=[10.0, 20.0]),
+        SimpleNamespace(begun=[1.0, 11.5], ended=[11.0, 23.0]),
+    ]
+    together = sweep.DptrainSweep._seconds(None, watches, 2)
+    assert together == [11.0, 12.0], "from the first begin to the last end, then from last end to last end"
+    assert sweep.DptrainInTurn._seconds(None, watches, 2) == [20.0, 21.0]
+
+
 def test_other_losses_are_noticed(scripts):
-    _, gpu_mlp = scripts
+    _, gpu_mlp, _ = scripts
     work = gpu_mlp.Work("", 32, (128,), "float32", "cuda", 0)
 
     def complaints(**rows):
@@ -83,7 +136,7 @@ def test_other_losses_are_noticed(scripts):
 
 
 def test_workers_that_hang_or_end(scripts):
-    common, _ = scripts
+    common, *_ = scripts
     started = time.monotonic()
     silent = common.WorkerProcess("silent", [sys.executable, "-c", "import time; time.sleep(600)"], quiet=True)
     with pytest.raises(common.WorkerTimeoutError, match="no answer within 1 s"):
@@ -130,26 +183,44 @@ MACHINE = BENCHMARKS / "gpu_machine.sh"
 
 
 @pytest.mark.parametrize(
-    ("stage", "options", "result"),
+    ("stage", "options", "results"),
     [
-        ("probe", {"PROBE_ARGUMENTS": "--quick --only machine,cluster_8"}, "probe/gpu-probe.json"),
-        ("bench", {"BENCH_ARGUMENTS": "--quick --frameworks dptrain --hidden 8"}, "gpu-mlp.json"),
+        (
+            "probe",
+            {"PROBE_ARGUMENTS": "--quick --only machine,cluster_8"},
+            {"probe": "probe/gpu-probe.json"},
+        ),
+        (
+            "bench",
+            {
+                "BENCH_ARGUMENTS": "--quick --frameworks dptrain --hidden 8",
+                "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 2",
+            },
+            {"bench": "gpu-mlp.json", "sweep": "sweep.json"},
+        ),
     ],
 )
-def test_a_stage_of_the_script(tmp_path, stage, options, result):
+def test_a_stage_of_the_script(tmp_path, stage, options, results):
     done = emulated("bash", str(MACHINE), stage, str(tmp_path), PYTHON=sys.executable, cwd=tmp_path, **options)
     assert done.code == 0, done.out + done.err
-    assert json.loads((tmp_path / result).read_text())
+    for result in results.values():
+        assert json.loads((tmp_path / result).read_text())
     lines = (tmp_path / "summary.txt").read_text().splitlines()
-    assert [line.split()[:2] for line in lines[1:-1]] == [[stage, "ok"]]
+    assert [line.split()[:2] for line in lines[1:-1]] == [[step, "ok"] for step in results]
     assert lines[-1].startswith("-- 0 step(s) failed")
 
 
 def test_a_script_that_fails_or_cannot_begin(tmp_path):
-    options = {"PYTHON": sys.executable, "BENCH_ARGUMENTS": "--quick --hidden nonsense"}
+    options = {
+        "PYTHON": sys.executable,
+        "BENCH_ARGUMENTS": "--quick --hidden nonsense",
+        "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 1",
+    }
     failed = emulated("bash", str(MACHINE), "bench", str(tmp_path / "a"), **options)
     assert failed.code == 1
-    assert "FAILED (2)" in (tmp_path / "a" / "summary.txt").read_text()
+    lines = (tmp_path / "a" / "summary.txt").read_text().splitlines()
+    assert "FAILED (2)" in lines[1]
+    assert lines[2].split()[:2] == ["sweep", "ok"], "one that fails does not stop the next"
     wrong = run(["bash", str(MACHINE), "everything", str(tmp_path / "b")])
     assert (wrong.code, wrong.err) == (2, "unknown stage 'everything': one of tests sanitize probe bench all\n")
     assert not (tmp_path / "b").exists()

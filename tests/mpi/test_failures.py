@@ -45,6 +45,7 @@ def test_an_exception_on_one_rank_ends_all(way, code, message, bad):
         ("shape", 65, "model expects 4 features of shape (4,), data has 3 of shape (3,)"),
         ("other batch size", 2, "the ranks call fit differently: arguments: rank 0 has ["),
         ("other data", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
+        ("other weights", 2, "the training sets (shapes, dtypes, checksum) differ: rank 0 has "),
     ],
 )
 def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code, message, bad):
@@ -56,17 +57,45 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code
         assert f"(rank {bad}, host " in done.err
 
 
-def test_what_no_rank_can_train_is_said_once(tmp_path):
-    script = tmp_path / "weights.py"
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("fit(x, y, sample_weight=np.ones(8))", "not supported: sample_weight on outputs of shape (2, 3)"),
+        ("fit(x, y, epochs=1.5)", "epochs = 1.5: expected an integer >= 0"),
+        ("fit(x, y, validation_data=(x, y), validation_batch_size=1)", "batch_size = 1 is the global batch and leaves"),
+        ("evaluate(x, y, batch_size='8')", "batch_size = '8': expected an integer >= 1"),
+        ("predict(x, steps=0)", "steps = 0: expected an integer >= 1"),
+        ("train_on_batch(x[:0], y[:0])", "the training set is empty"),
+        ("test_on_batch(x[:0], y[:0])", "the training set is empty"),
+    ],
+)
+def test_what_no_rank_can_do_is_said_once(tmp_path, call, message):
+    script = tmp_path / "wrong.py"
     script.write_text(
         "import numpy as np, dptrain as dp\n"
         "model = dp.Sequential([dp.layers.Dense(6, input_shape=(5,)), dp.layers.Reshape((2, 3))])\n"
         "model.compile('sgd', 'mse')\n"
-        "model.fit(np.ones((8, 5)), np.ones((8, 2, 3)), sample_weight=np.ones(8), verbose=0)\n"
+        f"x, y = np.ones((8, 5)), np.ones((8, 2, 3))\nmodel.{call}\n"
     )
     done = mpirun(2, str(script), timeout=30)
     assert done.code == 2
-    assert done.err.count("AgreedError: not supported: sample_weight on outputs of shape (2, 3)") == 1, done.err
+    assert done.err.count(f"AgreedError: {message}") == 1, done.err
+
+
+def test_numbers_of_numpy_are_arguments_as_pythons_are(tmp_path):
+    script = tmp_path / "of_numpy.py"
+    script.write_text(
+        "import os, numpy as np, dptrain as dp\n"
+        "x, y = np.ones((32, 1)), np.ones((32, 2))\n"
+        "two = 2 if os.environ.get('PMI_RANK') == '0' else np.int64(2)\n"
+        "model = dp.Sequential([dp.layers.Dense(2, input_shape=(1,))])\n"
+        "model.compile(dp.optimizers.SGD(np.float32(0.5)), 'mse')\n"
+        "more = {'validation_data': (x, y), 'validation_freq': two, 'steps_per_epoch': two, 'verbose': 0}\n"
+        "history = model.fit(x, y, batch_size=np.int64(8), epochs=two, **more).history\n"
+        "assert (len(history['loss']), len(history['val_loss'])) == (2, 1), history\n"
+    )
+    done = mpirun(2, str(script), timeout=30)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize("bad", [0, 1])

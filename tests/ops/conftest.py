@@ -6,6 +6,7 @@ many random shapes each test draws, for slow devices.
 
 import ctypes
 import importlib.util
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -67,3 +68,13 @@ def poisoned(ops: Backend, shape: tuple[int, ...], dtype=None):
     bad = np.nan if np.dtype(buffer.dtype).kind == "f" else 99
     ops.write(buffer, np.full(shape, bad, buffer.dtype))
     return buffer
+
+
+@pytest.fixture(autouse=True)
+def in_a_step(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ops run as in training: what the processor flags of floating point is a number there, and no warning."""
+    if "ops" not in request.fixturenames:
+        yield
+        return
+    with request.getfixturevalue("ops").step_scope():
+        yield

@@ -253,10 +253,18 @@ def test_samples_that_backends_share_are_on_the_device_once(cuda_ops):
         del first
         np.testing.assert_array_equal(other.download(second), x.astype(np.float32))
         del second
+        assert other.missing_samples(x) == 0  # kept for the next model
+        for number in range(20):
+            other.upload_samples(np.arange(number, 9 + number))
+            cuda_ops.upload_samples(np.arange(number, 7 + number))
         assert other.missing_samples(x) == 2 * x.nbytes
+        assert cuda_ops.upload_samples(x).pointer != own[0].pointer
+        assert other.missing_samples(x) == 0
     finally:
         cuda_ops.shares_samples = False
+        cuda_ops._last_samples.clear()
         other.close()
+    assert cuda_ops.missing_samples(x) == 2 * x.nbytes
 
 
 def test_totals_add_float32_to_float64(cuda_ops):

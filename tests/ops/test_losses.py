@@ -74,16 +74,15 @@ def test_the_cross_entropy_counts_as_highest_at_label(ops, B, C, seed, special):
     logits, device_labels = ops.empty((B, C)), ops.upload(labels)
     ops.write(logits, scores)
     found = []
-    with ops.step_scope():
-        for counts in (True, False):
-            dlogits, values, correct = poisoned(ops, (B, C)), poisoned(ops, (B,)), poisoned(ops, (B,))
-            ops.softmax_cross_entropy(logits, device_labels, None, None, dlogits, values, correct if counts else None)
-            if not counts:
-                ops.highest_at_label(logits, device_labels, correct)
-            assert ops.download(correct).tolist() == (scores.argmax(-1) == labels).tolist()
-            found.append((ops.download(dlogits).tobytes(), ops.download(values).tobytes()))
-        places = poisoned(ops, (B,), np.int64)
-        ops.highest(logits, places)
+    for counts in (True, False):
+        dlogits, values, correct = poisoned(ops, (B, C)), poisoned(ops, (B,)), poisoned(ops, (B,))
+        ops.softmax_cross_entropy(logits, device_labels, None, None, dlogits, values, correct if counts else None)
+        if not counts:
+            ops.highest_at_label(logits, device_labels, correct)
+        assert ops.download(correct).tolist() == (scores.argmax(-1) == labels).tolist()
+        found.append((ops.download(dlogits).tobytes(), ops.download(values).tobytes()))
+    places = poisoned(ops, (B,), np.int64)
+    ops.highest(logits, places)
     assert found[0] == found[1]
     assert ops.download(places).tolist() == scores.argmax(-1).tolist()
 
@@ -91,24 +90,22 @@ def test_the_cross_entropy_counts_as_highest_at_label(ops, B, C, seed, special):
 def test_what_is_ignored_may_be_no_number(ops):
     logits, _ = put(ops, np.array([[np.nan, np.inf, 1.0], [0.0, 0.0, 0.0]]))
     labels = ops.upload(np.array([99, 1]))
-    with ops.step_scope():
-        for given_by in ("logits", "probabilities"):
-            dy, values = poisoned(ops, (2, 3)), poisoned(ops, (2,))
-            if given_by == "logits":
-                ops.softmax_cross_entropy(logits, labels, None, 99, dy, values, None)
-            else:
-                ops.write(logits, np.array([[np.nan, np.inf, 1.0], [1.0, 1.0, 1.0]], ops.dtype))
-                ops.probability_cross_entropy(logits, labels, 1.0, 0.0, 99, None, dy, values)
-            assert_near(ops.download(values), [0, np.log(3)], ops.dtype)
-            assert not ops.download(dy)[0].any()
-            assert ops.download(dy)[1].all()
+    for given_by in ("logits", "probabilities"):
+        dy, values = poisoned(ops, (2, 3)), poisoned(ops, (2,))
+        if given_by == "logits":
+            ops.softmax_cross_entropy(logits, labels, None, 99, dy, values, None)
+        else:
+            ops.write(logits, np.array([[np.nan, np.inf, 1.0], [1.0, 1.0, 1.0]], ops.dtype))
+            ops.probability_cross_entropy(logits, labels, 1.0, 0.0, 99, None, dy, values)
+        assert_near(ops.download(values), [0, np.log(3)], ops.dtype)
+        assert not ops.download(dy)[0].any()
+        assert ops.download(dy)[1].all()
 
 
 def test_a_logit_may_be_minus_infinity_where_the_label_is_not(ops):
     logits, _ = put(ops, np.array([[-np.inf, 0.0, 0.0]]))
     dlogits, values = poisoned(ops, (1, 3)), poisoned(ops, (1,))
-    with ops.step_scope():
-        ops.softmax_cross_entropy(logits, ops.upload(np.array([1])), None, None, dlogits, values, None)
+    ops.softmax_cross_entropy(logits, ops.upload(np.array([1])), None, None, dlogits, values, None)
     assert_near(ops.download(values), [np.log(2)], ops.dtype)
     assert_near(ops.download(dlogits), [[0, -0.5, 0.5]], ops.dtype)
 
@@ -219,8 +216,7 @@ def test_not_a_number_is_seen_in_loss_and_gradient(ops, kind):
     y, _ = put(ops, np.array([[np.nan, 0.5]]))
     target, _ = put(ops, np.zeros((1, 2)))
     dy, values = ops.zeros((1, 2)), ops.zeros((1,))
-    with ops.step_scope():
-        ops.pointwise_loss(kind, 1.0, y, target, 1.0, 0.0, None, dy, values)
+    ops.pointwise_loss(kind, 1.0, y, target, 1.0, 0.0, None, dy, values)
     assert np.isnan(ops.download(values)).all()
     if kind != "binary":  # whose clipping passes no gradient, as by Keras
         assert np.isnan(ops.download(dy)[0, 0])
@@ -260,8 +256,7 @@ def test_what_is_no_number_is_above_all_and_in_no_top(ops):
     scores, _ = put(ops, np.array([[np.nan, 1.0, 0.0], [np.nan, 1.0, 0.0], [np.nan, 1.0, 0.0]]))
     for k, expected in ((1, [0, 0, 0]), (2, [0, 1, 0]), (3, [0, 1, 1])):
         values = poisoned(ops, (3,))
-        with ops.step_scope():
-            ops.label_in_top(scores, ops.upload(np.array([0, 1, 2])), k, values)
+        ops.label_in_top(scores, ops.upload(np.array([0, 1, 2])), k, values)
         assert ops.download(values).tolist() == expected
 
 

@@ -97,14 +97,13 @@ def test_values_at_the_edges(ops):
     x, y = written(ops, [nan, 1, -inf, 0, 2, -3]), written(ops, [1, nan, 0, -0.0, inf, -3])
     out = ops.empty((6,))
     found = {}
-    with ops.step_scope():
-        for op in ("maximum", "minimum", "divide"):
-            getattr(ops, op)(x, y, out)
-            found[op] = ops.download(out)
-        for op in ("sign", "absolute", "sqrt"):
-            getattr(ops, op)(x, out)
-            found[op] = ops.download(out)
-        ops.clip(x, -3, 2, out)
+    for op in ("maximum", "minimum", "divide"):
+        getattr(ops, op)(x, y, out)
+        found[op] = ops.download(out)
+    for op in ("sign", "absolute", "sqrt"):
+        getattr(ops, op)(x, out)
+        found[op] = ops.download(out)
+    ops.clip(x, -3, 2, out)
     np.testing.assert_array_equal(found["maximum"], [nan, nan, 0, 0, inf, -3])
     np.testing.assert_array_equal(found["minimum"], [nan, nan, -inf, 0, 2, -3])
     np.testing.assert_array_equal(found["divide"], [nan, nan, -inf, nan, 0, 1])
@@ -118,8 +117,7 @@ def test_clip_divisors(ops):
     squares = ops.zeros((7,), np.float64)
     ops.write(squares, np.array([0.0, 16.0, 15.9, 64.0, np.inf, np.nan, 1e60]))
     divisors = poisoned(ops, (7,))
-    with ops.step_scope():
-        ops.clip_divisors(squares, written(ops, [8.0]), 0.5, divisors)  # norms of 0, 0.5, just below, 1, ...
+    ops.clip_divisors(squares, written(ops, [8.0]), 0.5, divisors)  # norms of 0, 0.5, just below, 1, ...
     np.testing.assert_allclose(ops.download(divisors), [8, 8, 8, 16, np.nan, np.nan, 2e30], rtol=1e-6)
 
 
@@ -247,8 +245,7 @@ def test_clipping_hides_no_divergence(ops, clip, bad):
     p, host = ops.zeros((LAYOUT.size,)), np.zeros(LAYOUT.size)
     host[3], host[-1] = bad, 1
     optimizer = optimizers.SGD(0.5, **{clip: 1.0})
-    with ops.step_scope():
-        Updater(ops, optimizer, LAYOUT.entries, {}, []).apply(p, written(ops, host), written(ops, [1.0]))
+    Updater(ops, optimizer, LAYOUT.entries, {}, []).apply(p, written(ops, host), written(ops, [1.0]))
     found = ops.download(p)
     if clip == "clipvalue" and bad == np.inf:
         assert found[3] == -0.5

@@ -154,6 +154,17 @@ def test_mail_to_oneself():
     assert solo.received() == []
 
 
+def test_numbers_of_numpy_are_facts_too():
+    fact = {"size": np.int64(8), "rates": (np.float32(0.5), np.array([1, 2])), "on": np.bool_(True)}
+    plain = {"size": 8, "rates": [0.5, [1, 2]], "on": True}
+    solo = SoloCommunicator()
+    assert solo.allgather(fact) == [plain]
+    solo.send(0, fact)
+    assert solo.received() == [(0, plain, b"")]
+    with pytest.raises(TypeError, match="set"):
+        solo.allgather({1, 2})
+
+
 def test_independent_processes_train_alone():
     ranks = current()
     with independent():

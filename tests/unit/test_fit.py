@@ -179,17 +179,81 @@ def test_weights_of_classes():
         ({"class_weight": [1.0, 2.0]}, ConfigError, r"class_weight = \[1.0, 2.0\]: expected a dictionary"),
         ({"class_weight": {"a": 2.0}}, ConfigError, "class_weight = {'a': 2.0}: expected a dictionary"),
         ({"sample_weight": np.ones(39)}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.ones((40, 2))}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.ones(())}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
         ({"sample_weight": np.full(40, np.inf)}, DataError, "40 values are not finite"),
         ({"epochs": -1}, ConfigError, "epochs = -1: expected an integer >= 0"),
         ({"steps_per_epoch": 0}, ConfigError, "steps_per_epoch = 0"),
         ({"validation_data": (1, 2, 3, 4)}, ConfigError, "found 4 parts"),
         ({"validation_freq": 0}, ConfigError, "validation_freq = 0"),
+        ({"validation_freq": 1.5}, ConfigError, "Expected `validation_freq` to be a list or int. Received: .*=1.5 of"),
+        ({"validation_freq": "2"}, ConfigError, "Expected `validation_freq` to be a list or int"),
+        ({"epochs": 1.5}, TypeError, "epochs = 1.5: expected an integer >= 0"),
+        ({"epochs": "3"}, TypeError, "epochs = '3': expected an integer >= 0"),
+        ({"epochs": None}, TypeError, "epochs = None: expected an integer >= 0"),
+        ({"initial_epoch": 0.0}, TypeError, "initial_epoch = 0.0: expected an integer >= 0"),
+        ({"steps_per_epoch": 2.0}, TypeError, "steps_per_epoch = 2.0: expected an integer >= 1"),
+        ({"validation_steps": "1"}, TypeError, "validation_steps = '1': expected an integer >= 1"),
+        ({"batch_size": 8.0}, ConfigError, "batch_size = 8.0: expected an integer >= 1"),
+        ({"batch_size": "8"}, TypeError, "batch_size = '8': expected an integer >= 1"),
+        ({"validation_batch_size": 4.0}, ConfigError, "validation_batch_size = 4.0: expected an integer >= 1"),
     ],
 )
 def test_what_fit_refuses(arguments, error, message):
     x, y = toy(40)
     with pytest.raises(error, match=message):
         build().fit(x, y, verbose=0, **arguments)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "steps"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "2"])
+def test_numbers_that_evaluate_and_predict_refuse(name, value):
+    x, y = toy(20)
+    with pytest.raises(ConfigError, match=f"{name} = {value!r}: expected an integer >= 1"):
+        build().evaluate(x, y, verbose=0, **{name: value})
+    with pytest.raises(ConfigError, match=f"{name} = {value!r}: expected an integer >= 1"):
+        build().predict(x, **{name: value})
+
+
+@pytest.mark.parametrize("wrong", [np.full((40, 3), "1"), np.full((40, 3), 1j)])
+def test_targets_that_are_no_real_numbers(wrong):
+    model = build()
+    model.compile("sgd", "mse")
+    with pytest.raises(DataError, match=f"y has dtype {wrong.dtype}: expected real numbers"):
+        model.fit(toy()[0], wrong, verbose=0)
+
+
+def test_numbers_of_numpy():
+    x, y = toy(40)
+    plain = {"batch_size": 4, "epochs": 4, "steps_per_epoch": 2, "validation_freq": 2, "validation_batch_size": 3}
+    arrays = {name: np.int64(number) for name, number in plain.items()}
+    one, other = (build().fit(x, y, verbose=0, validation_data=(x, y), **them) for them in (plain, arrays))
+    assert one.history == other.history
+    assert (len(one.history["loss"]), len(one.history["val_loss"])) == (4, 2)
+    assert build().evaluate(x, y, np.int32(4), 0, None, np.uint8(2)) == build().evaluate(x, y, 4, 0, None, 2)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 4}, {"callbacks": [Events()]}])
+def test_nothing_to_predict(arguments):
+    x, _ = toy()
+    outputs = build().predict(x[:0], **arguments)
+    assert (outputs.shape, outputs.dtype) == ((0, 3), np.float64)
+    assert build().predict_on_batch(x[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 4}, {"callbacks": [Events()]}, {"verbose": 1}])
+def test_nothing_to_evaluate_gives_no_logs(arguments):
+    x, y = toy()
+    assert build().evaluate(x[:0], y[:0], **{"verbose": 0, **arguments}) == []
+    assert build().evaluate(x[:0], y[:0], return_dict=True, **{"verbose": 0, **arguments}) == {}
+    history = build().fit(x, y, validation_data=(x[:0], y[:0]), **{"verbose": 0, **arguments}).history
+    assert list(history) == ["loss", "accuracy"]
+
+
+def test_the_line_of_an_evaluation_of_nothing(capsys):
+    x, y = toy()
+    build().evaluate(x[:0], y[:0], verbose=2)
+    assert capsys.readouterr().out.endswith(" samples/s\n")
 
 
 def test_fit_before_compile_and_without_targets():

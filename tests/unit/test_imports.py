@@ -20,6 +20,8 @@ LAYERS = [
     {"__init__", "models", "datasets", "testing"},
     {"sweeps"},
     {"sequential"},
+    {"stored"},
+    {"network"},
     {"inputs"},
     {"train"},
     {"devices"},

@@ -46,6 +46,12 @@ def test_every_metric_is_made_of_its_name_class_and_configuration(name):
     assert metrics.deserialize(metrics.serialize(made)).config() == made.config()
 
 
+def test_which_metrics_take_outputs_before_the_last_activation():
+    accuracy, crossentropy = metrics.get("sparse_categorical_accuracy"), metrics.get("sparse_categorical_crossentropy")
+    assert [accuracy.takes_outputs_before(one) for one in (None, "softmax", "sigmoid")] == [True, True, False]
+    assert [crossentropy.takes_outputs_before(one) for one in (None, "softmax")] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -260,12 +266,6 @@ def test_labels_may_be_a_column_and_one_target_a_row():
     assert (y.shape, w.shape, w.dtype) == ((3, 1), (3,), np.float32)
 
 
-@pytest.mark.parametrize("weights", [np.ones(2), np.ones((3, 2)), np.ones(())])
-def test_weights_of_another_shape_are_refused(weights):
-    with pytest.raises(ConfigError, match=r"sample_weight: expected shape \(3,\)"):
-        replica(losses.MeanSquaredError()).as_stored(np.zeros((3, 2)), np.zeros((3, 2)), weights)
-
-
 def test_outputs_that_are_no_vectors():
     from dptrain.layers import Activation
 
@@ -274,5 +274,3 @@ def test_outputs_that_are_no_vectors():
         with pytest.raises(ConfigError, match="not supported"):
             made.compile(loss, SGD(0.1))
     made.compile(losses.MeanSquaredError(), SGD(0.1))
-    with pytest.raises(ConfigError, match="not supported: sample_weight"):
-        made.as_stored(np.zeros((4, 2, 3)), np.zeros((4, 2, 3)), np.ones(4))

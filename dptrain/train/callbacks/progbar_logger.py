@@ -90,7 +90,8 @@ class ProgbarLogger(Callback):
         if not self._in_fit:
             seconds = time.perf_counter() - self._began
             rate = self.trainer.replica.samples_seen() / seconds if seconds > 0 else 0.0
-            self._print(f"{self._steps()}{seconds:.1f} s - {rate:,.0f} samples/s - {format_logs(logs or {})}")
+            line = f"{self._steps()}{seconds:.1f} s - {rate:,.0f} samples/s"
+            self._print(f"{line} - {format_logs(logs)}" if logs else line)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:
         """Note the time."""

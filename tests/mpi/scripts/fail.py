@@ -41,12 +41,15 @@ if way == "shape" and rank == bad:
     x = x[:, :3]
 if way == "other data" and rank == bad:
     x = x[::-1].copy()
+weights = np.ones(64)
+if way == "other weights" and rank == bad:
+    weights[9] = 2
 size = 5 if way == "other batch size" and rank == bad else 8
 callbacks = [Bomb()] if way in ("callback", "exit in callback", "swallowed") else []
 if way == "parameters":
     callbacks = [Poison(), dp.callbacks.StopOnDivergence()]
 try:
-    model.fit(x, y, batch_size=size, epochs=2, verbose=0, callbacks=callbacks)
+    model.fit(x, y, batch_size=size, epochs=2, verbose=0, callbacks=callbacks, sample_weight=weights)
 except Exception:
     if way != "swallowed":
         raise

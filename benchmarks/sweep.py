@@ -1,0 +1,633 @@
+"""Training many runs of one small network: dptrain's independent runs beside JAX and PyTorch, in one invocation.
+
+    python benchmarks/sweep.py --output benchmarks/results/sweep_HARDWARE_DATE.md       # on the GPU, where there is one
+    python benchmarks/sweep.py --device cpu --minutes 7 --output benchmarks/results/sweep_HARDWARE_DATE.md
+    python benchmarks/sweep.py --quick                                                  # does everything work?
+    tests/emulator/run python benchmarks/sweep.py --quick --device cuda --frameworks dptrain,dptrain-in-turn
+
+R runs of 784-128-10 differ in their initial weights and in the order of their samples. dptrain trains them through
+`dptrain.sweep`: interleaved (`runs_per_gpu=R`), and as many one after another (`runs_per_gpu=1`). JAX has all runs in
+one `vmap` over the `lax.scan` of an epoch, or the scan of one run after another; PyTorch has them in `torch.func.vmap`
+with fused Adam over the stacked parameters (which is every run's own Adam, for it works element by element), or trains
+one after another.
+
+As in gpu_mlp.py, whose steps and measuring these are: processes of their own that take turns, data on the device as
+uint8, new orders each epoch, the last partial batch trained on; before any time is taken all train two epochs from the
+same weights in the same orders and the losses of every run are compared. An epoch lasts from where the last run has
+ended the one before to where the last run has ended it, and the first of a round is not timed: what a sweep needs to
+start and to write its report is not in these figures.
+
+On the CPU every framework is kept on `--threads` cores. With one, CPU time is taken instead of the clock's, which
+other people's work on the machine does not lengthen. A second table then has whole `python -m dptrain sweep`
+invocations, from start to report, on one process and shared by the ranks of `mpirun`.
+"""
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from common import (
+    Epoch,
+    Report,
+    command_line,
+    glorot,
+    machine_line,
+    numbers,
+    nvidia_smi,
+    one_line,
+    spread,
+    versions,
+    words,
+)
+from gpu_mlp import (
+    CLASSES,
+    Dptrain,
+    Framework,
+    Jax,
+    JaxWhile,
+    Measured,
+    Peer,
+    PyTorch,
+    PyTorchGraph,
+    Trainee,
+    Work,
+    disagreements,
+    measure,
+    prepare,
+    serve,
+    write_json,
+)
+
+# Runs, epochs and samples of the whole invocations on the CPU: training is to outweigh their start.
+WHOLE_RUNS, WHOLE_EPOCHS, WHOLE_SAMPLES = 16, 2, 10010
+# As gpu_mlp.SAME_ORDER, tight enough to tell most runs from each other.
+SAME_ORDERS = (0.005, 0.003)
+
+
+@dataclass(frozen=True)
+class RunsWork(Work):
+    """What a worker trains; `orders` of its data has the runs as its first axis.
+
+    Attributes:
+        runs: how many; run r has the seed `seed` + r.
+        threads: cores of a worker on the CPU.
+    """
+
+    runs: int
+    threads: int
+
+    @property
+    def seeds(self) -> range:
+        """Of the runs."""
+        return range(self.seed, self.seed + self.runs)
+
+
+def initial_weights(trainee: Trainee) -> list[Any]:
+    """Return [kernels, biases, ...] of all runs, with the run as the first axis."""
+    import numpy as np
+
+    sizes = (trainee.x_NF.shape[1], *trainee.work.hidden, CLASSES)
+    runs = [glorot(sizes, seed) for seed in trainee.work.seeds]
+    return [np.stack(weights) for weights in zip(*runs, strict=True)]
+
+
+def one_after_another(runs: list[list[Epoch]]) -> list[Epoch]:
+    """Return the epochs of runs of which each was trained by itself."""
+    return [
+        Epoch.of_runs(sum(one.seconds for one in epoch), [one.loss for one in epoch])
+        for epoch in zip(*runs, strict=True)
+    ]
+
+
+# Workers
+
+
+class DptrainSweep(Dptrain):
+    """`dptrain.sweep` as a user calls it, all runs at once; a callback of each run reads the clock."""
+
+    work: RunsWork
+
+    def places(self) -> int:
+        """Return how many runs are trained at once."""
+        return self.work.runs
+
+    def train(self, epochs: int, same_order: bool) -> list[Epoch]:
+        import dptrain as dp
+
+        clock = self.clock
+
+        class Stopwatch(dp.callbacks.Callback):
+            def __init__(self) -> None:
+                super().__init__()
+                self.begun: list[float] = []
+                self.ended: list[float] = []
+                self.losses: list[float] = []
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.begun.append(clock())
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                self.losses.append(logs["loss"])  # waits for the GPU
+                self.ended.append(clock())
+
+        watches: list[Stopwatch] = []
+
+        def stopwatch() -> list[Any]:
+            watches.append(Stopwatch())
+            return watches[-1:]
+
+        def build(seed: int) -> Any:
+            model = self._network(seed)
+            sizes = (self.x_NF.shape[1], *self.work.hidden, CLASSES)
+            self._compile(model, glorot(sizes, seed))
+            return model
+
+        result = dp.sweep(
+            build,
+            {},
+            seeds=self.work.seeds,
+            x=self.x_NF,
+            y=self.y_N,
+            batch_size=self.work.batch_size,
+            epochs=epochs,
+            runs_per_gpu=self.places(),
+            callbacks=stopwatch,
+            verbose=0,
+        )
+        if result.exit_code:
+            raise RuntimeError(next(run["reason"] for run in result.runs if run["reason"]))
+        whole = watches[-self.work.runs :]  # the first is that of the steps that `sweep` tries out
+        losses = [[one.losses[epoch] for one in whole] for epoch in range(epochs)]
+        return [Epoch.of_runs(*one) for one in zip(self._seconds(whole, epochs), losses, strict=True)]
+
+    def _seconds(self, watches: Sequence[Any], epochs: int) -> list[float]:
+        ends = [min(one.begun[0] for one in watches)]
+        ends += [max(one.ended[epoch] for one in watches) for epoch in range(epochs)]
+        return [after - before for before, after in pairwise(ends)]
+
+
+class DptrainInTurn(DptrainSweep):
+    """The same, one run after another; what passes between two runs is not counted."""
+
+    def places(self) -> int:
+        return 1
+
+    def _seconds(self, watches: Sequence[Any], epochs: int) -> list[float]:
+        return [sum(one.ended[epoch] - one.begun[epoch] for one in watches) for epoch in range(epochs)]
+
+
+class JaxVmap(Jax):
+    """`vmap` over the runs of an epoch's `lax.scan`, jitted as one."""
+
+    work: RunsWork
+
+    def __init__(self, work: RunsWork) -> None:
+        super().__init__(work)
+        import jax
+        import numpy as np
+
+        axes = (0, 0, 0, None)  # parameters, moments; the number of the step is the same for all
+        self.epoch = jax.jit(
+            jax.vmap(self._epoch, in_axes=(axes, None, None, 0), out_axes=(axes, 0)), donate_argnums=(0,)
+        )
+        self.initial = initial_weights(self)
+        self.orders = self.orders[: work.runs].swapaxes(0, 1)
+        self.rng = np.random.default_rng(work.seed)
+        self.permutation = jax.jit(
+            lambda key: jax.vmap(lambda own: jax.random.permutation(own, self.samples))(
+                jax.random.split(key, work.runs)
+            )
+        )
+
+    def _drawn(self) -> Any:
+        if self.work.device == "cuda":
+            return super()._drawn()
+        # JAX's own sorts, which is several times slower on a CPU.
+        return self._drawn_by_numpy((self.work.runs, self.samples))
+
+    def _drawn_by_numpy(self, shape: tuple[int, ...]) -> Any:
+        import numpy as np
+
+        return self.rng.permuted(np.broadcast_to(np.arange(self.samples, dtype=np.int32), shape), axis=-1)
+
+
+class JaxVmapWhile(JaxVmap):
+    """The same with the scan's loop inside a CUDA graph."""
+
+    flags = JaxWhile.flags
+
+
+class JaxInTurn(Jax):
+    """One run's `lax.scan` after another's."""
+
+    work: RunsWork
+
+    def __init__(self, work: RunsWork) -> None:
+        super().__init__(work)
+        import numpy as np
+
+        self.weights, self.all_orders = initial_weights(self), self.orders
+        self.rng = np.random.default_rng(work.seed)
+
+    def train(self, epochs: int, same_order: bool) -> list[Epoch]:
+        runs = []
+        for run in range(self.work.runs):
+            self.initial = [weights[run] for weights in self.weights]
+            self.orders = self.all_orders[run]
+            runs.append(super().train(epochs, same_order))
+        return one_after_another(runs)
+
+    def _drawn(self) -> Any:
+        import numpy as np
+
+        if self.work.device == "cuda":
+            return super()._drawn()
+        return self.rng.permutation(self.samples).astype(np.int32)
+
+
+class PyTorchVmap(PyTorch):
+    """`torch.func.vmap` over the runs' gradients, eager; fused Adam over all runs' parameters.
+
+    `order` is (samples, runs), so that a step of the single network finds the rows of all runs where it looks for its
+    own.
+    """
+
+    work: RunsWork
+
+    def __init__(self, work: RunsWork) -> None:
+        super().__init__(work)
+        import numpy as np
+        import torch
+        from torch.func import grad_and_value, vmap
+        from torch.nn.functional import cross_entropy
+
+        self.start = [torch.from_numpy(weights).to(self.device) for weights in initial_weights(self)]
+        self.parameters = [one.clone() for one in self.start]
+        self.adam = self._adam()
+        self.loss_sum = torch.zeros(work.runs, device=self.device)
+        self.order = self.order[:, None].repeat(1, work.runs)
+        self.orders = np.ascontiguousarray(self.orders[: work.runs].transpose(1, 2, 0))
+
+        def loss(params: Any, batch: Any, labels: Any) -> Any:
+            values = batch
+            for kernel, bias in zip(params[0:-2:2], params[1:-2:2], strict=True):
+                values = torch.relu(values @ kernel + bias)
+            return cross_entropy(values @ params[-2] + params[-1], labels)
+
+        self.gradients = vmap(grad_and_value(loss))
+
+    def _update(self, rows: Any) -> None:
+        import torch
+
+        flat = rows.T.reshape(-1)
+        shape = (self.work.runs, len(rows))
+        batch = self.net.x.index_select(0, flat).to(torch.float32).mul(1 / 255).view(*shape, -1)
+        gradients, losses = self.gradients(self.parameters, batch, self.net.y.index_select(0, flat).view(shape))
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.adam.step()
+        self.loss_sum.add_(losses, alpha=len(rows))
+
+    def _draw(self) -> None:
+        import torch
+
+        for run in range(self.work.runs):
+            self.order[:, run] = torch.randperm(self.samples, device=self.device)
+
+
+class PyTorchVmapGraph(PyTorchGraph, PyTorchVmap):
+    """A whole such step in one CUDA graph; on the CPU, where there are none, the step as it is."""
+
+
+class PyTorchInTurn(PyTorchGraph):
+    """One run after another, a step in a CUDA graph each; on the CPU eager."""
+
+    work: RunsWork
+
+    def __init__(self, work: RunsWork) -> None:
+        import torch
+
+        super().__init__(work)
+        self.all_orders = self.orders
+        self.starts = [
+            [torch.from_numpy(one.T.copy()).to(self.device) for one in weights]
+            for weights in zip(*initial_weights(self), strict=True)
+        ]
+
+    def train(self, epochs: int, same_order: bool) -> list[Epoch]:
+        runs = []
+        for run in range(self.work.runs):
+            self.start, self.orders = self.starts[run], self.all_orders[run]
+            runs.append(super().train(epochs, same_order))
+        return one_after_another(runs)
+
+    def _run(self, samples: int) -> None:
+        (PyTorchGraph if self.work.device == "cuda" else PyTorch)._run(self, samples)
+
+
+FRAMEWORKS = {
+    "dptrain": Framework(DptrainSweep, "dptrain"),
+    "dptrain-in-turn": Framework(DptrainInTurn, "dptrain"),
+    "JAX-vmap": Framework(JaxVmap, "jax"),
+    "JAX-vmap-while": Framework(JaxVmapWhile, "jax"),
+    "JAX-in-turn": Framework(JaxInTurn, "jax"),
+    "PyTorch-vmap": Framework(PyTorchVmap, "torch"),
+    "PyTorch-vmap-graph": Framework(PyTorchVmapGraph, "torch"),
+    "PyTorch-in-turn": Framework(PyTorchInTurn, "torch"),
+}
+# What is another framework only where there are CUDA graphs.
+OF_GPUS = ("JAX-vmap-while", "PyTorch-vmap-graph")
+
+
+def make(name: str, fields: dict[str, Any]) -> Trainee:
+    """Return a worker's trainee; before the first, on the CPU, keep to some cores: all thread pools respect that."""
+    work = RunsWork(**fields)
+    if work.device == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: work.threads])
+    if work.device == "cpu" and FRAMEWORKS[name].module == "torch":
+        import torch
+
+        torch.set_num_threads(work.threads)
+        torch.set_flush_denormal(True)
+    if takes_cpu_time(work.device, work.threads):
+        Trainee.clock = staticmethod(time.process_time)
+    return FRAMEWORKS[name].trainee(work)
+
+
+def takes_cpu_time(device: str, threads: int) -> bool:
+    """Whether CPU time is taken instead of the clock's."""
+    return device == "cpu" and threads == 1
+
+
+# Whole invocations
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to start the same sweep.
+
+    Attributes:
+        name: in the table.
+        ranks: of mpirun; 0 for none.
+        environment: variables on top.
+    """
+
+    name: str
+    ranks: int
+    environment: dict[str, str]
+
+
+def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
+    """Time the same sweep on one process and on several ranks; return what went wrong."""
+    import numpy as np
+
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    report.add("", f"## Whole sweeps on the CPU: one process and {options.ranks} ranks", "")
+    if mpirun is None:
+        report.add("Not measured: no mpirun (`pip install 'dptrain[mpich]'`).")
+        return []
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    ways = [
+        Way("one process, one BLAS thread", 0, one_thread),
+        Way(f"mpirun -n {options.ranks}, one BLAS thread each", options.ranks, one_thread),
+        Way("one process, BLAS threads as it likes", 0, {}),
+    ]
+    wall: dict[str, list[float]] = {way.name: [] for way in ways}
+    cpu: dict[str, list[float]] = {way.name: [] for way in ways}
+    slow: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        data, samples = prepare(options, place)
+        with np.load(data) as saved:
+            x, y = saved["x"].reshape(samples, 28, 28), saved["y"]
+        few = min(samples, 500)  # of the validation after each epoch
+        np.savez(place / "data-set.npz", x_train=x, y_train=y, x_test=x[:few], y_test=y[:few])
+        arguments = [
+            *("-m", "dptrain", "sweep", "--seeds", f"0-{WHOLE_RUNS - 1}", "--data", str(place / "data-set.npz")),
+            *("--device", "cpu", "--hidden", ",".join(map(str, options.hidden)), "--epochs", str(WHOLE_EPOCHS)),
+            *("--batch-size", str(options.batch_sizes[0]), "--verbose", "0"),
+        ]
+        for turn in range(options.rounds + 1):  # the first fills caches
+            for way in ways:
+                if way.name in slow:
+                    continue
+                launcher = [mpirun, "-n", str(way.ranks)] if way.ranks else []
+                out = place / f"out-{turn}-{ways.index(way)}"
+                before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+                try:
+                    done = subprocess.run(
+                        [*launcher, sys.executable, *arguments, "--out", str(out)],
+                        capture_output=True,
+                        text=True,
+                        env={**os.environ, **way.environment},
+                        timeout=max(30.0, (options.until - time.monotonic()) / 3),
+                    )
+                except subprocess.TimeoutExpired as error:
+                    if not way.environment:  # threads that wait for each other on cores that others use
+                        slow[way.name] = f"not done within {error.timeout:.0f} s"
+                        continue
+                    return [f"{way.name}: not done within {error.timeout:.0f} s"]
+                seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+                if done.returncode:
+                    last = one_line((done.stderr.strip().splitlines() or ["no message"])[-1])
+                    return [f"{way.name}: exit code {done.returncode}: {last}"]
+                if turn:
+                    wall[way.name].append(seconds)
+                    cpu[way.name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            if turn and time.monotonic() > options.until:
+                break
+    report.add(
+        f"`python -m dptrain sweep`, {WHOLE_RUNS} runs of {WHOLE_EPOCHS} epochs of {samples} samples at batch"
+        f" {options.batch_sizes[0]}, from start to report; the ranks take a run each as they become free. Median (min"
+        f" to max) of {len(wall[ways[0].name])} rounds; the ratio is taken within each round, and above 1 this way is"
+        " faster than the first. CPU seconds are those of all processes.",
+        "",
+        "| way | seconds | first / it | CPU seconds | samples/s |",
+        "|---|---:|---:|---:|---:|",
+    )
+    trained = WHOLE_RUNS * WHOLE_EPOCHS * samples
+    for way in ways:
+        if way.name in slow:
+            report.add(f"| {way.name} | {slow[way.name]} | | | |")
+            continue
+        paired = [a / b for a, b in zip(wall[ways[0].name], wall[way.name], strict=True)]
+        cells = [way.name, spread(wall[way.name], ".2f"), "" if way is ways[0] else spread(paired, ".2f")]
+        cells += [spread(cpu[way.name], ".2f"), f"{trained / statistics.median(wall[way.name]):,.0f}"]
+        report.add("| " + " | ".join(cells) + " |")
+    return []
+
+
+# The parent
+
+
+def table(measured: Sequence[Measured]) -> list[str]:
+    """Return a line for every framework with every number of runs."""
+    lines = [
+        "| batch | runs | framework | samples/s of all runs | 1 run's, times | dptrain / it | mean check loss |",
+        "|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    alone: dict[tuple[int, str], float] = {}
+    for one in measured:
+        ours = one.rows.get("dptrain")
+        for name, row in one.rows.items():
+            batch, runs = one.work.batch_size, one.work.runs
+            cells = [str(batch), str(runs), name]
+            if not row.speeds:
+                lines.append("| " + " | ".join([*cells, row.failed or "not measured"]) + " | | | |")
+                continue
+            cells.append(spread(row.speeds, ",.0f") + (f"; then {row.failed}" if row.failed else ""))
+            speed = statistics.median(row.speeds)
+            if runs == 1:
+                alone[batch, name] = speed
+            cells.append(f"{speed / alone[batch, name]:.2f}" if (batch, name) in alone else "")
+            paired = [mine / other for mine, other in zip(ours.speeds if ours else [], row.speeds, strict=False)]
+            cells.append(spread(paired, ".2f") if paired and row is not ours else "")
+            cells.append(f"{statistics.fmean(row.check):.4f}")
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def device_at_hand() -> str:
+    """Return "cuda" where dptrain sees a GPU, else "cpu"."""
+    from dptrain.backend.gpus import visible_gpus
+
+    return "cuda" if visible_gpus() else "cpu"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: the GPU, if there is one"
+    )
+    parser.add_argument("--frameworks", type=words(list(FRAMEWORKS)), default=None, metavar="A,B")
+    parser.add_argument("--runs", type=numbers, default=None, metavar="N,N", help="at once; default 1,2,4,8,16")
+    parser.add_argument("--batch-sizes", type=numbers, default=None, metavar="N,N", help="default 32,128")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="at most")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, metavar="S", help="timed in a round, of the median framework"
+    )
+    parser.add_argument("--minutes", type=float, default=8.0, metavar="M", help="of the whole; rounds are dropped")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="cores of each framework on the CPU")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="of whole sweeps on the CPU; 0: none")
+    parser.add_argument("--data", default="strokes", metavar="NAME|PATH", help="28x28, 10 classes; default: built in")
+    parser.add_argument(
+        "--samples", type=int, default=None, metavar="N", help="rows of it; default 60010 on a GPU, 4010 on the CPU"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run")
+    parser.add_argument("--quick", action="store_true", help="tiny networks and data: does everything work?")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there, and FILE with .json")
+    parser.add_argument("--worker", choices=FRAMEWORKS, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.until = time.monotonic() + 60 * options.minutes
+    options.overhead, options.no_kernels = float("inf"), True
+    small = options.quick
+    options.hidden = (16,) if small else (128,)
+    options.runs = options.runs or ([1, 3] if small else [1, 2, 4, 8, 16])
+    options.batch_sizes = options.batch_sizes or ([50] if small else [32, 128])
+    if small:
+        options.rounds, options.seconds = min(options.rounds, 2), 0.01
+    return options
+
+
+def main() -> int:
+    """Return 1 where losses disagree, nothing was measured of dptrain, or a whole sweep failed."""
+    options = parse()
+    if options.worker:
+        serve(lambda fields: make(options.worker, fields))
+        return 0
+    if options.device == "auto":
+        options.device = device_at_hand()
+    on_gpu = options.device == "cuda"
+    # Not a multiple of the batch sizes.
+    whole_samples = 430 if options.quick else WHOLE_SAMPLES
+    options.samples = options.samples or (430 if options.quick else 60010 if on_gpu else 4010)
+    options.frameworks = options.frameworks or [name for name in FRAMEWORKS if on_gpu or name not in OF_GPUS]
+    report = Report()
+    report.add(f"# Many runs of one network on the {'GPU' if on_gpu else 'CPU'}", "")
+    if "EMULATOR_HOME" in os.environ:
+        report.add("- On the emulated driver: this shows that the script works, and no speed")
+    report.add(command_line(), machine_line())
+    if on_gpu:
+        report.add(f"- GPU before: {nvidia_smi()}")
+    packages = ("dptrain", "numpy", "numba", "mpi4py", "mpich", "pycuda", "torch", "jax", "jaxlib")
+    report.add(f"- Versions: {versions(packages)}")
+    done: list[Measured] = []
+    complaints: list[str] = []
+    skipped: list[str] = []
+    ranks = 0 if on_gpu else options.ranks
+    until = options.until
+    options.until -= 0.3 * 60 * options.minutes if ranks else 0
+    peers = [
+        Peer(name, FRAMEWORKS[name].module, [sys.executable, __file__, "--worker", name]) for name in options.frameworks
+    ]
+    wanted = [(batch, runs) for batch in options.batch_sizes for runs in options.runs]
+    with tempfile.TemporaryDirectory() as folder:
+        data, samples = prepare(options, Path(folder), max(options.runs))
+        try:
+            for number, (batch, runs) in enumerate(wanted):
+                left = options.until - time.monotonic()
+                if left < (options.overhead if done else 0):
+                    skipped.append(f"batch {batch}, {runs} runs, for --minutes {options.minutes:g} were over")
+                    continue
+                work = RunsWork(
+                    str(data), batch, options.hidden, "float32", options.device, options.seed, runs, options.threads
+                )
+                one = measure(work, samples * runs, peers, options, len(wanted) - number - 1)
+                done.append(one)
+                complaints += [f"{runs} runs: {line}" for line in disagreements(one, SAME_ORDERS)]
+                rates = [
+                    f"{n} {statistics.median(r.speeds):,.0f}" if r.speeds else f"{n} -" for n, r in one.rows.items()
+                ]
+                print(f"({left:.0f} s left) batch {batch}, {runs} runs: {', '.join(rates)}", flush=True)
+        finally:
+            for peer in peers:
+                peer.close()
+    report.add("", f"## {'-'.join(map(str, (784, *options.hidden, CLASSES)))}, float32, Adam", "")
+    unit = "a second of CPU time" if takes_cpu_time(options.device, options.threads) else "a second"
+    where = "" if on_gpu else f", {options.threads} core{'s' if options.threads > 1 else ''} for each framework"
+    report.add(
+        f"Samples {unit} of all runs together{where}: median (min to max) of up to {options.rounds} rounds; an epoch of"
+        f" a run has {samples} samples. The ratio is taken within each round, and above 1 dptrain is faster. Check"
+        " losses: two epochs in the same orders, compared run by run.",
+        "",
+        *table(done),
+        "",
+        "What ran:",
+        "",
+    )
+    about = {(name, row.about) for one in done for name, row in one.rows.items() if row.about}
+    report.add(*(f"- {name}: {text}" for name, text in sorted(about)))
+    shown = [f"{one.work.batch_size} / {one.work.runs}: {one.rounds} x {one.epochs}" for one in done]
+    report.add(f"- Rounds x timed epochs, by batch / runs: {', '.join(shown)}")
+    if on_gpu:
+        report.add(f"- GPU after: {nvidia_smi()}")
+    if skipped:
+        report.add(f"- Not begun: {'; '.join(skipped)}")
+    report.add("", *(complaints or ["The losses agree."]))
+    if ranks:
+        options.until, options.samples = until, whole_samples
+        failures = compare_ranks(options, report)
+        report.add(*failures)
+        complaints += failures
+    if options.output:
+        report.save(options.output)
+        write_json(options.output, report, done, skipped, complaints)
+    ours = [one.rows["dptrain"] for one in done if "dptrain" in one.rows]
+    return 1 if complaints or not done or (ours and not any(row.speeds for row in ours)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
