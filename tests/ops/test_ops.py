@@ -34,6 +34,7 @@ def normal_distribution(x: np.ndarray) -> np.ndarray:
     return np.vectorize(lambda one: 0.5 * math.erfc(-one / math.sqrt(2)), otypes=[np.float64])(x)
 
 
+@np.errstate(over="ignore")
 def activate(x: np.ndarray, name: str, alpha: float | None = None) -> np.ndarray:
     sigmoid = 1 / (1 + np.exp(-x))
     if name == "softmax":
