@@ -27,8 +27,8 @@ from dptrain.registry import suggestion
 from dptrain.runs.directory import stamped_name
 from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics, wording
-from dptrain.sweeps.api import carry_out, gather, prepare, spread
 from dptrain.sweeps.capacity import Capacity, measure
+from dptrain.sweeps.conduct import carry_out, gather, prepare, spread
 from dptrain.sweeps.records import Setting
 from dptrain.sweeps.result import SweepResult
 from dptrain.sweeps.scheduler import rung_epochs

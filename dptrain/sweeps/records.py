@@ -84,7 +84,7 @@ class Ending:
         status: how the run stands.
         epochs: that it has done in all.
         seconds: that it has taken in all.
-        metrics: the last epoch's logs ("loss", "val_accuracy", ...); empty where none was finished.
+        metrics: the last values of the logs ("loss", "val_accuracy", ...); empty where no epoch was finished.
         reason: one line, where something went wrong.
         exit_code: of the error, where something went wrong, else 0.
     """

@@ -26,7 +26,7 @@ class SweepResult:
         trials: by number: "trial", the swept fields, "n", "mean", "std", "ci_low", "ci_high", "median", "best",
             "seconds", "failed", "epochs_trained"; None where there is no value.
         runs: by number: "run", "trial", "seed", the swept fields, "status", "epochs_trained", "seconds", "reason",
-            "metrics" (the last epoch's logs).
+            "metrics" (the last of the logs).
         ranking: numbers of the trials, the best first.
         conclusions: which differences are significant, in sentences.
         exit_code: 0 if every run succeeded, else that of the first that did not.

@@ -238,7 +238,7 @@ def _summary(trial: int, runs: Sequence[Ending], seeds: set[int], metric: str, m
         ci_high=high,
         median=statistics.median(values) if values else None,
         best=(max(values) if mode == "max" else min(values)) if values else None,
-        seconds=math.fsum(run.seconds for run in runs),
+        seconds=round(math.fsum(run.seconds for run in runs), 3),
         failed=sum(failure(run, metric) is not None for run in runs),
         epochs_trained=max((run.epochs for run in _counted(runs) or runs), default=0),
         complete=bool(values) and ended == seeds,

@@ -144,7 +144,7 @@ class _Keeper(Callback):
 
     Attributes:
         epochs: done in all.
-        logs: of the last of these.
+        logs: the last value of every key: with `validation_freq` not all come after every epoch.
         seconds_before: that the run had taken before this segment.
         state: at the end of the segment, where the run is to go on from there.
     """
@@ -175,8 +175,9 @@ class _Keeper(Callback):
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Report; at the end of the segment take the state, and stop."""
         self.epochs = epoch + 1
-        self.logs = {key: float(value) for key, value in (logs or {}).items() if _is_number(value)}
-        self._report(self._segment.run, self.epochs, self.logs)
+        logs = {key: float(value) for key, value in (logs or {}).items() if _is_number(value)}
+        self.logs = self.logs | logs
+        self._report(self._segment.run, self.epochs, logs)
         if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
             replica = self.trainer.replica
             about = {

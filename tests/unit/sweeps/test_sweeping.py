@@ -384,3 +384,13 @@ def test_what_somebody_else_has_written_is_never_taken_for_a_result(tmp_path, fi
     with pytest.raises(AgreedError) as error:
         sweep({"units": [4, 5]}, out=tmp_path / "s", seeds=[0, 1])
     assert error.value.exit_code == DataError.exit_code
+
+
+def test_the_last_validation_counts(tmp_path):
+    result = sweep({"units": [4]}, validation_freq=2, epochs=3, out=tmp_path / "s")
+    for run in result.runs:
+        first, second, third = epochs_of(tmp_path / "s", run["run"])
+        assert "val_loss" not in first
+        assert "val_loss" not in third
+        assert run["metrics"] == {**second, **third}
+    assert result.trials[0]["n"] == 3
