@@ -23,12 +23,13 @@ from dptrain.data.loading import LoadedData, fingerprint
 from dptrain.doctor import show_ranks
 from dptrain.errors import ConfigError
 from dptrain.failure import phase
+from dptrain.launcher import usable_cores
 from dptrain.registry import suggestion
 from dptrain.runs.directory import stamped_name
 from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics, wording
 from dptrain.sweeps.capacity import Capacity, measure
-from dptrain.sweeps.conduct import carry_out, gather, prepare, spread
+from dptrain.sweeps.conduct import Request, carry_out, gather, prepare, spread
 from dptrain.sweeps.records import Setting
 from dptrain.sweeps.result import SweepResult
 from dptrain.sweeps.scheduler import rung_epochs
@@ -181,7 +182,9 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         statistics.check_installed()
         space = space_of(options)
         if config.fast_dev_run and not options.adaptive:
-            space = Space(grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV))
+            space = Space(
+                grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV), seed=space.seed
+            )
         seeds = parse_seeds(options.seeds)
         fields = {name: field_path(name) for name in space.fields}
         if len(set(fields.values())) < len(fields):
@@ -203,13 +206,28 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     phase.enter("data")
     data = load_data(config, ranks, alone=True)
     recipe = ConfigRecipe(config, data, {name: field_path(name) for name in space.fields})
-    capacity = prepare(ranks, recipe, space, seeds, options.metric, options.adaptive, options.runs_per_gpu)
+    decides = {
+        "seeds": list(seeds),
+        "space": space.to_dict(),
+        "adaptive": options.adaptive,
+        "metric": options.metric,
+        "mode": options.mode,
+        "halving": options.halving,
+        "min_epochs": options.min_epochs,
+        "config": _deciding(config),
+        "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
+    }
+    asked = Request(
+        *(space, seeds, options.metric, options.mode, rungs, options.halving or 3),
+        *(options.adaptive, options.runs_per_gpu, decides),
+    )
+    capacity = prepare(ranks, recipe, asked)
     capacities = gather(ranks, capacity)
     dry = getattr(parsed, "sweep.dry_run", False)
     if dry or config.verbose != 0:
-        _show_plan(ranks, config, data, space, seeds, rungs, options, capacities)
+        _show_plan(ranks, config, data, asked, capacities)
     if dry:
-        ranks.agree("plan", lambda: _show_time(ranks, recipe, space, seeds, options, capacities))
+        ranks.agree("plan", lambda: _show_time(ranks, recipe, asked, capacities))
         return 0
     with ExitStack() as stack:
         out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
@@ -218,26 +236,9 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         result = carry_out(
             ranks,
             recipe,
+            asked,
             capacity,
-            space,
-            seeds,
-            options.metric,
-            options.mode,
             out,
-            rungs=rungs,
-            eta=options.halving or 3,
-            adaptive=options.adaptive,
-            decides={
-                "seeds": list(seeds),
-                "space": space.to_dict(),
-                "adaptive": options.adaptive,
-                "metric": options.metric,
-                "mode": options.mode,
-                "halving": options.halving,
-                "min_epochs": options.min_epochs,
-                "config": _deciding(config),
-                "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
-            },
             verbose="auto" if config.verbose is None else config.verbose,
             facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
             repeat=_repeat(out, recipe, seeds[0], capacity),
@@ -375,62 +376,59 @@ def _show_plan(
     ranks: Communicator,
     config: Config,
     data: LoadedData,
-    space: Space,
-    seeds: Sequence[int],
-    rungs: Sequence[int],
-    options: SweepOptions,
+    asked: Request,
     capacities: Sequence[Capacity],
 ) -> None:
     rows = ranks.allgather([ranks.rank, ranks.host, os.getpid(), capacities[ranks.rank].device])
     if ranks.rank != 0:
         return
     show_ranks(rows)
-    trials = options.adaptive or space.size
     print(f"{data.name}: {data.train.total} + {data.test.total} samples")
-    how = f", chosen by Optuna from {', '.join(space.fields)}" if options.adaptive else ""
+    how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
     print(
-        f"{wording.counted(trials, 'trial')}{how} x {wording.counted(len(seeds), 'seed')} = "
-        f"{wording.counted(trials * len(seeds), 'run')} of {wording.counted(epochs_of(config), 'epoch')}; "
-        f"compared by {options.metric}"
+        f"{wording.counted(asked.trials, 'trial')}{how} x {wording.counted(len(asked.seeds), 'seed')} = "
+        f"{wording.counted(asked.trials * len(asked.seeds), 'run')} of {wording.counted(epochs_of(config), 'epoch')}; "
+        f"compared by {asked.metric}"
     )
-    if rungs:
-        at = wording.listed([str(rung) for rung in rungs])
-        print(f"stopping early: one trial in {options.halving} goes on after {at} epochs, judged by its seeds' mean")
+    if asked.rungs:
+        at = wording.listed([str(rung) for rung in asked.rungs])
+        print(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
     for rank, one in enumerate(capacities):
         memory = f"{one.run_bytes / 1e6:.1f} MB a run"
         if one.free_bytes is not None:
             memory += f", {one.free_bytes / 1e6:,.0f} MB free beside the data"
-        print(f"rank {rank}: {wording.counted(one.places, 'run')} at a time, {memory}", flush=True)
+        print(f"rank {rank}: {wording.counted(one.places, 'run')} at a time, {memory}")
+    if ranks.size == 1 and capacities[0].threads is not None and (cores := usable_cores()) > 1:
+        print(f"on a CPU ranks are what trains runs side by side: mpirun -n {cores} would use all {cores} cores")
+    sys.stdout.flush()
 
 
 def _show_time(
     ranks: Communicator,
     recipe: Recipe,
-    space: Space,
-    seeds: Sequence[int],
-    options: SweepOptions,
+    asked: Request,
     capacities: Sequence[Capacity],
 ) -> None:
     """Print the settings and, after trying some of them, how long it may take."""
     if ranks.rank != 0:
         return
-    settings = Space(random=space.random, samples=_TIMED).settings() if options.adaptive else space.settings()
-    if not options.adaptive:
+    if not asked.adaptive:
+        settings = asked.space.settings()
         for number, setting in enumerate(settings[:_NAMED]):
             print(f"  trial {number}: {label(setting)}")
         if len(settings) > _NAMED:
             print(f"  and {len(settings) - _NAMED} more")
-    timed = spread(settings, _TIMED)
+    timed = spread(asked.settings_to_try(), _TIMED)
     places = capacities[0].places
     seconds = []
     for setting in timed:
-        found = measure(recipe, [setting], seeds[0], options.metric, places, places).seconds
+        found = measure(recipe, [setting], asked.seeds[0], asked.metric, places, places).seconds
         if found is not None:
             seconds.append(found)
     if not seconds:
         print("how long it will take cannot be said: nobody knows how many steps a run has")
         return
-    runs = (options.adaptive or space.size) * len(seeds)
+    runs = asked.trials * len(asked.seeds)
     each = math.fsum(seconds) / len(seconds)
     print(
         f"about {duration(each * runs / ranks.size)} in all on {wording.counted(ranks.size, 'rank')}, without "

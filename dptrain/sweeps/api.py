@@ -17,7 +17,7 @@ from dptrain.failure import phase
 from dptrain.inputs import as_array, is_array
 from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics
-from dptrain.sweeps.conduct import agreed, carry_out, prepare
+from dptrain.sweeps.conduct import Request, agreed, carry_out, prepare
 from dptrain.sweeps.records import Setting
 from dptrain.sweeps.result import RESERVED, SweepResult
 from dptrain.sweeps.scheduler import rung_epochs
@@ -134,21 +134,8 @@ def sweep(
         folder = Path() if out is None else Path(out)
         if out is None and ranks.rank == 0:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
-        result = carry_out(
-            ranks,
-            recipe,
-            prepare(ranks, recipe, chosen, all_seeds, key, adaptive, runs_per_gpu),
-            chosen,
-            all_seeds,
-            key,
-            mode,
-            folder,
-            rungs=rungs,
-            eta=halving or 3,
-            adaptive=adaptive,
-            decides=decides,
-            verbose=verbose,
-        )
+        asked = Request(chosen, all_seeds, key, mode, rungs, halving or 3, adaptive, runs_per_gpu, decides)
+        result = carry_out(ranks, recipe, asked, prepare(ranks, recipe, asked), folder, verbose=verbose)
         phase.enter("user code")
         return result
 

@@ -3,9 +3,9 @@
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,50 @@ T = TypeVar("T")
 _TRIED = 20
 
 
+@dataclass(frozen=True)
+class Request:
+    """What a sweep is asked to do, the same on all ranks.
+
+    Attributes:
+        space: what is varied.
+        seeds: every trial is trained with each.
+        metric: key of the logs that trials are compared by.
+        mode: "max", "min" or "auto".
+        rungs: numbers of epochs at which trials are judged, rising.
+        eta: one trial in so many goes on from a rung.
+        adaptive: how many settings Optuna chooses; 0 for those of the space.
+        runs_per_gpu: runs that a rank trains at once; None to find out.
+        decides: everything that decides results, as `Plan`.
+    """
+
+    space: Space
+    seeds: Sequence[int]
+    metric: str
+    mode: str
+    rungs: Sequence[int]
+    eta: int
+    adaptive: int
+    runs_per_gpu: int | None
+    decides: Mapping[str, Any]
+
+    @property
+    def trials(self) -> int:
+        """How many settings there will be."""
+        return self.adaptive or self.space.size
+
+    def settings_to_try(self) -> Sequence[Setting]:
+        """Return some settings that are like the sweep's; where Optuna chooses, draws stand for them."""
+        if self.adaptive:
+            return Space(random=self.space.random, samples=_TRIED, seed=self.space.seed).settings()
+        return spread(self.space.settings(), _TRIED)
+
+    def source(self, mode: Literal["max", "min"]) -> SettingSource:
+        """Return where the settings come from."""
+        if self.adaptive:
+            return OptunaSource(self.space.random, self.adaptive, mode, self.space.seed)
+        return ListSource(self.space.settings())
+
+
 def agreed(ranks: Communicator, where: str, action: Callable[[], T]) -> T:
     """Run what may find arguments wrong: alone it raises as it is, on N ranks it raises on all."""
     return action() if ranks.size == 1 else ranks.agree(where, action)
@@ -41,39 +85,31 @@ def gather(ranks: Communicator, capacity: Capacity) -> list[Capacity]:
     return [Capacity(**fact) for fact in ranks.allgather(asdict(capacity))]
 
 
-def prepare(
-    ranks: Communicator,
-    recipe: Recipe,
-    space: Space,
-    seeds: Sequence[int],
-    metric: str,
-    adaptive: int,
-    runs_per_gpu: int | None,
-) -> Capacity:
+def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
     """Give every rank its device, and find out what it can train there. Collective.
 
     Raises:
         AgreedError: a device cannot be used, or no setting can be trained.
     """
-    settings = _first_settings(space, adaptive)
+    settings, seed = asked.settings_to_try(), asked.seeds[0]
 
     def options() -> dict[str, Any]:
         problem: Exception | None = None
         for setting in settings:
             try:
                 with comms.independent():
-                    return recipe.build(setting, seeds[0]).device_options
+                    return recipe.build(setting, seed).device_options
             except Exception as error:
                 problem = problem or error
         assert problem is not None
         raise problem
 
     open_backend(ranks, **agreed(ranks, "model", options)).close()
-    total = (adaptive or space.size) * len(seeds)
+    most = math.ceil(asked.trials * len(asked.seeds) / ranks.size)
 
     def look() -> Capacity:
         with comms.independent():
-            return measure(recipe, settings, seeds[0], metric, runs_per_gpu, math.ceil(total / ranks.size))
+            return measure(recipe, settings, seed, asked.metric, asked.runs_per_gpu, most)
 
     return agreed(ranks, "device", look)
 
@@ -81,17 +117,10 @@ def prepare(
 def carry_out(
     ranks: Communicator,
     recipe: Recipe,
+    asked: Request,
     capacity: Capacity,
-    space: Space,
-    seeds: Sequence[int],
-    metric: str,
-    mode: str,
     out: Path,
     *,
-    rungs: Sequence[int],
-    eta: int,
-    adaptive: int,
-    decides: Mapping[str, Any],
     verbose: str | int,
     facts: Mapping[str, Any] | None = None,
     repeat: str = "",
@@ -102,16 +131,9 @@ def carry_out(
     Args:
         ranks: who trains.
         recipe: what runs train.
+        asked: what is to be done.
         capacity: of this rank, as `prepare` found it.
-        space: what is swept.
-        seeds: every trial is trained with each.
-        metric: key of the logs that trials are compared by.
-        mode: "max", "min" or "auto".
         out: directory, rank 0's.
-        rungs: as `Plan`.
-        eta: as `Plan`.
-        adaptive: how many settings Optuna chooses; 0 for those of the space.
-        decides: as `Plan`.
         verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
         facts: further ones for the report.
         repeat: as `conclude`.
@@ -120,25 +142,14 @@ def carry_out(
     Raises:
         AgreedError: something of it cannot be done.
     """
-    better = {"auto": {"up": "max", "down": "min"}.get(capacity.direction or "")}.get(mode, mode)
-    if better is None:
-        raise AgreedError(
-            "sweep",
-            ConfigError.exit_code,
-            f"nobody knows whether a high or a low {metric} is good: say mode 'max' or 'min'",
-            [],
-        )
-    plan = Plan(seeds, metric, "max" if better == "max" else "min", rungs, eta, decides, space.fields)
+    mode = _mode(asked, capacity)
+    plan = Plan(asked.seeds, asked.metric, mode, asked.rungs, asked.eta, asked.decides, asked.space.fields)
     capacities = gather(ranks, capacity)
-
-    def source() -> SettingSource:
-        if adaptive:
-            return OptunaSource(space.random, adaptive, plan.mode, space.seed)
-        return ListSource(space.settings())
-
     try:
         with comms.independent():
-            directory = run_sweep(ranks, recipe, plan, source, out, capacity.places, verbose=verbose)
+            directory = run_sweep(
+                ranks, recipe, plan, lambda: asked.source(mode), out, capacity.places, verbose=verbose
+            )
     except AgreedError:
         raise
     except BaseException as error:
@@ -146,7 +157,7 @@ def carry_out(
             end_job(error)
         raise
     about = {
-        "metric": metric,
+        "metric": asked.metric,
         "ranks": ranks.size,
         "devices": "; ".join(dict.fromkeys(one.device for one in capacities)),
         "runs at once": ", ".join(str(one.places) for one in capacities),
@@ -172,8 +183,14 @@ def spread(settings: Sequence[Setting], most: int) -> Sequence[Setting]:
     return [settings[number * len(settings) // count] for number in range(count)]
 
 
-def _first_settings(space: Space, adaptive: int) -> Sequence[Setting]:
-    """Return settings to try out; where Optuna chooses, draws stand for them."""
-    if adaptive:
-        return Space(random=space.random, samples=5, seed=space.seed).settings()
-    return spread(space.settings(), _TRIED)
+def _mode(asked: Request, capacity: Capacity) -> Literal["max", "min"]:
+    if asked.mode == "max" or (asked.mode == "auto" and capacity.direction == "up"):
+        return "max"
+    if asked.mode == "min" or (asked.mode == "auto" and capacity.direction == "down"):
+        return "min"
+    raise AgreedError(
+        "sweep",
+        ConfigError.exit_code,
+        f"nobody knows whether a high or a low {asked.metric} is good: say mode 'max' or 'min'",
+        [],
+    )
