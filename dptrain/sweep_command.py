@@ -231,7 +231,8 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         return 0
     with ExitStack() as stack:
         out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
-        if ranks.rank == 0 and config.verbose != 0:
+        kept = config.out is not None or not config.fast_dev_run
+        if ranks.rank == 0 and config.verbose != 0 and kept:
             print(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}", flush=True)
         result = carry_out(
             ranks,
@@ -245,7 +246,6 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             files={"config.yaml": to_yaml(config)},
         )
         if ranks.rank == 0 and config.verbose != 0:
-            kept = config.out is not None or not config.fast_dev_run
             _show_result(result, space, str(out) if kept else None)
     return result.exit_code
 
