@@ -174,10 +174,10 @@ class _Keeper(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Report; at the end of the segment take the state, and stop."""
-        self.epochs = epoch + 1
         logs = {key: float(value) for key, value in (logs or {}).items() if _is_number(value)}
-        self.logs = self.logs | logs
-        self._report(self._segment.run, self.epochs, logs)
+        self._report(self._segment.run, epoch + 1, logs)
+        # An ending must not claim more epochs than were reported.
+        self.epochs, self.logs = epoch + 1, self.logs | logs
         if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
             replica = self.trainer.replica
             about = {

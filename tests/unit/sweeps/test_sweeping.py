@@ -394,3 +394,18 @@ def test_the_last_validation_counts(tmp_path):
         assert "val_loss" not in third
         assert run["metrics"] == {**second, **third}
     assert result.trials[0]["n"] == 3
+
+
+def test_an_ending_claims_no_epoch_that_was_not_reported(monkeypatch):
+    """The second epoch of one run cannot be told: the run has failed after the first, the sweep goes on."""
+    report = worker.Worker._report
+
+    def fail(self, run, epoch, logs):
+        if (run.number, epoch) == (1, 2):
+            raise RuntimeError("cannot be told")
+        report(self, run, epoch, logs)
+
+    monkeypatch.setattr(worker.Worker, "_report", fail)
+    result = sweep({"units": [4]})
+    assert [(run["status"], run["epochs_trained"]) for run in result.runs] == [("done", 3), ("failed", 1), ("done", 3)]
+    assert "cannot be told" in result.runs[1]["reason"]
