@@ -97,29 +97,6 @@ class Trainer:
         """
         self._first, self._then = (epoch, step), then
 
-    def fit(
-        self,
-        train: Batches,
-        hooks: CallbackList,
-        *,
-        epochs: int,
-        initial_epoch: int = 0,
-        validation: Batches | None = None,
-        validation_freq: int | Sequence[int] = 1,
-    ) -> None:
-        """Train. Collective.
-
-        Args:
-            train: this rank's part of the training data.
-            hooks: what to call; `hooks.model.stop_training` ends the training, wherever it is set.
-            epochs: number of the last epoch.
-            initial_epoch: number of epochs that are done already.
-            validation: evaluated after epochs; its logs have the prefix "val_".
-            validation_freq: evaluate after every so many epochs, or after those whose numbers (from 1) are given.
-        """
-        arguments: dict[str, Any] = {"epochs": epochs, "initial_epoch": initial_epoch}
-        finish(self.training(train, hooks, validation=validation, validation_freq=validation_freq, **arguments))
-
     def training(
         self,
         train: Batches,
@@ -130,7 +107,16 @@ class Trainer:
         validation: Batches | None = None,
         validation_freq: int | Sequence[int] = 1,
     ) -> Turns[None]:
-        """Train as `fit`, and yield whenever a step has been queued: who drives it may do other work in between."""
+        """Train, and yield whenever a step has been queued: who drives it may do other work in between. Collective.
+
+        Args:
+            train: this rank's part of the training data.
+            hooks: what to call; `hooks.model.stop_training` ends the training, wherever it is set.
+            epochs: number of the last epoch.
+            initial_epoch: number of epochs that are done already.
+            validation: evaluated after epochs; its logs have the prefix "val_".
+            validation_freq: evaluate after every so many epochs, or after those whose numbers (from 1) are given.
+        """
         self.replica.reserve(max(train.capacity, 0 if validation is None else validation.capacity))
         self._prepare_exchange()
         backend = self.replica.backend

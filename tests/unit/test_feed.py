@@ -18,7 +18,7 @@ from dptrain.train.batches import ArrayBatches
 from dptrain.train.callbacks import Callback, CallbackList, History
 from dptrain.train.feed import Feed, ResidentFeed, StreamedFeed, make_feed
 from dptrain.train.replica import Replica
-from dptrain.train.trainer import Trainer
+from dptrain.train.trainer import Trainer, finish
 
 BACKEND = NumpyBackend(np.float64)
 
@@ -105,7 +105,7 @@ def test_a_training_on_streamed_samples_has_the_same_bits(shards_per_batch):
         train = ArrayBatches(replica.as_stored(x, y), sampler)
         validation = ArrayBatches(replica.as_stored(x, y), LocalSampler(0, 101, 30))
         hooks = CallbackList([history], SimpleNamespace())
-        trainer.fit(train, hooks, epochs=3, validation=validation)
+        finish(trainer.training(train, hooks, epochs=3, validation=validation))
         outputs = trainer.predict(ArrayBatches([x], LocalSampler(0, 101, 40)), 101, hooks)
         return replica.params.tobytes() + outputs.tobytes(), history.history
 
@@ -124,5 +124,5 @@ def test_the_thread_ends_with_the_training():
     trainer = Trainer(replica, SoloCommunicator(), data_bytes=500)
     batches = ArrayBatches([np.zeros((50, 5)), np.zeros((50, 2))], GlobalSampler(50, 5))
     with pytest.raises(KeyError):
-        trainer.fit(batches, CallbackList([Fails()], SimpleNamespace()), epochs=1)
+        finish(trainer.training(batches, CallbackList([Fails()], SimpleNamespace()), epochs=1))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dptrain-feed")]

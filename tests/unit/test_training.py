@@ -23,7 +23,7 @@ from dptrain.train.batches import ArrayBatches
 from dptrain.train.callbacks import Callback, CallbackList, EpochRecorder, StopOnDivergence
 from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
-from dptrain.train.trainer import Trainer
+from dptrain.train.trainer import Trainer, finish
 
 
 def toy(rows: int = 50, features: int = 6, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -505,6 +505,6 @@ def test_sampler_and_trainer_agree_on_the_samples_of_an_epoch():
     replica, _ = replica_with(8)
     trainer = Trainer(replica, SoloCommunicator())
     batches = ArrayBatches(replica.as_stored(x, y), GlobalSampler(53, 8, shards_per_batch=3))
-    trainer.fit(batches, CallbackList([], SimpleNamespace()), epochs=2)
+    finish(trainer.training(batches, CallbackList([], SimpleNamespace()), epochs=2))
     assert trainer.timing.samples == 53
     assert replica.iterations == 14
