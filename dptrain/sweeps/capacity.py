@@ -1,15 +1,18 @@
 """How many runs a rank trains at once: as many as make its device faster and fit into its memory, both measured."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dptrain.backend.numpy import NumpyBackend
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Run, Segment, Setting
 from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
 from dptrain.train.callbacks.monitor import direction_of
+
+T = TypeVar("T")
 
 # Seconds that are measured for a number of runs, and steps at most.
 _SECONDS, _STEPS = 0.3, 200
@@ -66,10 +69,20 @@ def measure(
         ConfigError: the metric is none of the logs.
         DptrainError: no setting can be trained: why the first cannot.
     """
+    return first_that_works(settings, lambda setting: _measure(recipe, setting, seed, metric, places, max(1, most)))
+
+
+def first_that_works(settings: Sequence[Setting], action: Callable[[Setting], T]) -> T:
+    """Return what `action` makes of the first setting that it can be done with: others fail when they are trained.
+
+    Raises:
+        ConfigError: the metric is none of the logs, whatever the setting.
+        Exception: the device is unusable, or no setting works: why the first does not.
+    """
     problem: Exception | None = None
     for setting in settings:
         try:
-            return _measure(recipe, setting, seed, metric, places, max(1, most))
+            return action(setting)
         except _UnknownMetricError:
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ from dptrain.errors import AgreedError, ConfigError
 from dptrain.failure import end_job
 from dptrain.runs.files import write_atomically
 from dptrain.sweeps.adaptive import OptunaSource
-from dptrain.sweeps.capacity import Capacity, measure
+from dptrain.sweeps.capacity import Capacity, first_that_works, measure
 from dptrain.sweeps.records import Setting
 from dptrain.sweeps.result import SweepResult, conclude
 from dptrain.sweeps.scheduler import ListSource, SettingSource
@@ -94,15 +94,8 @@ def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
     settings, seed = asked.settings_to_try(), asked.seeds[0]
 
     def options() -> dict[str, Any]:
-        problem: Exception | None = None
-        for setting in settings:
-            try:
-                with comms.independent():
-                    return recipe.build(setting, seed).device_options
-            except Exception as error:
-                problem = problem or error
-        assert problem is not None
-        raise problem
+        with comms.independent():
+            return first_that_works(settings, lambda setting: recipe.build(setting, seed).device_options)
 
     open_backend(ranks, **agreed(ranks, "model", options)).close()
     most = math.ceil(asked.trials * len(asked.seeds) / ranks.size)
