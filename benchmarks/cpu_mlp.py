@@ -294,7 +294,7 @@ class Denormals(Dptrain):
         if not flush:
             from contextlib import nullcontext
 
-            from dptrain.backend import denormals
+            from dptrain.backend.cpu import denormals
 
             denormals.flush_to_zero = nullcontext  # type: ignore[assignment]
             denormals.enable_flush_to_zero = lambda: None

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import pycuda.driver as cuda
 
-from dptrain.backend.cuda import CudaBackend
-from dptrain.backend.gemm import PRECISIONS, PROVIDERS, product_plan
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.backend.cuda.products import PRECISIONS, PROVIDERS, product_plan
 from dptrain.errors import DptrainError
 
 NETWORKS = ((784, 128, 10), (784, 512, 10), (784, 4096, 4096, 10))

@@ -95,7 +95,7 @@ missing = [name for name in needed if importlib.util.find_spec(name) is None]
 print("python", sys.version.split()[0], sys.executable)
 if missing:
     sys.exit(f"not installed in {sys.executable}: {' '.join(missing)}")
-from dptrain.backend.compile import find_nvcc
+from dptrain.backend.cuda.compile import find_nvcc
 print("nvcc", find_nvcc())
 import pycuda, pycuda.driver as cuda
 cuda.init()

@@ -168,7 +168,7 @@ class Dptrain(Trainee):
             import pycuda
             import pycuda.driver as cuda
 
-            from dptrain.backend.compile import find_nvcc
+            from dptrain.backend.cuda.compile import find_nvcc
 
             nvcc = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
             release = next((line.strip() for line in nvcc.splitlines() if "release" in line), "nvcc of no release")
@@ -257,7 +257,7 @@ class Dptrain(Trainee):
 @functools.cache
 def spin_image(architecture: str) -> bytes:
     """Compile the kernel that does nothing for a number of cycles."""
-    from dptrain.backend.compile import command, find_nvcc
+    from dptrain.backend.cuda.compile import command, find_nvcc
 
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "spin.cu", Path(folder) / "spin.cubin"
@@ -875,7 +875,7 @@ def prepare(options: argparse.Namespace, folder: Path, runs: int | None = None) 
     import numpy as np
 
     from dptrain import datasets
-    from dptrain.data.sampling import GlobalSampler
+    from dptrain.batches.sampling import GlobalSampler
     from dptrain.data.strokes import generate
 
     def orders_of(seed: int) -> Any:

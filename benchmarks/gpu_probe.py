@@ -97,7 +97,7 @@ class Lab:
         import numpy as np
         import pycuda.driver as cuda
 
-        from dptrain.backend.compile import command, find_nvcc
+        from dptrain.backend.cuda.compile import command, find_nvcc
 
         self.np, self.cuda, self.quick = np, cuda, quick
         cuda.init()
@@ -241,7 +241,7 @@ def timed(action: Callable[[], Any], times: int) -> list[int]:
 def machine(lab: Lab) -> Answer:
     import pycuda
 
-    from dptrain.backend.compile import find_nvcc
+    from dptrain.backend.cuda.compile import find_nvcc
 
     attribute = lab.cuda.device_attribute
     told = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, check=True).stdout
@@ -487,7 +487,7 @@ def launch_empty(lab: Lab) -> Answer:
 
 
 def launch_adam(lab: Lab, size: int) -> Answer:
-    from dptrain.backend.compile import compiled
+    from dptrain.backend.cuda.compile import compiled
 
     path = compiled(["optimizer"], "sm_{}{}".format(*lab.capability))["optimizer"]
     module = lab.cuda.module_from_buffer(path.read_bytes())

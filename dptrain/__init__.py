@@ -5,14 +5,15 @@ Importing it touches no GPU and no MPI.
 
 from typing import TYPE_CHECKING
 
-from dptrain.failure import install_excepthook
-from dptrain.launcher import prepare_blas_before_numpy
+from dptrain.runtime.failure import install_excepthook
+from dptrain.runtime.launcher import prepare_blas_before_numpy
 
 prepare_blas_before_numpy()
 install_excepthook()
 
 from dptrain import (  # noqa: E402
     activations,
+    callbacks,
     datasets,
     initializers,
     layers,
@@ -28,10 +29,9 @@ from dptrain import (  # noqa: E402
 )
 from dptrain.layers import Input  # noqa: E402
 from dptrain.models import from_keras  # noqa: E402
-from dptrain.registry import not_there  # noqa: E402
+from dptrain.registry.names import not_there  # noqa: E402
 from dptrain.sequential import Sequential  # noqa: E402
 from dptrain.sweeps.api import sweep  # noqa: E402
-from dptrain.train import callbacks  # noqa: E402
 from dptrain.utils import rank, world_size  # noqa: E402
 from dptrain.version import __version__  # noqa: E402
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.registry import lookup
+from dptrain.registry.names import lookup
 
 
 @dataclass(frozen=True)

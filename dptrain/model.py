@@ -8,7 +8,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
 from dptrain.losses import Loss
 from dptrain.params import ParamLayout
-from dptrain.registry import snake_case
+from dptrain.registry.names import snake_case
 
 
 class Architecture:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
-from dptrain.failure import phase
+from dptrain.runtime.failure import phase
 from dptrain.saving import from_keras as live
 from dptrain.saving import keras_config, keras_zip
 from dptrain.saving.snapshot import share

@@ -11,22 +11,22 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain import losses, optimizers
 from dptrain.backend.base import Backend
+from dptrain.batches.adapters import short
 from dptrain.comm import Communicator
-from dptrain.devices import open_backend
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
-from dptrain.failure import end_job, phase
 from dptrain.layers import Layer
 from dptrain.losses import Loss
 from dptrain.metrics import Metric
 from dptrain.metrics import resolve as resolve_metrics
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
+from dptrain.runtime.failure import end_job, phase
 from dptrain.saving.snapshot import OptimizerState
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.custom import Steps
+from dptrain.train.devices import open_backend
 from dptrain.train.explicit import ExplicitReplica, NoLoss
 from dptrain.train.replica import Replica
-from dptrain.train.sources import short
 from dptrain.train.trainer import Trainer
 from dptrain.utils import check_seed, default_seed
 
@@ -62,7 +62,7 @@ class Network(Steps):
         self._trainer_kept: Trainer | None = None
         self._steps_called = False
         self._seen = False  # whether targets have come since `compile`
-        self._ways: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
+        self._exchange_options: tuple[bool, float, float | None] = (False, DEFAULT_BUCKET_MB, None)
         self._compiled: tuple[Loss, Optimizer, tuple[Any, Any, list[str]], dict[str, Any]] | None = None
 
     # Setting up
@@ -145,7 +145,7 @@ class Network(Steps):
         self._keep_weights()
         self._replica = self._trainer_kept = self._optimizer_state = None
         self._seen = False
-        self._ways = (comm == "cuda-aware", bucket_mb, device_mb)
+        self._exchange_options = (comm == "cuda-aware", bucket_mb, device_mb)
         options = {
             "device": device,
             "dtype": dtype,
@@ -209,7 +209,7 @@ class Network(Steps):
 
     @property
     def device_options(self) -> dict[str, Any]:
-        """What `compile` was told about the device: keywords of `dptrain.devices.open_backend`."""
+        """What `compile` was told about the device: keywords of `dptrain.train.devices.open_backend`."""
         return dict(self._compiled[3]) if self._compiled else {}
 
     def _describe_compiled(self) -> list[Any]:
@@ -226,7 +226,7 @@ class Network(Steps):
         self._keep_weights()
         self._backend, self._replica, self._trainer_kept = backend, None, None
 
-    def take_off(self) -> None:
+    def release(self) -> None:
         """Give the device's memory back at once; weights and the optimizer's state are lost."""
         if self._replica is not None:
             self._replica.release()
@@ -270,7 +270,7 @@ class Network(Steps):
             self._join(replica, comm)
         if self._trainer_kept is not None:
             return self._trainer_kept
-        direct, bucket_mb, device_mb = self._ways
+        direct, bucket_mb, device_mb = self._exchange_options
         comm.require_same("the ranks exchange gradients differently", {"comm and bucket_mb": [direct, bucket_mb]})
         if direct:
             comm.agree("communicator", lambda: _require_cuda_aware(replica.backend, comm))
@@ -337,7 +337,7 @@ class Network(Steps):
 
     def _join(self, replica: ExplicitReplica, comm: Communicator) -> list[ExplicitReplica]:
         """Join the ranks, and bring the models that are parts of this one to the same device; return their replicas."""
-        direct, bucket_mb, _ = self._ways
+        direct, bucket_mb, _ = self._exchange_options
         replica.join(comm, bucket_mb, direct)
         partners: list[ExplicitReplica] = []
         for part in self.parts():

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from dptrain import serialization
 from dptrain.errors import ConfigError
+from dptrain.registry import serialization
 
 
 class Regularizer(serialization.Configurable):

@@ -12,12 +12,9 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain.backend.base import flat_features
-from dptrain.comm import Communicator
-from dptrain.data.loading import Split
-from dptrain.data.sampling import GlobalSampler, LocalSampler, Sampler
-from dptrain.errors import ConfigError
-from dptrain.failure import phase
-from dptrain.inputs import (
+from dptrain.batches.adapters import BatchSource
+from dptrain.batches.base import ArrayBatches, Batches, warn_of_the_end
+from dptrain.batches.inputs import (
     Samples,
     Stream,
     as_array,
@@ -38,14 +35,17 @@ from dptrain.inputs import (
     unpack,
     weights_of_classes,
 )
+from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, Sampler
+from dptrain.batches.stream import StreamBatches, What
+from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger
+from dptrain.callbacks.base import flatten
+from dptrain.comm import Communicator
+from dptrain.data.loading import Split
+from dptrain.errors import ConfigError
 from dptrain.layers import Layer
+from dptrain.runtime.failure import phase
 from dptrain.stored import StoredNetwork
-from dptrain.train.batches import ArrayBatches, Batches, warn_of_the_end
-from dptrain.train.callbacks import Callback, CallbackList, History, ProgbarLogger
-from dptrain.train.callbacks.base import flatten
-from dptrain.train.sources import BatchSource
-from dptrain.train.stream import StreamBatches, What
-from dptrain.train.trainer import EVALUATION_ROWS, Turns, finish
+from dptrain.train.trainer import StepIterator, run_to_end
 
 Array = npt.NDArray[Any]
 
@@ -101,7 +101,7 @@ class Sequential(StoredNetwork):
         Args:
             x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory, a memory map on
                 disk. Or what makes batches (x, y) or (x, y, sample_weight): a generator, a `dptrain.utils.PyDataset`,
-                a loader; see `dptrain.inputs.source_of` for what they are and what ranks draw.
+                a loader; see `dptrain.batches.inputs.source_of` for what they are and what ranks draw.
             y: (rows,) or (rows, 1) integer labels, or (rows, *output_shape) values, as the loss takes them.
             batch_size: samples of a global batch, over all ranks together; if not given 32, or, as in Keras, such that
                 `steps_per_epoch` batches hold all samples. Not used where x makes batches.
@@ -130,12 +130,12 @@ class Sequential(StoredNetwork):
             AgreedError: either of these, on all ranks, under mpirun.
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        finish(self._fit_steps(**arguments))
+        run_to_end(self._fit_steps(**arguments))
         assert self.history is not None
         return self.history
 
-    def fit_steps(self, *arguments: Any, **named: Any) -> Turns[None]:
-        """Train as `fit`, and yield after every step, for who trains several models in turn; `history` fills.
+    def fit_steps(self, *arguments: Any, **named: Any) -> StepIterator[None]:
+        """Train as `fit`, and yield after every step, for whoever interleaves several trainings; `history` fills.
 
         Args:
             arguments: of `fit`.
@@ -164,7 +164,7 @@ class Sequential(StoredNetwork):
         validation_batch_size: int | None,
         validation_freq: int | Sequence[int],
         drop_last: bool,
-    ) -> Turns[None]:
+    ) -> StepIterator[None]:
         comm = self._start("fit", x)
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
@@ -253,7 +253,7 @@ class Sequential(StoredNetwork):
         epochs: int,
         verbose: str | int = "auto",
         callbacks: Sequence[Callback] = (),
-    ) -> Turns[None]:
+    ) -> StepIterator[None]:
         """Train on data that is already shared out among the ranks, in the order of a sampler. Collective.
 
         As `fit_steps`, it yields after every step.
@@ -274,7 +274,7 @@ class Sequential(StoredNetwork):
 
     def _train(
         self, train: Batches, validation: Batches | None, hooks: CallbackList, comm: Communicator, **arguments: Any
-    ) -> Turns[None]:
+    ) -> StepIterator[None]:
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)

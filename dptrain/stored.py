@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain.errors import ConfigError
-from dptrain.failure import phase
-from dptrain.launcher import detect_launch
 from dptrain.network import Network
+from dptrain.runtime.failure import phase
+from dptrain.runtime.launcher import detect_launch
 from dptrain.saving import keras_config, keras_zip
 from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot, share
 from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write

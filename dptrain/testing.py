@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain.backend.base import Backend, Buffer
+from dptrain.backend.cpu.backend import NumpyBackend
 from dptrain.backend.custom import Op, Shape
-from dptrain.backend.numpy import NumpyBackend
-from dptrain.devices import open_backend
 from dptrain.errors import ConfigError, DptrainError
 from dptrain.layers import Layer, LayerBuffers, StepContext
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
+from dptrain.train.devices import open_backend
 from dptrain.train.explicit import ExplicitReplica, NoLoss
 
 __all__ = ["CheckError", "check_layer", "check_op"]

@@ -3,9 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.data.py_dataset import PyDataset
+from dptrain.batches.py_dataset import PyDataset
 from dptrain.errors import ConfigError
-from dptrain.launcher import detect_launch
+from dptrain.runtime.launcher import detect_launch
 
 # Its name in Keras 2.
 Sequence = PyDataset

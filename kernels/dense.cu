@@ -14,8 +14,8 @@
 //
 // Deterministic: K, slices and rows are summed in a fixed order that depends on the shapes alone.
 //
-// How a product works: a block keeps BK columns of a and BK rows of b in shared memory, twice, so that the next pair
-// travels from global memory through registers while this one is multiplied: one barrier a pair. Each thread holds
+// How a product works: shared memory holds two stages of a tile pair (BK columns of a, BK rows of b). While one stage is
+// multiplied, the next pair is in flight from global memory in staging registers, so a pair costs one barrier. Each thread holds
 // TM x TN sums in registers, in groups of 4 x 4 that lie a fixed distance apart, which keeps the lanes of a warp on
 // different banks. Loads and stores take four floats at once where alignment and edges allow.
 #include "tiles.cuh"
@@ -23,7 +23,7 @@
 // The distance of rows in shared memory beyond the tile: float4 stays aligned, transposed stores spread over banks.
 #define PAD 4
 
-template <int BM, int BN, int BK, int TM, int TN, bool A_TURNED, bool B_TURNED>
+template <int BM, int BN, int BK, int TM, int TN, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ inline void gemm(float4 *shared, const float *a, const float *b, const float *bias_N, float *c_MN, int M,
                             int N, int K, int K_slice, int activation, int vector_a, int vector_b, int vector_c) {
     constexpr int THREADS = (BM / TM) * (BN / TN);
@@ -31,17 +31,17 @@ __device__ inline void gemm(float4 *shared, const float *a, const float *b, cons
     constexpr int STAGE_A = BK * PITCH_A, STAGE_B = BK * PITCH_B;
     constexpr int GROUPS_M = TM / 4, GROUPS_N = TN / 4, STEP_M = BM / GROUPS_M, STEP_N = BN / GROUPS_N;
     float *tiles_a = reinterpret_cast<float *>(shared), *tiles_b = tiles_a + 2 * STAGE_A;
-    // a as (M, K) has K contiguous and is turned on its way into shared memory; as (K, M) it is not.
-    Part<A_TURNED ? BK : BM, A_TURNED ? BM : BK, THREADS, !A_TURNED, PAD> part_a;
-    Part<B_TURNED ? BN : BK, B_TURNED ? BK : BN, THREADS, B_TURNED, PAD> part_b;
+    // a as (M, K) has K contiguous and is transposed on its way into shared memory; as (K, M) it is not.
+    Part<A_TRANSPOSED ? BK : BM, A_TRANSPOSED ? BM : BK, THREADS, !A_TRANSPOSED, PAD> part_a;
+    Part<B_TRANSPOSED ? BN : BK, B_TRANSPOSED ? BK : BN, THREADS, B_TRANSPOSED, PAD> part_b;
     const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
     const int tm = threadIdx.x / (BN / TN) * 4, tn = threadIdx.x % (BN / TN) * 4;
     const int k_begin = blockIdx.z * K_slice, k_end = min(k_begin + K_slice, K);
 
     auto load = [&](int k) {
-        if (A_TURNED) part_a.load(a, M, k, k_end, m0, M, vector_a);
+        if (A_TRANSPOSED) part_a.load(a, M, k, k_end, m0, M, vector_a);
         else part_a.load(a, K, m0, M, k, k_end, vector_a);
-        if (B_TURNED) part_b.load(b, K, n0, N, k, k_end, vector_b);
+        if (B_TRANSPOSED) part_b.load(b, K, n0, N, k, k_end, vector_b);
         else part_b.load(b, N, k, k_end, n0, N, vector_b);
     };
 
@@ -104,12 +104,12 @@ __device__ inline void gemm(float4 *shared, const float *a, const float *b, cons
     }
 }
 
-#define GEMM(NAME, BM, BN, BK, TM, TN, A_TURNED, B_TURNED)                                                        \
+#define GEMM(NAME, BM, BN, BK, TM, TN, A_TRANSPOSED, B_TRANSPOSED)                                                        \
     extern "C" __global__ void __launch_bounds__((BM / TM) * (BN / TN))                                           \
         NAME(const float *a, const float *b, const float *bias_N, float *c_MN, int M, int N, int K, int K_slice,  \
              int activation, int vector_a, int vector_b, int vector_c) {                                          \
         __shared__ float4 shared[2 * BK * (BM + PAD + BN + PAD) / 4]; /* both parts, twice */                     \
-        gemm<BM, BN, BK, TM, TN, A_TURNED, B_TURNED>(shared, a, b, bias_N, c_MN, M, N, K, K_slice, activation,    \
+        gemm<BM, BN, BK, TM, TN, A_TRANSPOSED, B_TRANSPOSED>(shared, a, b, bias_N, c_MN, M, N, K, K_slice, activation,    \
                                                      vector_a, vector_b, vector_c);                               \
     }
 #define GEMM_LAYOUTS(TILE, BK, T)                               \
@@ -117,7 +117,7 @@ __device__ inline void gemm(float4 *shared, const float *a, const float *b, cons
     GEMM(gemm_tn_##TILE, TILE, TILE, BK, T, T, true, false)     \
     GEMM(gemm_nt_##TILE, TILE, TILE, BK, T, T, false, true)
 
-// The table of tiles; `product_plan` in dptrain/backend/gemm.py chooses.
+// The table of tiles; `product_plan` in dptrain/backend/cuda/products.py chooses.
 GEMM_LAYOUTS(32, 32, 4)
 GEMM_LAYOUTS(64, 16, 4)
 GEMM_LAYOUTS(128, 8, 8)

@@ -39,22 +39,22 @@ template <> struct order_of<true> {
     using type = wmma::col_major;
 };
 
-// The tiles' sizes. A_TURNED: a is (K, M); B_TURNED: b is (N, K).
-template <int BM, int BN, int BK, int WM, int WN, bool A_TURNED, bool B_TURNED> struct Shape {
+// The tiles' sizes. A_TRANSPOSED: a is (K, M); B_TRANSPOSED: b is (N, K).
+template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Shape {
     static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * WARP;
     // Where k is contiguous a row begins 4 banks after the one before, where m or n is, 8.
-    using PartA = Part<A_TURNED ? BK : BM, A_TURNED ? BM : BK, THREADS, false, A_TURNED ? 8 : 4>;
-    using PartB = Part<B_TURNED ? BN : BK, B_TURNED ? BK : BN, THREADS, false, B_TURNED ? 4 : 8>;
+    using PartA = Part<A_TRANSPOSED ? BK : BM, A_TRANSPOSED ? BM : BK, THREADS, false, A_TRANSPOSED ? 8 : 4>;
+    using PartB = Part<B_TRANSPOSED ? BN : BK, B_TRANSPOSED ? BK : BN, THREADS, false, B_TRANSPOSED ? 4 : 8>;
     static constexpr int STAGE = PartA::SIZE + PartB::SIZE, SHARED = 2 * STAGE;
     static constexpr int PATCH_PITCH = 16 + 4, PATCH = 16 * PATCH_PITCH;
     static_assert(PartA::SIZE % 8 == 0 && PartB::SIZE % 8 == 0 && PATCH % 8 == 0, "fragments lie at multiples of 32 bytes");
     static_assert(WARPS * PATCH <= SHARED, "the patches lie in the stages' memory");
 };
 
-template <int BM, int BN, int BK, int WM, int WN, bool A_TURNED, bool B_TURNED>
+template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED>
 __device__ inline void gemm(float *shared, const float *a, const float *b, const float *bias_N, float *c_MN, int M, int N,
                             int K, int K_slice, int activation, int vector_a, int vector_b, int vector_c) {
-    using S = Shape<BM, BN, BK, WM, WN, A_TURNED, B_TURNED>;
+    using S = Shape<BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED>;
     constexpr int PITCH_A = S::PartA::PITCH, PITCH_B = S::PartB::PITCH;
     constexpr int FRAGMENTS_M = WM / 16, FRAGMENTS_N = WN / 16;
     typename S::PartA part_a;
@@ -65,9 +65,9 @@ __device__ inline void gemm(float *shared, const float *a, const float *b, const
     const int k_begin = blockIdx.z * K_slice, k_end = min(k_begin + K_slice, K);
 
     auto load = [&](int k) {
-        if (A_TURNED) part_a.load(a, M, k, k_end, m0, M, vector_a);
+        if (A_TRANSPOSED) part_a.load(a, M, k, k_end, m0, M, vector_a);
         else part_a.load(a, K, m0, M, k, k_end, vector_a);
-        if (B_TURNED) part_b.load(b, K, n0, N, k, k_end, vector_b);
+        if (B_TRANSPOSED) part_b.load(b, K, n0, N, k, k_end, vector_b);
         else part_b.load(b, N, k, k_end, n0, N, vector_b);
     };
     auto store = [&](float *stage) {
@@ -95,18 +95,18 @@ __device__ inline void gemm(float *shared, const float *a, const float *b, const
         const float *tile_a = shared + stage * S::STAGE, *tile_b = tile_a + S::PartA::SIZE;
 #pragma unroll
         for (int k = 0; k < BK; k += 8) {
-            wmma::fragment<wmma::matrix_a, 16, 16, 8, wmma::precision::tf32, typename order_of<A_TURNED>::type>
+            wmma::fragment<wmma::matrix_a, 16, 16, 8, wmma::precision::tf32, typename order_of<A_TRANSPOSED>::type>
                 x[FRAGMENTS_M];
 #pragma unroll
             for (int i = 0; i < FRAGMENTS_M; ++i) {
                 const int m = wm + i * 16;
-                wmma::load_matrix_sync(x[i], tile_a + (A_TURNED ? k * PITCH_A + m : m * PITCH_A + k), PITCH_A);
+                wmma::load_matrix_sync(x[i], tile_a + (A_TRANSPOSED ? k * PITCH_A + m : m * PITCH_A + k), PITCH_A);
             }
 #pragma unroll
             for (int j = 0; j < FRAGMENTS_N; ++j) {
-                wmma::fragment<wmma::matrix_b, 16, 16, 8, wmma::precision::tf32, typename order_of<B_TURNED>::type> y;
+                wmma::fragment<wmma::matrix_b, 16, 16, 8, wmma::precision::tf32, typename order_of<B_TRANSPOSED>::type> y;
                 const int n = wn + j * 16;
-                wmma::load_matrix_sync(y, tile_b + (B_TURNED ? n * PITCH_B + k : k * PITCH_B + n), PITCH_B);
+                wmma::load_matrix_sync(y, tile_b + (B_TRANSPOSED ? n * PITCH_B + k : k * PITCH_B + n), PITCH_B);
 #pragma unroll
                 for (int i = 0; i < FRAGMENTS_M; ++i) wmma::mma_sync(sums[i][j], x[i], y, sums[i][j]);
             }
@@ -147,11 +147,11 @@ __device__ inline void gemm(float *shared, const float *a, const float *b, const
 #define GEMM_BODY(...) __trap()
 #endif
 
-#define GEMM(NAME, BM, BN, BK, WM, WN, A_TURNED, B_TURNED)                                                        \
+#define GEMM(NAME, BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED)                                                        \
     extern "C" __global__ void __launch_bounds__(BM / WM * (BN / WN) * WARP)                                      \
         NAME(const float *a, const float *b, const float *bias_N, float *c_MN, int M, int N, int K, int K_slice,  \
              int activation, int vector_a, int vector_b, int vector_c) {                                          \
-        GEMM_BODY(BM, BN, BK, WM, WN, A_TURNED, B_TURNED);                                                        \
+        GEMM_BODY(BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED);                                                        \
     }
 #define GEMM_LAYOUTS(TILE, BK, WM, WN)                                    \
     GEMM(gemm_tf32_nn_##TILE, TILE, TILE, BK, WM, WN, false, false)       \

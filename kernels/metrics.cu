@@ -1,7 +1,7 @@
 // A number for each sample of a batch, then the sum over the samples in a fixed order.
 //
 // highest:           places_B[b] = the place of the highest of scores_BC[b]: the first of equals; NaN is highest.
-// highest_at_label:  values_B[b] = 1 where that place is the label, else 0.
+// top1_correct:  values_B[b] = 1 where that place is the label, else 0.
 // label_in_top:      values_B[b] = 1 where fewer than k scores are higher than the label's, else 0. NaN is higher than any
 //                    number and in no top, and so is no label outside 0..C-1.
 // confusion:         the numbers of places where y > threshold and target is not 0 (both_B), where only the first
@@ -32,7 +32,7 @@ extern "C" __global__ void highest(const float *scores_BC, long long *places_B, 
     if (threadIdx.x % WARP == 0) places_B[b] = best.place;
 }
 
-extern "C" __global__ void highest_at_label(const float *scores_BC, const long long *labels_B, float *values_B,
+extern "C" __global__ void top1_correct(const float *scores_BC, const long long *labels_B, float *values_B,
                                             long long B, int C) {
     const long long b = grid_thread() / WARP;
     if (b >= B) return;  // the whole warp

@@ -1,7 +1,7 @@
 // Updates of the flat parameter buffer, each in one pass.
 //
 // g = grads_P / weight[0], where weight[0] is the sum of the sample weights, read from device memory.
-// adam:    m += (g - m) take_1, v += (g^2 - v) take_2, p -= alpha m / (sqrt(v) + epsilon)
+// adam:    m += (g - m) one_minus_beta_1, v += (g^2 - v) one_minus_beta_2, p -= alpha m / (sqrt(v) + epsilon)
 // rmsprop: v = rho v + take g^2, p -= rate g / sqrt(v + epsilon)
 // sgd:     m = momentum m - rate g, p += m; where m is null, p -= rate g
 //
@@ -10,12 +10,12 @@
 #include "common.cuh"
 
 extern "C" __global__ void adam(float *p_P, const float *grads_P, float *m_P, float *v_P, const float *weight,
-                                long long P, float alpha, float take_1, float take_2, float epsilon) {
+                                long long P, float alpha, float one_minus_beta_1, float one_minus_beta_2, float epsilon) {
     const float divide = 1.0f / weight[0];
     for (long long i = grid_thread(); i < P; i += grid_threads()) {
         const float g = grads_P[i] * divide;
-        const float m = m_P[i] + (g - m_P[i]) * take_1;
-        const float v = v_P[i] + (g * g - v_P[i]) * take_2;
+        const float m = m_P[i] + (g - m_P[i]) * one_minus_beta_1;
+        const float v = v_P[i] + (g * g - v_P[i]) * one_minus_beta_2;
         m_P[i] = m;
         v_P[i] = v;
         p_P[i] -= alpha * m / (sqrtf(v) + epsilon);

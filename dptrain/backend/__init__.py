@@ -4,9 +4,9 @@ import importlib.util
 from dataclasses import dataclass
 
 from dptrain.backend.base import Backend
-from dptrain.backend.gemm import PRECISIONS, PROVIDERS
-from dptrain.backend.gpus import has_driver
-from dptrain.backend.loops import Loops, NumpyLoops
+from dptrain.backend.cpu.loops import Loops, NumpyLoops
+from dptrain.backend.cuda.products import PRECISIONS, PROVIDERS
+from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
 
 __all__ = ["Backend", "Place", "create", "tries_gpu"]
@@ -81,7 +81,7 @@ def create(
         raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")
     if gemm != "dptrain":
         raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
-    from dptrain.backend.numpy import NumpyBackend
+    from dptrain.backend.cpu.backend import NumpyBackend
 
     backend = NumpyBackend(dtype, threads, best_loops(loops))
     backend.description += without
@@ -103,7 +103,7 @@ def _installed(package: str) -> bool:
 def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str) -> Backend:
     if place.trouble is not None:
         raise DeviceError(place.trouble)
-    from dptrain.backend.cuda import CudaBackend
+    from dptrain.backend.cuda.backend import CudaBackend
 
     return CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
 
@@ -120,7 +120,7 @@ def best_loops(choice: str = "auto") -> Loops:
     if choice == "numpy":
         return NumpyLoops()
     try:
-        from dptrain.backend.loops_numba import NumbaLoops
+        from dptrain.backend.cpu.loops_numba import NumbaLoops
     except ImportError as error:
         if choice == "numba":
             raise ConfigError("loops = 'numba': Numba is not installed; pip install 'dptrain[jit]'") from error

@@ -295,7 +295,7 @@ class Backend(ABC):
 
         Rows whose label is `ignored` have value and gradient 0, whatever their logits. The highest logit of a row is
         subtracted first, so that no exponential overflows. As it is at hand, the op also writes what
-        `highest_at_label` of the logits would to correct, where that is given.
+        `top1_correct` of the logits would to correct, where that is given.
         """
 
     @abstractmethod
@@ -362,7 +362,7 @@ class Backend(ABC):
         """places (int64) = the place of each row's highest score, the first of equals; NaN is highest."""
 
     @abstractmethod
-    def highest_at_label(self, scores_BC: Buffer, labels_B: Buffer, values_B: Buffer) -> None:
+    def top1_correct(self, scores_BC: Buffer, labels_B: Buffer, values_B: Buffer) -> None:
         """values = 1 where the highest score of the row, as `highest` finds it, is at the label, else 0."""
 
     @abstractmethod

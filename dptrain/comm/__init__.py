@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from dptrain.comm.base import Communicator
 from dptrain.comm.solo import SoloCommunicator
-from dptrain.launcher import detect_launch, start_mpi
+from dptrain.runtime.launcher import detect_launch, start_mpi
 
 __all__ = ["Communicator", "SoloCommunicator", "current", "independent"]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy.typing as npt
 
 from dptrain.errors import AgreedError, DptrainError, ExitCode
-from dptrain.serialization import plain
+from dptrain.registry.serialization import plain
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.launcher import LAUNCHER_PREFIXES, start_mpi
+from dptrain.runtime.launcher import LAUNCHER_PREFIXES, start_mpi
 
 # Seconds in which a copy of a few kilobytes must be done.
 _PATIENCE = 60.0

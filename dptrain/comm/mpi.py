@@ -11,7 +11,7 @@ from mpi4py import MPI
 from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.errors import AgreedError, ConfigError
-from dptrain.launcher import Launch
+from dptrain.runtime.launcher import Launch
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28

@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from dptrain.cache import cache_dir
 from dptrain.data import strokes
 from dptrain.data.idx import open_idx
 from dptrain.data.npz import open_npz
@@ -38,6 +37,7 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import ConfigError, DataError, OutputError
+from dptrain.runtime.cache import cache_dir
 
 __all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]
 

@@ -12,7 +12,7 @@ from dptrain.comm.base import Communicator
 from dptrain.data.catalog import DEFAULT_MAX_BYTES, ensure_available, open_dataset
 from dptrain.data.checks import check_finite, check_labels, check_labels_integer
 from dptrain.data.npz import KEYS
-from dptrain.data.sampling import cut
+from dptrain.data.parts import cut
 from dptrain.data.sources import ArraySource, DataSources
 
 Array = npt.NDArray[Any]

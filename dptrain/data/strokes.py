@@ -2,7 +2,7 @@
 
 Nothing is downloaded: each image is computed from (seed, split, index). A glyph is one of several style variants of
 its class, as a few polylines in the square [-1, 1]^2. It is bent by a random quadratic map, its corners are moved a
-little, then it is turned, sheared, scaled and shifted, drawn with a pen of random width and brightness, at times
+little, then it is rotated, sheared, scaled and shifted, drawn with a pen of random width and brightness, at times
 with a stray stroke across it, and covered with noise.
 
 Every operation on pixels is an addition, a multiplication, a comparison or a square root, which IEEE 754 rounds in one
@@ -237,8 +237,8 @@ def _place(ends: NDArray[np.float64], u: _Uniforms) -> NDArray[np.float64]:
     cos, sin = np.cos(angle), np.sin(angle)
     x, y = ends[..., 0], ends[..., 1]
     x = (x * stretch[:, None]) + shear[:, None] * y
-    turned = np.stack([cos[:, None] * x - sin[:, None] * y, sin[:, None] * x + cos[:, None] * y], axis=-1)
-    pixels = turned * size[:, None, None] + shift + (SIDE - 1) / 2
+    rotated = np.stack([cos[:, None] * x - sin[:, None] * y, sin[:, None] * x + cos[:, None] * y], axis=-1)
+    pixels = rotated * size[:, None, None] + shift + (SIDE - 1) / 2
     result: NDArray[np.float64] = np.rint(pixels * _GRID) / _GRID
     return result
 

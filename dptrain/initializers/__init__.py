@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from dptrain import serialization
 from dptrain.initializers.base import Initializer
 from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
 from dptrain.initializers.distributions import Orthogonal, RandomNormal, RandomUniform, TruncatedNormal
@@ -15,7 +14,8 @@ from dptrain.initializers.variance_scaling import (
     LecunUniform,
     VarianceScaling,
 )
-from dptrain.registry import not_there, snake_case
+from dptrain.registry import serialization
+from dptrain.registry.names import not_there, snake_case
 
 __all__ = [
     "Constant",

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.random import Purpose, own_seed, stream
-from dptrain.serialization import Configurable
+from dptrain.registry.serialization import Configurable
 
 Values = npt.NDArray[np.float64]
 

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from dptrain import serialization
 from dptrain.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
 from dptrain.layers.base import Layer, LayerBuffers, StepContext
 from dptrain.layers.batch_normalization import BatchNormalization
@@ -11,7 +10,8 @@ from dptrain.layers.dropout import Dropout
 from dptrain.layers.flatten import Flatten, Reshape
 from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.rescaling import Rescaling
-from dptrain.registry import not_there
+from dptrain.registry import serialization
+from dptrain.registry.names import not_there
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dptrain.backend.base import Backend, Buffer
 from dptrain.errors import ConfigError
 from dptrain.params import ParamSpec
-from dptrain.serialization import Configurable
+from dptrain.registry.serialization import Configurable
 
 
 def _alone(buffer: Buffer) -> None:
@@ -79,7 +79,7 @@ class Layer(Configurable):
 
     Attributes:
         is_view: the output is the input's memory in another shape; such a layer has no forward and backward.
-        joins_ranks: forward and backward in training sum something over the ranks: every rank must run them in every
+        synchronizes_ranks: forward and backward in training sum something over the ranks: every rank must run them in every
             step, with an empty batch where it has no rows.
 
     Raises:
@@ -87,7 +87,7 @@ class Layer(Configurable):
     """
 
     is_view = False
-    joins_ranks = False
+    synchronizes_ranks = False
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class BatchNormalization(Layer):
         ConfigError: an argument is out of range, unknown or not supported.
     """
 
-    joins_ranks = True
+    synchronizes_ranks = True
 
     def __init__(
         self,

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dptrain import serialization
 from dptrain.losses.base import Loss
 from dptrain.losses.binary import BinaryCrossentropy
 from dptrain.losses.categorical import CategoricalCrossentropy, SparseCategoricalCrossentropy
 from dptrain.losses.regression import Huber, MeanAbsoluteError, MeanSquaredError
-from dptrain.registry import not_there
+from dptrain.registry import serialization
+from dptrain.registry.names import not_there
 
 __all__ = [
     "LOSSES",

@@ -6,8 +6,8 @@ from typing import Any
 from dptrain.backend.base import DIVISOR, LOSS, ROWS, Backend, Buffer, RowSum
 from dptrain.errors import ConfigError
 from dptrain.metrics import Batch, Mean
-from dptrain.registry import snake_case
-from dptrain.serialization import Configurable
+from dptrain.registry.names import snake_case
+from dptrain.registry.serialization import Configurable
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
 
@@ -29,7 +29,7 @@ class Loss(Configurable):
         takes_labels: targets are integer labels, one a sample; otherwise values of the output's shape; None: anything.
         from_logits: the model's outputs are what `fused_activation` would be applied to.
         ignored: a label whose samples are left out, or None.
-        counts: a metric that `write` can find the values of in the same pass.
+        fused_metric: a metric that `write` can find the values of in the same pass.
 
     Raises:
         ConfigError: an argument is not supported.
@@ -39,7 +39,7 @@ class Loss(Configurable):
     takes_labels: bool | None = False
     from_logits = False
     ignored: int | None = None
-    counts: type[Mean] | None = None
+    fused_metric: type[Mean] | None = None
 
     def __init__(
         self,
@@ -77,11 +77,17 @@ class Loss(Configurable):
             logits: y_pred is what `fused_activation` would be applied to.
             dy: (rows, *output_shape), may share y_pred's memory.
             values_B: (rows,).
-            correct_B: (rows,) for the values of the metric `counts`, or None; losses that count none get None.
+            correct_B: (rows,) for the values of `fused_metric`, or None; losses without one get None.
         """
 
     def compute(
-        self, ops: Backend, batch: Batch, logits: bool, dy: Buffer | None, tail: Buffer, counted: RowSum | None = None
+        self,
+        ops: Backend,
+        batch: Batch,
+        logits: bool,
+        dy: Buffer | None,
+        tail: Buffer,
+        metric_sum: RowSum | None = None,
     ) -> None:
         """Write the batch's loss, divisor and number of rows into a tail of zeros, and the gradient into dy.
 
@@ -91,10 +97,10 @@ class Loss(Configurable):
             logits: the same.
             dy: the same.
             tail: begins with divisor, rows and loss (see `Backend.add_totals`).
-            counted: what to sum of the values of the metric `counts`, which `write` then writes.
+            metric_sum: what to sum of the values of `fused_metric`, which `write` then writes.
         """
         values_B = batch.scratch("values of the loss")
-        self.write(ops, batch, logits, dy, values_B, None if counted is None else counted.values)
+        self.write(ops, batch, logits, dy, values_B, None if metric_sum is None else metric_sum.values)
         divisor, weight = tail[DIVISOR : DIVISOR + 1], None
         weighted = self.reduction == "mean_with_sample_weight" and batch.weights is not None
         if self.reduction != "sum" and self.ignored is None and not weighted:
@@ -108,7 +114,7 @@ class Loss(Configurable):
             elif weighted:
                 weight = divisor
         sums = [RowSum(values_B, batch.weights, tail[LOSS : LOSS + 1], weight)]
-        ops.sum_rows(*sums, *([] if counted is None else [counted]))
+        ops.sum_rows(*sums, *([] if metric_sum is None else [metric_sum]))
 
     @property
     def depends_on_batches(self) -> bool:

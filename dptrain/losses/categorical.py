@@ -31,7 +31,7 @@ class SparseCategoricalCrossentropy(Loss):
 
     takes_labels = True
     fused_activation = "softmax"
-    counts = SparseCategoricalAccuracy
+    fused_metric = SparseCategoricalAccuracy
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SparseCategoricalCrossentropy(Loss):
             ops.softmax_cross_entropy(y, labels, weights, self.ignored, dy, values_B, correct_B)
             return
         if correct_B is not None:
-            ops.highest_at_label(y, labels, correct_B)
+            ops.top1_correct(y, labels, correct_B)
         ops.probability_cross_entropy(y, labels, 1.0, 0.0, self.ignored, weights, dy, values_B)
 
     def config(self) -> dict[str, Any]:

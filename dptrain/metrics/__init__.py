@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dptrain import serialization
 from dptrain.errors import ConfigError
 from dptrain.metrics.accuracy import (
     Accuracy,
@@ -26,8 +25,9 @@ from dptrain.metrics.cross_entropy import (
     SparseCategoricalCrossentropy,
 )
 from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
-from dptrain.registry import not_there, snake_case
-from dptrain.tracking import MeanTracker
+from dptrain.metrics.tracking import MeanTracker
+from dptrain.registry import serialization
+from dptrain.registry.names import not_there, snake_case
 
 __all__ = [
     "METRICS",

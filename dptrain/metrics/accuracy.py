@@ -53,7 +53,7 @@ class SparseCategoricalAccuracy(Mean):
 
     def values(self, ops: Backend, batch: Batch, values_B: Buffer) -> None:
         """Compare the highest's place with the label."""
-        ops.highest_at_label(batch.y_pred, batch.target, values_B)
+        ops.top1_correct(batch.y_pred, batch.target, values_B)
 
 
 class CategoricalAccuracy(Mean):
@@ -68,7 +68,7 @@ class CategoricalAccuracy(Mean):
 
     def values(self, ops: Backend, batch: Batch, values_B: Buffer) -> None:
         """Compare the highest's places."""
-        ops.highest_at_label(batch.y_pred, _labels(ops, batch), values_B)
+        ops.top1_correct(batch.y_pred, _labels(ops, batch), values_B)
 
 
 class SparseTopKCategoricalAccuracy(Mean):

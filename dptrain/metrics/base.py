@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Buffer, RowSum
-from dptrain.registry import snake_case
-from dptrain.serialization import Configurable
+from dptrain.registry.names import snake_case
+from dptrain.registry.serialization import Configurable
 
 
 @dataclass(slots=True)  # made at every step: freezing it would cost more than the step's sums

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dptrain import serialization
 from dptrain.errors import ConfigError
 from dptrain.optimizers import schedules
 from dptrain.optimizers.adam import Adam
@@ -12,7 +11,8 @@ from dptrain.optimizers.base import Optimizer, Update
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
 from dptrain.optimizers.updater import Updater
-from dptrain.registry import not_there
+from dptrain.registry import serialization
+from dptrain.registry.names import not_there
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
 OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from dptrain.optimizers.base import Optimizer, Update, check_range
-from dptrain.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules import LearningRateSchedule
 
 
 class Adam(Optimizer):

@@ -4,7 +4,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.optimizers.adam import Adam
-from dptrain.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules import LearningRateSchedule
 
 
 class AdamW(Adam):

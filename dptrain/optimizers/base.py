@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dptrain import schedules
 from dptrain.backend.base import Backend, Buffer
 from dptrain.errors import ArgumentTypeError, ConfigError
-from dptrain.registry import snake_case
-from dptrain.schedules import LearningRateSchedule
+from dptrain.optimizers import schedules
+from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.registry.names import snake_case
 
 
 @dataclass(slots=True)  # made at every step

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dptrain.optimizers.base import Optimizer, Update, check_range
-from dptrain.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules import LearningRateSchedule
 
 
 class RMSprop(Optimizer):

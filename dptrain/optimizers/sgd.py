@@ -4,7 +4,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.optimizers.base import Optimizer, Update, check_range
-from dptrain.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules import LearningRateSchedule
 
 
 class SGD(Optimizer):

@@ -16,16 +16,16 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dptrain import initializers, losses, metrics, optimizers, regularizers, schedules
+from dptrain import initializers, losses, metrics, optimizers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, Layer
 from dptrain.losses import LOSSES, Loss
 from dptrain.metrics import METRICS, Metric
 from dptrain.model import Architecture
-from dptrain.optimizers import OPTIMIZERS, Optimizer
-from dptrain.registry import suggestion
+from dptrain.optimizers import OPTIMIZERS, Optimizer, schedules
+from dptrain.registry.names import suggestion
+from dptrain.registry.serialization import plain
 from dptrain.saving.snapshot import Compiled, Measures
-from dptrain.serialization import plain
 
 Config = Mapping[str, Any]
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),

@@ -25,7 +25,7 @@ from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.optimizers import Optimizer
 from dptrain.params import ParamLayout
-from dptrain.registry import snake_case
+from dptrain.registry.names import snake_case
 from dptrain.saving import optimizer_variables
 from dptrain.saving.reading import MAX_NAMES, Array, Stored, fill, joined, reading
 from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dptrain.errors import ConfigError, OutputError
-from dptrain.runs.files import output_error, write_atomically
+from dptrain.runtime.files import output_error, write_atomically
 from dptrain.saving import keras_h5, keras_zip, safetensors_file
 from dptrain.saving.reading import opened
 from dptrain.saving.snapshot import Loaded, Snapshot

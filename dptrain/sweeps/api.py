@@ -11,20 +11,20 @@ from typing import Any, Literal
 import numpy as np
 
 from dptrain import comm as comms
+from dptrain.batches.inputs import as_array, is_array
+from dptrain.callbacks import Callback
 from dptrain.data.loading import fingerprint
 from dptrain.errors import ConfigError
-from dptrain.failure import phase
-from dptrain.inputs import as_array, is_array
+from dptrain.runtime.failure import phase
 from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics
-from dptrain.sweeps.conduct import Request, agreed, carry_out, prepare
+from dptrain.sweeps.driver import Request, agreed, execute, prepare
 from dptrain.sweeps.records import Setting
 from dptrain.sweeps.result import RESERVED, SweepResult
 from dptrain.sweeps.scheduler import rung_epochs
 from dptrain.sweeps.space import Space, parse_seeds
 from dptrain.sweeps.training import Recipe
-from dptrain.train.callbacks import Callback
-from dptrain.train.trainer import Turns
+from dptrain.train.trainer import StepIterator
 from dptrain.utils import PyDataset, default_seed, set_random_seed
 
 _FIT = inspect.signature(Sequential.fit).parameters
@@ -135,7 +135,7 @@ def sweep(
         if out is None and ranks.rank == 0:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
         asked = Request(chosen, all_seeds, key, mode, rungs, halving or 3, adaptive, runs_per_gpu, decides)
-        result = carry_out(ranks, recipe, asked, prepare(ranks, recipe, asked), folder, verbose=verbose)
+        result = execute(ranks, recipe, asked, prepare(ranks, recipe, asked), folder, verbose=verbose)
         phase.enter("user code")
         return result
 
@@ -227,7 +227,7 @@ class _Recipe(Recipe):
         self._built.add(model)
         return model
 
-    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> Turns[None]:
+    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
         """Call `fit`."""
         arguments = self._fit | {name: setting[name] for name in self._of_fit}
         all_callbacks = [*self._callbacks(), *callbacks]

@@ -6,11 +6,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dptrain.backend.numpy import NumpyBackend
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.callbacks.monitor import direction_of
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Run, Segment, Setting
 from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
-from dptrain.train.callbacks.monitor import direction_of
 
 T = TypeVar("T")
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dptrain.comm import Communicator
 from dptrain.comm.base import Mail
 from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.formatting import counted
 from dptrain.sweeps.messages import Kind, segment_fact, to_ending, to_run, to_segment
 from dptrain.sweeps.progress import Progress
 from dptrain.sweeps.records import Ending, Segment
 from dptrain.sweeps.scheduler import Scheduler
-from dptrain.sweeps.wording import counted
 
 
 class Coordinator:

@@ -27,7 +27,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runs.files import output_error, sync_directory, write_atomically
+from dptrain.runtime.files import output_error, sync_directory, write_atomically
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 
 _PLAN, _RESULTS, _JOURNAL, _PAUSED, _LOCK, _HOLDER = (

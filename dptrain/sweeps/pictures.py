@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
-from dptrain.sweeps import wording
+from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.statistics import CONFIDENCE, Mode, Summary, mean_and_interval, rank, values_by_seed
 
@@ -217,12 +217,12 @@ def _png(figure: "Figure") -> bytes:
 def _label(text: str, length: int) -> str:
     """Return a text of the user's as Matplotlib draws it: short, on one line, no sign taken for mathematics."""
     visible = "".join(sign if sign.isprintable() else "?" for sign in text)
-    return wording.shortened(visible, length).replace("$", r"\$")
+    return formatting.shortened(visible, length).replace("$", r"\$")
 
 
 def _name(trial: int, setting: Mapping[str, Any]) -> str:
     """Return a trial's number and the values of its setting, without their names: there is little room."""
-    return _label(f"{trial}: {', '.join(wording.brief(value) for value in setting.values())}", 44)
+    return _label(f"{trial}: {', '.join(formatting.brief(value) for value in setting.values())}", 44)
 
 
 def _names_title(setting: Mapping[str, Any], width: int) -> str:
@@ -263,8 +263,8 @@ def _places(panel: "Axes", values: Sequence[Any]) -> list[float | None]:
     try:
         ordered = sorted(values)
     except TypeError:  # such as None among them
-        ordered = sorted(values, key=wording.brief)
-    names = list(dict.fromkeys(wording.brief(value) for value in ordered))
+        ordered = sorted(values, key=formatting.brief)
+    names = list(dict.fromkeys(formatting.brief(value) for value in ordered))
     if len(names) > _MOST_CATEGORIES:
         names = names[:_MOST_CATEGORIES]
         panel.set_title(f"the first {_MOST_CATEGORIES} values", fontsize="small")
@@ -277,7 +277,7 @@ def _places(panel: "Axes", values: Sequence[Any]) -> list[float | None]:
         for text in panel.get_xticklabels():
             text.set(rotation=angle, ha="right", va=upright, rotation_mode="anchor")
     panel.set_xlim(-0.6, len(names) - 0.4)
-    of_value = [wording.brief(value) for value in values]
+    of_value = [formatting.brief(value) for value in values]
     numbers_in = Counter(of_value)
     seen: Counter[str] = Counter()
     places: list[float | None] = []
@@ -296,7 +296,7 @@ def _set_number_ticks(panel: "Axes", numbers: Sequence[float]) -> None:
     places = [math.log(number) for number in numbers] if logarithmic else numbers
     gaps = [right - left for left, right in itertools.pairwise(places)]
     if not gaps or min(gaps) >= 0.2 * sum(gaps):
-        panel.set_xticks(numbers, labels=[wording.number(number) for number in numbers])
+        panel.set_xticks(numbers, labels=[formatting.number(number) for number in numbers])
         panel.xaxis.set_minor_locator(NullLocator())
     elif not logarithmic:
         panel.xaxis.set_major_locator(MaxNLocator(5))

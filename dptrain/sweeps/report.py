@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dptrain.runs.files import write_atomically
-from dptrain.sweeps import pictures, wording
-from dptrain.sweeps.conclusions import sentences
+from dptrain.runtime.files import write_atomically
+from dptrain.sweeps import formatting, pictures
+from dptrain.sweeps.findings import sentences
 from dptrain.sweeps.records import Ending, Trial
 from dptrain.sweeps.statistics import Mode, Summary, compare, failure, last_endings, rank, summarize
 
@@ -55,8 +55,8 @@ def write_trials_csv(path: Path, trials: Sequence[Trial], summaries: Sequence[Su
     writer.writerow(["trial", *fields, *MEASURES])
     for trial in trials:
         summary = of_trial[trial.number]
-        setting = [wording.cell(trial.setting.get(field)) for field in fields]
-        measures = [wording.cell(getattr(summary, name)) for name in MEASURES]
+        setting = [formatting.cell(trial.setting.get(field)) for field in fields]
+        measures = [formatting.cell(getattr(summary, name)) for name in MEASURES]
         writer.writerow([trial.number, *setting, *measures])
     write_atomically(path, _encoded(text.getvalue()))
 
@@ -107,7 +107,7 @@ def write_report(
     if repeat:
         parts.append(f"<h2>Training one run again</h2>\n<pre>{escape(repeat)}</pre>\n")
     if facts:
-        rows = [[name, value if isinstance(value, str) else wording.brief(value)] for name, value in facts.items()]
+        rows = [[name, value if isinstance(value, str) else formatting.brief(value)] for name, value in facts.items()]
         parts.append("<h2>Made with</h2>\n" + _table(["", ""], rows))
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
@@ -130,8 +130,8 @@ def _scope(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode
     failed = sum(failure(ending, metric) is not None for ending in last)
     seconds = math.fsum(ending.seconds for ending in last)
     return (
-        f"{wording.counted(len(trials), 'trial')}, {wording.counted(len({e.run.seed for e in last}), 'seed')}, "
-        f"{wording.counted(len(last), 'run')} ({runs}), {failed} without a value because something went wrong. "
+        f"{formatting.counted(len(trials), 'trial')}, {formatting.counted(len({e.run.seed for e in last}), 'seed')}, "
+        f"{formatting.counted(len(last), 'run')} ({runs}), {failed} without a value because something went wrong. "
         f"Trials are judged by {metric} after the last epoch; "
         f"{'more' if mode == 'max' else 'less'} is better. The runs took {seconds:.1f} seconds together."
     )
@@ -140,13 +140,15 @@ def _scope(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode
 def _swept(trials: Sequence[Trial], fields: Sequence[str]) -> str:
     rows = []
     for field in fields:
-        values = list({wording.cell(trial.setting.get(field)): trial.setting.get(field) for trial in trials}.values())
+        values = list(
+            {formatting.cell(trial.setting.get(field)): trial.setting.get(field) for trial in trials}.values()
+        )
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(values) > 12 and len(numbers) == len(values):
-            low, high = wording.brief(min(numbers)), wording.brief(max(numbers))
+            low, high = formatting.brief(min(numbers)), formatting.brief(max(numbers))
             rows.append([field, f"{len(values)} values from {low} to {high}"])
         else:
-            rows.append([field, wording.listed([wording.brief(value) for value in values])])
+            rows.append([field, formatting.listed([formatting.brief(value) for value in values])])
     return _table(["field", "values"], rows)
 
 
@@ -163,13 +165,13 @@ def _ranking(trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequ
             [
                 place,
                 summary.trial,
-                *(wording.brief(settings[summary.trial].get(field)) for field in fields),
+                *(formatting.brief(settings[summary.trial].get(field)) for field in fields),
                 summary.n,
-                wording.number(summary.mean),
-                wording.interval(summary.ci_low, summary.ci_high).replace(" ", "\N{NO-BREAK SPACE}"),
-                wording.number(summary.std),
-                wording.number(summary.median),
-                wording.number(summary.best),
+                formatting.number(summary.mean),
+                formatting.interval(summary.ci_low, summary.ci_high).replace(" ", "\N{NO-BREAK SPACE}"),
+                formatting.number(summary.std),
+                formatting.number(summary.median),
+                formatting.number(summary.best),
                 summary.epochs_trained,
                 f"{summary.seconds:.1f}",
                 ", ".join(remarks),

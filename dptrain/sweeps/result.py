@@ -6,8 +6,8 @@ from typing import Any
 
 from dptrain.errors import ConfigError, ExitCode
 from dptrain.sweeps import statistics
-from dptrain.sweeps.conclusions import sentences
 from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.findings import sentences
 from dptrain.sweeps.messages import ending_fact
 from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
 from dptrain.sweeps.sweep import Plan
@@ -28,7 +28,7 @@ class SweepResult:
         runs: by number: "run", "trial", "seed", the swept fields, "status", "epochs_trained", "seconds", "reason",
             "metrics" (the last of the logs).
         ranking: numbers of the trials, the best first.
-        conclusions: which differences are significant, in sentences.
+        findings: which differences are significant, in sentences.
         exit_code: 0 if every run succeeded, else that of the first that did not.
     """
 
@@ -37,7 +37,7 @@ class SweepResult:
     trials: Sequence[Mapping[str, Any]]
     runs: Sequence[Mapping[str, Any]]
     ranking: Sequence[int]
-    conclusions: Sequence[str]
+    findings: Sequence[str]
     exit_code: int
 
     @property

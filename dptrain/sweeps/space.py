@@ -18,7 +18,7 @@ import yaml
 
 from dptrain.errors import ConfigError
 from dptrain.random import Purpose, stream
-from dptrain.registry import suggestion
+from dptrain.registry.names import suggestion
 from dptrain.sweeps.records import Setting
 
 MAX_SEEDS = 10_000

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dptrain.comm import Communicator
-from dptrain.failure import phase
+from dptrain.runtime.failure import phase
 from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.messages import Kind, to_segment

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.base import Backend
+from dptrain.callbacks import Callback, Logs, StopOnDivergence
 from dptrain.comm import SoloCommunicator
-from dptrain.devices import open_backend
 from dptrain.errors import DeviceMemoryError, ExitCode
-from dptrain.failure import describe, exit_code_of
+from dptrain.runtime.failure import describe, exit_code_of
+from dptrain.saving.state import decode, encode, restore
 from dptrain.sequential import Sequential
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
-from dptrain.train.callbacks import Callback, Logs, StopOnDivergence
+from dptrain.train.devices import open_backend
 from dptrain.train.replica import Replica
-from dptrain.train.state import decode, encode, restore
-from dptrain.train.trainer import Turns
+from dptrain.train.trainer import StepIterator
 
 # Takes a run, an epoch counted from 1, and its logs.
 Report = Callable[[Run, int, Logs], None]
@@ -35,7 +35,7 @@ class Recipe(ABC):
         """
 
     @abstractmethod
-    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> Turns[None]:
+    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
         """Return the training, as `Sequential.fit_steps`, silent, with these callbacks at the end of its own."""
 
 
@@ -123,7 +123,7 @@ class Training:
     def close(self) -> None:
         """Give back what the run holds."""
         self._turns.close()
-        self.model.take_off()
+        self.model.release()
 
     def _seconds_now(self) -> float:
         return self._seconds + time.perf_counter() - self._begun

@@ -6,12 +6,12 @@ joins runs or ranks. On the CPU a step is done when it has been queued, so that 
 
 from typing import Any
 
+from dptrain.callbacks import Logs
 from dptrain.comm import Communicator
-from dptrain.failure import describe, exit_code_of
+from dptrain.runtime.failure import describe, exit_code_of
 from dptrain.sweeps.messages import Kind, ending_fact, run_fact, segment_fact
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
 from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
-from dptrain.train.callbacks import Logs
 
 
 class Worker:

@@ -50,7 +50,7 @@ class AllReduce:
         self._buckets = [Bucket(start, backend.exchange(buffer[start:stop], direct=direct)) for start, stop in bounds]
         self._begun = 0
 
-    def complete_from(self, element: int) -> None:
+    def on_gradients_ready(self, element: int) -> None:
         """Ops queued so far have completed the elements from `element` to the end."""
         while self._begun < len(self._buckets) and self._buckets[self._begun].start >= element:
             self._buckets[self._begun].exchange.begin()
@@ -78,15 +78,15 @@ class SmallSums:
 
     def __init__(self, backend: Backend, comm: Communicator, *, direct: bool = False) -> None:
         self._backend, self._comm, self._direct = backend, comm, direct
-        # The buffer is kept beside its way, so that no other can have its address.
-        self._ways: dict[int, tuple[Buffer, Exchange]] = {}
+        # The buffer is kept beside its exchange, so that no other can have its address.
+        self._exchanges: dict[int, tuple[Buffer, Exchange]] = {}
 
     def __call__(self, buffer: Buffer) -> None:
         """Replace a buffer by its sum; ops that are queued from now on see it. Collective."""
-        way = self._ways.get(id(buffer))
-        if way is None:
-            way = self._ways[id(buffer)] = buffer, self._backend.exchange(buffer, direct=self._direct)
-        _, exchange = way
+        known = self._exchanges.get(id(buffer))
+        if known is None:
+            known = self._exchanges[id(buffer)] = buffer, self._backend.exchange(buffer, direct=self._direct)
+        _, exchange = known
         exchange.begin()
         self._comm.allreduce_sum(exchange.values())
         exchange.end()

@@ -9,7 +9,7 @@ from typing import Any
 from dptrain.backend.base import Backend, Buffer
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
-from dptrain.tracking import MeanTracker, Reading, Tracker
+from dptrain.metrics.tracking import MeanTracker, Reading, Tracker
 from dptrain.train.explicit import Batch, ExplicitReplica, StepLog
 
 # What makes a model one with steps of its own.

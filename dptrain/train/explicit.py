@@ -14,17 +14,17 @@ import numpy.typing as npt
 from dptrain import metrics
 from dptrain.backend.base import DIVISOR, FIRST_STATE, LOSS, ROWS, Backend, Buffer, flat_features
 from dptrain.backend.transfers import Staging
+from dptrain.batches.feed import Rows, RowSource
+from dptrain.batches.sampling import Shard
 from dptrain.comm.base import Communicator
-from dptrain.data.sampling import Shard
 from dptrain.errors import ConfigError
 from dptrain.layers import LayerBuffers, StepContext
 from dptrain.losses import Loss
+from dptrain.metrics.tracking import MeanTracker, Reading, Tally, Tracker
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.random import Purpose, stream
-from dptrain.tracking import MeanTracker, Reading, Tally, Tracker
 from dptrain.train.allreduce import AllReduce, SmallSums
-from dptrain.train.feed import Rows, RowSource
 from dptrain.train.measuring import MetricTracker
 from dptrain.train.replica import Replica
 
@@ -185,7 +185,7 @@ class ExplicitReplica(Replica):
         """The replica's own are not used."""
 
     def forward_backward(
-        self, source: RowSource, shards: Sequence[Shard], complete_from: Callable[[int], None] | None = None
+        self, source: RowSource, shards: Sequence[Shard], on_gradients_ready: Callable[[int], None] | None = None
     ) -> None:
         """Make the user's training step on the one shard of this rank."""
         assert self._owner is not None
@@ -195,8 +195,8 @@ class ExplicitReplica(Replica):
         batch = self._begin(source.rows(shard) if shard.rows else None, shard.first_row, testing=False)
         self._returned = _checked("train_step", self._owner.train_step(batch))
         self.tally.count(1, batch.rows)
-        if complete_from is not None:
-            complete_from(0)
+        if on_gradients_ready is not None:
+            on_gradients_ready(0)
 
     def update(self) -> None:
         """Add the metrics, which are summed over the ranks by now, to the totals."""
@@ -275,7 +275,7 @@ class ExplicitReplica(Replica):
         self.reserve(rows)
         self._pass = (rows, training)
         buffers = self._buffers(rows, 0)
-        joining = training and any(layer.joins_ranks for layer in self._layers)
+        joining = training and any(layer.synchronizes_ranks for layer in self._layers)
         if joining and self._testing:
             raise ConfigError(
                 "not supported: forward(x, training=True) in a test_step, which ranks call for different numbers of "
@@ -290,7 +290,7 @@ class ExplicitReplica(Replica):
             self._passes += training
         elif joining:
             for layer, one in zip(self._layers, buffers, strict=True):
-                if layer.joins_ranks:
+                if layer.synchronizes_ranks:
                     layer.forward(self.backend, one, self._context)
         return buffers[-1].y
 
@@ -371,7 +371,7 @@ class ExplicitReplica(Replica):
         last = 0 if input_gradient else self._first_trained
         if rows == 0:
             for position in range(len(buffers) - 1, last - 1, -1):
-                if self._layers[position].joins_ranks:
+                if self._layers[position].synchronizes_ranks:
                     self._layers[position].backward(self.backend, buffers[position], self._context)
             return buffers[0].dx if input_gradient else None
         if dy is not buffers[-1].dy:
@@ -407,7 +407,7 @@ class ExplicitReplica(Replica):
         divisor_rows = tail[DIVISOR : ROWS + 1]
         self.backend.fill(divisor_rows, self._rows_of_gradient if rows is None else rows)
         if self._all_reduce is not None:
-            self._all_reduce.complete_from(0)
+            self._all_reduce.on_gradients_ready(0)
             self._all_reduce.finish()
         # The penalties are in the loss already, see `loss_and_gradient`.
         self._regularize(divisor_rows, gradients, self.buffer("penalties", (1,), np.float64))

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from dptrain.backend.base import Buffer
 from dptrain.metrics import Batch, Measured
-from dptrain.tracking import Tracker
+from dptrain.metrics.tracking import Tracker
 
 
 class MetricTracker(Tracker):

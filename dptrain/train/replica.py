@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from dptrain.backend.base import DIVISOR, FIRST_STATE, LOSS, ROWS, Backend, Buffer, amount, flat_features
 from dptrain.backend.transfers import SAMPLES
-from dptrain.data.sampling import Shard
+from dptrain.batches.feed import Rows, RowSource
+from dptrain.batches.sampling import Shard
 from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer, LayerBuffers, Rescaling, StepContext
 from dptrain.losses import Loss
@@ -24,7 +25,6 @@ from dptrain.metrics.base import ratio
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer, Updater
 from dptrain.params import ALIGNMENT
-from dptrain.train.feed import Rows, RowSource
 
 
 class Replica:
@@ -235,7 +235,7 @@ class Replica:
         Raises:
             ConfigError: a layer needs the whole batch at once.
         """
-        joining = next((layer for layer in self.architecture.layers if layer.joins_ranks), None)
+        joining = next((layer for layer in self.architecture.layers if layer.synchronizes_ranks), None)
         if count > 1 and joining is not None:
             raise ConfigError(
                 f"layer {joining.name!r} ({type(joining).__name__}) needs all samples of a batch at once: {count} "
@@ -243,7 +243,7 @@ class Replica:
             )
 
     def forward_backward(
-        self, source: RowSource, shards: Sequence[Shard], complete_from: Callable[[int], None] | None = None
+        self, source: RowSource, shards: Sequence[Shard], on_gradients_ready: Callable[[int], None] | None = None
     ) -> None:
         """Compute the gradients, weights, loss and metrics of this rank's shards of one global batch.
 
@@ -253,13 +253,13 @@ class Replica:
         Args:
             source: of the samples.
             shards: at least one; `reduction` holds their sum afterwards.
-            complete_from: called, with falling element numbers down to 0, when ops that are queued complete
+            on_gradients_ready: called, with falling element numbers down to 0, when ops that are queued complete
                 `reduction` from that element to its end.
         """
-        tell = complete_from or (lambda element: None)
+        on_gradients_ready = on_gradients_ready or (lambda element: None)
         if len(shards) == 1:
-            self._shard_gradients(source, shards[0], 0, tell)
-            tell(0)
+            self._shard_gradients(source, shards[0], 0, on_gradients_ready)
+            on_gradients_ready(0)
             return
         depth = 0
         for number, shard in enumerate(shards, start=1):
@@ -270,7 +270,7 @@ class Replica:
                 number //= 2
         while depth > 1:
             depth = self._merge(depth)
-        tell(0)
+        on_gradients_ready(0)
 
     def update(self) -> None:
         """Apply the optimizer to the summed gradients; the division by the tail's divisor happens in there.
@@ -348,7 +348,9 @@ class Replica:
 
     # Inside a step
 
-    def _shard_gradients(self, source: RowSource, shard: Shard, depth: int, tell: Callable[[int], None]) -> None:
+    def _shard_gradients(
+        self, source: RowSource, shard: Shard, depth: int, on_gradients_ready: Callable[[int], None]
+    ) -> None:
         reduction = self._partial(depth)
         size = self.architecture.layout.size
         context = StepContext(True, self.seed, self.iterations, shard.first_row, self.reduce)
@@ -363,17 +365,17 @@ class Replica:
         self._gather(rows.arrays[0], rows.chosen)
         self._forward(self._training_layers, buffers, context)
         self._score(buffers[-1].y, rows, buffers[-1].dy, tail)
-        tell(size)
+        on_gradients_ready(size)
         for position in range(len(buffers) - 1, self._first_trained - 1, -1):
             layer = self._training_layers[position]
             if not layer.is_view:
                 layer.backward(self.backend, buffers[position], context)
             if buffers[position].grads:
-                tell(self._first_element[position])
+                on_gradients_ready(self._first_element[position])
 
     def _join_ranks(self, depth: int, context: StepContext) -> None:
         """Run the layers that sum over the ranks, in the order of the ranks that have rows, on a batch without any."""
-        joining = {position for position, layer in enumerate(self._training_layers) if layer.joins_ranks}
+        joining = {position for position, layer in enumerate(self._training_layers) if layer.synchronizes_ranks}
         if not joining:
             return
         buffers = self._buffers(0, depth)
@@ -429,7 +431,9 @@ class Replica:
         batch = Batch(y, target, weights, scratch)
         activation = self.loss.fused_activation if self._fused else None
         outputs: Buffer | None = y if activation is None else None
-        counted = None  # the loss finds the values of one metric that it knows of, the others have an op of their own
+        fused_metric = (
+            None  # the loss finds the values of one metric that it knows of, the others have an op of their own
+        )
         # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
         for one, place in zip(self.metrics, self._states, strict=True):
             metric, seen = one.metric, y
@@ -439,11 +443,11 @@ class Replica:
                     outputs = scratch("outputs of the batch", tuple(y.shape[1:]))
                     ops.activation_forward(y, str(activation), outputs)
                 seen = outputs
-            if counted is None and type(metric) is self.loss.counts and isinstance(metric, Mean):
-                counted = metric.row_sum(scratch("values that the loss finds"), mine, tail[place])
+            if fused_metric is None and type(metric) is self.loss.fused_metric and isinstance(metric, Mean):
+                fused_metric = metric.row_sum(scratch("values that the loss finds"), mine, tail[place])
             else:
                 metric.update(ops, Batch(seen, target, mine, scratch), tail[place])
-        self.loss.compute(ops, batch, self._fused or self.loss.from_logits, dy, tail, counted)
+        self.loss.compute(ops, batch, self._fused or self.loss.from_logits, dy, tail, fused_metric)
 
     # Memory, cut to the rows at hand
 

@@ -9,21 +9,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.batches.base import Batches
+from dptrain.batches.sampling import Shard
+from dptrain.callbacks import CallbackList, Logs, StepLogs
 from dptrain.comm.base import Communicator
-from dptrain.data.sampling import Shard
-from dptrain.failure import phase
+from dptrain.runtime.failure import phase
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce, SmallSums
-from dptrain.train.batches import Batches
-from dptrain.train.callbacks import CallbackList, Logs, StepLogs
 from dptrain.train.replica import Replica
 
 T = TypeVar("T")
 # A piece of work that yields when a step has been queued, so that others can have a turn.
-Turns = Generator[None, None, T]
-
-# Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
-# this many are small.
-EVALUATION_ROWS = 256
+StepIterator = Generator[None, None, T]
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ class Trainer:
         initial_epoch: int = 0,
         validation: Batches | None = None,
         validation_freq: int | Sequence[int] = 1,
-    ) -> Turns[None]:
+    ) -> StepIterator[None]:
         """Train, and yield whenever a step has been queued: who drives it may do other work in between. Collective.
 
         Args:
@@ -154,7 +150,7 @@ class Trainer:
         self.share_parameters()
         hooks.set_trainer(self)
         with batches.open(self.replica.backend, self._data_bytes):
-            return finish(self._evaluate(batches, hooks))
+            return run_to_end(self._evaluate(batches, hooks))
 
     def predict(self, batches: Batches, rows: int | None, hooks: CallbackList) -> npt.NDArray[Any]:
         """Return the outputs for all samples, (rows, *output_shape), on every rank. Collective.
@@ -210,7 +206,7 @@ class Trainer:
         self.replica.reserve(batches.capacity)
         self.replica.reset_totals()
         with batches.open(self.replica.backend, self._data_bytes):
-            finish(self._add_up(batches, CallbackList([])))
+            run_to_end(self._add_up(batches, CallbackList([])))
         self._sum_totals()
         return self.replica.logs()
 
@@ -222,7 +218,7 @@ class Trainer:
         self.comm.broadcast(host)
         self.replica.backend.write(self.replica.params, host)
 
-    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> Turns[Logs]:
+    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> StepIterator[Logs]:
         phase.enter("training")
         phase.epoch = epoch + 1
         if not first_step:
@@ -254,7 +250,7 @@ class Trainer:
             if self._all_reduce is None:
                 self.replica.forward_backward(batches, shards)
             else:
-                self.replica.forward_backward(batches, shards, self._all_reduce.complete_from)
+                self.replica.forward_backward(batches, shards, self._all_reduce.on_gradients_ready)
                 self._all_reduce.finish()
             self.replica.update()
 
@@ -270,7 +266,7 @@ class Trainer:
                 self.replica.backend, self.comm, reduction, self._bucket_mb, direct=self._direct
             )
 
-    def _evaluate(self, batches: Batches, hooks: CallbackList) -> Turns[Logs]:
+    def _evaluate(self, batches: Batches, hooks: CallbackList) -> StepIterator[Logs]:
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.replica.reset_totals()
         hooks.on_test_begin()
@@ -281,7 +277,7 @@ class Trainer:
         hooks.on_test_end(logs)
         return logs
 
-    def _add_up(self, batches: Batches, hooks: CallbackList) -> Turns[None]:
+    def _add_up(self, batches: Batches, hooks: CallbackList) -> StepIterator[None]:
         """Add the loss and metrics of this rank's samples to the totals."""
         watched = self._any(hooks.has_batch_hooks("test"))
         for step, shards in enumerate(batches.epoch(0)):
@@ -325,7 +321,7 @@ class Trainer:
         return bool(flag[0])
 
 
-def finish(steps: Generator[Any, None, T]) -> T:
+def run_to_end(steps: Generator[Any, None, T]) -> T:
     """Do all of a piece of work at once and return its result."""
     while True:
         try:

@@ -5,12 +5,12 @@ import pytest
 
 from dptrain import losses as our_losses
 from dptrain import metrics as our_metrics
-from dptrain.backend.numpy import NumpyBackend
-from dptrain.data.sampling import Shard
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.batches.feed import ResidentFeed
+from dptrain.batches.sampling import Shard
 from dptrain.layers import Dense
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
-from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
 
 # Of Keras' own copies of its variables.

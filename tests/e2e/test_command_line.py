@@ -146,7 +146,7 @@ def test_static_sharding_trains(small_npz, tmp_path):
 
 def test_one_process_imports_no_mpi(small_npz, tmp_path):
     code = (
-        "import sys\nfrom dptrain.cli import main\n"
+        "import sys\nfrom dptrain.cli.main import main\n"
         f"code = main(['--data', {str(small_npz)!r}, '--fast-dev-run', '--verbose', '0'])\n"
         "print(code, [m for m in ('mpi4py', 'pycuda') if sys.modules.get(m)])"
     )

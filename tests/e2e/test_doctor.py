@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dptrain import doctor
-from dptrain.backend.gpus import has_driver
+from dptrain.backend.cuda.selection import has_driver
+from dptrain.cli import doctor
+from dptrain.cli.config import Config
 from dptrain.comm import SoloCommunicator
-from dptrain.config import Config
 from dptrain.errors import DeviceError
 from tests.conftest import ROOT
 from tests.emulated import emulated, emulated_ranks, inside_emulator
@@ -268,7 +268,7 @@ def test_a_check_that_fails_is_a_line():
 
 def test_a_gpu_that_computes_wrongly(monkeypatch):
     """A backend whose dense layer is off is refused, not only one that raises."""
-    from dptrain.backend.numpy import NumpyBackend
+    from dptrain.backend.cpu.backend import NumpyBackend
 
     class Wrong(NumpyBackend):
         def dense_forward(self, x_BI, kernel_IO, bias_O, activation, y_BO):

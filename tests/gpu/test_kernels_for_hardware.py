@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from dptrain.backend.compile import command, find_nvcc
-from dptrain.backend.kernels import kernels_dir
+from dptrain.backend.cuda.compile import command, find_nvcc
+from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]

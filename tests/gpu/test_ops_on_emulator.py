@@ -29,7 +29,7 @@ MODES = {
 BITS = """
 import numpy as np
 from dptrain.backend.base import RowSum
-from dptrain.backend.cuda import CudaBackend
+from dptrain.backend.cuda.backend import CudaBackend
 ops, rng = CudaBackend(), np.random.default_rng(0)
 logits = ops.upload(rng.standard_normal((1025, 37)).astype(np.float32) * 30)
 labels = ops.upload(rng.integers(0, 37, 1025))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 # name -> (file, what stands there, what is put in its place, which tests, the emulator's options)
 CHECKED = {"EMULATOR_SANITIZE": "all"}
 LATE = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "1"}
-BACKEND, CUBLASLT = "dptrain/backend/cuda.py", "dptrain/backend/cublaslt.py"
+BACKEND, CUBLASLT = "dptrain/backend/cuda/backend.py", "dptrain/backend/cuda/cublaslt.py"
 BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "no barrier between tiles": (
         "kernels/dense.cu",
@@ -384,7 +384,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         LATE,
     ),
     "scratch that is too small": (
-        "dptrain/backend/gemm.py",
+        "dptrain/backend/cuda/products.py",
         "self._scratch(slices * M * N * 4)",
         "self._scratch(slices * M * N * 2)",
         "test_products",

@@ -147,7 +147,7 @@ def test_damaged_data_on_one_rank(small_npz, tmp_path, kind, sharding, bad):
     script = tmp_path / "start.py"
     script.write_text(
         f"import os, sys\nos.chdir(os.path.join({str(tmp_path)!r}, os.environ['PMI_RANK']))\n"
-        "from dptrain.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+        "from dptrain.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
     )
     arguments = ["--data", "./small.npz", "--sharding", sharding, "--epochs", "1", "--out", "run"]
     done = mpirun(3, str(script), *arguments, timeout=30)
@@ -164,7 +164,7 @@ def test_damaged_data_on_one_rank(small_npz, tmp_path, kind, sharding, bad):
 def test_different_configurations(small_npz, tmp_path, bad):
     script = tmp_path / "start.py"
     script.write_text(
-        "import os, sys\nfrom dptrain.cli import main\n"
+        "import os, sys\nfrom dptrain.cli.main import main\n"
         f"more = ['--epochs', '7'] if os.environ['PMI_RANK'] == '{bad}' else []\n"
         f"sys.exit(main(['--data', {str(small_npz)!r}, '--out', {str(tmp_path / 'run')!r}, *more]))\n"
     )
@@ -250,7 +250,7 @@ def test_nodes_with_different_files(small_npz, tmp_path, bad):
     script = tmp_path / "start.py"
     script.write_text(
         f"import os, sys\nos.chdir(os.path.join({str(tmp_path)!r}, os.environ['PMI_RANK']))\n"
-        "from dptrain.cli import main\nsys.exit(main(sys.argv[1:]))\n"
+        "from dptrain.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
     )
     done = mpirun(2, str(script), "--data", "./small.npz", timeout=30)
     assert done.code == 2

@@ -72,7 +72,7 @@ def test_a_rank_that_dies_ends_the_sweep_which_then_goes_on(small_npz, on_one_ra
     out = tmp_path / "s"
     kill = (
         "import os, signal, sys\n"
-        "from dptrain.cli import main\n"
+        "from dptrain.cli.main import main\n"
         "from dptrain.sweeps import worker\n"
         "tell, told = worker.Worker._tell, []\n"
         "def die(self, *arguments):\n"
@@ -100,7 +100,7 @@ def test_a_run_that_fails_on_one_rank_alone_is_recorded(small_npz, tmp_path):
     out = tmp_path / "s"
     script = (
         "import sys\n"
-        "from dptrain.cli import main\n"
+        "from dptrain.cli.main import main\n"
         "from dptrain.sweeps import worker\n"
         "start = worker.Worker.start\n"
         "def fail(self, segment, *rest):\n"
@@ -122,7 +122,7 @@ def test_a_run_that_fails_on_one_rank_alone_is_recorded(small_npz, tmp_path):
 def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
     script = (
         "import sys\n"
-        "from dptrain.cli import main\n"
+        "from dptrain.cli.main import main\n"
         "from dptrain.sweeps import worker\n"
         "def fail(self): raise RuntimeError('the device is lost')\n"
         "from dptrain.comm import current\n"
@@ -139,7 +139,7 @@ def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
 def test_ranks_with_different_plans_are_refused(small_npz, tmp_path):
     script = (
         "import sys\n"
-        "from dptrain.cli import main\n"
+        "from dptrain.cli.main import main\n"
         "from dptrain.comm import current\n"
         "more = ['--seeds', '0-3'] if current().rank == 1 else []\n"
         "sys.exit(main(sys.argv[1:] + more))\n"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dptrain.backend import Backend, best_loops
-from dptrain.backend.numpy import NumpyBackend
+from dptrain.backend.cpu.backend import NumpyBackend
 
 
 def no_cuda() -> str:
@@ -44,7 +44,7 @@ def ops(request: pytest.FixtureRequest) -> Backend:
     if loops == "cuda":
         if reason := no_cuda():
             pytest.skip(reason)
-        from dptrain.backend.cuda import CudaBackend
+        from dptrain.backend.cuda.backend import CudaBackend
 
         return CudaBackend()
     if loops == "numba":
@@ -57,7 +57,7 @@ def cuda_ops() -> Backend:
     """The CUDA backend alone."""
     if reason := no_cuda():
         pytest.skip(reason)
-    from dptrain.backend.cuda import CudaBackend
+    from dptrain.backend.cuda.backend import CudaBackend
 
     return CudaBackend()
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dptrain.backend.base import RowSum
-from dptrain.backend.numpy import NumpyBackend
+from dptrain.backend.cpu.backend import NumpyBackend
 from dptrain.errors import ConfigError, DeviceError
 from tests.ops.conftest import poisoned
 from tests.tolerances import assert_near
@@ -131,7 +131,7 @@ def test_no_rows_leave_zero_gradients_and_sums(cuda_ops):
     cuda_ops.probability_cross_entropy(y, labels, 1.0, 0.0, 1, None, dy, values)
     cuda_ops.pointwise_loss("squared", 0.0, y, targets, 1.0, 0.0, None, dy, values)
     cuda_ops.highest(y, labels)
-    cuda_ops.highest_at_label(y, labels, values)
+    cuda_ops.top1_correct(y, labels, values)
     cuda_ops.label_in_top(y, labels, 1, values)
     cuda_ops.confusion(y, targets, 0.5, values, values, values)
     cuda_ops.labels_other_than(labels, 1, values)
@@ -289,7 +289,7 @@ def test_the_first_of_equals_in_one_lane_and_across_lanes(cuda_ops):
         device_labels = cuda_ops.upload(labels)
         cuda_ops.highest(logits, places)
         assert cuda_ops.download(places).tolist() == best.tolist()
-        cuda_ops.highest_at_label(logits, device_labels, values)
+        cuda_ops.top1_correct(logits, device_labels, values)
         assert cuda_ops.download(values).tolist() == (best == labels).tolist()
         cuda_ops.softmax_cross_entropy(logits, device_labels, None, None, None, values, correct)
         assert cuda_ops.download(correct).tolist() == (best == labels).tolist()
@@ -320,7 +320,7 @@ def test_gradients_of_many_rows_have_the_same_bits_on_every_run(cuda_ops):
 
 @pytest.mark.parametrize("op", ["sum", "squared_norm", "count_nonfinite"])
 def test_sums_have_the_same_bits_on_any_grid(cuda_ops, op, monkeypatch):
-    import dptrain.backend.cuda as module
+    import dptrain.backend.cuda.backend as module
 
     host = np.random.default_rng(0).standard_normal(50_001).astype(np.float32) * np.float32(1e10)
     host[::1000] = np.inf if op == "count_nonfinite" else 1e-10
@@ -339,7 +339,7 @@ def test_sums_have_the_same_bits_on_any_grid(cuda_ops, op, monkeypatch):
 
 def test_a_sum_of_more_than_one_grid(cuda_ops):
     """A block of the full grid takes a second chunk: every element is counted once, the last ones too."""
-    import dptrain.backend.cuda as module
+    import dptrain.backend.cuda.backend as module
 
     P = module._BLOCKS * module._SUM_CHUNK + module._SUM_CHUNK + 3
     x = cuda_ops.zeros((P,))
@@ -374,7 +374,7 @@ def test_other_precision_is_refused(cuda_ops):
 
 
 def test_a_device_within_a_mask(cuda_ops):
-    from dptrain.backend.cuda import visible_device
+    from dptrain.backend.cuda.backend import visible_device
 
     assert [visible_device(None, n) for n in (0, 3)] == ["0", "3"]
     assert [visible_device("2, 5,GPU-ab", n) for n in (0, 1, 2, 3)] == ["2", "5", "GPU-ab", ""]

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dptrain.backend import gemm
-from dptrain.backend.gemm import product_plan
+from dptrain.backend.cuda import products as gemm
+from dptrain.backend.cuda.products import product_plan
 from dptrain.errors import ConfigError, DeviceError
 from tests.emulated import inside_emulator
 from tests.ops.conftest import no_cuda, poisoned
@@ -50,7 +50,7 @@ def products(request):
     """Return (backend, precision)."""
     if reason := no_cuda():
         pytest.skip(reason)
-    from dptrain.backend.cuda import CudaBackend
+    from dptrain.backend.cuda.backend import CudaBackend
 
     provider, precision = request.param.split("-")
     if provider == "cublaslt":
@@ -69,7 +69,7 @@ def own(request):
     """Return (backend, precision) of our own kernels."""
     if reason := no_cuda():
         pytest.skip(reason)
-    from dptrain.backend.cuda import CudaBackend
+    from dptrain.backend.cuda.backend import CudaBackend
 
     backend = CudaBackend(precision=request.param)
     yield backend, request.param
@@ -217,7 +217,8 @@ def test_an_old_gpu_has_no_tf32(monkeypatch):
         pytest.skip(reason)
     from dataclasses import replace
 
-    from dptrain.backend import create, cuda
+    from dptrain.backend import create
+    from dptrain.backend.cuda import backend as cuda
 
     old = replace(cuda.open_gpu(0, "mask", "here"), architecture="sm_75", name="Old GPU")
     monkeypatch.setattr(cuda, "open_gpu", lambda *_: old)
@@ -233,7 +234,7 @@ def test_plans_are_kept_and_everything_is_given_back(nvmath):
         pytest.skip("looks into the stand-in")
     from nvmath.bindings import cublasLt
 
-    from dptrain.backend.cuda import CudaBackend
+    from dptrain.backend.cuda.backend import CudaBackend
 
     before = set(cublasLt.live)
     backend = CudaBackend(gemm="cublaslt")

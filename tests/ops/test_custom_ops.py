@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain.backend.compile import kernel_cache
+from dptrain.backend.cuda.compile import kernel_cache
 from dptrain.errors import DeviceError
 from dptrain.testing import CheckError, check_layer, check_op
 from tests.conftest import ROOT

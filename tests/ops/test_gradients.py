@@ -5,8 +5,9 @@ import pytest
 
 from dptrain import layers as all_layers
 from dptrain.backend.base import ACTIVATIONS, DIVISOR, INPUT_ACTIVATIONS, LOSS
-from dptrain.backend.numpy import NumpyBackend
-from dptrain.data.sampling import Shard
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.batches.feed import ResidentFeed
+from dptrain.batches.sampling import Shard
 from dptrain.layers import (
     ELU,
     LAYERS,
@@ -33,7 +34,6 @@ from dptrain.losses import (
 )
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
-from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
 
 ROWS = 7

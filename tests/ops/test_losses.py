@@ -78,7 +78,7 @@ def test_the_cross_entropy_counts_as_highest_at_label(ops, B, C, seed, special):
         dlogits, values, correct = poisoned(ops, (B, C)), poisoned(ops, (B,)), poisoned(ops, (B,))
         ops.softmax_cross_entropy(logits, device_labels, None, None, dlogits, values, correct if counts else None)
         if not counts:
-            ops.highest_at_label(logits, device_labels, correct)
+            ops.top1_correct(logits, device_labels, correct)
         assert ops.download(correct).tolist() == (scores.argmax(-1) == labels).tolist()
         found.append((ops.download(dlogits).tobytes(), ops.download(values).tobytes()))
     places = poisoned(ops, (B,), np.int64)
@@ -234,7 +234,7 @@ def test_logits_that_would_overflow(ops):
 def test_the_highest_is_the_first_of_equals(ops):
     scores, _ = put(ops, np.array([[1, 2, 2], [3, 1, 2], [0, 0, 0], [1, 2, 5]]))
     values, places = poisoned(ops, (4,)), poisoned(ops, (4,), np.int64)
-    ops.highest_at_label(scores, ops.upload(np.array([1, 1, 0, 2])), values)
+    ops.top1_correct(scores, ops.upload(np.array([1, 1, 0, 2])), values)
     ops.highest(scores, places)
     assert ops.download(values).tolist() == [1, 0, 1, 1]
     assert ops.download(places).tolist() == [1, 0, 0, 2]

@@ -5,7 +5,7 @@ import pytest
 
 import dptrain as dp
 from dptrain.backend.base import Backend
-from dptrain.backend.numpy import NumpyBackend
+from dptrain.backend.cpu.backend import NumpyBackend
 from tests.ops.conftest import no_cuda
 
 L, O = dp.layers, dp.optimizers  # noqa: E741 - short names for a table
@@ -68,7 +68,7 @@ def test_an_epoch_reads_as_often_whatever_its_steps(monkeypatch, device, case):
     if device == "cuda":
         if reason := no_cuda():
             pytest.skip(reason)
-        from dptrain.backend.cuda import CudaBackend
+        from dptrain.backend.cuda.backend import CudaBackend
 
         backend = CudaBackend
     few, many = (readings(monkeypatch, backend, device, case, steps) for steps in (2, 9))

@@ -169,7 +169,7 @@ LAYOUT = ParamLayout(
 
 def steps(ops: Backend, optimizer: Optimizer, count: int = 6) -> tuple[np.ndarray, np.ndarray]:
     """Return parameters as the optimizer left them, and the same as one on NumPy float64 leaves them."""
-    from dptrain.backend.numpy import NumpyBackend
+    from dptrain.backend.cpu.backend import NumpyBackend
 
     results = []
     for one in (ops, NumpyBackend(np.float64)):

@@ -5,13 +5,13 @@ import pytest
 
 from dptrain import losses
 from dptrain.backend import Backend
-from dptrain.backend.numpy import NumpyBackend
-from dptrain.data.sampling import Shard
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.batches.feed import ResidentFeed
+from dptrain.batches.sampling import Shard
 from dptrain.layers import Dense
 from dptrain.metrics import CLASSES
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
-from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
 
 CASES = [

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain.batches.inputs import Samples, split_off, weights_of_classes
+from dptrain.callbacks import Callback
 from dptrain.errors import ConfigError, DataError
-from dptrain.inputs import Samples, split_off, weights_of_classes
-from dptrain.train.callbacks import Callback
 
 
 def toy(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain.backend.numpy import NumpyBackend
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.batches.base import ArrayBatches
+from dptrain.batches.feed import ResidentFeed
+from dptrain.batches.sampling import GlobalSampler, LocalSampler, Shard
+from dptrain.callbacks import Callback, CallbackList, EpochRecorder, StopOnDivergence
 from dptrain.comm import SoloCommunicator
-from dptrain.data.sampling import GlobalSampler, LocalSampler, Shard
 from dptrain.errors import AgreedError, ConfigError, DataError, DivergenceError
 from dptrain.layers import Dense, Dropout, Flatten, Rescaling
 from dptrain.losses import SparseCategoricalCrossentropy
 from dptrain.metrics import SparseCategoricalAccuracy
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD, Adam
-from dptrain.train.batches import ArrayBatches
-from dptrain.train.callbacks import Callback, CallbackList, EpochRecorder, StopOnDivergence
-from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
-from dptrain.train.trainer import Trainer, finish
+from dptrain.train.trainer import Trainer, run_to_end
 
 
 def toy(rows: int = 50, features: int = 6, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -457,8 +457,8 @@ def test_large_parameters_and_gaps_between_them_end_nothing():
 )
 def test_the_loss_counts_one_accuracy(monkeypatch, loss, names, counted_by_op):
     calls = []
-    count = NumpyBackend.highest_at_label
-    monkeypatch.setattr(NumpyBackend, "highest_at_label", lambda *given: (calls.append(1), count(*given)))
+    count = NumpyBackend.top1_correct
+    monkeypatch.setattr(NumpyBackend, "top1_correct", lambda *given: (calls.append(1), count(*given)))
     x, y = toy(50)
     model = build(loss=loss, metrics=names, optimizer=SGD(1e-300))
     history = model.fit(x, y, batch_size=50, verbose=0).history
@@ -505,6 +505,6 @@ def test_sampler_and_trainer_agree_on_the_samples_of_an_epoch():
     replica, _ = replica_with(8)
     trainer = Trainer(replica, SoloCommunicator())
     batches = ArrayBatches(replica.as_stored(x, y), GlobalSampler(53, 8, shards_per_batch=3))
-    finish(trainer.training(batches, CallbackList([], SimpleNamespace()), epochs=2))
+    run_to_end(trainer.training(batches, CallbackList([], SimpleNamespace()), epochs=2))
     assert trainer.timing.samples == 53
     assert replica.iterations == 14

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 import dptrain as dp
-from dptrain.train.callbacks import Callback
+from dptrain.callbacks import Callback
 
 data, out, device, task = sys.argv[1:]
 

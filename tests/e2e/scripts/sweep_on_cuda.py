@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 import dptrain as dp
-from dptrain.backend import cuda
+from dptrain.backend.cuda import backend as cuda
 from dptrain.sweeps import worker
 
 with np.load(sys.argv[1]) as arrays:

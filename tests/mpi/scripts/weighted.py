@@ -6,14 +6,14 @@ import sys
 import numpy as np
 
 from dptrain import losses, metrics
-from dptrain.backend.numpy import NumpyBackend
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.batches.feed import ResidentFeed
+from dptrain.batches.sampling import GlobalSampler
 from dptrain.comm import current
-from dptrain.data.sampling import GlobalSampler
 from dptrain.layers import Dense
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
 from dptrain.train.allreduce import AllReduce
-from dptrain.train.feed import ResidentFeed
 from dptrain.train.replica import Replica
 
 out, options = sys.argv[1], json.loads(sys.argv[2])
@@ -39,7 +39,7 @@ for epoch in range(6):
     feed.start(sampler.order(epoch), [shard for shards in plan for shard in shards])
     replica.reset_totals()
     for shards in plan:
-        replica.forward_backward(feed, shards, exchange.complete_from)
+        replica.forward_backward(feed, shards, exchange.on_gradients_ready)
         exchange.finish()
         replica.update()
     logs.append(replica.logs())

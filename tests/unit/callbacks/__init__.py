@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 import dptrain as dp
+from dptrain.callbacks import Callback, CallbackList
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.metrics import METRICS
-from dptrain.train.callbacks import Callback, CallbackList
 
 
 def toy(rows: int = 50, features: int = 6, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:

@@ -3,15 +3,15 @@ import json
 import numpy as np
 import pytest
 
-from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.optimizers import SGD, Adam, RMSprop
-from dptrain.train.callbacks import (
+from dptrain.callbacks import (
     BackupAndRestore,
     CallbackList,
     LambdaCallback,
     LearningRateScheduler,
     ReduceLROnPlateau,
 )
+from dptrain.errors import ConfigError, DataError, OutputError
+from dptrain.optimizers import SGD, Adam, RMSprop
 from tests.unit.callbacks import build, toy
 
 
@@ -113,8 +113,8 @@ def test_a_reduced_learning_rate_stays_reduced(tmp_path):
 
 
 def test_streamed_samples_go_on_in_the_middle(tmp_path):
-    from dptrain.train.batches import ArrayBatches
-    from dptrain.train.feed import StreamedFeed
+    from dptrain.batches.base import ArrayBatches
+    from dptrain.batches.feed import StreamedFeed
 
     class Streamed(ArrayBatches):
         def open(self, backend, most_bytes):

@@ -1,6 +1,6 @@
 import pytest
 
-from dptrain.train.callbacks import Callback, CallbackList, EarlyStopping, LambdaCallback, ModelCheckpoint, StepLogs
+from dptrain.callbacks import Callback, CallbackList, EarlyStopping, LambdaCallback, ModelCheckpoint, StepLogs
 from tests.unit.callbacks import FakeModel, build, toy
 
 

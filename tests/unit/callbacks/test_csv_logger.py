@@ -3,8 +3,8 @@ import csv
 import numpy as np
 import pytest
 
+from dptrain.callbacks import CSVLogger
 from dptrain.errors import OutputError
-from dptrain.train.callbacks import CSVLogger
 from tests.unit.callbacks import Rank1, build, drive, toy
 
 EPOCHS = [{"loss": 1.5, "accuracy": 0.25}, {"loss": 1.0, "accuracy": 0.5, "val_loss": 2.0}]

@@ -1,7 +1,7 @@
 import pytest
 
+from dptrain.callbacks import EarlyStopping
 from dptrain.errors import ConfigError
-from dptrain.train.callbacks import EarlyStopping
 from tests.unit.callbacks import FakeModel, Rank1, build, drive, toy
 
 

@@ -1,4 +1,4 @@
-from dptrain.train.callbacks import History
+from dptrain.callbacks import History
 from tests.unit.callbacks import build, drive, toy
 
 

@@ -1,4 +1,4 @@
-from dptrain.train.callbacks import CallbackList, LambdaCallback
+from dptrain.callbacks import CallbackList, LambdaCallback
 from tests.unit.callbacks import build, toy
 
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from dptrain.callbacks import LearningRateScheduler
 from dptrain.errors import ConfigError
 from dptrain.optimizers import SGD
-from dptrain.train.callbacks import LearningRateScheduler
 from tests.unit.callbacks import FakeModel, Rank1, build, drive, toy
 
 

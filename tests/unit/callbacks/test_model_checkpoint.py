@@ -1,7 +1,7 @@
 import pytest
 
+from dptrain.callbacks import ModelCheckpoint
 from dptrain.errors import ConfigError, OutputError
-from dptrain.train.callbacks import ModelCheckpoint
 from tests.unit.callbacks import FakeModel, Rank1, build, drive, toy
 
 

@@ -6,8 +6,8 @@ from contextlib import redirect_stdout
 import pytest
 from rich.console import Console
 
-from dptrain.train.callbacks import CallbackList, ProgbarLogger
-from dptrain.train.callbacks.progbar_logger import for_verbosity
+from dptrain.callbacks import CallbackList, ProgbarLogger
+from dptrain.callbacks.progbar_logger import for_verbosity
 from tests.unit.callbacks import Rank1, build, toy, trainer
 
 
@@ -36,7 +36,7 @@ def test_epoch_lines():
 
 
 def test_a_live_line_becomes_the_epochs_line(monkeypatch):
-    monkeypatch.setattr("dptrain.train.callbacks.progbar_logger._REFRESH", 0.0)
+    monkeypatch.setattr("dptrain.callbacks.progbar_logger._REFRESH", 0.0)
     x, y = toy(50)
     text = io.StringIO()
     shown = ProgbarLogger(text, Console(file=text, force_terminal=True, width=80))
@@ -47,7 +47,7 @@ def test_a_live_line_becomes_the_epochs_line(monkeypatch):
 
 
 def test_an_error_gives_the_terminal_back():
-    from dptrain.train.callbacks import LambdaCallback
+    from dptrain.callbacks import LambdaCallback
 
     def fail(batch, logs):
         raise KeyError("planted")

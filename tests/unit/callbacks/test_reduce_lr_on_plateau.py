@@ -1,7 +1,7 @@
 import pytest
 
+from dptrain.callbacks import ReduceLROnPlateau
 from dptrain.errors import ConfigError
-from dptrain.train.callbacks import ReduceLROnPlateau
 from tests.unit.callbacks import FakeModel, Rank1, drive
 
 

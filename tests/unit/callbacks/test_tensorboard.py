@@ -3,8 +3,8 @@ import sys
 import numpy as np
 import pytest
 
+from dptrain.callbacks import CallbackList, TensorBoard
 from dptrain.errors import ConfigError, OutputError
-from dptrain.train.callbacks import CallbackList, TensorBoard
 from tests.unit.callbacks import Rank1, build, drive, toy
 
 

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
+from dptrain.callbacks import TerminateOnNaN
 from dptrain.errors import DivergenceError
-from dptrain.train.callbacks import TerminateOnNaN
 from tests.unit.callbacks import FakeModel, build, drive, toy
 
 

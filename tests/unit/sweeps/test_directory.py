@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain.cli.run_directory import RunDirectory
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runs import files
-from dptrain.runs.directory import RunDirectory
+from dptrain.runtime import files
 from dptrain.sweeps import directory
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial

@@ -1,0 +1,1 @@
+"""The CPU backend: NumPy, with inner loops compiled by Numba where that is installed."""

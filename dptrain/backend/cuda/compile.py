@@ -1,0 +1,174 @@
+"""Compiling the CUDA sources once per architecture, into a cache that concurrent processes cannot corrupt.
+
+A compiled file's name is a digest of everything that its content depends on: the source with all headers (`*.cuh`), the
+architecture, the options and what `nvcc --version` says. It is written under a temporary name and then renamed, and a
+lock keeps the ranks of a node from compiling the same file at once: the first one works, the others find the result.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.errors import DeviceError
+from dptrain.runtime.cache import cache_dir
+
+OPTIONS = ("-O3", "-std=c++17")
+# Seconds that a rank waits for another one to compile.
+_PATIENCE = 600.0
+
+
+def find_nvcc() -> str:
+    """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, or in /usr/local/cuda.
+
+    Raises:
+        DeviceError: it is at none of these places.
+    """
+    found = shutil.which("nvcc")
+    if found is not None:
+        return found
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if root and os.access(place := Path(root) / "bin" / "nvcc", os.X_OK):
+            return str(place)
+    raise DeviceError(
+        "no nvcc on PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin: install the CUDA toolkit "
+        "(https://developer.nvidia.com/cuda-downloads), or use --device cpu"
+    )
+
+
+def compiled(names: Sequence[str], architecture: str) -> dict[str, Path]:
+    """Return the compiled files of some sources by name, compiling what the cache does not hold.
+
+    Args:
+        names: sources without their ending, such as "dense".
+        architecture: such as "sm_90".
+
+    Raises:
+        DeviceError: no nvcc, it refuses a source, or the cache cannot be written.
+    """
+    nvcc = find_nvcc()
+    found = places(names, architecture, nvcc)
+    if not all(place.is_file() for place in found.values()):
+        sources = kernels_dir()
+        _compile_missing(nvcc, [(sources / f"{name}.cu", place) for name, place in found.items()], architecture)
+    return found
+
+
+def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
+    """Return the compiled file of a user's source, compiling it if the cache does not hold it.
+
+    Args:
+        name: for messages and the file's name.
+        source: CUDA C++ as text, or the path of a file, which may include headers (`*.cuh`, `*.h`) beside it.
+        architecture: such as "sm_90".
+
+    Raises:
+        DeviceError: as `compiled`.
+    """
+    nvcc = find_nvcc()
+    digest = _digest(nvcc, architecture)
+    if isinstance(source, Path):
+        for header in sorted([*source.parent.glob("*.cuh"), *source.parent.glob("*.h")]):
+            digest.update(header.read_bytes())
+    digest.update(source.encode() if isinstance(source, str) else source.read_bytes())
+    place = kernel_cache() / f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
+    if place.is_file():
+        return place
+    with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
+        path = source
+        if isinstance(path, str):
+            text, path = path, Path(folder) / f"{name}.cu"
+            path.write_text(text, encoding="utf-8")
+        _compile_missing(nvcc, [(path, place)], architecture)
+    return place
+
+
+def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path]:
+    """Return where the cache keeps the compiled files of some sources, by name, whether they are there or not.
+
+    Raises:
+        DeviceError: this nvcc does not work.
+    """
+    sources = kernels_dir()
+    digest = _digest(nvcc, architecture)
+    found = {}
+    for name in names:
+        own = digest.copy()
+        own.update((sources / f"{name}.cu").read_bytes())
+        found[name] = kernel_cache() / f"{name}-{architecture}-{own.hexdigest()[:24]}.cubin"
+    return found
+
+
+def _digest(nvcc: str, architecture: str) -> "hashlib._Hash":
+    """Return the digest of what all compiled files depend on."""
+    digest = hashlib.sha256("\0".join([architecture, *OPTIONS, _version(nvcc)]).encode())
+    for header in sorted(kernels_dir().glob("*.cuh")):
+        digest.update(header.read_bytes())
+    return digest
+
+
+def kernel_cache() -> Path:
+    """The folder of compiled kernels."""
+    return cache_dir() / "kernels"
+
+
+def command(nvcc: str, source: Path, target: Path, architecture: str) -> list[str]:
+    """Return the command that compiles one source."""
+    return [nvcc, "--cubin", f"-arch={architecture}", *OPTIONS, f"-I{kernels_dir()}", "-o", str(target), str(source)]
+
+
+def _version(nvcc: str) -> str:
+    try:
+        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise DeviceError(f"{nvcc} --version fails ({error}): is the CUDA toolkit installed whole?") from error
+    return done.stdout
+
+
+def _compile_missing(nvcc: str, wanted: Sequence[tuple[Path, Path]], architecture: str) -> None:
+    """Compile the sources, each to its place, that no other process has compiled meanwhile."""
+    folder = kernel_cache()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "lock", timeout=_PATIENCE):
+            missing = [(source, place) for source, place in wanted if not place.is_file()]
+            with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1, 4))) as pool:
+                list(pool.map(lambda one: _compile(nvcc, one[0], one[1], architecture), missing))
+    except Timeout:
+        raise DeviceError(
+            f"{folder / 'lock'}: another process compiles the CUDA kernels for more than {_PATIENCE:.0f} s; "
+            "end it, or set DPTRAIN_CACHE to another folder"
+        ) from None
+    except OSError as error:
+        raise DeviceError(
+            f"{folder}: cannot keep the compiled CUDA kernels there ({error.strerror}); "
+            "set DPTRAIN_CACHE to another folder"
+        ) from error
+
+
+def _compile(nvcc: str, source: Path, place: Path, architecture: str) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix="work-") as folder:
+        target = Path(folder) / place.name
+        done = subprocess.run(
+            command(nvcc, source, target, architecture),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode:
+            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+            said = next(
+                (line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing"
+            )
+            said = said.strip().replace(f"{source.parent}{os.sep}", "")
+            raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
+        target.replace(place)

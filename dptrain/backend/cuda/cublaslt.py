@@ -1,0 +1,208 @@
+"""Matrix products by NVIDIA's cuBLASLt, through nvmath-python: an optional provider (`--gemm cublaslt`).
+
+**Products have run against a stand-in for `nvmath.bindings.cublasLt` only (tests/standins), never on hardware.** The
+names and argument orders of the bindings were compared with nvmath-python 1.0; descriptors, layouts and preferences,
+which need no GPU, were filled and read back with cuBLASLt 12.9.
+
+cuBLASLt knows matrices by columns. A row-major (R, C) array is, by columns, its own transpose (C, R) with leading
+dimension C; so c = op(a) op(b) is asked for as c^T = op(b)^T op(a)^T: b first, a second, sizes N, M, K. A bias along
+c's rows is then one along the columns of what cuBLASLt sees, as its epilogue wants it.
+
+What a product needs beside its pointers (descriptor, layouts, the algorithm that the heuristic chose) is made once for
+each shape and kept. Products of the same shape on the same GPU with the same library have the same bits; another GPU or
+version may choose another algorithm, so the version is part of `numerics`.
+
+The only module that imports nvmath. Source: cuBLAS Library User Guide, chapter "Using the cuBLASLt API".
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dptrain.backend.cuda.products import Gemm
+from dptrain.errors import ConfigError, DeviceError
+
+# What NVIDIA recommends for Hopper; older GPUs need less.
+WORKSPACE_BYTES = 32 * 2**20
+# Alignment that cuBLASLt asks about, at most.
+_ALIGNMENT = 256
+
+
+@dataclass
+class _Plan:
+    """What one shape needs: opaque handles, the algorithm, and the bias that the descriptor points to now."""
+
+    operation: int
+    layout_a: int
+    layout_b: int
+    layout_c: int
+    algorithm: Any
+    bias: int
+    afterwards: str
+
+
+class CublasLtGemm(Gemm):
+    """Products by cuBLASLt; sums of no terms, which it does not know, by our own kernels.
+
+    Args:
+        precision: "float32", or "tf32" for its fast TF32 compute type.
+        stream: the stream's handle.
+        allocate: returns the address of that many bytes, aligned to 256, that stay until the backend closes.
+        activate: (address, elements, activation): queues an activation in place, where no epilogue does it.
+        own: our own products.
+
+    Raises:
+        ConfigError: nvmath-python is not installed.
+        DeviceError: the library does not load or does not start.
+    """
+
+    def __init__(
+        self,
+        precision: str,
+        stream: int,
+        allocate: Callable[[int], int],
+        activate: Callable[[int, int, str], None],
+        own: Gemm,
+    ) -> None:
+        try:
+            from nvmath import CudaDataType
+            from nvmath.bindings import cublas, cublasLt
+        except ImportError as error:
+            raise ConfigError(
+                f"gemm = 'cublaslt': nvmath-python is not installed ({error}); pip install 'dptrain[cublaslt]'"
+            ) from error
+        self.name = "cublaslt"
+        self._lt, self._stream, self._activate, self._own = cublasLt, stream, activate, own
+        self._float32 = int(CudaDataType.CUDA_R_32F)
+        compute = cublas.ComputeType
+        self._compute = int(compute.COMPUTE_32F if precision == "float32" else compute.COMPUTE_32F_FAST_TF32)
+        self._keep, self._turn = int(cublas.Operation.N), int(cublas.Operation.T)
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        try:
+            self._handle: int | None = cublasLt.create()
+            version = cublasLt.get_version()
+        except Exception as error:  # nvmath has a class of its own for each reason
+            raise DeviceError(f"gemm = 'cublaslt': the library does not start ({error}); use --gemm dptrain") from error
+        self.numerics = f"products by cublaslt {version} in {precision}"
+        self._workspace = allocate(WORKSPACE_BYTES)
+        self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+
+    def product(
+        self, layout: str, a: int, b: int, bias: int, c: int, sizes: tuple[int, int, int], activation: str
+    ) -> None:
+        """See `Gemm`.
+
+        Raises:
+            DeviceError: cuBLASLt has no algorithm for this product, or refuses it.
+        """
+        M, N, K = sizes
+        if M == 0 or N == 0:
+            return
+        if K == 0:
+            self._own.product(layout, a, b, bias, c, sizes, activation)
+            return
+        # Slices of a batch begin anywhere; an algorithm for aligned matrices would read them wrongly.
+        alignments = tuple(min(pointer & -pointer, _ALIGNMENT) for pointer in (a, b, c))
+        key = (layout, M, N, K, activation, bias != 0, alignments)
+        try:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._plan(layout, sizes, activation, bias, alignments)
+            if bias != plan.bias:
+                self._set_bias(plan.operation, bias)
+                plan.bias = bias
+            self._lt.matmul(
+                self._handle,
+                plan.operation,
+                self._one.ctypes.data,
+                *(b, plan.layout_b),
+                *(a, plan.layout_a),
+                self._zero.ctypes.data,
+                *(c, plan.layout_c),
+                *(c, plan.layout_c),
+                plan.algorithm.ctypes.data,
+                self._workspace,
+                WORKSPACE_BYTES,
+                self._stream,
+            )
+        except self._lt.cuBLASLtError as error:
+            raise DeviceError(
+                f"gemm = 'cublaslt': no product of ({M}, {K}) and ({K}, {N}) ({error}); use --gemm dptrain"
+            ) from error
+        if plan.afterwards != "linear":
+            self._activate(c, M * N, plan.afterwards)
+
+    def close(self) -> None:
+        """See `Gemm`."""
+        for plan in self._plans.values():
+            for layout in (plan.layout_a, plan.layout_b, plan.layout_c):
+                self._lt.matrix_layout_destroy(layout)
+            self._lt.matmul_desc_destroy(plan.operation)
+        self._plans.clear()
+        if self._handle is not None:
+            self._lt.destroy(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        """Close what no backend closed."""
+        with contextlib.suppress(Exception):  # one could reach nobody from here
+            self.close()
+
+    def _plan(
+        self, layout: str, sizes: tuple[int, int, int], activation: str, bias: int, alignments: tuple[int, ...]
+    ) -> _Plan:
+        lt = self._lt
+        M, N, K = sizes
+        fused = activation == "relu"
+        if bias:
+            epilogue = lt.Epilogue.RELU_BIAS if fused else lt.Epilogue.BIAS
+        else:
+            epilogue = lt.Epilogue.RELU if fused else lt.Epilogue.DEFAULT
+        operation = lt.matmul_desc_create(self._compute, self._float32)
+        self._set(operation, lt.MatmulDescAttribute.TRANSA, self._turn if layout == "nt" else self._keep)
+        self._set(operation, lt.MatmulDescAttribute.TRANSB, self._turn if layout == "tn" else self._keep)
+        self._set(operation, lt.MatmulDescAttribute.EPILOGUE, epilogue)
+        if bias:
+            self._set_bias(operation, bias)
+        # Rows and columns as stored, which by columns is the other way round.
+        layout_a = self._matrix(*((K, M) if layout == "tn" else (M, K)))
+        layout_b = self._matrix(*((N, K) if layout == "nt" else (K, N)))
+        layout_c = self._matrix(M, N)
+        preference = lt.matmul_preference_create()
+        names = lt.MatmulPreferenceAttribute
+        wishes = {names.MAX_WORKSPACE_BYTES: WORKSPACE_BYTES}
+        aligned_a, aligned_b, aligned_c = alignments
+        wishes |= {names.MIN_ALIGNMENT_A_BYTES: aligned_b, names.MIN_ALIGNMENT_B_BYTES: aligned_a}
+        wishes |= {names.MIN_ALIGNMENT_C_BYTES: aligned_c, names.MIN_ALIGNMENT_D_BYTES: aligned_c}
+        for name, value in wishes.items():
+            wish = np.array([value], lt.get_matmul_preference_attribute_dtype(name))
+            lt.matmul_preference_set_attribute(preference, name, wish.ctypes.data, wish.nbytes)
+        found, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        lt.matmul_algo_get_heuristic(
+            self._handle,
+            operation,
+            *(layout_b, layout_a, layout_c, layout_c),
+            preference,
+            1,
+            found.ctypes.data,
+            count.ctypes.data,
+        )
+        lt.matmul_preference_destroy(preference)
+        if count[0] == 0 or found["state"][0] != 0:
+            raise DeviceError(f"gemm = 'cublaslt': no algorithm for M, N, K = {M}, {N}, {K}; use --gemm dptrain")
+        # The algorithm is the result's first field: one address serves for both.
+        return _Plan(operation, layout_a, layout_b, layout_c, found, bias, "linear" if fused else activation)
+
+    def _matrix(self, rows: int, columns: int) -> int:
+        handle: int = self._lt.matrix_layout_create(self._float32, columns, rows, columns)
+        return handle
+
+    def _set_bias(self, operation: int, bias: int) -> None:
+        self._set(operation, self._lt.MatmulDescAttribute.BIAS_POINTER, bias)
+
+    def _set(self, operation: int, name: int, value: int) -> None:
+        data = np.array([value], self._lt.get_matmul_desc_attribute_dtype(name))
+        self._lt.matmul_desc_set_attribute(operation, name, data.ctypes.data, data.nbytes)

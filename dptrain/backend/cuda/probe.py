@@ -1,0 +1,83 @@
+"""What the NVIDIA driver says about the GPUs that this process would see, asked in a process of its own.
+
+A program, run by `dptrain.backend.cuda.selection`: asking starts the driver, after which CUDA_VISIBLE_DEVICES has no
+effect any more, and a damaged driver can take the process with it. Prints one JSON object; needs nothing but the
+driver.
+"""
+
+import contextlib
+import ctypes
+import json
+import sys
+from typing import Any
+
+
+def main(with_memory: bool) -> dict[str, Any]:
+    """Return the driver's CUDA version, what it complains about, and its GPUs.
+
+    Args:
+        with_memory: ask for free memory as well, which takes a context on every GPU.
+    """
+    found: dict[str, Any] = {"cuda": None, "error": None, "gpus": []}
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return found | {"error": f"the driver's library does not load ({error})"}
+    number = ctypes.c_int(0)
+    if driver.cuDriverGetVersion(ctypes.byref(number)) == 0:
+        found["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    for call, arguments in (("cuInit", (0,)), ("cuDeviceGetCount", (ctypes.byref(number),))):
+        if code := getattr(driver, call)(*arguments):
+            return found | {"error": f"{call} fails: {_error(driver, code)}"}
+    found["gpus"] = [_gpu(driver, index, with_memory) for index in range(number.value)]
+    return found
+
+
+def _gpu(driver: ctypes.CDLL, index: int, with_memory: bool) -> dict[str, Any]:
+    name, total = ctypes.create_string_buffer(256), ctypes.c_size_t(0)
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    driver.cuDeviceGetName(name, 256, index)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(total), index)
+    driver.cuDeviceGetAttribute(ctypes.byref(major), 75, index)  # compute capability, major and minor
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, index)
+    gpu = {
+        "name": name.value.decode(errors="replace"),
+        "uuid": device_uuid(driver, index),
+        "architecture": f"sm_{major.value}{minor.value}",
+        "total": total.value,
+        "free": None,
+        "error": None,
+    }
+    if with_memory:
+        context, free = ctypes.c_void_p(), ctypes.c_size_t(0)
+        code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), index)
+        if code == 0:
+            code = driver.cuCtxSetCurrent(context) or driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+            gpu["free"] = free.value
+            driver.cuCtxSetCurrent(None)
+            driver.cuDevicePrimaryCtxRelease_v2(index)
+        if code:
+            gpu |= {"free": None, "error": _error(driver, code)}
+    return gpu
+
+
+def device_uuid(driver: ctypes.CDLL, index: int) -> str | None:
+    """Return a device's UUID as nvidia-smi prints it, or None where the driver does not tell."""
+    data = (ctypes.c_ubyte * 16)()
+    for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):  # the newer one knows parts of GPUs
+        with contextlib.suppress(AttributeError):
+            if getattr(driver, name)(data, index) == 0:
+                text = bytes(data).hex()
+                return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return None
+
+
+def _error(driver: ctypes.CDLL, code: int) -> str:
+    name = ctypes.c_char_p()
+    with contextlib.suppress(AttributeError):
+        driver.cuGetErrorName(code, ctypes.byref(name))
+    return name.value.decode() if name.value else f"error {code}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(main("--memory" in sys.argv)))

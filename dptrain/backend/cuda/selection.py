@@ -1,0 +1,96 @@
+"""Which GPUs there are, and which rank of a node takes which; without PyCUDA and without starting the driver here."""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dptrain.errors import DeviceError
+
+# Seconds that the driver may take to answer; the first start after a boot takes several.
+_PATIENCE = 120.0
+
+
+def probe(with_memory: bool = False) -> dict[str, Any]:
+    """Return what `dptrain.backend.cuda.probe` prints; its "error" says why there is nothing."""
+    program = str(Path(__file__).with_name("probe.py"))
+    command = [sys.executable, "-I", program, *(["--memory"] if with_memory else [])]
+    nothing: dict[str, Any] = {"cuda": None, "gpus": []}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=_PATIENCE
+        )
+        if done.returncode == 0:
+            found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+            return found
+    except subprocess.TimeoutExpired:
+        return nothing | {"error": f"the driver does not answer within {_PATIENCE:.0f} s"}
+    except (OSError, ValueError, IndexError) as error:
+        return nothing | {"error": f"cannot ask the driver ({error})"}
+    how = f"is killed by signal {-done.returncode}" if done.returncode < 0 else f"exits with {done.returncode}"
+    return nothing | {"error": f"a process that asks the driver {how}"}
+
+
+def visible_gpus() -> list[str]:
+    """Return an identity of each GPU that CUDA shows this process, in CUDA's order: its UUID where the driver tells."""
+    return [gpu["uuid"] or f"GPU {number}" for number, gpu in enumerate(probe()["gpus"])]
+
+
+def assign(seen: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, host: str) -> list[int]:
+    """Return which of the GPUs that it sees each rank of a node takes.
+
+    Where all ranks see the same GPUs, local rank i takes number i. Where a launcher has given them different ones
+    (Slurm's --gpus-per-task, a container each), a rank takes the first of its own that no lower rank has.
+
+    Args:
+        seen: by local rank, identities of the GPUs that it sees.
+        ranks: their ranks in the world, for messages.
+        share: several ranks may use one GPU.
+        host: the node's name, for messages.
+
+    Raises:
+        DeviceError: two ranks would use the same GPU, and may not.
+    """
+    if all(own == seen[0] for own in seen):
+        count = len(seen[0])
+        if 0 < count < len(seen) and not share:
+            raise DeviceError(
+                f"host {host}: {len(seen)} ranks, {count} GPU{'s' if count > 1 else ''}{masked()}; "
+                f"use -n {count}, --share-gpu or --device cpu"
+            )
+        return [number % max(count, 1) for number in range(len(seen))]
+    taken: dict[str, int] = {}
+    chosen = []
+    for local_rank, own in enumerate(seen):
+        free = [number for number, gpu in enumerate(own) if gpu not in taken]
+        if not free and own and not share:
+            raise DeviceError(
+                f"host {host}: ranks {taken[own[0]]} and {ranks[local_rank]} would both use {own[0]}, their launcher "
+                "shows them no other; give each rank a GPU of its own, or use --share-gpu or --device cpu"
+            )
+        number = free[0] if free else local_rank % max(len(own), 1)
+        chosen.append(number)
+        if own:
+            taken.setdefault(own[number], ranks[local_rank])
+    return chosen
+
+
+def masked() -> str:
+    """Return " (CUDA_VISIBLE_DEVICES=...)" where such a mask stands, for messages."""
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
+
+
+def has_driver() -> bool:
+    """Whether this machine shows signs of an NVIDIA driver; starts nothing."""
+    if os.path.exists("/dev/nvidiactl"):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,23 @@
+"""Where the CUDA sources are: `kernels/` of a checkout, or the copy that travels inside the wheel."""
+
+from pathlib import Path
+
+from dptrain.errors import DeviceError
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def kernels_dir(package: Path = _PACKAGE) -> Path:
+    """Return the folder of the CUDA sources.
+
+    Args:
+        package: the folder of the installed `dptrain` package.
+
+    Raises:
+        DeviceError: it is at neither place.
+    """
+    places = (package / "_kernels", package.parent / "kernels")
+    for place in places:
+        if (place / "README.md").is_file():
+            return place
+    raise DeviceError(f"CUDA sources found neither in {places[0]} nor in {places[1]}: install dptrain again")

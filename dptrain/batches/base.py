@@ -1,0 +1,158 @@
+"""What a rank works on, step by step: which samples make up each global batch, and how they come to the device."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from dptrain.backend.base import Backend, HostArray
+from dptrain.batches.feed import Feed, Rows, make_feed
+from dptrain.batches.sampling import Sampler, Shard
+from dptrain.errors import ConfigError
+from dptrain.runtime.failure import warn
+
+
+class Batches(ABC):
+    """The steps of one rank; a context that gives back what it holds on the device.
+
+    Attributes:
+        steps: of an epoch, the same on all ranks; None where only the end of the data will tell.
+        capacity: rows of this rank's largest shard, as far as it is known before the first step.
+    """
+
+    steps: int | None
+    capacity: int
+
+    @abstractmethod
+    def open(self, backend: Backend, most_bytes: int | None) -> Self:
+        """Take memory on the device, which holds already what it must hold besides samples.
+
+        Args:
+            backend: the device.
+            most_bytes: of its memory that samples may take; None for what is free.
+        """
+
+    @abstractmethod
+    def epoch(self, number: int) -> Iterator[Sequence[Shard]]:
+        """Yield this rank's shards of each step of an epoch, as many steps as on every other rank.
+
+        Args:
+            number: of the epoch, counted from 0.
+        """
+
+    def resume(self, epochs: int, step: int) -> None:
+        """Let the next epoch go on where an interrupted training was: a hook, for batches that can.
+
+        Args:
+            epochs: whole ones since the training began.
+            step: of the epoch at hand that are done.
+
+        Raises:
+            ConfigError: these batches cannot begin in the middle of an epoch.
+        """
+        if step:
+            raise ConfigError(f"not supported: going on after step {step} of an epoch with {type(self).__name__}")
+
+    @abstractmethod
+    def rows(self, shard: Shard) -> Rows:
+        """Return the samples of the next shard of the step at hand that has any."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what `open` took."""
+
+    def __enter__(self) -> Self:
+        """Return the batches."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close them."""
+        self.close()
+
+
+class ArrayBatches(Batches):
+    """Batches of arrays that a rank holds.
+
+    Args:
+        arrays: features (rows, F), targets and what else belongs to a sample, (rows, ...) each.
+        sampler: which rows make up which step.
+        steps_per_epoch: as Keras: epochs end after that many steps, the next one goes on where the last has ended, and
+            a pass through the data that ends earlier ends the epoch as well, with a warning. None: a pass an epoch.
+        restarts: every epoch begins with the first step, as evaluations do.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[HostArray],
+        sampler: Sampler,
+        steps_per_epoch: int | None = None,
+        *,
+        restarts: bool = False,
+    ) -> None:
+        self._arrays, self._sampler, self._steps_per_epoch = arrays, sampler, steps_per_epoch
+        self._restarts = restarts
+        self.steps = steps_per_epoch or sampler.steps
+        self.capacity = sampler.capacity
+        self._feed: Feed | None = None
+        # Where the next epoch goes on, with steps_per_epoch.
+        self._pass, self._done = 0, 0
+        # Steps of the next epoch that were done before an interruption.
+        self._skipped = 0
+
+    def open(self, backend: Backend, most_bytes: int | None) -> Self:
+        """Put the arrays on the device, or prepare to stream them."""
+        self._feed = make_feed(backend, self._arrays, self.capacity, most_bytes)
+        return self
+
+    def epoch(self, number: int) -> Iterator[Sequence[Shard]]:
+        """Yield the steps of one pass, or `steps_per_epoch` of them."""
+        assert self._feed is not None
+        if self._steps_per_epoch is None or self._restarts:
+            self._pass, self._done = number, 0
+        begin, stop = self._done, self._end()
+        self._done += self._skipped
+        self._skipped = 0
+        plan = [self._sampler.shards(step) for step in range(self._done, stop)]
+        self._feed.start(self._sampler.order(self._pass), [shard for shards in plan for shard in shards])
+        for shards in plan:
+            self._done += 1
+            yield shards
+        self._begin_next_pass()
+        if self._steps_per_epoch is not None and stop - begin < self._steps_per_epoch:
+            warn_of_the_end()
+
+    def resume(self, epochs: int, step: int) -> None:
+        """Go on in the pass and at the step where the interrupted training was."""
+        self._pass, self._done = 0, 0
+        if self._steps_per_epoch is not None:
+            for _ in range(epochs):
+                self._done = self._end()
+                self._begin_next_pass()
+        self._skipped = step
+
+    def _end(self) -> int:
+        """Return the step of the pass at which the epoch ends that begins here."""
+        return min(self._done + (self._steps_per_epoch or self._sampler.steps), self._sampler.steps)
+
+    def _begin_next_pass(self) -> None:
+        if self._done == self._sampler.steps:
+            self._pass, self._done = self._pass + 1, 0
+
+    def rows(self, shard: Shard) -> Rows:
+        """Ask the feed."""
+        assert self._feed is not None
+        return self._feed.rows(shard)
+
+    def close(self) -> None:
+        """Close the feed."""
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+
+def warn_of_the_end() -> None:
+    """Warn as Keras does where an epoch has fewer steps than it was to have."""
+    warn(
+        "Your input ran out of data; interrupting training. Make sure that your dataset or generator can generate at "
+        "least `steps_per_epoch * epochs` batches. You may need to use the `.repeat()` function when building your "
+        "dataset."
+    )

@@ -1,0 +1,231 @@
+"""How a rank's samples reach its device: all at once, or in chunks where the device cannot hold them.
+
+A feed is told what an epoch's steps will ask for, and then asked for it in that order. Either way the batch op gathers
+the same values, so that the results do not depend on where the samples are.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.base import Backend, Buffer, HostArray
+from dptrain.backend.transfers import Staging
+from dptrain.batches.sampling import Shard
+
+# The most that one of the two chunks holds: larger ones make no copy faster.
+_CHUNK_BYTES = 64 << 20
+
+Order = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples on the device.
+
+    Attributes:
+        arrays: features, targets and what else belongs to a sample, each (stored rows, ...).
+        chosen: (rows,) int64, which of the stored rows, in order.
+    """
+
+    arrays: tuple[Buffer, ...]
+    chosen: Buffer
+
+
+class RowSource(Protocol):
+    """What a replica asks for samples."""
+
+    def rows(self, shard: Shard) -> Rows:
+        """Return the samples of the next shard, which has at least one; valid until the next call."""
+        ...
+
+
+class Feed(ABC):
+    """The samples of one rank, in the order of an epoch; a context that ends what runs in the background."""
+
+    def __enter__(self) -> Self:
+        """Return the feed."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+    @abstractmethod
+    def start(self, order: Order, shards: Sequence[Shard]) -> None:
+        """Begin an epoch.
+
+        Args:
+            order: rows in the order of the epoch, int64.
+            shards: what `rows` will be asked for, in that order; an epoch may end before the last.
+        """
+
+    @abstractmethod
+    def rows(self, shard: Shard) -> Rows:
+        """Return the samples of the next shard, which has at least one; valid until the next call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop what runs in the background."""
+
+
+class ResidentFeed(Feed):
+    """All samples on the device.
+
+    Args:
+        backend: the device.
+        arrays: (rows, ...) each.
+    """
+
+    def __init__(self, backend: Backend, arrays: Sequence[HostArray]) -> None:
+        self._backend = backend
+        self._arrays = tuple(backend.upload_samples(array) for array in arrays)
+        self._order: Buffer = None
+
+    def start(self, order: Order, shards: Sequence[Shard]) -> None:
+        """Send the order."""
+        # Kept from epoch to epoch: giving memory back would make the host wait for all that the device has to do.
+        if self._order is None or len(self._order) != len(order):
+            self._order = self._backend.empty(order.shape, np.int64)
+        self._backend.write(self._order, order)
+
+    def rows(self, shard: Shard) -> Rows:
+        """Return all samples, and the shard's part of the order."""
+        return Rows(self._arrays, self._order[shard.start : shard.stop])
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class StreamedFeed(Feed):
+    """Chunks of the epoch's order, gathered on the host by a thread while the device works on the chunk before.
+
+    Args:
+        backend: the device.
+        arrays: (rows, ...) each.
+        chunk_rows: rows of a chunk, at least those of the largest shard; two chunks are on the device.
+    """
+
+    def __init__(self, backend: Backend, arrays: Sequence[HostArray], chunk_rows: int) -> None:
+        self._sources = tuple(arrays)
+        self._chunk_rows = chunk_rows
+        self._slots = [
+            [backend.staging((chunk_rows, *array.shape[1:]), array.dtype) for array in arrays] for _ in range(2)
+        ]
+        self._identity = backend.upload(np.arange(chunk_rows, dtype=np.int64))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dptrain-feed")
+        self._filling: Future[None] | None = None
+        self._order: Order = np.empty(0, np.int64)
+        self._chunks: list[list[Shard]] = []
+        self._current = 0
+        self._sent = -1
+        self._next_row = 0
+        self._left = 0
+
+    def start(self, order: Order, shards: Sequence[Shard]) -> None:
+        """Cut the epoch into chunks and bring the first one in."""
+        if self._filling is not None:
+            self._filling.result()  # of an epoch that ended early
+        for slot in self._slots:
+            _release(slot)
+        self._order = order
+        self._chunks = _chunks(shards, self._chunk_rows)
+        self._current, self._sent, self._left = -1, -1, 0
+        if self._chunks:
+            self._fill(0)
+
+    def rows(self, shard: Shard) -> Rows:
+        """Return the chunk that holds the shard, and the shard's rows in it."""
+        if self._left == 0:
+            self._enter(self._current + 1)
+        elif self._filling is not None and self._filling.done():
+            self._send()
+        begin, self._next_row = self._next_row, self._next_row + shard.rows
+        self._left -= 1
+        arrays = tuple(staging.device for staging in self._slots[self._current % 2])
+        return Rows(arrays, self._identity[begin : begin + shard.rows])
+
+    def close(self) -> None:
+        """End the thread, whatever it met."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _enter(self, chunk: int) -> None:
+        """Make a chunk the one that ops read, and begin to gather the one after it into the other slot."""
+        if self._current >= 0:
+            _release(self._slots[self._current % 2])
+        if self._sent < chunk:
+            self._send()
+        for staging in self._slots[chunk % 2]:
+            staging.arrive()
+        self._current, self._next_row, self._left = chunk, 0, len(self._chunks[chunk])
+        if chunk + 1 < len(self._chunks):
+            self._fill(chunk + 1)
+
+    def _fill(self, chunk: int) -> None:
+        slot = self._slots[chunk % 2]
+        for staging in slot:
+            staging.reuse()
+        rows = np.concatenate([self._order[shard.start : shard.stop] for shard in self._chunks[chunk]])
+        self._filling = self._thread.submit(_gather, self._sources, rows, slot)
+
+    def _send(self) -> None:
+        """Send the chunk that is being gathered, when it is."""
+        assert self._filling is not None
+        self._filling.result()
+        self._filling = None
+        self._sent += 1
+        rows = sum(shard.rows for shard in self._chunks[self._sent])
+        for staging in self._slots[self._sent % 2]:
+            staging.send(rows)
+
+
+def make_feed(backend: Backend, arrays: Sequence[HostArray], largest: int, most_bytes: int | None = None) -> Feed:
+    """Return a feed that keeps the samples on the device if they fit there, and else streams them.
+
+    Args:
+        backend: the device, which holds already what it must hold besides samples.
+        arrays: (rows, ...) each; features, targets and so on.
+        largest: rows of the largest shard.
+        most_bytes: of the device's memory that samples may take; None for what is free.
+    """
+    room = backend.room_for_data() if most_bytes is None else most_bytes
+    needed = sum(backend.missing_samples(array) for array in arrays)
+    if room is None or needed <= room:
+        return ResidentFeed(backend, arrays)
+    row = max(1, sum(array[:1].nbytes for array in arrays))
+    # Both chunks take half of the room, and leave the rest to other samples, such as those for validation.
+    return StreamedFeed(backend, arrays, max(largest, min(room // 4, _CHUNK_BYTES) // row, 1))
+
+
+def _chunks(shards: Sequence[Shard], most: int) -> list[list[Shard]]:
+    """Cut the shards that have rows into runs of at most `most` rows."""
+    chunks: list[list[Shard]] = []
+    rows = 0
+    for shard in shards:
+        if shard.rows == 0:
+            continue
+        if not chunks or rows + shard.rows > most:
+            chunks.append([])
+            rows = 0
+        chunks[-1].append(shard)
+        rows += shard.rows
+    return chunks
+
+
+def _gather(sources: Sequence[HostArray], rows: Order, slot: Sequence[Staging]) -> None:
+    """Copy rows of every array to the host's side of a slot."""
+    for array, staging in zip(sources, slot, strict=True):
+        target = staging.host[: len(rows)]
+        if target.dtype == array.dtype and array.flags.c_contiguous:
+            np.take(array, rows, axis=0, out=target, mode="clip")  # without the interpreter's lock
+        else:
+            target[...] = array[rows]
+
+
+def _release(slot: Sequence[Staging]) -> None:
+    for staging in slot:
+        staging.release()

@@ -1,0 +1,494 @@
+"""What users hand to `fit`, `evaluate` and `predict`, checked against the model and made into batches."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.base import flat_features
+from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource, short
+from dptrain.batches.base import ArrayBatches, Batches
+from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, Sampler, WholeBatchSampler
+from dptrain.batches.stream import Read, StreamBatches, What
+from dptrain.comm import Communicator
+from dptrain.data.checks import check_labels
+from dptrain.data.loading import fingerprint
+from dptrain.data.parts import cut
+from dptrain.errors import ArgumentTypeError, ConfigError, DataError
+from dptrain.losses import Loss
+from dptrain.model import Architecture
+from dptrain.runtime.failure import warn
+
+Array = npt.NDArray[Any]
+# How the replica wants features, targets and weights: `Replica.as_stored`.
+Store = Callable[..., Sequence[Array]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Arrays that belong together, checked.
+
+    Attributes:
+        x: (rows, *input_shape) features in their own dtype.
+        y: (rows,) labels, or (rows, *output_shape) values.
+        weights: (rows,) of the samples in the loss, or None for ones.
+    """
+
+    x: Array
+    y: Array
+    weights: Array | None = None
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.x)
+
+    def part(self, start: int, stop: int) -> "Samples":
+        """Return rows start to stop."""
+        return Samples(
+            self.x[start:stop], self.y[start:stop], None if self.weights is None else self.weights[start:stop]
+        )
+
+    @property
+    def facts(self) -> list[Any]:
+        """What must be the same on all ranks."""
+        return fingerprint(self.x, self.y, *(() if self.weights is None else (self.weights,)))
+
+    def stored(self, store: Store) -> Sequence[Array]:
+        """Return the arrays as the replica's feed takes them."""
+        return store(self.x, self.y) if self.weights is None else store(self.x, self.y, self.weights)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Batches that the user's own code makes.
+
+    Attributes:
+        source: where they come from.
+        rows: of the first batch; 0 if nobody has looked.
+    """
+
+    source: BatchSource
+    rows: int = 0
+
+    @property
+    def facts(self) -> list[Any]:
+        """What must be the same on all ranks, before the first batch."""
+        weights = sorted([int(label), float(weight)] for label, weight in (self.source.class_weight or {}).items())
+        return [self.source.kind, self.source.num_batches, self.source.sharded or self.rows, weights]
+
+
+def check_numbers(least: int, **numbers: Any) -> None:
+    """Refuse numbers of epochs, steps and samples that mean nothing.
+
+    Args:
+        least: the lowest that is allowed.
+        numbers: by argument; NumPy's are as good as Python's.
+
+    Raises:
+        ConfigError: one of them is below, or an ArgumentTypeError: no integer.
+    """
+    for name, value in numbers.items():
+        if not isinstance(value, Integral):
+            raise ArgumentTypeError(f"{name} = {value!r}: expected an integer >= {least}")
+        if int(value) < least:
+            raise ConfigError(f"{name} = {value}: expected an integer >= {least}")
+
+
+def check_given(**numbers: Any) -> None:
+    """Refuse as `check_numbers` what is below 1, but for None, which stands for what nobody has chosen."""
+    check_numbers(1, **{name: value for name, value in numbers.items() if value is not None})
+
+
+def check_frequency(frequency: Any) -> None:
+    """Refuse a `validation_freq` that is neither a number of epochs nor a list of them.
+
+    Raises:
+        ConfigError: it is something else (a ValueError, as in Keras), or a number below 1.
+    """
+    if isinstance(frequency, Integral):
+        check_numbers(1, validation_freq=frequency)
+    elif not isinstance(frequency, Sequence) or isinstance(frequency, str):
+        raise ConfigError(
+            f"Expected `validation_freq` to be a list or int. Received: validation_freq={short(frequency)} of the type "
+            f"{type(frequency)}."
+        )
+
+
+def is_array(data: Any) -> bool:
+    """Return whether data is an array, or an object that says how to read it as one; None and single numbers are not.
+
+    A list or tuple that holds one array is one, as in Keras, which takes it for the list of a model's inputs.
+    """
+    if isinstance(data, list | tuple):
+        return len(data) == 1 and not isinstance(data[0], list | tuple) and is_array(data[0])
+    return not isinstance(data, np.generic) and (hasattr(data, "__array__") or hasattr(data, "__dlpack__"))
+
+
+def as_array(data: Any, name: str) -> Array:
+    """Return an array, a memory map, a tensor or a table of any library as NumPy's, without a copy where that can be.
+
+    Lists of numbers are refused, as in Keras.
+
+    Args:
+        data: an array, or what has `__array__` or `__dlpack__`; or a list or tuple of one of these.
+        name: for messages: "x", "y", "sample_weight".
+
+    Raises:
+        DataError: it is none.
+    """
+    if isinstance(data, np.ndarray):
+        return np.asarray(data)  # a memory map stays one
+    if isinstance(data, dict) or (isinstance(data, list | tuple) and len(data) > 1 and all(map(is_array, data))):
+        found = f"a dictionary with {list(data)}" if isinstance(data, dict) else f"{len(data)} arrays"
+        raise DataError(
+            f"{name}: The structure of `inputs` doesn't match the expected structure. Expected: one array, as the "
+            f"model has one input and one output. Received: {found}"
+        )
+    if not is_array(data):
+        advice = "; make an array of it" if isinstance(data, list | tuple) else ""
+        raise DataError(f"Unrecognized data type: {name}={short(data)} (of type {type(data)}){advice}")
+    if isinstance(data, list | tuple):
+        return as_array(data[0], name)
+    try:
+        if hasattr(data, "detach") and hasattr(data, "cpu"):
+            data = data.detach().cpu()  # a PyTorch tensor, which may be on a GPU or want gradients
+        return np.asarray(data) if hasattr(data, "__array__") else np.from_dlpack(data)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise DataError(f"{name}: {type(data)} cannot be read as a NumPy array: {error}") from error
+
+
+def check_features(x: Any, architecture: Architecture) -> Array:
+    """Return x as an array, (rows, *input_shape).
+
+    Raises:
+        DataError: no array of real numbers, or another shape.
+    """
+    features = as_array(x, "x")
+    expected = architecture.input_shape
+    if features.dtype.kind not in "uifb":
+        raise DataError(f"x has dtype {features.dtype}: expected real numbers")
+    if features.ndim == 0:
+        raise DataError(f"x is the single number {features}: expected samples of shape {expected}")
+    if features.shape[1:] != expected:
+        raise DataError(
+            f"model expects {flat_features(expected)} features of shape {expected}, data has "
+            f"{flat_features(features.shape[1:])} of shape {features.shape[1:]}"
+        )
+    return features
+
+
+def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss: Loss) -> Samples:
+    """Return features, targets and weights after checking them against the model and the loss.
+
+    Args:
+        x: (rows, *input_shape).
+        y: labels (rows,) or (rows, 1), or values (rows, *output_shape), as the loss takes them.
+        weights: (rows,) or (rows, 1), or None.
+        architecture: the model.
+        loss: the loss.
+
+    Raises:
+        DataError: they do not go together.
+        ConfigError: weights of samples whose output is no vector.
+    """
+    features = check_features(x, architecture)
+    if y is None:
+        raise DataError("y is missing: the loss compares the model's outputs with it")
+    targets = as_array(y, "y")
+    if targets.ndim == 0 or len(features) != len(targets):
+        raise DataError(
+            "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. "
+            f"x has {len(features)} samples, y has {len(targets) if targets.ndim else 'none'}"
+        )
+    output = architecture.output_shape
+    if weights is not None and len(output) != 1:
+        raise ConfigError(f"not supported: sample_weight on outputs of shape {output}")
+    if loss.takes_labels:
+        check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
+        targets = targets.reshape(len(targets))
+    else:
+        if targets.dtype.kind not in "uifb":
+            raise DataError(f"y has dtype {targets.dtype}: expected real numbers")
+        if targets.ndim == 1 and output == (1,):
+            targets = targets[:, None]
+        if targets.shape[1:] != output:
+            raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
+    return Samples(features, targets, _check_weights(weights, len(features)))
+
+
+def _check_weights(sample_weight: Any, rows: int) -> Array | None:
+    if sample_weight is None:
+        return None
+    weights = as_array(sample_weight, "sample_weight")
+    if weights.dtype.kind not in "uifb" or weights.shape not in ((rows,), (rows, 1)):
+        raise DataError(
+            f"sample_weight: expected ({rows},) real numbers, one a sample, found {weights.dtype} {weights.shape}"
+        )
+    weights = weights.reshape(rows)
+    if not np.isfinite(weights).all():
+        raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
+    return weights
+
+
+def check_unspecified(x: Any, y: Any, weights: Any, architecture: Architecture) -> Samples:
+    """Return features, targets and weights where the model's own steps alone know what the targets are.
+
+    Raises:
+        DataError: x does not fit the model, or targets or weights are not one a sample.
+    """
+    features = check_features(x, architecture)
+    rows = len(features)
+    targets = np.empty((rows, 0)) if y is None else as_array(y, "y")
+    if targets.dtype.kind not in "uifb" or targets.ndim < 1 or len(targets) != rows:
+        raise DataError(f"y: expected real numbers, one row for each of {rows} samples, found {targets.shape}")
+    return Samples(features, targets, _check_weights(weights, rows))
+
+
+def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
+    """Return each sample's weight from its class, 1 for classes that are not named, as Keras.
+
+    Args:
+        y: labels (rows,) or (rows, 1), or one-hot (rows, classes).
+        class_weight: class -> weight.
+
+    Raises:
+        ConfigError: targets that name no class, no dictionary of class numbers, or weights that are not finite.
+    """
+    if not isinstance(class_weight, Mapping) or not all(isinstance(one, Real) for one in class_weight):
+        raise ConfigError(f"class_weight = {short(class_weight)}: expected a dictionary from class number to weight")
+    labels = as_array(y, "y")
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        labels = labels.argmax(axis=1)
+    elif labels.ndim > 2:
+        raise ConfigError("`class_weight` not supported for 3+ dimensional targets.")
+    labels = np.round(labels.reshape(-1)).astype(np.int64)
+    weights = np.ones(len(labels))
+    for label, weight in class_weight.items():
+        if not math.isfinite(weight):
+            raise ConfigError(f"class_weight[{label}] = {weight}: expected a finite number")
+        weights[labels == int(label)] = weight
+    return weights
+
+
+def unpack(data: Any, name: str) -> tuple[Any, Any, Any]:
+    """Return x, y and sample_weight of (x,), (x, y) or (x, y, sample_weight); what is missing is None.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(data, list | tuple):
+        if 1 <= len(data) <= 3:
+            x, y, weights = [*data, None, None][:3]
+            return x, y, weights
+        raise ConfigError(
+            f"{name}: Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, found "
+            f"{len(data)} parts"
+        )
+    return data, None, None
+
+
+def split_off(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
+    """Return training and validation samples, the last `fraction` of them, before any shuffling.
+
+    Raises:
+        ConfigError: one of them would be empty.
+    """
+    if not 0 < fraction < 1:
+        raise ConfigError(f"`validation_split` must be between 0 and 1, received: {fraction}")
+    rows = len(samples)
+    at = math.floor(rows * (1.0 - fraction))
+    if at in (0, rows):
+        raise ConfigError(
+            f"Training data contains {rows} samples, which is not sufficient to split it into a validation and "
+            f"training set as specified by `validation_split={fraction}`. Either provide more data, or a different "
+            "value for the `validation_split` argument."
+        )
+    return samples.part(0, at), samples.part(at, rows)
+
+
+def evaluation_sampler(rows: int, comm: Communicator, batch_size: int | None) -> Sampler:
+    """Return the order of an evaluation or prediction.
+
+    Args:
+        rows: of the arrays, which every rank holds.
+        comm: the ranks.
+        batch_size: of global batches; None lets each rank take a contiguous part, in pieces of its own.
+    """
+    if batch_size is None or rows == 0:
+        return LocalSampler(*cut(0, rows, comm.size)[comm.rank], EVALUATION_ROWS)
+    return GlobalSampler(rows, batch_size, comm.rank, comm.size, shuffle=False)
+
+
+def evaluation_batches(
+    samples: Samples, store: Store, comm: Communicator, batch_size: int | None, steps: int | None, *, whole: bool
+) -> Batches:
+    """Return the batches of an evaluation, see `evaluation_sampler`; `steps` ends it early.
+
+    With `whole` the result depends on how samples are cut into batches (`Loss.depends_on_batches`): they are cut as
+    Keras does on one device, and each batch is given to one rank.
+    """
+    if whole and comm.size > 1:
+        size = rows_of_batch(batch_size, len(samples), steps)
+        chosen = samples if steps is None else samples.part(0, steps * size)
+        return ArrayBatches(chosen.stored(store), WholeBatchSampler(len(chosen), size, comm.rank, comm.size))
+    if steps is not None or whole:
+        batch_size = rows_of_batch(batch_size, len(samples), steps)
+    sampler = evaluation_sampler(len(samples), comm, batch_size)
+    return ArrayBatches(samples.stored(store), sampler, steps, restarts=True)
+
+
+def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
+    """Return the samples of a batch of arrays as Keras: 32 if nobody says, or such that `steps` go through them."""
+    if batch_size is not None:
+        return batch_size
+    return 32 if steps is None else max(1, math.ceil(rows / steps))
+
+
+# Batches that the user's own code makes
+
+
+def refuse_split(*data: Any) -> None:
+    """Refuse to split anything but arrays.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+    wrong = [type(one) for one in data if one is not None and not is_array(one)]
+    if wrong:
+        raise ConfigError(
+            "Argument `validation_split` is only supported for tensors or NumPy arrays. Found incompatible type in the "
+            f"input: {wrong}"
+        )
+
+
+def source_of(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    class_weight: Mapping[int, float] | None = None,
+    shuffle: bool | str = False,
+    seed: int = 0,
+    comm: Communicator,
+) -> BatchSource | None:
+    """Return where batches come from if x makes them itself, None if x is an array: the one place that tells.
+
+    x is, in this order:
+
+    - an array, a memory map, or an object with `__array__` or `__dlpack__`, such as tensors and tables: None.
+    - a `dptrain.utils.PyDataset`, or any object with `__getitem__` and `__len__` or `num_batches`: batches by number.
+    - a generator or another iterator: a tuple (x,), (x, y) or (x, y, sample_weight) a batch, global batches, the same
+      on every rank. It is drawn from two batches before the training and up to two ahead of it.
+    - any other object that can be iterated over, such as a torch DataLoader: the same, afresh for every epoch; batches
+      may also be lists, or x alone.
+
+    Batches may differ in size. Every rank draws them all and takes its part, but for a PyDataset with `shard`.
+
+    Args:
+        x: the user's.
+        y: must be None unless x is an array.
+        sample_weight: the same.
+        class_weight: for arrays and PyDatasets.
+        shuffle: for arrays and PyDatasets; otherwise a warning.
+        seed: of the order of a PyDataset's batches.
+        comm: the ranks.
+
+    Raises:
+        ConfigError: x is none of these, or an argument does not go with it.
+    """
+    if x is None:
+        raise ConfigError("x is missing")
+    if is_array(x):
+        return None
+    if isinstance(x, str | bytes | list | tuple | dict) or hasattr(x, "tocoo"):
+        as_array(x, "x")
+    by_number = hasattr(x, "__getitem__") and (hasattr(x, "__len__") or hasattr(x, "num_batches"))
+    if by_number:
+        kind = "PyDataset"
+    elif hasattr(x, "__next__"):
+        kind = "generator"
+    elif hasattr(x, "__iter__"):
+        kind = "torch DataLoader" if _is_torch_loader(x) else type(x).__name__
+    else:
+        raise ConfigError(f"Unrecognized data type: x={short(x)} (of type {type(x)})")
+    for name, value, words in (("y", y, "the targets"), ("sample_weights", sample_weight, "the sample weights")):
+        if value is not None:
+            raise ConfigError(
+                f"When providing `x` as a {kind}, `{name}` should not be passed. Instead, {words} should be included "
+                f"as part of the {kind}."
+            )
+    if by_number:
+        rank, world = comm.rank, comm.size
+        source = PyDatasetSource(x, class_weight=class_weight, shuffle=bool(shuffle), seed=seed, rank=rank, world=world)
+        if shuffle and source.num_batches is None:
+            _warn_of_shuffle("an infinite PyDataset. The PyDataset is expected to already be shuffled.")
+        return source
+    if class_weight is not None:
+        words = "Python generator" if kind == "generator" else kind
+        raise ConfigError(
+            f"Argument `class_weight` is not supported for {words} inputs. Received: class_weight={class_weight}"
+        )
+    if kind == "generator":
+        if shuffle:
+            _warn_of_shuffle("a generator. The generator is expected to yield already-shuffled data.")
+        return GeneratorSource(x)
+    if shuffle:
+        _warn_of_shuffle(f"a {kind}. The {kind.split()[-1]} is expected to already be shuffled.")
+    return LoaderSource(x, kind)
+
+
+def stream_batches(
+    source: BatchSource,
+    store: Store | None,
+    architecture: Architecture,
+    loss: Loss | None,
+    comm: Communicator,
+    steps: int | None,
+    *,
+    rows: int = 0,
+    what: What = "training",
+    own_steps: bool = False,
+) -> StreamBatches:
+    """Return the batches of a source, each checked as arrays are.
+
+    Args:
+        source: where they come from.
+        store: as the replica wants features and targets; None for features alone.
+        architecture: the model.
+        loss: what takes the targets, where there are any; None with `own_steps` where these alone know.
+        comm: the ranks.
+        steps: of an epoch.
+        rows: of the first batch, if anybody knows.
+        what: as `StreamBatches`.
+        own_steps: the model has steps of its own, which may do without targets.
+    """
+
+    def features(parts: tuple[Any, ...]) -> Sequence[Array]:
+        x = check_features(parts[0], architecture)
+        return [x.reshape(len(x), flat_features(x.shape[1:]))]
+
+    def samples(parts: tuple[Any, ...]) -> Sequence[Array]:
+        assert store is not None
+        x, y, weights = [*parts, None, None][:3]
+        if source.class_weight is not None and y is not None:
+            weights = weights_of_classes(y, source.class_weight)
+        if own_steps and (loss is None or y is None):
+            return check_unspecified(x, y, weights, architecture).stored(store)
+        assert loss is not None
+        return check_samples(x, y, weights, architecture, loss).stored(store)
+
+    read: Read = features if store is None else samples
+    return StreamBatches(source, read, comm, steps, rows=rows, what=what)
+
+
+def _is_torch_loader(x: Any) -> bool:
+    """Return whether x is a PyTorch DataLoader, which need not be imported for that."""
+    return any(one.__name__ == "DataLoader" and "torch.utils.data" in one.__module__ for one in type(x).__mro__)
+
+
+def _warn_of_shuffle(what: str) -> None:
+    warn(f"`shuffle=True` was passed, but will be ignored since the data `x` was provided as {what}")

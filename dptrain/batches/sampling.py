@@ -1,0 +1,260 @@
+"""Which samples a rank trains on in each step: permutation, global batches, shards.
+
+All ranks compute the same plan from (seed, epoch) and never talk about it. A global batch is cut into shards, and each
+rank takes a contiguous run of them. By default there is one shard a rank; with a fixed number of shards, whatever the
+world size, every shard is computed with the same shapes and shard gradients can be summed in one fixed tree.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.data.parts import cut
+from dptrain.errors import ConfigError
+from dptrain.random import Purpose, stream
+
+# Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
+# this many are small.
+EVALUATION_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A rank's contiguous part of a global batch.
+
+    Attributes:
+        start: its first place in the rank's epoch order.
+        stop: one past its last place; equal to `start` where it is empty.
+        first_row: place of its first sample in the global batch.
+    """
+
+    start: int
+    stop: int
+    first_row: int
+
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+
+class Sampler(ABC):
+    """The plan of an epoch for one rank.
+
+    Attributes:
+        steps: of a pass through the data, the same on all ranks (but for `LocalSampler`).
+        capacity: samples of the largest shard.
+    """
+
+    steps: int
+    capacity: int
+
+    @abstractmethod
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the rows of the rank's data in the order of this epoch (shape (rows,), int64)."""
+
+    @abstractmethod
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's shards of a step, 0 to steps - 1, in order; some may be empty."""
+
+
+def _steps(samples: int, batch_size: int, drop_last: bool) -> int:
+    """Steps of a pass through the data.
+
+    Raises:
+        ConfigError: there would be none.
+    """
+    if samples < 1:
+        raise ConfigError("the training set is empty")
+    steps = samples // batch_size if drop_last else -(-samples // batch_size)
+    if steps == 0:
+        raise ConfigError(
+            f"batch_size = {batch_size} with drop_last leaves no step of {samples} samples: "
+            f"use a batch size of at most {samples}, or no drop_last"
+        )
+    return steps
+
+
+class GlobalSampler(Sampler):
+    """Every rank sees all rows and takes its slice of each global batch of one permutation f(seed, epoch).
+
+    Args:
+        samples: rows of the training set.
+        batch_size: samples of a global batch.
+        rank: this rank.
+        world: number of ranks.
+        seed: of the permutation.
+        shuffle: False keeps the stored order; "batch" changes it within each global batch only, as Keras.
+        drop_last: leave out a last batch that is not full.
+        shards_per_batch: a multiple of `world`; None for one shard a rank.
+
+    Raises:
+        ConfigError: a batch size below 1 or below the number of ranks, no step, or shards that ranks cannot share.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        seed: int = 0,
+        shuffle: bool | Literal["batch"] = True,
+        drop_last: bool = False,
+        shards_per_batch: int | None = None,
+    ) -> None:
+        check_batch_size(batch_size, world)
+        self.steps = _steps(samples, batch_size, drop_last)
+        self._samples, self._batch_size, self._seed, self._shuffle = samples, batch_size, seed, shuffle
+        self._shards = world if shards_per_batch is None else shards_per_batch
+        if self._shards % world:
+            raise ConfigError(f"shards_per_batch = {self._shards}: expected a multiple of the {world} ranks")
+        self._mine = cut(0, self._shards, world)[rank]
+        self.capacity = -(-min(batch_size, samples) // self._shards)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the permutation of all rows, the same on every rank."""
+        if self._shuffle == "batch":
+            return _order_in_batches(self._samples, self._batch_size, self._seed, epoch)
+        return _order(self._samples, bool(self._shuffle), self._seed, epoch)
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's shards of one global batch."""
+        first = step * self._batch_size
+        pieces = cut(first, min(first + self._batch_size, self._samples), self._shards)
+        return [Shard(start, stop, start - first) for start, stop in pieces[slice(*self._mine)]]
+
+
+class StaticSampler(Sampler):
+    """Each rank keeps 1/world of the rows and shuffles within them; global batches take a proportional part of each.
+
+    Args:
+        samples: rows of the training set over all ranks.
+        batch_size: samples of a global batch; where rows do not divide evenly a batch may have up to `world` more or
+            fewer, its weight being counted as it is.
+        rank: this rank.
+        world: number of ranks.
+        seed: of the permutations, which differ between ranks.
+        shuffle: False keeps the stored order.
+        drop_last: leave out a last batch that is not full.
+
+    Raises:
+        ConfigError: a batch size below 1 or below the number of ranks, or no step.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        check_batch_size(batch_size, world)
+        self.steps = _steps(samples, batch_size, drop_last)
+        self._samples, self._batch_size, self._seed, self._shuffle = samples, batch_size, seed, shuffle
+        self._counts = [stop - start for start, stop in cut(0, samples, world)]
+        self._rank = rank
+        # floor(a + b) - floor(a) <= ceil(b), with b a rank's fraction of a full batch
+        self.capacity = -(-self._counts[rank] * min(batch_size, samples) // samples)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return a permutation of this rank's own rows, numbered from 0."""
+        return _order(self._counts[self._rank], self._shuffle, self._seed, epoch, self._rank)
+
+    def _bounds(self, step: int) -> list[tuple[int, int]]:
+        """Every rank's places of one step: the same fraction of each rank's rows."""
+        begin = step * self._batch_size
+        end = min(begin + self._batch_size, self._samples)
+        return [(count * begin // self._samples, count * end // self._samples) for count in self._counts]
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's one shard of a step."""
+        bounds = self._bounds(step)
+        first_row = sum(stop - start for start, stop in bounds[: self._rank])
+        return [Shard(*bounds[self._rank], first_row)]
+
+
+class LocalSampler(Sampler):
+    """A rank's own rows in their order, for what needs no step in common: each rank may have another number of steps.
+
+    Args:
+        start: its first row.
+        stop: one past its last row.
+        batch_size: rows at once.
+    """
+
+    def __init__(self, start: int, stop: int, batch_size: int) -> None:
+        self._start, self._stop, self._batch_size = start, stop, batch_size
+        self.steps = -(-(stop - start) // batch_size)
+        self.capacity = min(batch_size, stop - start)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the stored order."""
+        return np.arange(self._stop, dtype=np.int64)
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return the one piece of a step."""
+        begin = self._start + step * self._batch_size
+        return [Shard(begin, min(begin + self._batch_size, self._stop), begin - self._start)]
+
+
+class WholeBatchSampler(Sampler):
+    """Global batches in the stored order, each given whole to one rank: for a loss that is not a sum over samples.
+
+    Args:
+        samples: rows, which every rank holds.
+        batch_size: samples of a batch.
+        rank: this rank, which takes every `world`-th batch.
+        world: number of ranks.
+    """
+
+    def __init__(self, samples: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self._samples, self._batch_size, self._rank, self._world = samples, batch_size, rank, world
+        batches = -(-samples // batch_size)
+        self.steps = -(-batches // world)
+        self.capacity = min(batch_size, samples)
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the stored order."""
+        return np.arange(self._samples, dtype=np.int64)
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return this rank's batch among the next `world`; it is empty after the last."""
+        begin = min((step * self._world + self._rank) * self._batch_size, self._samples)
+        return [Shard(begin, min(begin + self._batch_size, self._samples), 0)]
+
+
+def check_batch_size(batch_size: int, world: int) -> None:
+    """Refuse a global batch that leaves a rank without a sample in every step.
+
+    Raises:
+        ConfigError: batch_size is below 1 or below `world`.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: expected an integer >= 1")
+    if batch_size < world:
+        raise ConfigError(
+            f"batch_size = {batch_size} is the global batch and leaves some of the {world} ranks without work: "
+            f"use at least {world}, or mpirun -n {batch_size}"
+        )
+
+
+def _order(samples: int, shuffle: bool, seed: int, epoch: int, *part: int) -> npt.NDArray[np.int64]:
+    if not shuffle:
+        return np.arange(samples, dtype=np.int64)
+    return stream(seed, Purpose.SHUFFLE, epoch, *part).permutation(samples)
+
+
+def _order_in_batches(samples: int, batch_size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    order = np.arange(samples, dtype=np.int64)
+    for number, begin in enumerate(range(0, samples, batch_size)):
+        stream(seed, Purpose.SHUFFLE, epoch, number).shuffle(order[begin : begin + batch_size])
+    return order

@@ -1,0 +1,44 @@
+"""Callbacks. A new one is one file here and one line in this one."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.callbacks.backup_and_restore import BackupAndRestore
+from dptrain.callbacks.base import Callback, CallbackList, Logs, StepLogs
+from dptrain.callbacks.csv_logger import CSVLogger
+from dptrain.callbacks.divergence import StopOnDivergence
+from dptrain.callbacks.early_stopping import EarlyStopping
+from dptrain.callbacks.history import History
+from dptrain.callbacks.lambda_callback import LambdaCallback
+from dptrain.callbacks.learning_rate_scheduler import LearningRateScheduler
+from dptrain.callbacks.model_checkpoint import ModelCheckpoint
+from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.progbar_logger import ProgbarLogger
+from dptrain.callbacks.recorder import EpochRecorder
+from dptrain.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
+from dptrain.callbacks.tensorboard import TensorBoard
+from dptrain.callbacks.terminate_on_nan import TerminateOnNaN
+from dptrain.registry.names import not_there
+
+__all__ = [
+    "BackupAndRestore",
+    "CSVLogger",
+    "Callback",
+    "CallbackList",
+    "EarlyStopping",
+    "EpochRecorder",
+    "History",
+    "LambdaCallback",
+    "LearningRateScheduler",
+    "Logs",
+    "ModelCheckpoint",
+    "MonitorCallback",
+    "ProgbarLogger",
+    "ReduceLROnPlateau",
+    "StepLogs",
+    "StopOnDivergence",
+    "TensorBoard",
+    "TerminateOnNaN",
+]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("callbacks", __all__)

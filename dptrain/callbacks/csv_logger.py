@@ -1,0 +1,89 @@
+"""CSVLogger: the logs of every epoch as a line of a file."""
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.ranks import on_rank_0
+from dptrain.runtime.files import append, output_error
+
+_ADVICE = "choose another `filename` of CSVLogger"
+
+
+class CSVLogger(Callback):
+    """Writes epoch and logs to a CSV file, one line an epoch, on rank 0.
+
+    The columns are those of the first epoch, sorted; what an epoch lacks is "NA". Each line is on the disk when the
+    next epoch begins.
+
+    Args:
+        filename: such as "run/log.csv"; the directory must be there.
+        separator: between columns.
+        append: go on in an existing file instead of replacing it.
+
+    Source: keras/src/callbacks/csv_logger.py, Keras 3.15.
+    """
+
+    same_on_all_ranks = ()
+
+    def __init__(self, filename: Any, separator: str = ",", append: bool = False) -> None:
+        super().__init__()
+        self.filename = str(filename)
+        self.sep = separator
+        self.append = append
+        self.append_header = True
+        self.keys: list[str] | None = None
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Make the file, or empty it. Collective.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self.keys = None
+        on_rank_0(self, "CSVLogger", self._begin)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Write the line. Collective.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        on_rank_0(self, "CSVLogger", lambda: self._write(epoch, dict(logs or {})))
+
+    def _begin(self) -> None:
+        path = Path(self.filename)
+        try:
+            if self.append:
+                if path.exists():
+                    with open(path, "rb") as file:
+                        self.append_header = not file.readline()
+            else:
+                path.write_bytes(b"")
+        except OSError as error:
+            raise output_error(path, error, advice=_ADVICE) from error
+
+    def _write(self, epoch: int, logs: Logs) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, delimiter=self.sep)
+        if self.keys is None:
+            self.keys = sorted(logs)
+            if not any(key.startswith("val_") for key in self.keys):
+                self.keys += [f"val_{key}" for key in self.keys]  # epochs that are validated may follow
+            if self.append_header:
+                writer.writerow(["epoch", *self.keys])
+        writer.writerow([epoch, *(_cell(logs.get(key, "NA")) for key in self.keys)])
+        append(Path(self.filename), text.getvalue().encode(), advice=_ADVICE)
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as Keras writes it."""
+    scalar = isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim == 0)
+    if isinstance(value, Iterable) and not scalar:
+        return f'"[{", ".join(map(str, value))}]"'
+    return value

@@ -1,0 +1,94 @@
+"""EarlyStopping: ends a training that no longer improves."""
+
+from dptrain.callbacks.base import Logs
+from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.ranks import say
+from dptrain.runtime.failure import warn
+
+
+class EarlyStopping(MonitorCallback):
+    """Ends the training when a value of the logs has stopped improving.
+
+    Args:
+        monitor: the log's key.
+        min_delta: what differs by less is no improvement.
+        patience: epochs without improvement after which the training ends.
+        verbose: 1 says when it acts.
+        mode: "min", "max" or "auto".
+        baseline: a value that must be bettered for patience to start anew.
+        restore_best_weights: give the model the weights of the best epoch when the training ends, however it ends.
+        start_from_epoch: epochs before it looks.
+
+    Source: keras/src/callbacks/early_stopping.py, Keras 3.15.
+    """
+
+    same_on_all_ranks = ("monitor", "min_delta", "patience", "mode", "baseline", "restore_best_weights")
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta=min_delta)
+        self.patience = patience
+        self.verbose = verbose
+        self.baseline = baseline
+        self.wait = 0
+        self.stopped_epoch = 0
+        self.restore_best_weights = restore_best_weights
+        self.best_weights = None
+        self.best_epoch = 0
+        self.start_from_epoch = start_from_epoch
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start anew."""
+        self.wait = self.stopped_epoch = self.best_epoch = 0
+        self.best = self.best_weights = None
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Look at the log, keep the weights where it is the best, stop where it has not been for too long."""
+        self.find_direction()
+        current = self.get_monitor_value(logs)
+        if current is None or epoch < self.start_from_epoch:
+            return
+        if self.restore_best_weights and self.best_weights is None:
+            self.best_weights = self.model.get_weights()
+            self.best_epoch = epoch
+        self.wait += 1
+        if self.is_improvement(current, self.best):
+            self.best = current
+            self.best_epoch = epoch
+            if self.restore_best_weights:
+                self.best_weights = self.model.get_weights()
+            if self.baseline is None or self.is_improvement(current, self.baseline):
+                self.wait = 0
+            return
+        if self.wait >= self.patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Restore the best weights."""
+        if self.stopped_epoch > 0 and self.verbose > 0:
+            say(self, f"Epoch {self.stopped_epoch + 1}: early stopping")
+        if self.restore_best_weights and self.best_weights is not None:
+            if self.verbose > 0:
+                say(self, f"Restoring model weights from the end of the best epoch: {self.best_epoch + 1}.")
+            self.model.set_weights(self.best_weights)
+
+    def get_monitor_value(self, logs: Logs | None) -> float | None:
+        """Return the log that is monitored; None, with a warning, where it is not there."""
+        logs = logs or {}
+        value = logs.get(self.monitor)
+        if value is None:
+            warn(
+                f"Early stopping conditioned on metric `{self.monitor}` which is not available. "
+                f"Available metrics are: {','.join(logs)}"
+            )
+        return value

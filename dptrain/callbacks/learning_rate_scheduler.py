@@ -1,0 +1,61 @@
+"""LearningRateScheduler: sets the learning rate of every epoch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.ranks import on_all, ranks_of, say
+from dptrain.errors import ConfigError
+
+
+class LearningRateScheduler(Callback):
+    """Asks a function for the learning rate before every epoch.
+
+    The logs, and so the history, get "learning_rate": that of the epoch. Every rank asks its function, all take what
+    rank 0's says.
+
+    Args:
+        schedule: (epoch counted from 0, learning rate) -> new learning rate, a float; or of the epoch alone.
+        verbose: 1 says what was set.
+
+    Source: keras/src/callbacks/learning_rate_scheduler.py, Keras 3.15.
+    """
+
+    same_on_all_ranks = ()
+
+    def __init__(self, schedule: Callable[..., Any], verbose: int = 0) -> None:
+        super().__init__()
+        self.schedule = schedule
+        self.verbose = verbose
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Set the learning rate. Collective.
+
+        Raises:
+            ConfigError: the function returns no float (a ValueError, as in Keras), or a schedule says the learning
+                rate (a TypeError, as in Keras).
+        """
+        rate = on_all(self, "schedule", lambda: self._ask(epoch))
+        comm = ranks_of(self)
+        if comm.size > 1:
+            rate = comm.broadcast_fact(rate)
+        self.model.optimizer.learning_rate = rate
+        if self.verbose > 0:
+            say(self, f"\nEpoch {epoch + 1}: LearningRateScheduler setting learning rate to {rate}.")
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Add the learning rate to the logs."""
+        if logs is not None:
+            logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+
+    def _ask(self, epoch: int) -> float:
+        try:
+            rate = self.schedule(epoch, float(self.model.optimizer.learning_rate))
+        except TypeError:  # a function of the epoch alone
+            rate = self.schedule(epoch)
+        if not isinstance(rate, float | np.float32 | np.float64):
+            raise ConfigError(f"The output of the `schedule` function should be a float. Got: {rate}")
+        self.model.optimizer.learning_rate = float(rate)  # what is wrong with it is wrong on all ranks
+        return float(rate)

@@ -1,0 +1,164 @@
+"""ModelCheckpoint: saves the model, or its weights, as the training goes on."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dptrain.callbacks.base import Logs
+from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.ranks import on_all, on_rank_0, say
+from dptrain.errors import ConfigError, OutputError
+from dptrain.runtime.failure import warn
+from dptrain.runtime.files import output_error
+
+# Of files with weights alone; the second is not in Keras.
+_WEIGHTS_ENDINGS = (".weights.h5", ".safetensors")
+
+
+class ModelCheckpoint(MonitorCallback):
+    """Saves the model through `model.save`, or its weights through `model.save_weights`, whole files or none.
+
+    Args:
+        filepath: ends in ".keras", or with `save_weights_only` in ".weights.h5" or ".safetensors". It may hold
+            "{epoch:02d}", counted from 1, "{batch}" and keys of the logs, such as "{val_loss:.2f}".
+        monitor: the log's key.
+        verbose: 1 says when it acts.
+        save_best_only: save only where the log is better than ever before.
+        save_weights_only: save the weights (and the optimizer's state, as the format has it) instead of the model.
+        mode: "min", "max" or "auto".
+        save_freq: "epoch", or a number of steps after which it saves, counted on from epoch to epoch.
+        initial_value_threshold: the log must be better than that.
+
+    Raises:
+        ConfigError: a path with another ending, or another `save_freq` (a ValueError, as in Keras).
+
+    Source: keras/src/callbacks/model_checkpoint.py, Keras 3.15.
+    """
+
+    same_on_all_ranks = ("filepath", "monitor", "save_best_only", "save_weights_only", "mode", "save_freq", "best")
+
+    def __init__(
+        self,
+        filepath: Any,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        super().__init__(monitor, mode, initial_value_threshold)
+        self.verbose = verbose
+        self.filepath = os.fspath(filepath)
+        self.save_best_only = save_best_only
+        self.save_weights_only = save_weights_only
+        self.save_freq = save_freq
+        self._epoch = 0
+        self._steps_since_saving = 0
+        self._last_step: int | None = None
+        if save_freq != "epoch" and not isinstance(save_freq, int):
+            raise ConfigError(f"Unrecognized save_freq: {save_freq}. Expected save_freq are 'epoch' or integer values")
+        if save_weights_only and not self.filepath.endswith(_WEIGHTS_ENDINGS):
+            raise ConfigError(
+                "When using `save_weights_only=True` in `ModelCheckpoint`, the filepath provided must end in "
+                f"`.weights.h5` (Keras weights format) or `.safetensors`. Received: filepath={self.filepath}"
+            )
+        if not save_weights_only and not self.filepath.endswith(".keras"):
+            raise ConfigError(
+                f"The filepath provided must end in `.keras` (Keras model format). Received: filepath={self.filepath}"
+            )
+        if save_freq != "epoch":  # a hook of batches makes all ranks meet after each
+            vars(self)["on_train_batch_end"] = self._after_step
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Keep the epoch for its steps."""
+        self._epoch = epoch
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Save if it is time to. Collective.
+
+        Raises:
+            OutputError: it cannot be written.
+            KeyError: the path holds a key that the logs lack.
+        """
+        self.find_direction()
+        if self.save_freq == "epoch":
+            self._save(epoch, None, {} if logs is None else logs)
+
+    def _after_step(self, batch: int, logs: Any = None) -> None:
+        """Save if it is time to. Collective."""
+        new_epoch = self._last_step is None or batch <= self._last_step
+        self._steps_since_saving += batch + 1 if new_epoch else batch - (self._last_step or 0)
+        self._last_step = batch
+        if self._steps_since_saving >= int(self.save_freq):
+            self._steps_since_saving = 0
+            if self.save_best_only:
+                self.find_direction()
+            self._save(self._epoch, batch, {} if logs is None else logs)
+
+    def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
+        path = on_all(self, "ModelCheckpoint", lambda: self._path(epoch, batch, logs))
+        if not self._is_due(epoch, logs, path):
+            return
+        on_rank_0(self, "ModelCheckpoint", lambda: _prepare(Path(path)))
+        # These are collective: rank 0 writes, and all fail where it does.
+        if self.save_weights_only:
+            self.model.save_weights(path, overwrite=True)
+        else:
+            self.model.save(path, overwrite=True)
+        if self.verbose > 0:
+            say(self, f"\nEpoch {epoch + 1}: finished saving model to {path}")
+
+    def _path(self, epoch: int, batch: int | None, logs: Any) -> str:
+        known = {"epoch": epoch + 1} if batch is None else {"epoch": epoch + 1, "batch": batch + 1}
+        try:
+            return str(self.filepath).format(**(known | dict(logs)))
+        except KeyError as error:
+            raise KeyError(f'Failed to format this callback filepath: "{self.filepath}". Reason: {error}') from error
+
+    def _is_due(self, epoch: int, logs: Any, path: str) -> bool:
+        """Return whether to save, and say so. It follows from the logs, and so is the same on all ranks."""
+        number = f"\nEpoch {epoch + 1}: "
+        if not self.save_best_only:
+            if self.verbose > 0:
+                say(self, f"{number}saving model to {path}")
+            return True
+        current = logs.get(self.monitor)
+        if current is None:
+            warn(f"Can save best model only with {self.monitor} available.")
+            return True
+        if np.ndim(current) > 0:
+            warn(
+                f"Can save best model only when `monitor` is a scalar value. Received: {current}. "
+                "Falling back to `save_best_only=False`."
+            )
+            return True
+        best = "None" if self.best is None else f"{self.best:.5f}"
+        if not self.is_improvement(current, self.best):
+            if self.verbose > 0:
+                say(self, f"{number}{self.monitor} did not improve from {best}")
+            return False
+        if self.verbose > 0:
+            say(self, f"{number}{self.monitor} improved from {best} to {current:.5f}, saving model to {path}")
+        self.best = current
+        return True
+
+
+def _prepare(path: Path) -> None:
+    """Make the directory of a file.
+
+    Raises:
+        OutputError: it cannot be made, or the file is a directory.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise output_error(path.parent, error, advice="choose another `filepath` of ModelCheckpoint") from error
+    if path.is_dir():
+        raise OutputError(
+            "Please specify a non-directory filepath for ModelCheckpoint. Filepath used is an existing directory: "
+            f"{path}"
+        )

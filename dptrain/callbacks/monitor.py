@@ -1,0 +1,88 @@
+"""MonitorCallback: what callbacks have in common that watch one of the logs."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dptrain.callbacks.base import Callback
+from dptrain.callbacks.ranks import on_all
+from dptrain.errors import ConfigError
+from dptrain.metrics import Measured
+from dptrain.runtime.failure import warn
+
+
+class MonitorCallback(Callback):
+    """Decides whether a value of the logs is better than another; an abstract class.
+
+    Logs are global, so that all ranks decide alike.
+
+    Args:
+        monitor: the log's key.
+        mode: "min" or "max" for what is better, or "auto" to conclude it from the metric.
+        baseline: the best value before the first; None lets the first be the best.
+        min_delta: what differs by less is no improvement.
+    """
+
+    def __init__(
+        self, monitor: str = "val_loss", mode: str = "auto", baseline: float | None = None, min_delta: float = 0
+    ) -> None:
+        super().__init__()
+        if mode not in ("auto", "min", "max"):
+            warn(f"{type(self).__name__} mode '{mode}' is unknown, fallback to auto mode.")
+            mode = "auto"
+        self.monitor = monitor
+        self.mode = mode
+        self.best = baseline
+        self.min_delta = abs(min_delta)
+        self.monitor_op: Callable[[Any, Any], bool] | None = None
+
+    def find_direction(self) -> None:
+        """Find out, once, whether less or more is better. Collective where all ranks have the callback.
+
+        Raises:
+            ConfigError: nobody knows (a ValueError, as in Keras).
+        """
+        if self.monitor_op is not None:
+            return
+        everywhere = self.same_on_all_ranks is not None
+        direction = on_all(self, type(self).__name__, self._direction) if everywhere else self._direction()
+        self.monitor_op = operator.gt if direction == "up" else operator.lt
+        if direction == "down":
+            self.min_delta *= -1
+
+    def is_improvement(self, value: float, reference: float | None) -> bool:
+        """Return whether a value is better than another by `min_delta` at least; anything is better than None."""
+        if reference is None:
+            return True
+        assert self.monitor_op is not None
+        return self.monitor_op(value - self.min_delta, reference)
+
+    def _direction(self) -> str:
+        """Return "up" or "down"; raises where nobody knows."""
+        direction = {"min": "down", "max": "up"}.get(self.mode) or direction_of(self.monitor, self._metrics())
+        if direction is None:
+            raise ConfigError(
+                f"{type(self).__name__} callback received monitor={self.monitor}, but Keras isn't able to "
+                "automatically determine whether that metric should be maximized or minimized. Pass `mode='max'` in "
+                "order to monitor based on the highest metric value, or pass `mode='min'` in order to use the lowest "
+                "value."
+            )
+        return direction
+
+    def _metrics(self) -> Sequence[Measured]:
+        return self.trainer.replica.metrics if "trainer" in vars(self) else ()
+
+
+def direction_of(monitor: str, metrics: Sequence[Measured]) -> str | None:
+    """Return whether better values of a log are "up" or "down" from worse ones; None where nobody knows.
+
+    Args:
+        monitor: the log's key.
+        metrics: of the model, `Replica.metrics`.
+    """
+    name = monitor.removeprefix("val_")
+    found = "down" if name == "loss" else None
+    for one in metrics:
+        if one.key == name and one.metric.direction is not None:
+            found = one.metric.direction
+    return found

@@ -1,0 +1,144 @@
+"""ProgbarLogger: what the terminal shows of a training, an evaluation or a prediction."""
+
+import sys
+import time
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.ranks import ranks_of
+
+# Seconds between updates of the live line; reading the metrics at every step would cost more than small steps do.
+_REFRESH = 0.1
+
+
+def for_verbosity(verbose: str | int, is_terminal: bool) -> int:
+    """Return what is shown: 0 nothing, 1 a live line, 2 one line an epoch; "auto" is 1 on a terminal and else 2."""
+    if verbose == "auto":
+        return 1 if is_terminal else 2
+    return int(verbose)
+
+
+def format_logs(logs: Logs) -> str:
+    """Return "loss: 0.3505 - accuracy: 0.9015"."""
+    return " - ".join(f"{key}: {value:.4f}" for key, value in logs.items())
+
+
+class ProgbarLogger(Callback):
+    """Shows progress on rank 0, as params["verbose"] says; `fit`, `evaluate` and `predict` add one.
+
+    One line an epoch, with samples/s, loss and metrics; before it, in verbose 1, a live line with step and time
+    remaining. One line an evaluation or prediction; those of a training are part of its own lines.
+
+    Args:
+        file: where lines go; standard output by default (not in Keras).
+        console: of the live line; standard output by default, taken for a terminal even where it is a pipe, as it is
+            under mpirun (not in Keras).
+    """
+
+    def __init__(self, file: TextIO | None = None, console: Console | None = None) -> None:
+        super().__init__()
+        self._file, self._console = file, console
+        self._verbose = 1
+        self._in_fit = False
+        self._began = 0.0
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._shown = 0.0
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Find out what to show."""
+        super().set_params(params)
+        self._verbose = for_verbosity(params.get("verbose", 1), sys.stdout.isatty())
+        # Only a live line needs the steps: where nobody listens to them, ranks need not meet after each.
+        vars(self).pop("on_train_batch_end", None)
+        if self._verbose == 1:
+            vars(self)["on_train_batch_end"] = self._update
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """From now on evaluations are validations."""
+        self._in_fit = True
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """From now on evaluations are the user's."""
+        self._in_fit = False
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Start the live line."""
+        if self._verbose == 1 and ranks_of(self).rank == 0:
+            self._start(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Replace it by the epoch's line."""
+        self.release()
+        timing = self.trainer.timing
+        self._print(
+            f"Epoch {epoch + 1}/{self.params['epochs']} - {timing.steps} steps - {timing.seconds:.1f} s - "
+            f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}"
+        )
+
+    def on_test_begin(self, logs: Logs | None = None) -> None:
+        """Note the time."""
+        if not self._in_fit:
+            self._began = time.perf_counter()
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Print the line of an evaluation."""
+        if not self._in_fit:
+            seconds = time.perf_counter() - self._began
+            rate = self.trainer.replica.samples_seen() / seconds if seconds > 0 else 0.0
+            line = f"{self._steps()}{seconds:.1f} s - {rate:,.0f} samples/s"
+            self._print(f"{line} - {format_logs(logs)}" if logs else line)
+
+    def on_predict_begin(self, logs: Logs | None = None) -> None:
+        """Note the time."""
+        self._began = time.perf_counter()
+
+    def on_predict_end(self, logs: Logs | None = None) -> None:
+        """Print the line of a prediction."""
+        self._print(f"{self._steps()}{time.perf_counter() - self._began:.1f} s")
+
+    def release(self) -> None:
+        """Give the terminal back."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _steps(self) -> str:
+        steps = self.params.get("steps")
+        return "" if steps is None else f"{steps} step{'' if steps == 1 else 's'} - "
+
+    def _print(self, line: str) -> None:
+        if self._verbose and ranks_of(self).rank == 0:
+            print(line, file=self._file, flush=True)
+
+    def _start(self, epoch: int) -> None:
+        console = self._console or Console(force_terminal=True)
+        room = console.width - 82  # what the text needs at 80 columns; a bar only where there is more
+        self._progress = Progress(
+            TextColumn("Epoch {task.fields[epoch]}/{task.fields[epochs]} {task.completed}/{task.total}"),
+            *([BarColumn(bar_width=min(room, 24))] if room >= 8 else []),
+            TextColumn("ETA"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True)),
+            console=console,
+            transient=True,
+            auto_refresh=False,  # the loop refreshes; a thread of its own would take turns with it for the interpreter
+        )
+        self._task = self._progress.add_task(
+            "", total=self.params["steps"], epoch=epoch + 1, epochs=self.params["epochs"], state=""
+        )
+        self._progress.start()
+        self._shown = time.monotonic()
+
+    def _update(self, batch: int, logs: Any = None) -> None:
+        """Update the live line if it has not been for a while."""
+        now = time.monotonic()
+        if self._progress is None or now - self._shown < _REFRESH:
+            return
+        self._shown = now
+        state = f"{self.trainer.timing.samples_per_second:,.0f} samples/s - {format_logs(dict(logs))}"
+        self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)

@@ -1,0 +1,108 @@
+"""ReduceLROnPlateau: lowers the learning rate when a training no longer improves."""
+
+from typing import Any
+
+import numpy as np
+
+from dptrain.callbacks.base import Logs
+from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.ranks import on_all, say
+from dptrain.errors import ConfigError
+from dptrain.runtime.failure import warn
+
+
+class ReduceLROnPlateau(MonitorCallback):
+    """Multiplies the learning rate by a factor when a value of the logs has stopped improving.
+
+    The logs, and so the history, get "learning_rate": that of the epoch.
+
+    Args:
+        monitor: the log's key.
+        factor: below 1.
+        patience: epochs without improvement after which the learning rate is lowered.
+        verbose: 1 says when it acts.
+        mode: "min", "max" or "auto".
+        min_delta: what differs by less is no improvement.
+        cooldown: epochs after a reduction that do not count.
+        min_lr: the lowest learning rate.
+        **kwargs: not used, as in Keras.
+
+    Raises:
+        ConfigError: the factor is 1 or above (a ValueError, as in Keras).
+
+    Source: keras/src/callbacks/reduce_lr_on_plateau.py, Keras 3.15.
+    """
+
+    same_on_all_ranks = ("monitor", "factor", "patience", "mode", "min_delta", "cooldown", "min_lr")
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: str = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta=min_delta)
+        if factor >= 1.0:
+            raise ConfigError(f"ReduceLROnPlateau does not support a factor >= 1.0. Received factor={factor}")
+        self.factor = factor
+        self.min_lr = min_lr
+        self.patience = patience
+        self.verbose = verbose
+        self.cooldown = cooldown
+        self.cooldown_counter = 0
+        self.wait = 0
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Start anew."""
+        self.best = None
+        self.cooldown_counter = self.wait = 0
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Look at the log, and reduce where it has not improved for too long. Collective.
+
+        Raises:
+            ConfigError: a schedule says the learning rate (a TypeError, as in Keras).
+        """
+        self.find_direction()
+        logs = {} if logs is None else logs
+        logs["learning_rate"] = float(self.model.optimizer.learning_rate)
+        current = logs.get(self.monitor)
+        if current is None:
+            warn(
+                f"Learning rate reduction is conditioned on metric `{self.monitor}` which is not available. "
+                f"Available metrics are: {','.join(logs)}."
+            )
+            return
+        if self.in_cooldown():
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self.is_improvement(current, self.best):
+            self.best = current
+            self.wait = 0
+        elif not self.in_cooldown():
+            self.wait += 1
+            if self.wait >= self.patience and on_all(self, "ReduceLROnPlateau", lambda: self._reduce(epoch)):
+                self.cooldown_counter = self.cooldown
+                self.wait = 0
+
+    def in_cooldown(self) -> bool:
+        """Return whether a reduction is so recent that epochs do not count yet."""
+        return self.cooldown_counter > 0
+
+    def _reduce(self, epoch: int) -> bool:
+        """Lower the learning rate; return whether it could be lowered."""
+        optimizer = self.model.optimizer
+        rate = float(optimizer.learning_rate)
+        if rate <= np.float32(self.min_lr):
+            return False
+        rate = max(rate * self.factor, self.min_lr)
+        optimizer.learning_rate = rate
+        if self.verbose > 0:
+            say(self, f"\nEpoch {epoch + 1}: ReduceLROnPlateau reducing learning rate to {rate}.")
+        return True

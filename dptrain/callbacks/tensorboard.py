@@ -1,0 +1,205 @@
+"""TensorBoard: losses, metrics and weights as event files, through tensorboardX."""
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.ranks import on_rank_0
+from dptrain.errors import ConfigError
+from dptrain.runtime.files import output_error
+
+_number = itertools.count()
+_ADVICE = "choose another `log_dir` of TensorBoard"
+
+
+class TensorBoard(Callback):
+    """Writes event files that TensorBoard shows, on rank 0.
+
+    Tags are Keras': log_dir/train has "epoch_loss", "epoch_learning_rate", ... by epoch and "batch_loss", ... by step;
+    log_dir/validation has "epoch_loss", ... by epoch and "evaluation_loss_vs_iterations", ... by updates. Histograms
+    are "<weight>/histogram". What an epoch wrote is on the disk when the next begins.
+
+    Args:
+        log_dir: where the files go.
+        histogram_freq: epochs between histograms of the weights; 0 for none.
+        write_graph: not used, as in Keras where there is no TensorFlow.
+        write_images: not supported.
+        write_steps_per_second: write these by epoch, and with `update_freq` by step.
+        update_freq: "epoch", "batch", or a number of steps between values by step.
+        profile_batch: not supported.
+        embeddings_freq: not supported.
+        embeddings_metadata: not used.
+
+    Raises:
+        ConfigError: something that is not supported.
+
+    Source: keras/src/callbacks/tensorboard.py, Keras 3.15.
+    """
+
+    same_on_all_ranks = ("histogram_freq", "update_freq")
+
+    def __init__(
+        self,
+        log_dir: Any = "logs",
+        histogram_freq: int = 0,
+        write_graph: bool = True,
+        write_images: bool = False,
+        write_steps_per_second: bool = False,
+        update_freq: str | int = "epoch",
+        profile_batch: int | tuple[int, int] = 0,
+        embeddings_freq: int = 0,
+        embeddings_metadata: Any = None,
+    ) -> None:
+        super().__init__()
+        for name, asked in (
+            ("write_images", write_images),
+            ("profile_batch", profile_batch),
+            ("embeddings_freq", embeddings_freq),
+        ):
+            if asked:
+                raise ConfigError(f"not supported: {name}={asked!r} of TensorBoard")
+        self.log_dir = os.fspath(log_dir)
+        self.histogram_freq = histogram_freq
+        self.write_graph = write_graph
+        self.write_steps_per_second = write_steps_per_second
+        self.update_freq = 1 if update_freq == "batch" else update_freq
+        if self.update_freq != "epoch" and (not isinstance(self.update_freq, int) or self.update_freq < 1):
+            raise ConfigError(f"update_freq = {update_freq!r}: expected 'batch', 'epoch' or an integer >= 1")
+        self._step = 0
+        self._in_fit = False
+        self._step_began = self._epoch_began = 0.0
+        self._iterations_before = 0
+        self._writers: dict[str, _EventFile] = {}
+        if self.update_freq != "epoch":  # hooks of batches make all ranks meet after each
+            vars(self).update(on_train_batch_begin=self._before_step, on_train_batch_end=self._after_step)
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Count steps from here. Collective.
+
+        Raises:
+            ConfigError: tensorboardX is not installed.
+            OutputError: the directory cannot be written.
+        """
+        self._step, self._in_fit = 0, True
+        on_rank_0(self, "TensorBoard", self._begin)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Close the files. Collective."""
+        self._in_fit = False
+        on_rank_0(self, "TensorBoard", self.release)
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Write an evaluation by updates. Collective."""
+        values = {f"evaluation_{name}_vs_iterations": value for name, value in (logs or {}).items()}
+
+        def write() -> None:
+            self._write("validation", values, self._iterations())
+            if not self._in_fit:
+                self.release()
+
+        on_rank_0(self, "TensorBoard", write)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Note the time."""
+        self._iterations_before, self._epoch_began = self._iterations(), time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Write the logs, and histograms of the weights if it is time to. Collective.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        on_rank_0(self, "TensorBoard", lambda: self._write_epoch(epoch, dict(logs or {})))
+
+    def _before_step(self, batch: int, logs: Any = None) -> None:
+        self._step += 1
+        self._step_began = time.perf_counter()
+
+    def _after_step(self, batch: int, logs: Any = None) -> None:
+        """Write the logs of a step if it is time to. Collective."""
+        if self._step % int(self.update_freq):
+            return
+        values = {f"batch_{name}": value for name, value in ({} if logs is None else logs).items()}
+        if self.write_steps_per_second:
+            values["batch_steps_per_second"] = 1.0 / max(time.perf_counter() - self._step_began, 1e-9)
+        on_rank_0(self, "TensorBoard", lambda: self._write("train", values, self._step))
+
+    def _write_epoch(self, epoch: int, logs: Logs) -> None:
+        if logs:
+            train = {name: value for name, value in logs.items() if not name.startswith("val_")}
+            train["learning_rate"] = float(self.model.optimizer.learning_rate)
+            if self.write_steps_per_second:
+                seconds = max(time.perf_counter() - self._epoch_began, 1e-9)
+                train["steps_per_second"] = (self._iterations() - self._iterations_before) / seconds
+            self._write("train", {f"epoch_{name}": value for name, value in train.items()}, epoch)
+            validated = {f"epoch_{name[4:]}": value for name, value in logs.items() if name.startswith("val_")}
+            if validated:
+                self._write("validation", validated, epoch)
+        if self.histogram_freq and epoch % self.histogram_freq == 0:
+            weights = {f"{name}/histogram": weight for name, weight in self.model.named_weights().items()}
+            self._write("train", weights, epoch)
+
+    def _begin(self) -> None:
+        self.release()
+        self._write("train", {}, 0)
+
+    def _iterations(self) -> int:
+        return self.trainer.replica.iterations
+
+    def _write(self, part: str, values: dict[str, Any], step: int) -> None:
+        """Write numbers as scalars, arrays as histograms, and flush them to the disk."""
+        place = Path(self.log_dir) / part
+        try:
+            if part not in self._writers:
+                self._writers[part] = _EventFile(place)
+            self._writers[part].add(values, step)
+        except OSError as error:
+            raise output_error(place, error, advice=_ADVICE) from error
+
+    def release(self) -> None:
+        """Close the files."""
+        while self._writers:
+            self._writers.popitem()[1].close()
+
+
+class _EventFile:
+    """One event file, written at once.
+
+    tensorboardX' own SummaryWriter hands events to a thread, whose errors nobody sees.
+
+    Raises:
+        ConfigError: tensorboardX is not installed.
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, place: Path) -> None:
+        try:
+            from tensorboardX import summary
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto.event_pb2 import Event
+        except ImportError as error:
+            raise ConfigError("TensorBoard needs tensorboardX: pip install 'dptrain[tensorboard]'") from error
+        self._summary, self._event = summary, Event
+        place.mkdir(parents=True, exist_ok=True)
+        # tensorboardX names files by the second, and replaces an earlier one.
+        self._file = EventsWriter(str(place / "events"), f".{os.getpid()}.{next(_number)}")
+
+    def add(self, values: dict[str, Any], step: int) -> None:
+        for tag, value in values.items():
+            if np.ndim(value) == 0:
+                summary = self._summary.scalar(tag, value)
+            else:
+                finite = np.asarray(value)[np.isfinite(value)]  # others have no place in a histogram
+                if not finite.size:
+                    continue
+                summary = self._summary.histogram(tag, finite, bins=30)  # as many as TensorFlow makes
+            self._file.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

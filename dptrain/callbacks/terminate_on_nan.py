@@ -1,0 +1,45 @@
+"""TerminateOnNaN: ends a training whose loss is no longer a number."""
+
+import math
+from typing import Any
+
+from dptrain.callbacks.base import Callback
+from dptrain.callbacks.ranks import on_all, say
+from dptrain.errors import DivergenceError
+
+
+class TerminateOnNaN(Callback):
+    """Ends the training after a step with which the mean loss of the epoch has become NaN or infinite.
+
+    It reads the loss at every step, for which the host waits; `StopOnDivergence` looks once an epoch.
+
+    Args:
+        raise_error: raise instead of stopping, so that no other callback's `on_train_end` is called.
+
+    Source: keras/src/callbacks/terminate_on_nan.py, Keras 3.15.
+    """
+
+    same_on_all_ranks = ("raise_error",)
+
+    def __init__(self, raise_error: bool = False) -> None:
+        super().__init__()
+        self.raise_error = raise_error
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Look at the loss, which is the global one.
+
+        Raises:
+            DivergenceError: it is not finite and `raise_error` is set (a RuntimeError, as in Keras).
+        """
+        loss = ({} if logs is None else logs).get("loss")
+        if loss is None or math.isfinite(loss):
+            return
+        if self.raise_error:
+            on_all(self, "training", lambda: self._fail(batch, loss))
+        say(self, f"Batch {batch}: Invalid loss, terminating training")
+        self.model.stop_training = True
+
+    def _fail(self, batch: int, loss: float) -> None:
+        raise DivergenceError(
+            f"NaN or Inf loss encountered at batch {batch}. Loss value: {loss}. Terminating training immediately."
+        )

@@ -1,0 +1,145 @@
+"""From a configuration to what is trained: the data, the model, the order of the samples."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dptrain import layers, optimizers
+from dptrain.batches.sampling import GlobalSampler, Sampler, StaticSampler
+from dptrain.cli.config import Config, OptimizerConfig, device_options
+from dptrain.comm import Communicator
+from dptrain.data.loading import LoadedData, Split, load_dataset
+from dptrain.errors import ConfigError
+from dptrain.sequential import Sequential
+
+# What --fast-dev-run runs.
+_DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
+
+
+def load_data(config: Config, comm: Communicator, *, alone: bool = False) -> LoadedData:
+    """Return the configured data set, one copy a node. Collective.
+
+    Args:
+        config: of the run; a fast dev run evaluates few of the samples.
+        comm: the ranks.
+        alone: every rank evaluates all samples, as in a sweep, instead of its part.
+
+    Raises:
+        AgreedError: as `load_dataset`.
+    """
+    data = load_dataset(
+        config.data.name,
+        comm,
+        data_dir=None if config.data.dir is None else Path(config.data.dir),
+        max_bytes=config.data.max_bytes,
+        sharding=config.data.sharding,
+    )
+    if alone:
+        data = LoadedData(data.name, _alone(data.train), _alone(data.test), data.num_classes)
+    return _small_evaluation(data) if config.fast_dev_run else data
+
+
+def _alone(split: Split) -> Split:
+    return Split(split.x, split.y, split.total, (0, split.total))
+
+
+def _small_evaluation(data: LoadedData) -> LoadedData:
+    start, stop = data.test.mine
+    test = Split(data.test.x, data.test.y, data.test.total, (start, min(stop, start + _DEV_EVALUATION_ROWS)))
+    return LoadedData(data.name, data.train, test, data.num_classes)
+
+
+def build_model(config: Config, data: LoadedData) -> Sequential:
+    """Return the configured network, compiled for the data set's samples and classes."""
+    shape = data.train.x.shape[1:]
+    stack: list[layers.Layer] = []
+    if data.train.x.dtype.kind in "ui":
+        stack.append(layers.Rescaling(1 / np.iinfo(data.train.x.dtype).max, input_shape=shape))
+    stack.append(layers.Flatten(input_shape=shape))
+    for units in config.model.hidden:
+        stack.append(layers.Dense(units, activation=config.model.activation))
+        if config.model.dropout:
+            stack.append(layers.Dropout(config.model.dropout))
+    stack.append(layers.Dense(data.num_classes, activation="softmax"))
+    model = Sequential(stack, name=run_name(config, data), seed=config.seed)
+    model.compile(
+        optimizer=make_optimizer(config),
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        comm=config.comm,
+        bucket_mb=config.bucket_mb,
+        device_mb=config.data.device_mb,
+        **device_options(config),
+    )
+    return model
+
+
+def make_optimizer(config: Config) -> optimizers.Optimizer:
+    """Return the configured optimizer, made of the fields that its constructor knows.
+
+    Raises:
+        ConfigError: a field is set that it does not know.
+    """
+    kind, options, arguments = optimizers.OPTIMIZERS[config.optimizer.name], vars(config.optimizer), {}
+    known = inspect.signature(kind).parameters
+    for field in dataclasses.fields(OptimizerConfig):
+        value = options[field.name]
+        if field.name == "name" or value is None:
+            continue
+        if field.name in known:
+            arguments[field.name] = value
+        elif value != field.default:
+            raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
+    optimizer: optimizers.Optimizer = kind(**arguments)
+    return optimizer
+
+
+def make_sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
+    """Return the configured order of the training samples, and how ranks share them.
+
+    Raises:
+        ConfigError: settings that do not go together, or with the number of samples.
+    """
+    return _shorten(config, _sampler(config, data, comm))
+
+
+def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
+    chosen = config.train
+    common: dict[str, Any] = {
+        "seed": config.seed,
+        "shuffle": chosen.shuffle,
+        "drop_last": chosen.drop_last,
+    }
+    if config.data.sharding == "static":
+        if chosen.shards_per_batch is not None:
+            raise ConfigError("train.shards_per_batch needs --sharding global: static shards are a rank's own rows")
+        return StaticSampler(data.train.total, chosen.batch_size, comm.rank, comm.size, **common)
+    return GlobalSampler(
+        data.train.total, chosen.batch_size, comm.rank, comm.size, shards_per_batch=chosen.shards_per_batch, **common
+    )
+
+
+def _shorten(config: Config, sampler: Sampler) -> Sampler:
+    """Let every epoch of a sampler end after the configured number of steps.
+
+    Raises:
+        ConfigError: that is beyond the end of the data.
+    """
+    asked = min(_DEV_STEPS, sampler.steps) if config.fast_dev_run else config.train.steps_per_epoch
+    if asked is not None and asked > sampler.steps:
+        raise ConfigError(f"train.steps_per_epoch = {asked}: the data gives {sampler.steps} steps at this batch size")
+    sampler.steps = sampler.steps if asked is None else asked
+    return sampler
+
+
+def epochs_of(config: Config) -> int:
+    """Return how many epochs are trained."""
+    return min(config.train.epochs, 1) if config.fast_dev_run else config.train.epochs
+
+
+def run_name(config: Config, data: LoadedData) -> str:
+    """Return what the run is called."""
+    return config.name or data.name

@@ -1,0 +1,328 @@
+"""The configuration of a run: frozen dataclasses, filled from defaults, a file and the command line, in that order.
+
+Everything that a user can set is a field here, with its type, its range and its help; the command line, the file
+format and `config.yaml` follow from the fields.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from dptrain.data.sources import DEFAULT_MAX_BYTES
+from dptrain.errors import ConfigError
+from dptrain.registry.names import suggestion
+from dptrain.train.allreduce import DEFAULT_BUCKET_MB
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def _comma_separated(value: object) -> object:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, int) else value
+
+
+def _none_word(value: object) -> object:
+    return None if isinstance(value, str) and value.lower() in ("none", "null", "") else value
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+OptionalPositive = Annotated[Positive | None, BeforeValidator(_none_word)]
+OptionalNonnegative = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_none_word)]
+
+
+def _field(default: Any, text: str, flag: str | None = None) -> Any:
+    """A field with its help and, where it has one, its short flag on the command line."""
+    return dataclasses.field(default=default, metadata={"help": text, "flag": flag})
+
+
+@dataclass(frozen=True, config=_STRICT)
+class DataConfig:
+    """Which samples, and how they are shared out."""
+
+    name: str = _field(
+        "strokes", "strokes (built in), mnist, fashion-mnist, a folder of IDX files, or an .npz file", "data"
+    )
+    dir: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "folder with the files of a named data set", "data-dir"
+    )
+    sharding: Literal["global", "static"] = _field(
+        "global",
+        "global: one copy of the data a node, one permutation; static: a rank keeps 1/world of the rows",
+        "sharding",
+    )
+    max_bytes: PositiveInt = _field(DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this")
+    device_mb: OptionalPositive = _field(
+        None, "10^6 bytes of a GPU's memory for samples; larger sets are streamed; none: what is free"
+    )
+
+
+@dataclass(frozen=True, config=_STRICT)
+class ModelConfig:
+    """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax."""
+
+    hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_comma_separated)] = _field(
+        (128,), "units of the hidden layers, comma-separated", "hidden"
+    )
+    activation: Literal["relu", "tanh", "sigmoid", "linear", "softmax"] = _field(
+        "relu", "of the hidden layers", "activation"
+    )
+    dropout: Rate = _field(0.0, "rate after each hidden layer", "dropout")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class OptimizerConfig:
+    """The update rule."""
+
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = _field("adam", "update rule", "optimizer")
+    learning_rate: OptionalPositive = _field(
+        None, "step size; the optimizer's own default if not set (sgd: 0.01, else 0.001)", "learning-rate"
+    )
+    beta_1: Rate = _field(0.9, "adam, adamw: decay of the first moment")
+    beta_2: Rate = _field(0.999, "adam, adamw: decay of the second moment")
+    amsgrad: bool = _field(False, "adam, adamw: the second moment never falls")
+    rho: Rate = _field(0.9, "rmsprop: decay of the mean square")
+    centered: bool = _field(False, "rmsprop: the variance instead of the mean square")
+    momentum: Rate = _field(0.0, "sgd, rmsprop: momentum", "momentum")
+    nesterov: bool = _field(False, "sgd: momentum looks ahead", "nesterov")
+    epsilon: Positive = _field(1e-7, "adam, adamw, rmsprop: keeps the division finite")
+    weight_decay: OptionalNonnegative = _field(
+        None,
+        "part of the parameters lost in an update, times the learning rate; adamw: 0.004 if not set",
+        "weight-decay",
+    )
+    clipnorm: OptionalPositive = _field(None, "highest norm of the gradient of each parameter", "clipnorm")
+    clipvalue: OptionalPositive = _field(None, "highest absolute value of an element of the gradients", "clipvalue")
+    global_clipnorm: OptionalPositive = _field(None, "highest norm of all gradients together", "global-clipnorm")
+    gradient_accumulation_steps: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_none_word)] = _field(
+        None, "update once in so many batches, by the mean of their gradients"
+    )
+
+
+@dataclass(frozen=True, config=_STRICT)
+class TrainConfig:
+    """How long and in what pieces."""
+
+    batch_size: PositiveInt = _field(128, "samples of a global batch, over all ranks together", "batch-size")
+    epochs: Annotated[int, Field(ge=0)] = _field(5, "how many times through the data", "epochs")
+    steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after that many steps", "steps-per-epoch")
+    drop_last: bool = _field(False, "leave out a last batch that is not full", "drop-last")
+    shuffle: bool = _field(True, "a new order every epoch")
+    shards_per_batch: OptionalPositiveInt = _field(
+        None, "cut global batches into that many shards, a multiple of the ranks; none: one a rank"
+    )
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Config:
+    """Everything about a run."""
+
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
+    device: Literal["auto", "cpu", "cuda"] = _field(
+        "auto", "what computes; auto takes a GPU where one can be used, else the CPU", "device"
+    )
+    comm: Literal["host", "cuda-aware"] = _field(
+        "host", "gradients reach MPI through the host's memory, or, where MPI is CUDA-aware, as the GPU's own", "comm"
+    )
+    bucket_mb: Positive = _field(
+        DEFAULT_BUCKET_MB, "10^6 bytes of gradients that travel as one message, beside the backward pass", "bucket-mb"
+    )
+    share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
+    gpu_select: Literal["mask", "index"] = _field(
+        "mask", "mask: a rank sees its own GPU only; index: CUDA_VISIBLE_DEVICES stays as it is", "gpu-select"
+    )
+    dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
+    precision: Literal["float32", "tf32"] = _field(
+        "float32", "of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa", "precision"
+    )
+    gemm: Literal["dptrain", "cublaslt"] = _field(
+        "dptrain", "who computes a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
+    )
+    loops: Literal["auto", "numpy", "numba"] = _field(
+        "auto", "inner loops on the CPU; auto takes numba (the extra 'jit') where it is installed"
+    )
+    out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "run directory; runs/<date-time>-<name> if not set", "out"
+    )
+    name: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "of the run; the data set's if not set", "name"
+    )
+    verbose: Annotated[
+        Literal[0, 1, 2] | None,
+        BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v)),
+    ] = _field(None, "0 silent, 1 live line, 2 one line an epoch; if not set, 1 on a terminal and else 2", "verbose")
+    fast_dev_run: bool = _field(False, "two steps and a small evaluation, to see that everything works", "fast-dev-run")
+    debug: bool = _field(False, "show tracebacks", "debug")
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One settable field.
+
+    Attributes:
+        path: dotted, such as "optimizer.learning_rate".
+        flag: short flag without dashes, such as "learning-rate", or None.
+        help: one line.
+        default: its value if nobody sets it.
+        is_flag: whether it is on or off.
+        choices: the words that it may be; empty where it is no choice of words.
+    """
+
+    path: str
+    flag: str | None
+    help: str
+    default: Any
+    is_flag: bool
+    choices: tuple[str, ...]
+
+
+def leaves() -> Iterator[Leaf]:
+    """Yield every settable field, in the order of the dataclasses."""
+    yield from _leaves(Config(), "")
+
+
+def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, f"{field.name}.")
+        else:
+            words = get_args(field.type) if get_origin(field.type) is Literal else ()
+            about = field.metadata
+            yield Leaf(prefix + field.name, about["flag"], about["help"], value, field.type is bool, words)
+
+
+def device_options(config: Config) -> dict[str, Any]:
+    """Return what says on which device to compute and how: keywords of `Sequential.compile` and `open_backend`."""
+    names = ("device", "dtype", "loops", "share_gpu", "gpu_select", "precision", "gemm")
+    return {name: getattr(config, name) for name in names}
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return the configuration as nested dictionaries of plain values."""
+    tree = dataclasses.asdict(config)
+    tree["model"]["hidden"] = list(tree["model"]["hidden"])
+    return tree
+
+
+def to_yaml(config: Config) -> str:
+    """Return the configuration as text that `--config` reads."""
+    text: str = yaml.safe_dump(to_dict(config), sort_keys=False)
+    return text
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return a configuration file's content as nested dictionaries, with every key checked.
+
+    Args:
+        path: a YAML (or JSON) file.
+
+    Raises:
+        ConfigError: missing, unreadable, not YAML, or with an unknown or repeated key.
+    """
+    tree = read_mapping(path, "--config")
+    _check_keys(tree, Config(), str(path), "")
+    return tree
+
+
+def read_mapping(path: Path, option: str) -> dict[str, Any]:
+    """Return the mapping that a YAML (or JSON) file holds, empty for an empty file.
+
+    Args:
+        path: the file.
+        option: that named it, for messages.
+
+    Raises:
+        ConfigError: missing, unreadable, not YAML, no mapping, or with a repeated key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    try:
+        tree = yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{option} {path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
+    if tree is not None and not isinstance(tree, dict):
+        raise ConfigError(f"{option} {path}: expected keys and values")
+    return tree or {}
+
+
+def resolve(
+    file: Mapping[str, Any], file_name: str, overrides: Mapping[str, Any], said: str = "on the command line"
+) -> Config:
+    """Return the configuration: defaults, then the file, then the command line.
+
+    Args:
+        file: what `read_file` returned.
+        file_name: for messages.
+        overrides: dotted path -> value as typed.
+        said: where these were set, for messages.
+
+    Raises:
+        ConfigError: a value of the wrong type or out of range; the message says where it was set.
+    """
+    tree: dict[str, Any] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in file.items()}
+    for path, value in overrides.items():
+        *section, key = path.split(".")
+        place = tree
+        for name in section:
+            place = place.setdefault(name, {})
+        place[key] = value
+    try:
+        return TypeAdapter(Config).validate_python(tree)
+    except ValidationError as error:
+        raise ConfigError(_first_problem(error, file_name, overrides, said)) from None
+
+
+def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[str, Any], said: str) -> str:
+    problem = error.errors()[0]
+    known = {leaf.path for leaf in leaves()}
+    parts = [str(part) for part in problem["loc"]]
+    path = next(
+        (".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known), ".".join(parts)
+    )
+    value = overrides.get(path, problem["input"])
+    where = said if path in overrides else f"in {file_name}"
+    message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
+    return f"{path} = {value!r}, set {where}: {message}"
+
+
+def _check_keys(tree: Any, section: Any, file_name: str, prefix: str) -> None:
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"--config {file_name}: expected keys and values{f' under {prefix[:-1]!r}' if prefix else ''}"
+        )
+    known = [field.name for field in dataclasses.fields(section)]
+    for key, value in tree.items():
+        if key not in known:
+            raise ConfigError(f"--config {file_name}: unknown {prefix + str(key)!r}{suggestion(str(key), known)}")
+        if dataclasses.is_dataclass(inner := getattr(section, key)):
+            _check_keys(value, inner, file_name, f"{prefix}{key}.")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML without repeated keys, of which plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)

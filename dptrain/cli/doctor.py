@@ -1,0 +1,598 @@
+"""`python -m dptrain doctor`: what is there, what is missing, and what would be used.
+
+Everything looked at may be broken, so each check stands alone: one that fails becomes a line of the report. Programs
+and libraries that could take the process with them are asked in processes of their own. To add a check, write a
+function that returns rows and put it into `CHECKS`.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from threadpoolctl import threadpool_info
+
+from dptrain import backend as backends
+from dptrain import comm as comms
+from dptrain.backend import Backend, Place, best_loops
+from dptrain.backend.base import amount
+from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, places
+from dptrain.backend.cuda.selection import masked, probe
+from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.backend.transfers import Exchange
+from dptrain.batches.feed import Feed, ResidentFeed
+from dptrain.batches.sampling import Shard
+from dptrain.cli.config import Config, device_options
+from dptrain.comm import Communicator
+from dptrain.data.parts import cut
+from dptrain.errors import AgreedError, DptrainError, ExitCode
+from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.failure import describe, phase
+from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
+from dptrain.sequential import Sequential
+from dptrain.train.devices import check_devices, find_place, open_backend
+from dptrain.version import __version__
+
+# Seconds that a program which is asked for its version may take.
+_PATIENCE = 60
+# Steps that are timed, and those before them that are not.
+_REPEATS, _WARM_UP = 15, 3
+_MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the report.
+
+    Attributes:
+        label: what was looked at.
+        text: what was found.
+        state: "ok"; "note", which something optional lacks; "bad", which something wanted lacks.
+        fix: what to do about it.
+    """
+
+    label: str
+    text: str
+    state: Literal["ok", "note", "bad"] = "ok"
+    fix: str = ""
+
+
+class Context:
+    """What checks look at.
+
+    Args:
+        config: the configuration, as for training.
+        comm: the ranks.
+    """
+
+    def __init__(self, config: Config, comm: Communicator) -> None:
+        self.config = config
+        self.comm = comm
+
+    @cached_property
+    def driver(self) -> dict[str, Any]:
+        """What the driver says; free memory is asked by one rank a node."""
+        return probe(with_memory=self.comm.local_rank == 0)
+
+    @cached_property
+    def pycuda(self) -> tuple[int, str]:
+        """Exit status and last line of a process that imports PyCUDA."""
+        return _ask([sys.executable, "-c", "import pycuda, pycuda.driver; print(pycuda.VERSION_TEXT)"])
+
+    @cached_property
+    def mpi_library(self) -> tuple[int, str]:
+        """Exit status and last line of a process that loads MPI without starting it."""
+        code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+        return _ask([sys.executable, "-W", "ignore", "-c", code], line=0)
+
+
+def examine(config: Config, comm: Communicator, sample_model: Callable[[], Sequential]) -> int:
+    """Print the report on rank 0, and return 0 where `--device cuda` would run. Collective.
+
+    Args:
+        config: as for training.
+        comm: the ranks.
+        sample_model: makes the configured model for images of 28x28 and ten classes, for timing.
+
+    Raises:
+        AgreedError: `--device cuda` would not run.
+    """
+    phase.enter("doctor")
+    context = Context(config, comm)
+    launch = detect_launch()
+    show = _Printer(comm.rank == 0 and (launch is None or launch.rank == 0))
+    show(f"dptrain {__version__}: what is here   (ok there, -- optional and not there, !! in the way)")
+    for title, checks in CHECKS.items():
+        _show_section(show, comm, title, [row for check in checks for row in _isolated(check, context)])
+
+    place = find_place(comm, "cuda", "float32", config.share_gpu)
+    row, opened = try_gpu(context, place)
+    _show_section(show, comm, "Trying the GPU", [row])
+    trouble = _why_not(config, comm, row, opened)
+    if launch is not None and launch.size > 1 and comm.size == 1:
+        trouble = "the ranks cannot talk to each other"
+
+    backend = None
+    # A driver that takes processes with it must not be started here, neither on this rank nor beside it.
+    if all(comm.allgather(_is_safe(context))) or config.device == "cpu":
+        backend, used = _what_would_be_used(config, comm)
+    else:
+        used = "not tried: the NVIDIA driver or PyCUDA crashes; use --device cpu"
+    rows = comm.allgather([comm.host, os.getpid(), used])
+    show("\nWould be used")
+    if show.active and comm.size > 1:
+        show_ranks([[rank, *row] for rank, row in enumerate(rows)])
+    show(f"  --device {config.device} -> {used}")
+    if comm.size > 1 and backend is not None:
+        show("\nOne step of the configured model (28x28 inputs, ten classes)")
+        for line in _split_of_a_step(config, comm, sample_model):
+            show(f"  {line}")
+    if trouble is not None:
+        raise AgreedError(
+            "doctor",
+            ExitCode.DEVICE,
+            f"--device cuda would not run here: {trouble}; the CPU computes with --device cpu",
+            [],
+        )
+    show("\n--device cuda would run here.")
+    return 0
+
+
+def show_ranks(rows: Sequence[Sequence[Any]]) -> None:
+    """Print the table rank, host, PID, device."""
+    table = Table("rank", "host", "PID", "device")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(highlight=False).print(table)
+
+
+# Checks
+
+
+def _python(context: Context) -> list[Row]:
+    return [Row("Python", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")]
+
+
+def _dptrain(context: Context) -> list[Row]:
+    return [Row("dptrain", f"{__version__} in {Path(__file__).parent}; CUDA sources in {kernels_dir()}")]
+
+
+def _numpy(context: Context) -> list[Row]:
+    blas = [
+        f"{pool['internal_api']} {pool['version'] or ''}, {_plural(pool['num_threads'], 'thread')}"
+        for pool in threadpool_info()
+        if pool["user_api"] == "blas"
+    ]
+    if not blas:
+        text = f"{np.__version__}; no BLAS that can be told its threads"
+        return [Row("NumPy", text, "note", "pip install --force-reinstall numpy: its wheels hold OpenBLAS")]
+    return [Row("NumPy", f"{np.__version__} with {'; '.join(dict.fromkeys(blas))}")]
+
+
+def _numba(context: Context) -> list[Row]:
+    if best_loops("auto").name == "numba":
+        return [Row("Numba", f"{metadata.version('numba')}: compiles the CPU's inner loops")]
+    fix = "pip install 'dptrain[jit]': steps of small models on the CPU take two thirds of the time"
+    return [Row("Numba", "not installed: NumPy does the CPU's inner loops", "note", fix)]
+
+
+def _cores(context: Context) -> list[Row]:
+    usable, bound, all_cores = usable_cores(), len(core_affinity()), os.cpu_count() or 1
+    text = f"{usable} usable; this process may run on {bound} of {all_cores}"
+    if usable < bound:
+        text += f", and the container's quota is {usable}"
+    return [Row("cores", text)]
+
+
+def _mpi4py(context: Context) -> list[Row]:
+    status, said = context.mpi_library
+    if status == 0:
+        return [Row("mpi4py", f"{metadata.version('mpi4py')} with {_family(said)} ({' '.join(said.split()[:5])})")]
+    try:
+        version = f"{metadata.version('mpi4py')} does not load: {said}"
+    except metadata.PackageNotFoundError:
+        return [Row("mpi4py", "not installed: no training under mpirun", "bad", "pip install mpi4py")]
+    return [Row("mpi4py", version, "bad", "install an MPI library, or pip install 'dptrain[mpich]', which brings one")]
+
+
+def _mpirun(context: Context) -> list[Row]:
+    on_path, beside = shutil.which("mpirun"), Path(sys.executable).with_name("mpirun")
+    if on_path is None and not beside.exists():
+        fix = "pip install 'dptrain[mpich]', or your system's package of MPI"
+        return [Row("mpirun", "neither on PATH nor beside this Python", "bad", fix)]
+    place = on_path or str(beside)
+    status, said = _ask([place, "--version"], line=None)
+    library, own = _family(context.mpi_library[1]), _family(said)
+    if status:
+        return [Row("mpirun", f"{place} --version fails: {_last(said)}", "bad", "install MPI again")]
+    # Those of the MPICH family start each other's processes.
+    hydra = {"MPICH", "Intel MPI", "MVAPICH"}
+    if context.mpi_library[0] == 0 and own != library and not {own, library} <= hydra:
+        text = f"{place} is {own}'s, mpi4py uses {library}: every process would be a world of its own"
+        fix = (
+            f"start with {beside}"
+            if beside.exists() and str(beside) != place
+            else f"start with the mpirun of {library}"
+        )
+        return [Row("mpirun", text, "bad", fix)]
+    if on_path is None:
+        fix = f"start with {beside}, or activate the environment"
+        return [Row("mpirun", f"{beside} ({own}), beside this Python and not on PATH", "note", fix)]
+    return [Row("mpirun", f"{place} ({own})")]
+
+
+def _ranks(context: Context) -> list[Row]:
+    launch, comm = detect_launch(), context.comm
+    if launch is None:
+        return [Row("launcher", "none: one process; start me with mpirun -n N and all ranks are looked at")]
+    if launch.size > 1 and comm.size == 1:
+        try:
+            comms.current()
+            said = f"{launch.launcher} started {launch.size} processes, each a world of its own"
+        except Exception as error:
+            said = describe(error)
+        return [Row("launcher", said, "bad", "see mpi4py and mpirun above")]
+    return [Row("launcher", f"{launch.launcher}: {_plural(comm.size, 'rank')}, {comm.local_size} on this node")]
+
+
+def _cuda_aware(context: Context) -> list[Row]:
+    if context.config.comm == "host":
+        return [Row("CUDA-aware", "not asked: gradients travel through host memory (--comm host)", "note")]
+    if reason := context.comm.why_not_cuda_aware():
+        return [Row("CUDA-aware", reason, "bad", "use --comm host, or an MPI that is built with CUDA")]
+    return [Row("CUDA-aware", "yes: a copy of device memory through MPI arrives")]
+
+
+def _shared_memory(context: Context) -> list[Row]:
+    status = os.statvfs("/dev/shm")
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    text = f"{amount(free)} of {amount(total)} free, for the node's one copy of the data set"
+    if free >= 256 << 20:
+        return [Row("/dev/shm", text)]
+    fix = "give the container more (docker --shm-size, an emptyDir of medium Memory); else each rank keeps a copy"
+    return [Row("/dev/shm", text, "note", fix)]
+
+
+def _locked_memory(context: Context) -> list[Row]:
+    import resource  # not on every operating system
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return [Row("ulimit -l", "unlimited" if soft == resource.RLIM_INFINITY else f"{amount(soft)} of locked memory")]
+
+
+def _driver(context: Context) -> list[Row]:
+    found = context.driver
+    version = ""
+    with suppress(OSError, IndexError):
+        about = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+        version = re.findall(r"\d+\.\d+[.\d]*", about)[0]
+    knows = f", for CUDA up to {found['cuda']}" if found["cuda"] else ""
+    if found["error"] is None:
+        return [Row("NVIDIA driver", f"{version or 'there'}{knows}{masked()}")]
+    fix = "nvidia-smi must work first: install or repair the driver; in a container, start it with --gpus all"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+        fix = "CUDA_VISIBLE_DEVICES hides GPUs: unset it, or name some; " + fix
+    return [Row("NVIDIA driver", f"{version}{knows} {found['error']}{masked()}".strip(" ,"), "bad", fix)]
+
+
+def _gpus(context: Context) -> list[Row]:
+    rows = []
+    for number, gpu in enumerate(context.driver["gpus"]):
+        text = f"{gpu['name']}, {gpu['uuid'] or 'UUID unknown'}, {amount(gpu['total'])}"
+        text += "" if gpu["free"] is None else f", {amount(gpu['free'])} free"
+        text += f", {gpu['architecture']}"
+        if gpu["error"] is None:
+            rows.append(Row(f"GPU {number}", text))
+        else:
+            fix = "nvidia-smi shows who uses it; end them, or hide it with CUDA_VISIBLE_DEVICES"
+            rows.append(Row(f"GPU {number}", f"{text}; it takes no program: {gpu['error']}", "bad", fix))
+    return rows or [Row("GPUs", "none that a program can use", "bad", "see the NVIDIA driver above")]
+
+
+def _pycuda(context: Context) -> list[Row]:
+    status, said = context.pycuda
+    if status == 0:
+        return [Row("PyCUDA", said)]
+    if "No module named 'pycuda'" in said or "pycuda halted" in said:
+        return [Row("PyCUDA", "not installed", "bad", "pip install 'dptrain[cuda]' (needs the CUDA toolkit and g++)")]
+    return [Row("PyCUDA", f"does not load: {said}", "bad", "see the NVIDIA driver above, or install PyCUDA again")]
+
+
+def _nvcc(context: Context) -> list[Row]:
+    try:
+        nvcc = find_nvcc()
+    except DptrainError:
+        fix = "install the CUDA toolkit (https://developer.nvidia.com/cuda-downloads) or set CUDA_HOME"
+        return [Row("nvcc", "neither on PATH nor in $CUDA_HOME or /usr/local/cuda", "bad", fix)]
+    status, said = _ask([nvcc, "--version"], line=None)
+    if status:
+        return [Row("nvcc", f"{nvcc} --version fails: {_last(said)}", "bad", "install the CUDA toolkit again")]
+    release = re.search(r"release ([\d.]+)", said)
+    text = f"{release[1] if release else 'of an unknown release'}, {nvcc}"
+    wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
+    status, listed = _ask([nvcc, "--list-gpu-code"], line=None)
+    if status or not wanted:
+        return [Row("nvcc", text)]
+    unknown = [one for one in wanted if one not in listed.split()]
+    if unknown:
+        fix = "install a CUDA toolkit that knows this GPU"
+        return [Row("nvcc", f"{text} does not know {', '.join(unknown)}", "bad", fix)]
+    return [Row("nvcc", f"{text}, knows {', '.join(wanted)}")]
+
+
+def _kernels(context: Context) -> list[Row]:
+    names = sorted(path.stem for path in kernels_dir().glob("*.cu"))
+    wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
+    if not wanted:
+        return [Row("kernels", f"{len(names)} sources, compiled at first use", "note")]
+    nvcc = find_nvcc()
+    rows = []
+    for architecture in wanted:
+        there = sum(place.is_file() for place in places(names, architecture, nvcc).values())
+        left = "" if there == len(names) else ", the others at first use"
+        rows.append(Row("kernels", f"{there} of {len(names)} compiled for {architecture} in {kernel_cache()}{left}"))
+    return rows
+
+
+def _cache(context: Context) -> list[Row]:
+    place = cache_dir()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        fix = "set DPTRAIN_CACHE to a folder that can be written"
+        return [Row("cache", f"{place} cannot be written: {error.strerror}", "bad", fix)]
+    return [Row("cache", f"{place}, {amount(shutil.disk_usage(place).free)} free")]
+
+
+# By title of the section, in the order of the report. A check is not collective.
+CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
+    "Python": [_python, _dptrain, _numpy, _numba, _cores, _cache],
+    "MPI": [_mpi4py, _mpirun, _ranks, _cuda_aware, _shared_memory, _locked_memory],
+    "GPU": [_driver, _gpus, _pycuda, _nvcc, _kernels],
+}
+
+
+def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
+    """Open this rank's GPU, load the kernels and let one compute; return what came of it."""
+    label = "one op"
+    if place.trouble is not None:
+        return Row(label, place.trouble, "bad"), None
+    if not context.driver["gpus"]:
+        text = context.driver["error"] or "the driver shows none"
+        return Row(label, f"no GPU: {text}{masked()}", "bad", "see the NVIDIA driver above"), None
+    if context.pycuda[0]:
+        return Row(label, f"PyCUDA: {_pycuda(context)[0].text}", "bad", "see PyCUDA above"), None
+    try:
+        started = time.perf_counter()
+        select = context.config.gpu_select
+        backend = backends.create("cuda", "float32", 1, place=place, gpu_select=select)
+        opened = time.perf_counter()
+        difference = _try_op(backend)
+        done = time.perf_counter()
+    except Exception as error:
+        return Row(label, describe(error).removeprefix("--device cuda: "), "bad"), None
+    if not difference <= (1e-5 if context.config.precision == "float32" else 3e-2):
+        text = f"{backend.description}: a dense layer differs from NumPy's by {difference:.1e}"
+        return Row(
+            label, text, "bad", "the GPU or its driver computes wrongly: please report it with this output"
+        ), None
+    text = (
+        f"{backend.description}: opened with all kernels in {opened - started:.1f} s; "
+        f"a dense layer in {1e3 * (done - opened):.0f} ms with its first start, as NumPy computes it"
+    )
+    return Row(label, text), backend
+
+
+def _try_op(backend: Backend) -> float:
+    """Return the largest difference between the backend's dense layer and NumPy's."""
+    rng = np.random.default_rng(0)
+    x, kernel, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((33, 70), (70, 17), (17,)))
+    y = backend.empty((33, 17), name="doctor")
+    backend.dense_forward(backend.upload(x), backend.upload(kernel), backend.upload(bias), "tanh", y)
+    expected = np.tanh(x.astype(np.float64) @ kernel + bias)
+    return float(np.max(np.abs(backend.download(y) - expected)))
+
+
+def _why_not(config: Config, comm: Communicator, row: Row, opened: Backend | None) -> str | None:
+    """Return why the ranks cannot use GPUs, the same on all, or None where they can. Collective."""
+    told = comm.allgather(None if row.state == "ok" else row.text)
+    if opened is None or any(told):
+        first = next(rank for rank, text in enumerate(told) if text)
+        return str(told[first]) if len(set(told)) == 1 else f"rank {first}: {told[first]}"
+    try:
+        check_devices(comm, opened, config.share_gpu)
+    except AgreedError as error:
+        return str(error)
+    return None
+
+
+def _what_would_be_used(config: Config, comm: Communicator) -> tuple[Backend | None, str]:
+    try:
+        backend = open_backend(comm, **device_options(config))
+    except Exception as error:
+        return None, f"nothing, it is refused: {describe(error)}"
+    return backend, backend.description
+
+
+# What a step's time is made of
+
+
+def _split_of_a_step(config: Config, comm: Communicator, sample_model: Callable[[], Sequential]) -> list[str]:
+    """Measure a step on all ranks and on one, and say whether more ranks pay. Collective."""
+    try:
+        times = _measure(config, comm, sample_model())
+    except DptrainError as error:
+        return [f"could not be measured: {error}"]
+    alone, compute, copy, mpi = (max(column) for column in zip(*comm.allgather(times), strict=True))
+    total, ranks, batch = compute + copy + mpi, comm.size, config.train.batch_size
+    parts = ", ".join(
+        f"{name} {100 * part / total:.0f} %" for name, part in zip(_PARTS, (compute, copy, mpi), strict=True)
+    )
+    lines = [
+        f"global batch {batch} on {ranks} ranks: {1e6 * total:,.0f} us, of which {parts}; all of it on one rank: "
+        f"{1e6 * alone:,.0f} us (medians of {_REPEATS}, the slowest rank)"
+    ]
+    if alone < 1.1 * total:
+        lines.append(
+            f"More ranks do not help this model at this batch size: train {ranks} independent runs (seeds, settings) "
+            "at once, one a rank, or use a larger --batch-size or model."
+        )
+    else:
+        lines.append(f"{ranks} ranks take {total / alone:.0%} of one rank's time a step.")
+    return lines
+
+
+_PARTS = ("compute", "copy", "MPI")
+
+
+def _measure(config: Config, comm: Communicator, model: Sequential) -> tuple[float, float, float, float]:
+    """Return seconds: a step on this rank alone; compute, copy and MPI of a step on all. Collective.
+
+    Raises:
+        DptrainError: the model does not fit on the device, on every rank.
+    """
+    replica = model.on_device(comm)
+    backend, batch = replica.backend, config.train.batch_size
+    rng = np.random.default_rng(0)
+    start, stop = cut(0, batch, comm.size)[comm.rank]
+    mine, whole = Shard(start, stop, start), Shard(0, batch, 0)
+
+    def prepare() -> tuple[Feed, Exchange]:
+        replica.reserve(batch)
+        x, y = rng.integers(0, 256, (batch, 28, 28), np.uint8), rng.integers(0, 10, batch)
+        feed = ResidentFeed(backend, replica.as_stored(x, y))
+        feed.start(np.arange(batch), [])
+        forward_backward(feed, whole)
+        return feed, backend.exchange(replica.reduction)
+
+    def forward_backward(feed: Feed, shard: Shard) -> None:
+        with backend.step_scope():
+            replica.forward_backward(feed, [shard])
+        backend.download(replica.totals)  # waits
+
+    def update() -> None:
+        with backend.step_scope():
+            replica.update()
+        backend.download(replica.totals)
+
+    feed, exchange = comm.agree("measuring", prepare)
+    times = []
+    for _ in range(_WARM_UP + _REPEATS):
+        marks = [time.perf_counter()]
+        forward_backward(feed, whole)
+        update()
+        marks.append(time.perf_counter())
+        comm.barrier()
+        marks.append(time.perf_counter())
+        forward_backward(feed, mine)
+        marks.append(time.perf_counter())
+        exchange.begin()
+        host = exchange.values()
+        marks.append(time.perf_counter())
+        comm.allreduce_sum(host)
+        marks.append(time.perf_counter())
+        exchange.end()
+        if host is not replica.reduction:  # on the CPU there is no copy to wait for
+            backend.download(replica.totals)
+        marks.append(time.perf_counter())
+        update()
+        marks.append(time.perf_counter())
+        alone, _, forward, down, mpi, up, applied = (b - a for a, b in pairwise(marks))
+        times.append((alone, forward + applied, down + up, mpi))
+    alone, compute, copy, mpi = (median(column) for column in zip(*times[_WARM_UP:], strict=True))
+    return alone, compute, copy, mpi
+
+
+# Helpers
+
+
+class _Printer:
+    """Prints lines, on one rank."""
+
+    def __init__(self, active: bool) -> None:
+        self.active = active
+
+    def __call__(self, line: str) -> None:
+        if self.active:
+            print(line, flush=True)
+
+
+def _isolated(check: Callable[[Context], list[Row]], context: Context) -> list[Row]:
+    """Run a check; one that fails is a row."""
+    try:
+        return check(context)
+    except Exception as error:
+        return [Row(check.__name__.strip("_"), f"cannot be looked at: {describe(error)}", "bad")]
+
+
+def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row]) -> None:
+    """Print this rank's rows, and what other ranks lack that this one does not. Collective."""
+    told = [[Row(**row) for row in one] for one in comm.allgather([asdict(row) for row in rows])]
+    show(f"\n{title}")
+    seen = set()
+    for rank, found in enumerate(told):
+        for row in found:
+            if rank == 0 or (row.state == "bad" and row not in seen):
+                seen.add(row)
+                whose = "" if rank == 0 else f" (rank {rank})"
+                show(f"  {_MARKS[row.state]} {row.label:<13} {row.text}{whose}")
+                if row.fix and row.state != "ok":
+                    show(f"     {'':<13} -> {row.fix}")
+
+
+def _is_safe(context: Context) -> bool:
+    """Whether neither the driver nor PyCUDA took the process with it that asked."""
+    return not str(context.driver["error"]).startswith("a process that asks") and context.pycuda[0] >= 0
+
+
+def _ask(command: Sequence[str], line: int | None = -1) -> tuple[int, str]:
+    """Return the exit status of a program and a line of what it says (None: all of it)."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=_PATIENCE,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 1, f"no answer within {_PATIENCE} s"
+    except OSError as error:
+        return 1, error.strerror or str(error)
+    said = (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip()
+    if done.returncode < 0:
+        said = f"{said}\nkilled by signal {-done.returncode}"
+    lines = said.splitlines() or ["nothing"]
+    return done.returncode, said if line is None else lines[line if done.returncode == 0 else -1]
+
+
+def _last(said: str) -> str:
+    return said.splitlines()[-1] if said else "nothing"
+
+
+def _family(said: str) -> str:
+    """Return whose MPI a library or launcher is, from what it says of itself."""
+    families = {"Open MPI": "Open MPI|OpenRTE|PRRTE|prte", "Intel MPI": r"Intel\(R\) MPI", "MVAPICH": "MVAPICH"}
+    for name, words in (families | {"MPICH": "MPICH|HYDRA"}).items():
+        if re.search(words, said):
+            return name
+    return "an unknown MPI"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

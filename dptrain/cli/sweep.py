@@ -1,0 +1,461 @@
+"""`python -m dptrain sweep`: every setting of a plan with every seed, each run a configuration of its own."""
+
+import argparse
+import dataclasses
+import itertools
+import math
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from dptrain.callbacks import Callback
+from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler, run_name
+from dptrain.cli.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml
+from dptrain.cli.doctor import show_ranks
+from dptrain.cli.run_directory import stamped_name
+from dptrain.comm import Communicator, SoloCommunicator
+from dptrain.data.loading import LoadedData, fingerprint
+from dptrain.errors import ConfigError
+from dptrain.registry.names import suggestion
+from dptrain.runtime.failure import phase
+from dptrain.runtime.launcher import usable_cores
+from dptrain.sequential import Sequential
+from dptrain.sweeps import formatting, statistics
+from dptrain.sweeps.capacity import Capacity, measure
+from dptrain.sweeps.driver import Request, execute, gather, prepare, spread
+from dptrain.sweeps.records import Setting
+from dptrain.sweeps.result import SweepResult
+from dptrain.sweeps.scheduler import rung_epochs
+from dptrain.sweeps.space import Space, label, parse_grid, parse_random, parse_seeds
+from dptrain.sweeps.training import Recipe
+from dptrain.train.trainer import StepIterator
+
+# Fields that runs of one sweep have in common, with the reason.
+_FIXED = {
+    "seed": "use --seeds",
+    "data.name": "a sweep has one data set",
+    "data.dir": "a sweep has one data set",
+    "data.sharding": "a run has all samples",
+    "data.max_bytes": "a sweep has one data set",
+    **dict.fromkeys(
+        ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "loops"),
+        "it is the same for all runs of a sweep",
+    ),
+    **dict.fromkeys(("out", "name", "verbose", "fast_dev_run", "debug"), "it is about the sweep, not about a run"),
+}
+# Fields that do not decide results: a sweep may go on with others.
+_INDIFFERENT = ("out", "verbose", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed", "data.device_mb")
+# Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
+_TIMED, _NAMED, _DEV = 8, 20, 2
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class SweepOptions:
+    """What a sweep is asked to do: the keys of a plan file.
+
+    Attributes:
+        seeds: as `parse_seeds`.
+        grid: values by field.
+        random: what fields are drawn from, as `space.parse_distribution`.
+        samples: how many draws.
+        adaptive: how many settings Optuna chooses.
+        search_seed: of the draws.
+        metric: key of the logs that trials are compared by.
+        mode: whether a high or a low value is good.
+        halving: one trial in so many goes on from a rung.
+        min_epochs: the first rung.
+        runs_per_gpu: runs that a rank trains at once.
+    """
+
+    seeds: Any = "0-4"
+    grid: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    random: dict[str, Any] = dataclasses.field(default_factory=dict)
+    samples: Annotated[int, Field(ge=0)] = 0
+    adaptive: Annotated[int, Field(ge=0)] = 0
+    search_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    metric: str = "val_accuracy"
+    mode: Literal["auto", "max", "min"] = "auto"
+    halving: Annotated[int, Field(ge=2)] | None = None
+    min_epochs: Annotated[int, Field(ge=1)] = 1
+    runs_per_gpu: Annotated[int, Field(ge=1)] | None = None
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a sweep to those of its runs."""
+    group = parser.add_argument_group("sweep")
+
+    def add(flag: str, text: str, **more: Any) -> None:
+        name = flag.removeprefix("--").replace("-", "_")
+        group.add_argument(flag, dest=f"sweep.{name}", default=argparse.SUPPRESS, help=text.replace("%", "%%"), **more)
+
+    add("--plan", "read these options from a YAML file: seeds, grid, random, samples, metric, ...", metavar="FILE")
+    add("--seeds", "of each trial's runs, such as 0-15 or 1,2,5 (default: 0-4)")
+    add(
+        "--grid",
+        "FIELD=VALUE,...: every combination of these values; can be repeated",
+        metavar="FIELD=VALUES",
+        action="append",
+    )
+    add(
+        "--random",
+        "[N] FIELD=FROM ...: N settings drawn from log:1e-5..1e-1, 0.1..0.5, 16..512 (integers) or a,b,c",
+        metavar="WORD",
+        nargs="+",
+        action="append",
+    )
+    add(
+        "--adaptive",
+        "let Optuna choose N settings from what --random says, by the means of earlier trials",
+        metavar="N",
+    )
+    add("--search-seed", "of what is drawn or chosen (default: 0)", metavar="SEED")
+    add("--metric", "key of the logs that trials are compared by (default: val_accuracy)", metavar="KEY")
+    add("--mode", "what is better (default: auto)", metavar="auto|max|min")
+    add(
+        "--halving",
+        "stop trials early (ASHA): one in ETA goes on from a rung, judged by its seeds' mean",
+        metavar="ETA",
+    )
+    add("--min-epochs", "the first rung; the next are ETA times as long (default: 1)", metavar="N")
+    add("--runs-per-gpu", "runs that a rank trains at once (default: measured)", metavar="N")
+    add("--dry-run", "show the plan, memory and expected time, and train nothing", action="store_true")
+
+
+def options_of(parsed: argparse.Namespace) -> SweepOptions:
+    """Return what the command line says, over what the plan file says.
+
+    Raises:
+        ConfigError: a word or a value is wrong.
+    """
+    said = {key.removeprefix("sweep."): value for key, value in vars(parsed).items() if key.startswith("sweep.")}
+    said.pop("dry_run", None)
+    plan = said.pop("plan", None)
+    known = [field.name for field in dataclasses.fields(SweepOptions)]
+    tree: dict[str, Any] = {} if plan is None else read_mapping(Path(plan), "--plan")
+    for key in tree:
+        if key not in known:
+            raise ConfigError(f"--plan {plan}: unknown {key!r}{suggestion(str(key), known)}")
+    if "grid" in said:
+        tree["grid"] = _once("--grid", [parse_grid(text) for text in said.pop("grid")])
+    if "random" in said:
+        words = [word for group in said.pop("random") for word in group]
+        counts = [word for word in words if "=" not in word]
+        if len(counts) > 1 or not all(word.isdecimal() for word in counts):
+            raise ConfigError(
+                f"--random {' '.join(words)}: expected one number and FIELD=FROM, such as 20 dropout=0..0.5"
+            )
+        if counts:
+            tree["samples"] = int(counts[0])
+        drawn = _once("--random", [parse_random(word) for word in words if "=" in word])
+        tree["random"] = {name: one.describe() for name, one in drawn.items()}
+    tree |= said
+    try:
+        return TypeAdapter(SweepOptions).validate_python(tree)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = ".".join(map(str, problem["loc"]))
+        where = "on the command line" if name in said else f"in {plan}"
+        message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
+        raise ConfigError(f"{name} = {problem['input']!r}, set {where}: {message}") from None
+
+
+def _once(flag: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    for name in (names := [name for name, _ in pairs]):
+        if names.count(name) > 1:
+            raise ConfigError(f"{flag} {name}=...: given twice")
+    return dict(pairs)
+
+
+def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> int:
+    """Train every setting with every seed; return 0 if all runs succeeded. Collective."""
+
+    def read() -> tuple[SweepOptions, Space, tuple[int, ...], tuple[int, ...]]:
+        options = options_of(parsed)
+        statistics.check_installed()
+        space = space_of(options)
+        if config.fast_dev_run and not options.adaptive:
+            space = Space(
+                grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV), seed=space.seed
+            )
+        seeds = parse_seeds(options.seeds)
+        fields = {name: field_path(name) for name in space.fields}
+        if len(set(fields.values())) < len(fields):
+            raise ConfigError(f"swept {', '.join(fields)}: two of them are the same field")
+        if config.data.sharding != "global":
+            raise ConfigError("--sharding static: every run of a sweep has all samples; leave it out")
+        if not options.adaptive:
+            for setting in space.settings():
+                _config(config, setting, fields, seeds[0])
+        rungs: tuple[int, ...] = ()
+        if options.halving is not None:
+            if "train.epochs" in fields.values():
+                raise ConfigError("--halving: not supported where epochs are swept")
+            rungs = rung_epochs(options.min_epochs, epochs_of(config), options.halving)
+        return options, space, seeds[:_DEV] if config.fast_dev_run else seeds, rungs
+
+    options, space, seeds, rungs = ranks.agree("configuration", read)
+    ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(options)})
+    phase.enter("data")
+    data = load_data(config, ranks, alone=True)
+    recipe = ConfigRecipe(config, data, {name: field_path(name) for name in space.fields})
+    decides = {
+        "seeds": list(seeds),
+        "space": space.to_dict(),
+        "adaptive": options.adaptive,
+        "metric": options.metric,
+        "mode": options.mode,
+        "halving": options.halving,
+        "min_epochs": options.min_epochs,
+        "config": _deciding(config),
+        "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
+    }
+    asked = Request(
+        *(space, seeds, options.metric, options.mode, rungs, options.halving or 3),
+        *(options.adaptive, options.runs_per_gpu, decides),
+    )
+    capacity = prepare(ranks, recipe, asked)
+    capacities = gather(ranks, capacity)
+    dry = getattr(parsed, "sweep.dry_run", False)
+    if dry or config.verbose != 0:
+        _show_plan(ranks, config, data, asked, capacities)
+    if dry:
+        ranks.agree("plan", lambda: _show_time(ranks, recipe, asked, capacities))
+        return 0
+    with ExitStack() as stack:
+        out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
+        kept = config.out is not None or not config.fast_dev_run
+        if ranks.rank == 0 and config.verbose != 0 and kept:
+            print(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}", flush=True)
+        result = execute(
+            ranks,
+            recipe,
+            asked,
+            capacity,
+            out,
+            verbose="auto" if config.verbose is None else config.verbose,
+            facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
+            repeat=_repeat(out, recipe, seeds[0], capacity),
+            files={"config.yaml": to_yaml(config)},
+        )
+        if ranks.rank == 0 and config.verbose != 0:
+            _show_result(result, space, str(out) if kept else None)
+    return result.exit_code
+
+
+class ConfigRecipe(Recipe):
+    """Configurations: what all runs have in common, and what each has instead.
+
+    Args:
+        config: of all runs.
+        data: of all runs.
+        fields: dotted path of every swept field by its name.
+    """
+
+    def __init__(self, config: Config, data: LoadedData, fields: Mapping[str, str]) -> None:
+        self._config, self._data, self.fields = config, data, fields
+
+    def build(self, setting: Setting, seed: int) -> Sequential:
+        """Build the configured network."""
+        return build_model(_config(self._config, setting, self.fields, seed), self._data)
+
+    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
+        """Train as `python -m dptrain` does."""
+        config = _config(self._config, setting, self.fields, model.seed)
+        sampler = make_sampler(config, self._data, SoloCommunicator())
+        return model.fit_splits_steps(
+            self._data.train, self._data.test, sampler, epochs=epochs_of(config), verbose=0, callbacks=callbacks
+        )
+
+
+def space_of(options: SweepOptions) -> Space:
+    """Return what is swept.
+
+    Raises:
+        ConfigError: options that do not go together.
+    """
+    if options.adaptive and (options.grid or options.samples):
+        raise ConfigError(
+            "--adaptive: every field is to be drawn (--random FIELD=FROM, without a number), none in a grid"
+        )
+    if options.adaptive and not options.random:
+        raise ConfigError("--adaptive: say what is to be chosen, such as --random dropout=0..0.5")
+    if options.random and not options.samples and not options.adaptive:
+        raise ConfigError("--random: say how many settings are to be drawn, such as --random 20 dropout=0..0.5")
+    return Space(
+        grid=options.grid,
+        random=options.random,
+        samples=options.adaptive or options.samples,
+        seed=options.search_seed,
+    )
+
+
+def field_path(name: str) -> str:
+    """Return the dotted path of a field that a sweep may vary, by its path, its flag or the end of its path.
+
+    Raises:
+        ConfigError: there is none, or it is the same for all runs.
+    """
+    all_leaves = list(leaves())
+    found = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]
+    found = found or [leaf for leaf in all_leaves if _short(leaf) == name]
+    if not found:
+        names = {other for leaf in all_leaves if leaf.path not in _FIXED for other in (leaf.path, _short(leaf))}
+        raise ConfigError(f"unknown field {name!r}{suggestion(name, names)}")
+    if len(found) > 1:
+        raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in found)}")
+    if found[0].path in _FIXED:
+        raise ConfigError(f"field {name!r} cannot be swept: {_FIXED[found[0].path]}")
+    return found[0].path
+
+
+def _short(leaf: Leaf) -> str:
+    return leaf.path.rpartition(".")[2]
+
+
+def _config(config: Config, setting: Setting, fields: Mapping[str, str], seed: int) -> Config:
+    """Return the configuration of one run.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    overrides = {fields[name]: value for name, value in setting.items()} | {"seed": seed}
+    return resolve(to_dict(config), "the configuration", overrides, "in the sweep")
+
+
+def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return a grid of at most as many settings as a fast dev run trains."""
+    left, result = _DEV, {}
+    for name, values in grid.items():
+        result[name] = values[:left]
+        left = max(1, left // len(result[name]))
+    return result
+
+
+def _deciding(config: Config) -> dict[str, Any]:
+    tree = to_dict(config)
+    for path in _INDIFFERENT:
+        *sections, key = path.split(".")
+        place = tree
+        for section in sections:
+            place = place[section]
+        del place[key]
+    return tree
+
+
+def _place(ranks: Communicator, config: Config, data: LoadedData, stack: ExitStack) -> Path:
+    if ranks.rank != 0:
+        return Path()
+    if config.out is not None:
+        return Path(config.out)
+    if config.fast_dev_run:
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
+    stamped = stamped_name(run_name(config, data))
+    paths = (Path("sweeps") / f"{stamped}{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
+
+
+def _repeat(out: Path, recipe: ConfigRecipe, seed: int, capacity: Capacity) -> str:
+    """Return the command that trains one run alone, with its bits: BLAS gives others with other numbers of threads."""
+    threads = "" if capacity.threads is None else f"OPENBLAS_NUM_THREADS={capacity.threads} "
+    words = ["python", "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", str(seed)]
+    return threads + shlex.join(words) + "".join(f" --{path} <{name}>" for name, path in recipe.fields.items())
+
+
+# What people see
+
+
+def _show_plan(
+    ranks: Communicator,
+    config: Config,
+    data: LoadedData,
+    asked: Request,
+    capacities: Sequence[Capacity],
+) -> None:
+    rows = ranks.allgather([ranks.rank, ranks.host, os.getpid(), capacities[ranks.rank].device])
+    if ranks.rank != 0:
+        return
+    show_ranks(rows)
+    print(f"{data.name}: {data.train.total} + {data.test.total} samples")
+    how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
+    print(
+        f"{formatting.counted(asked.trials, 'trial')}{how} x {formatting.counted(len(asked.seeds), 'seed')} = "
+        f"{formatting.counted(asked.trials * len(asked.seeds), 'run')} of "
+        f"{formatting.counted(epochs_of(config), 'epoch')}; "
+        f"compared by {asked.metric}"
+    )
+    if asked.rungs:
+        at = formatting.listed([str(rung) for rung in asked.rungs])
+        print(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
+    for rank, one in enumerate(capacities):
+        memory = f"{one.run_bytes / 1e6:.1f} MB a run"
+        if one.free_bytes is not None:
+            memory += f", {one.free_bytes / 1e6:,.0f} MB free beside the data"
+        print(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time, {memory}")
+    if ranks.size == 1 and capacities[0].threads is not None and (cores := usable_cores()) > 1:
+        print(f"on a CPU ranks are what trains runs side by side: mpirun -n {cores} would use all {cores} cores")
+    sys.stdout.flush()
+
+
+def _show_time(
+    ranks: Communicator,
+    recipe: Recipe,
+    asked: Request,
+    capacities: Sequence[Capacity],
+) -> None:
+    """Print the settings and, after trying some of them, how long it may take."""
+    if ranks.rank != 0:
+        return
+    if not asked.adaptive:
+        settings = asked.space.settings()
+        for number, setting in enumerate(settings[:_NAMED]):
+            print(f"  trial {number}: {label(setting)}")
+        if len(settings) > _NAMED:
+            print(f"  and {len(settings) - _NAMED} more")
+    timed = spread(asked.settings_to_try(), _TIMED)
+    places = capacities[0].places
+    seconds = []
+    for setting in timed:
+        found = measure(recipe, [setting], asked.seeds[0], asked.metric, places, places).seconds
+        if found is not None:
+            seconds.append(found)
+    if not seconds:
+        print("how long it will take cannot be said: nobody knows how many steps a run has")
+        return
+    runs = asked.trials * len(asked.seeds)
+    each = math.fsum(seconds) / len(seconds)
+    print(
+        f"about {duration(each * runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, without "
+        f"evaluation: {each:.3g} s a run, from some steps of {formatting.counted(len(timed), 'trial')}"
+    )
+
+
+def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
+    shown = result.ranking[:10]
+    for place, number in enumerate(shown, 1):
+        trial = result.trials[number]
+        mean = "no value" if trial["mean"] is None else formatting.number(trial["mean"])
+        interval = "" if trial["ci_low"] is None else f" [{trial['ci_low']:.4f}, {trial['ci_high']:.4f}]"
+        setting = label({name: trial[name] for name in space.fields})
+        print(f"{place:3}. trial {number} ({setting or 'as configured'}): {mean}{interval}, n = {trial['n']}")
+    if len(result.ranking) > len(shown):
+        print(f"     and {len(result.ranking) - len(shown)} more")
+    for sentence in result.findings:
+        print(sentence)
+    where = "Fast dev run: everything works (results written and removed)" if out is None else f"Results in {out}"
+    print(where if out is None else f"{where}: report.html, trials.csv, results.jsonl", flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words: "1 h 02 min", "3 min 20 s", "12 s"."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{max(whole, 1)} s"

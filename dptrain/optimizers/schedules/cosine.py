@@ -1,0 +1,65 @@
+"""Cosine decay with warmup."""
+
+import math
+from typing import Any
+
+from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
+
+
+class CosineDecay(LearningRateSchedule):
+    """Half a cosine from the initial learning rate to alpha times it, after a linear warmup where one is asked for.
+
+    Sources: I. Loshchilov and F. Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017; for the
+    warmup P. Goyal and others, "Accurate, large minibatch SGD", arXiv:1706.02677.
+
+    Args:
+        initial_learning_rate: at step 0.
+        decay_steps: steps of the cosine, the warmup not counted; above 0.
+        alpha: what is left at the end, as a fraction of where the cosine begins.
+        name: of the schedule.
+        warmup_target: where the warmup ends and the cosine begins; None for no warmup.
+        warmup_steps: steps of the warmup.
+
+    Raises:
+        ConfigError: decay_steps is not above 0.
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        decay_steps: int,
+        alpha: float = 0.0,
+        name: str = "CosineDecay",
+        warmup_target: float | None = None,
+        warmup_steps: int = 0,
+    ) -> None:
+        check_steps("decay_steps", decay_steps)
+        self.initial_learning_rate = initial_learning_rate
+        self.decay_steps = decay_steps
+        self.alpha = alpha
+        self.name = name
+        self.warmup_target = warmup_target
+        self.warmup_steps = warmup_steps
+
+    def __call__(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        highest, initial = self.warmup_target, self.initial_learning_rate
+        if highest is None:
+            highest = initial
+        elif step < self.warmup_steps:
+            return float((highest - initial) * (step / self.warmup_steps) + initial)
+        else:
+            step -= self.warmup_steps
+        cosine = 0.5 * (1 + math.cos(math.pi * (min(step, self.decay_steps) / self.decay_steps)))
+        return float(highest * ((1 - self.alpha) * cosine + self.alpha))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "decay_steps": self.decay_steps,
+            "alpha": self.alpha,
+            "name": self.name,
+            "warmup_target": self.warmup_target,
+            "warmup_steps": self.warmup_steps,
+        }

@@ -1,0 +1,1 @@
+"""Objects by name: looking names up, and Keras' JSON descriptions of objects."""

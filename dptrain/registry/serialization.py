@@ -1,0 +1,102 @@
+"""Objects as Keras writes them to JSON: {"module", "class_name", "config", "registered_name"}, and back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.registry.names import lookup
+
+
+class Configurable(ABC):
+    """What can say how it was made, and be made again from that."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments as Keras' `get_config` names them, in types that JSON has."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return `config`, under Keras' name."""
+        return self.config()
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Return an object with the arguments that `config` gave."""
+        return cls(**config)
+
+
+def to_dict(module: str, one: Any, own: Iterable[type]) -> dict[str, Any]:
+    """Return what Keras' `serialize_keras_object` returns for an object.
+
+    Args:
+        module: where Keras has its classes of this kind ("keras.layers").
+        one: it has `get_config`.
+        own: the classes that Keras has too; others are the user's, of a module of their own.
+    """
+    kind = type(one)
+    known = kind in own
+    return {
+        "module": module if known else kind.__module__,
+        "class_name": kind.__name__,
+        "config": plain(one.get_config()),
+        "registered_name": None if known else kind.__name__,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a configuration in types that JSON has: numbers and arrays of NumPy become Python's."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def made(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: Any) -> Any:
+    """Return the object that {"class_name": ..., "config": ...} describes; further keys are ignored.
+
+    Args:
+        kind: what the table holds, for messages ("layer").
+        description: as `to_dict` returns it.
+        classes: by name; where one is not there as it is written, it is looked for in lower case.
+        more: further arguments of the class's `from_config`.
+
+    Raises:
+        ConfigError: no such class, not such a dictionary, or not the class's arguments.
+    """
+    name = description.get("class_name") if isinstance(description, Mapping) else None
+    config = description.get("config") if isinstance(description, Mapping) else None
+    if not isinstance(name, str) or not isinstance(config, Mapping):
+        raise ConfigError(f"{kind}: expected a dictionary with 'class_name' and 'config', found {description!r}")
+    cls = lookup(kind, name.lower() if name not in classes and name.lower() in classes else name, classes)
+    try:
+        return cls.from_config(dict(config), *more)
+    except TypeError as error:
+        raise ConfigError(f"{kind} {cls.__name__}: {error}") from error
+
+
+def get(kind: str, identifier: Any, base: type[Any], classes: Mapping[str, type[Any]]) -> Any:
+    """Return what an argument means: an object as it is, a class's or name's with its defaults, a described one.
+
+    Args:
+        kind: what it should be, for messages ("layer").
+        identifier: the argument.
+        base: the class of all such objects.
+        classes: by name.
+
+    Raises:
+        ConfigError: it means none.
+    """
+    if isinstance(identifier, base):
+        return identifier
+    if isinstance(identifier, str):
+        return lookup(kind, identifier, classes)()
+    if isinstance(identifier, type) and issubclass(identifier, base):
+        return identifier()
+    if isinstance(identifier, Mapping):
+        return made(kind, identifier, classes)
+    if callable(identifier):
+        raise ConfigError(f"not supported: a function as {kind}; subclass {base.__name__}")
+    raise ConfigError(f"Could not interpret {kind} identifier: {identifier}")

@@ -1,1 +1,0 @@
-"""What a training run leaves on disk."""

@@ -1,0 +1,179 @@
+"""How a job ends when something goes wrong: one line that says who and where, and every rank with it.
+
+Under mpirun an uncaught exception on one rank would leave the others waiting for it for ever: the failed process
+itself waits in MPI_Finalize. So whoever fails ends the job. Errors that all ranks know of (`AgreedError`) are printed
+by rank 0 alone and each rank ends by itself.
+"""
+
+import os
+import socket
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
+
+from dptrain.errors import AgreedError, DptrainError, ExitCode
+from dptrain.runtime.launcher import detect_launch, start_mpi
+
+
+@dataclass
+class Phase:
+    """What this process is doing, for messages.
+
+    Attributes:
+        name: in words, such as "start-up" or "training".
+        epoch: the current epoch from 1, or None outside training.
+        step: the current step of the epoch from 1, or None.
+    """
+
+    name: str = "start-up"
+    epoch: int | None = None
+    step: int | None = None
+
+    def enter(self, name: str) -> None:
+        """Begin a phase outside training."""
+        self.name, self.epoch, self.step = name, None, None
+
+    def __str__(self) -> str:
+        """Return "training, epoch 2, step 17"."""
+        parts = [self.name]
+        if self.epoch is not None:
+            parts.append(f"epoch {self.epoch}")
+        if self.step is not None:
+            parts.append(f"step {self.step}")
+        return ", ".join(parts)
+
+
+# One process does one thing at a time.
+phase = Phase()
+
+# Whether failures show their traceback (--debug).
+show_traceback = False
+
+
+def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
+    """Return the exit code that an error ends the process with; `unknown` for what is not dptrain's own."""
+    if isinstance(error, DptrainError):
+        return int(error.exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, MemoryError):
+        return int(ExitCode.DEVICE)
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return unknown
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line; what is no `DptrainError` is named with the place that raised it."""
+    text = " ".join(str(error).split())
+    if isinstance(error, DptrainError):
+        return text
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
+
+
+def report(error: BaseException) -> None:
+    """Print an error of this rank alone to standard error, as one line, or with its traceback where asked for."""
+    launch = detect_launch()
+    if launch is None:
+        who = "dptrain"
+    else:
+        who = f"dptrain: rank {launch.rank}/{launch.size} host {socket.gethostname()} pid {os.getpid()} {phase}"
+    if show_traceback:
+        traceback.print_exception(error, file=sys.stderr)
+    # One write, so that the lines of several ranks do not mix.
+    sys.stderr.write(f"{who}: {describe(error)}\n")
+    sys.stderr.flush()
+
+
+def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
+    """Report an error that only this rank is known to have, end all ranks, and return the exit code for this one.
+
+    Under a launcher it does not return. If MPI has not been started yet, the other ranks may be waiting in
+    MPI_Init for this one, and only a process that has joined can end them.
+    """
+    report(error)
+    code = exit_code_of(error, unknown)
+    if _world_size() > 1:
+        _abort(code)
+    return code
+
+
+def end_together(error: DptrainError) -> int:
+    """End all ranks with an error that they all have, after rank 0 has reported it; return the exit code.
+
+    Under a launcher it does not return. Ranks that simply exited one after the other would not do: MPICH's mpirun
+    kills the others when the first exits with an error, and may then exit with the signal's number instead.
+    """
+    launch = detect_launch()
+    if launch is None or launch.rank == 0:
+        if show_traceback:
+            traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(f"dptrain: {describe(error)}\n")
+        sys.stderr.flush()
+    code = int(error.exit_code)
+    if _world_size() > 1:
+        world = start_mpi().COMM_WORLD
+        world.Barrier()  # rank 0 has reported
+        if world.rank == 0:
+            _abort(code)
+        world.Barrier()  # until rank 0's abort
+    return code
+
+
+def install_excepthook() -> None:
+    """Make an uncaught exception in a user's own script end all ranks; does nothing without a launcher."""
+    launch = detect_launch()
+    if launch is None or launch.size == 1:
+        return
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        agreed = isinstance(error, AgreedError)
+        if not agreed or launch.rank == 0:
+            previous(kind, error, trace)  # a script's author wants to see where
+        if isinstance(error, AgreedError):
+            end_together(error)
+        else:
+            end_job(error, unknown=1)  # as Python itself ends a script
+
+    sys.excepthook = hook
+
+
+def warn(message: str) -> None:
+    """Warn (a `UserWarning`) of something that all ranks see, once: on rank 0."""
+    launch = detect_launch()
+    if launch is None or launch.rank == 0:
+        warnings.warn(message, stacklevel=2)
+
+
+def _world_size() -> int:
+    """Ranks that would wait for this one; 1 where MPI's world is not the launcher's."""
+    launch = detect_launch()
+    if launch is None or launch.size == 1:
+        return 1
+    try:
+        return int(start_mpi().COMM_WORLD.size)
+    except (ImportError, RuntimeError):
+        return 1  # without MPI nobody waits
+
+
+def _abort(code: int) -> NoReturn:
+    """End all ranks through MPI, without MPI's own message: ours says more, and is one line."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # MPICH's launcher drops what it has not forwarded yet when it sees the abort: let it read our message first.
+    time.sleep(0.3)
+    if not show_traceback:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    start_mpi().COMM_WORLD.Abort(code)
+    # MPI_Abort may return before the launcher has killed this process; whatever ran then would race with the kill.
+    time.sleep(5)
+    os._exit(code)

@@ -1,0 +1,189 @@
+"""Driving a sweep, whoever asked for it: devices, measuring, training, findings."""
+
+import math
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from dptrain import comm as comms
+from dptrain.comm import Communicator
+from dptrain.errors import AgreedError, ConfigError
+from dptrain.runtime.failure import end_job
+from dptrain.runtime.files import write_atomically
+from dptrain.sweeps.adaptive import OptunaSource
+from dptrain.sweeps.capacity import Capacity, first_that_works, measure
+from dptrain.sweeps.records import Setting
+from dptrain.sweeps.result import SweepResult, conclude
+from dptrain.sweeps.scheduler import ListSource, SettingSource
+from dptrain.sweeps.space import Space
+from dptrain.sweeps.sweep import Plan, run_sweep
+from dptrain.sweeps.training import Recipe
+from dptrain.train.devices import open_backend
+from dptrain.version import __version__
+
+T = TypeVar("T")
+
+# Settings at most that are tried out before a sweep is given up.
+_TRIED = 20
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a sweep is asked to do, the same on all ranks.
+
+    Attributes:
+        space: what is varied.
+        seeds: every trial is trained with each.
+        metric: key of the logs that trials are compared by.
+        mode: "max", "min" or "auto".
+        rungs: numbers of epochs at which trials are judged, rising.
+        eta: one trial in so many goes on from a rung.
+        adaptive: how many settings Optuna chooses; 0 for those of the space.
+        runs_per_gpu: runs that a rank trains at once; None to find out.
+        decides: everything that decides results, as `Plan`.
+    """
+
+    space: Space
+    seeds: Sequence[int]
+    metric: str
+    mode: str
+    rungs: Sequence[int]
+    eta: int
+    adaptive: int
+    runs_per_gpu: int | None
+    decides: Mapping[str, Any]
+
+    @property
+    def trials(self) -> int:
+        """How many settings there will be."""
+        return self.adaptive or self.space.size
+
+    def settings_to_try(self) -> Sequence[Setting]:
+        """Return some settings that are like the sweep's; where Optuna chooses, draws stand for them."""
+        if self.adaptive:
+            return Space(random=self.space.random, samples=_TRIED, seed=self.space.seed).settings()
+        return spread(self.space.settings(), _TRIED)
+
+    def source(self, mode: Literal["max", "min"]) -> SettingSource:
+        """Return where the settings come from."""
+        if self.adaptive:
+            return OptunaSource(self.space.random, self.adaptive, mode, self.space.seed)
+        return ListSource(self.space.settings())
+
+
+def agreed(ranks: Communicator, where: str, action: Callable[[], T]) -> T:
+    """Run what may find arguments wrong: alone it raises as it is, on N ranks it raises on all."""
+    return action() if ranks.size == 1 else ranks.agree(where, action)
+
+
+def gather(ranks: Communicator, capacity: Capacity) -> list[Capacity]:
+    """Return what every rank can train. Collective."""
+    return [Capacity(**fact) for fact in ranks.allgather(asdict(capacity))]
+
+
+def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
+    """Give every rank its device, and find out what it can train there. Collective.
+
+    Raises:
+        AgreedError: a device cannot be used, or no setting can be trained.
+    """
+    settings, seed = asked.settings_to_try(), asked.seeds[0]
+
+    def options() -> dict[str, Any]:
+        with comms.independent():
+            return first_that_works(settings, lambda setting: recipe.build(setting, seed).device_options)
+
+    open_backend(ranks, **agreed(ranks, "model", options)).close()
+    most = math.ceil(asked.trials * len(asked.seeds) / ranks.size)
+
+    def look() -> Capacity:
+        with comms.independent():
+            return measure(recipe, settings, seed, asked.metric, asked.runs_per_gpu, most)
+
+    return agreed(ranks, "device", look)
+
+
+def execute(
+    ranks: Communicator,
+    recipe: Recipe,
+    asked: Request,
+    capacity: Capacity,
+    out: Path,
+    *,
+    verbose: str | int,
+    facts: Mapping[str, Any] | None = None,
+    repeat: str = "",
+    files: Mapping[str, str] | None = None,
+) -> SweepResult:
+    """Train what is not trained yet, and conclude. Collective.
+
+    Args:
+        ranks: who trains.
+        recipe: what runs train.
+        asked: what is to be done.
+        capacity: of this rank, as `prepare` found it.
+        out: directory, rank 0's.
+        verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
+        facts: further ones for the report.
+        repeat: as `conclude`.
+        files: texts to be written beside the results, by name.
+
+    Raises:
+        AgreedError: something of it cannot be done.
+    """
+    mode = _mode(asked, capacity)
+    plan = Plan(asked.seeds, asked.metric, mode, asked.rungs, asked.eta, asked.decides, asked.space.fields)
+    capacities = gather(ranks, capacity)
+    try:
+        with comms.independent():
+            directory = run_sweep(
+                ranks, recipe, plan, lambda: asked.source(mode), out, capacity.places, verbose=verbose
+            )
+    except AgreedError:
+        raise
+    except BaseException as error:
+        if ranks.size > 1:
+            end_job(error)
+        raise
+    about = {
+        "metric": asked.metric,
+        "ranks": ranks.size,
+        "devices": "; ".join(dict.fromkeys(one.device for one in capacities)),
+        "runs at once": ", ".join(str(one.places) for one in capacities),
+        "versions": f"dptrain {__version__}, Python {platform.python_version()}, NumPy {np.__version__}",
+        **(facts or {}),
+    }
+
+    def finish() -> dict[str, Any] | None:
+        if directory is None:
+            return None
+        with directory:
+            for name, text in (files or {}).items():
+                write_atomically(directory.path / name, text.encode())
+            return asdict(conclude(directory, plan, about, repeat))
+
+    found = ranks.agree("output", finish)
+    return SweepResult(**ranks.broadcast_fact(found))
+
+
+def spread(settings: Sequence[Setting], most: int) -> Sequence[Setting]:
+    """Return at most so many settings, the first among them, evenly over all."""
+    count = min(most, len(settings))
+    return [settings[number * len(settings) // count] for number in range(count)]
+
+
+def _mode(asked: Request, capacity: Capacity) -> Literal["max", "min"]:
+    if asked.mode == "max" or (asked.mode == "auto" and capacity.direction == "up"):
+        return "max"
+    if asked.mode == "min" or (asked.mode == "auto" and capacity.direction == "down"):
+        return "min"
+    raise AgreedError(
+        "sweep",
+        ConfigError.exit_code,
+        f"nobody knows whether a high or a low {asked.metric} is good: say mode 'max' or 'min'",
+        [],
+    )

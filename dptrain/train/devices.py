@@ -1,0 +1,128 @@
+"""The ranks choose their devices together: a GPU of its own for each, and the same kind for all."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dptrain import backend as backends
+from dptrain.backend.base import Backend
+from dptrain.backend.cuda.selection import assign, visible_gpus
+from dptrain.comm import Communicator
+from dptrain.errors import AgreedError, DeviceError, ExitCode
+from dptrain.runtime.cores import limit_threads
+
+
+def open_backend(
+    comm: Communicator,
+    *,
+    device: str = "auto",
+    dtype: str = "float32",
+    loops: str = "auto",
+    share_gpu: bool = False,
+    **options: Any,
+) -> Backend:
+    """Return this rank's backend. Collective.
+
+    Args:
+        comm: the ranks.
+        device: as in `backend.create`.
+        dtype: as in `backend.create`.
+        loops: as in `backend.create`.
+        share_gpu: several ranks may use one GPU.
+        options: further ones of `backend.create`.
+
+    Raises:
+        ConfigError: as `backend.create`; an AgreedError with its exit code on several ranks.
+        DeviceError: as `backend.create`; an AgreedError with its exit code on several ranks.
+        AgreedError: the ranks found different devices, or the same GPU, on every rank.
+    """
+    place = find_place(comm, device, dtype, share_gpu)
+    threads = limit_threads(comm.local_size)
+
+    def create() -> Backend:
+        return backends.create(device, dtype, threads, loops, place=place, **options)
+
+    if comm.size == 1:
+        return create()
+    backend = comm.agree("device", create)
+    check_devices(comm, backend, share_gpu)
+    return backend
+
+
+def find_place(comm: Communicator, device: str, dtype: str, share_gpu: bool) -> backends.Place:
+    """Return which GPU this rank takes, after the ranks of its node have told each other what they see. Collective."""
+    if comm.size == 1:
+        return backends.Place(comm.host)
+    # A rank alone on its node takes the first GPU that it sees; asking the driver costs tenths of a second.
+    looks = comm.local_size > 1 and backends.tries_gpu(device, dtype)
+    told = comm.allgather([comm.node, visible_gpus() if looks else []])
+    ranks = [rank for rank, (node, _) in enumerate(told) if node == comm.node]
+    try:
+        chosen = assign([told[rank][1] for rank in ranks], ranks, share_gpu, comm.host)
+    except DeviceError as error:
+        return backends.Place(comm.host, trouble=str(error))
+    names = [told[rank][1][number : number + 1] for rank, number in zip(ranks, chosen, strict=True)]
+    mine = ranks.index(comm.rank)
+    return backends.Place(comm.host, chosen[mine], sharers=names.count(names[mine]))
+
+
+def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None:
+    """Refuse ranks on devices of different kinds, and two ranks on one GPU unless they may share it. Collective.
+
+    Raises:
+        AgreedError: on every rank.
+    """
+    about = [comm.host, backend.name, backend.numerics, backend.description, backend.gpu]
+    found = comm.allgather(about)
+    hosts, kinds, numerics, descriptions, gpus = zip(*found, strict=True)
+    if len(set(kinds)) > 1:
+        shown = [one if name == "cuda" else text for name, one, text in zip(kinds, numerics, descriptions, strict=True)]
+        raise AgreedError(
+            "device",
+            ExitCode.DEVICE,
+            f"some ranks have a GPU and others have none: {_by_rank(hosts, shown)}; "
+            "give every rank a GPU, or use --device cpu",
+            [],
+        )
+    if len(set(numerics)) > 1:
+        raise AgreedError(
+            "device",
+            ExitCode.CONFIG,
+            f"the ranks would compute different bits: {_by_rank(hosts, numerics)}; "
+            "give all ranks the same kind of GPU, the same options and the same packages",
+            [],
+        )
+    for gpu in dict.fromkeys(one for one in gpus if one is not None and not share_gpu):
+        users = [rank for rank, other in enumerate(gpus) if other == gpu]
+        if len(users) > 1:
+            raise AgreedError(
+                "device",
+                ExitCode.DEVICE,
+                f"ranks {_numbers(users)} use the same GPU {gpu} ({_hosts(hosts, users)}); "
+                "give each rank a GPU of its own, or use --share-gpu or --device cpu",
+                [],
+            )
+
+
+def _by_rank(hosts: Sequence[str], values: Sequence[str]) -> str:
+    """Return "ranks 0-2 (host a): x; rank 3 (host b): y"."""
+    parts = []
+    for value in dict.fromkeys(values):
+        ranks = [rank for rank, other in enumerate(values) if other == value]
+        parts.append(f"rank{'s' if len(ranks) > 1 else ''} {_numbers(ranks)} ({_hosts(hosts, ranks)}): {value}")
+    return "; ".join(parts)
+
+
+def _hosts(hosts: Sequence[str], ranks: Iterable[int]) -> str:
+    names = list(dict.fromkeys(hosts[rank] for rank in ranks))
+    return f"host{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """Return "0-2, 5"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,122 @@
+"""Compiling kernels into the cache, with a stand-in for nvcc that notes its calls."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dptrain.backend.cuda import compile as compiling
+from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.errors import DeviceError
+
+NVCC = """\
+#!/bin/sh
+if [ "$1" = --version ]; then cat "{folder}/version"; exit 0; fi
+echo "$@" >> "{folder}/calls"
+while [ $# -gt 1 ]; do [ "$1" = -o ] && target=$2; shift; done
+if [ -e "{folder}/broken" ]; then echo "in file included" >&2; echo "x.cu(3): error: no such thing" >&2; exit 1; fi
+echo "$1" > "$target"
+"""
+
+
+@pytest.fixture
+def nvcc(tmp_path, monkeypatch):
+    """A folder with the stand-in, in front of PATH, and a cache of its own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "nvcc").write_text(NVCC.format(folder=folder))
+    (folder / "nvcc").chmod(0o755)
+    (folder / "version").write_text("release 1")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path / "cache"))
+    return folder
+
+
+def calls(folder: Path) -> int:
+    return len((folder / "calls").read_text().splitlines()) if (folder / "calls").exists() else 0
+
+
+def test_a_source_is_compiled_once(nvcc):
+    first = compiling.compiled(("flat", "dense"), "sm_90")
+    assert calls(nvcc) == 2
+    assert {name: Path(place.read_text().strip()).name for name, place in first.items()} == {
+        "flat": "flat.cu",
+        "dense": "dense.cu",
+    }
+    assert compiling.compiled(("flat", "dense"), "sm_90") == first
+    assert calls(nvcc) == 2
+    assert sorted(path.suffix for path in compiling.kernel_cache().iterdir()) == ["", ".cubin", ".cubin"], (
+        "no leftovers"
+    )
+
+
+def test_what_changes_the_result_changes_the_name(nvcc, monkeypatch, tmp_path):
+    first = compiling.compiled(("flat",), "sm_90")["flat"]
+    assert compiling.compiled(("flat",), "sm_80")["flat"] != first
+    (nvcc / "version").write_text("release 2")
+    assert compiling.compiled(("flat",), "sm_90")["flat"] != first
+    (nvcc / "version").write_text("release 1")
+    for changed in ("flat.cu", "common.cuh"):
+        copy = tmp_path / f"with another {changed}"
+        copy.mkdir()
+        for path in kernels_dir().iterdir():
+            (copy / path.name).write_bytes(path.read_bytes() + (b"//" if path.name == changed else b""))
+        monkeypatch.setattr(compiling, "kernels_dir", lambda copy=copy: copy)
+        assert compiling.compiled(("flat",), "sm_90")["flat"] != first
+    assert calls(nvcc) == 5
+
+
+def test_what_nvcc_says_is_told_and_leaves_nothing(nvcc):
+    (nvcc / "broken").touch()
+    with pytest.raises(
+        DeviceError, match=r"nvcc cannot compile flat\.cu for sm_90, it says: x\.cu\(3\): error: no such"
+    ):
+        compiling.compiled(("flat",), "sm_90")
+    assert [path.name for path in compiling.kernel_cache().iterdir()] == ["lock"]
+
+
+def test_no_nvcc(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(compiling.os, "access", lambda path, mode: False)
+    with pytest.raises(DeviceError, match=r"no nvcc on PATH.*install the CUDA toolkit"):
+        compiling.find_nvcc()
+    monkeypatch.undo()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").write_text("")
+    (tmp_path / "bin" / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert compiling.find_nvcc() == str(tmp_path / "bin" / "nvcc")
+
+
+def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DeviceError, match=r"cannot keep the compiled CUDA kernels there.*set DPTRAIN_CACHE"):
+        compiling.compiled(("flat",), "sm_90")
+
+
+def test_a_users_source_is_compiled_once_and_again_when_it_or_a_header_changes(nvcc, tmp_path):
+    first = compiling.compiled_own("swish", "text", "sm_90")
+    assert compiling.compiled_own("swish", "text", "sm_90") == first
+    assert calls(nvcc) == 1
+    assert compiling.compiled_own("swish", "other text", "sm_90") != first
+    assert compiling.compiled_own("swish", "text", "sm_80") != first
+    assert calls(nvcc) == 3
+    path = tmp_path / "own" / "swish.cu"
+    path.parent.mkdir()
+    path.write_text("text")
+    assert compiling.compiled_own("swish", path, "sm_90") == first  # the same content
+    (path.parent / "mine.cuh").write_text("header")
+    assert compiling.compiled_own("swish", path, "sm_90") != first
+    assert f"-I{kernels_dir()}" in (nvcc / "calls").read_text()
+
+
+def test_a_users_mistake_is_one_line_without_the_folder(nvcc):
+    (nvcc / "broken").touch()
+    with pytest.raises(
+        DeviceError, match=r"^nvcc cannot compile swish.cu for sm_90, it says: x.cu\(3\): error: no such"
+    ):
+        compiling.compiled_own("swish", "text", "sm_90")

@@ -1,0 +1,122 @@
+"""Choosing a backend, and finding the CUDA sources."""
+
+import sys
+
+import pytest
+
+from dptrain import backend
+from dptrain.backend.cuda.products import TILES, product_plan
+from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.errors import ConfigError, DeviceError
+
+
+def test_create(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    assert backend.create("auto", "float32", 3, "numpy").description == "CPU, 3 threads, float32"
+    assert backend.create("cpu", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
+
+
+def test_compiled_loops_where_they_are_installed():
+    pytest.importorskip("numba", reason="compiled loops need the extra 'jit'")
+    compiled = backend.create("cpu", "float32", 1)
+    assert compiled.description == "CPU, 1 thread, float32, numba"
+    assert compiled.numerics != backend.create("cpu", "float32", 1, "numpy").numerics
+
+
+def test_without_numba_numpy_does_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dptrain.backend.cpu.loops_numba", None)
+    assert backend.create("cpu", "float32", 1).description == "CPU, 1 thread, float32"
+    with pytest.raises(ConfigError, match=r"Numba is not installed; pip install 'dptrain\[jit\]'"):
+        backend.create("cpu", "float32", 1, "numba")
+
+
+def without_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `dptrain.backend.cuda.backend` be imported again, by this test alone."""
+    for name in ("dptrain.backend.cuda.backend", "pycuda", "pycuda.driver"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(backend, "cuda", raising=False)
+
+
+def test_without_pycuda_only_the_cpu_is_left(monkeypatch):
+    without_cuda_module(monkeypatch)
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    with pytest.raises(DeviceError, match=r"PyCUDA is not installed: pip install 'dptrain\[cuda\]'"):
+        backend.create("cuda", "float32", 1)
+    assert backend.create("auto", "float32", 1, "numpy").description == "CPU, 1 thread, float32"
+
+
+def test_without_a_driver_auto_says_why_it_takes_the_cpu(monkeypatch, tmp_path):
+    without_cuda_module(monkeypatch)
+    (tmp_path / "pycuda").mkdir()
+    (tmp_path / "pycuda" / "__init__.py").write_text("")
+    missing = "libcuda.so.1: cannot open shared object file"
+    (tmp_path / "pycuda" / "driver.py").write_text(f"raise ImportError({missing!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver: .*libcuda\.so\.1.*install the driver"):
+        backend.create("cuda", "float32", 1)
+    description = backend.create("auto", "float32", 1, "numpy").description
+    assert description.startswith("CPU, 1 thread, float32 (no GPU: no NVIDIA driver")
+    assert backend.create("auto", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
+
+
+def test_refused():
+    with pytest.raises(ConfigError, match="device = 'gpu'"):
+        backend.create("gpu", "float32", 1)
+    with pytest.raises(ConfigError, match="gpu_select = 'first'"):
+        backend.create("cpu", "float32", 1, gpu_select="first")
+    with pytest.raises(ConfigError, match="dtype = 'float16'"):
+        backend.create("cpu", "float16", 1)
+
+    with pytest.raises(ConfigError, match="precision = 'fp8': expected 'float32' or 'tf32'"):
+        backend.create("cpu", "float32", 1, precision="fp8")
+    with pytest.raises(ConfigError, match="gemm = 'mkl': expected 'dptrain' or 'cublaslt'"):
+        backend.create("cpu", "float32", 1, gemm="mkl")
+
+
+@pytest.mark.parametrize(("dtype", "device"), [("float32", "cpu"), ("float32", "auto"), ("float64", "auto")])
+def test_what_only_a_gpu_does_is_not_left_out_in_silence(monkeypatch, dtype, device):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    with pytest.raises(ConfigError, match=r"'tf32' needs a GPU, this is the CPU; use --precision float32"):
+        backend.create(device, dtype, 1, precision="tf32")
+    with pytest.raises(ConfigError, match=r"'cublaslt' needs a GPU, this is the CPU; use --gemm dptrain"):
+        backend.create(device, dtype, 1, gemm="cublaslt")
+
+
+def test_plans_of_products():
+    """What each of the plan's rules decides, for layers of 784-128-10, 784-512-10 and 784-4096-4096-10."""
+    for M, N, K in [(1, 1, 1), (32, 10, 784), (32, 128, 0), (5, 7, 100_000), (32, 128, 511), (32, 128, 512)]:
+        tile, slices, depth = product_plan(M, N, K)
+        assert tile in TILES
+        assert depth % 32 == 0
+        assert slices * depth >= K > (slices - 1) * depth or K == 0
+    # Large results: large tiles, whole sums.
+    assert product_plan(1024, 4096, 4096)[:2] == (128, 1)
+    assert product_plan(784, 512, 1024)[:2] == (64, 1)
+    # A batch of 32 rows does not half fill a tile of 64, nor do ten classes.
+    assert product_plan(32, 4096, 4096)[0] == 32
+    assert product_plan(4096, 10, 1024)[0] == 32
+    # Short sums are not worth a second kernel; long ones with few results are.
+    assert product_plan(32, 10, 128)[1] == product_plan(784, 128, 128)[1] == 1
+    assert product_plan(32, 128, 784)[1] >= 8
+    assert product_plan(1024, 10, 4096)[1] == 16
+
+
+def test_kernels_of_this_checkout():
+    assert (kernels_dir() / "README.md").is_file()
+
+
+def test_kernels_inside_a_wheel_come_first(tmp_path):
+    package = tmp_path / "dptrain"
+    for place in (package / "_kernels", tmp_path / "kernels"):
+        place.mkdir(parents=True)
+        (place / "README.md").write_text("")
+    assert kernels_dir(package) == package / "_kernels"
+    (package / "_kernels" / "README.md").unlink()
+    assert kernels_dir(package) == tmp_path / "kernels"
+
+
+def test_no_kernels_names_both_places(tmp_path):
+    with pytest.raises(DeviceError) as caught:
+        kernels_dir(tmp_path / "dptrain")
+    assert str(tmp_path / "dptrain" / "_kernels") in str(caught.value)
+    assert str(tmp_path / "kernels") in str(caught.value)

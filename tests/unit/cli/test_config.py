@@ -1,0 +1,144 @@
+"""Configuration: defaults, file, command line, and what is refused."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dptrain.cli.config import Config, OptimizerConfig, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.errors import ConfigError
+
+
+def file_with(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_the_default_model():
+    config = resolve({}, "-", {})
+    assert config == Config()
+    assert config.model.hidden == (128,)
+    assert (config.train.batch_size, config.train.epochs, config.optimizer.name) == (128, 5, "adam")
+
+
+def test_file_below_command_line():
+    file = {"train": {"epochs": 7, "batch_size": 64}, "seed": 3}
+    config = resolve(file, "f", {"train.epochs": "9", "optimizer.learning_rate": "1e-2"})
+    assert (config.train.epochs, config.train.batch_size, config.seed) == (9, 64, 3)
+    assert config.optimizer.learning_rate == 0.01
+    assert file == {"train": {"epochs": 7, "batch_size": 64}, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [("128,64", (128, 64)), ("32", (32,)), ("", ()), (" 4, 5 ", (4, 5)), ([7, 8], (7, 8)), (9, (9,))],
+)
+def test_hidden_sizes(text, hidden):
+    assert resolve({"model": {"hidden": text}}, "f", {}).model.hidden == hidden
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("optimizer.learning_rate", "nan", "finite"),
+        ("optimizer.learning_rate", "0", "greater than 0"),
+        ("optimizer.beta_1", "1", "less than 1"),
+        ("optimizer.clipnorm", "0", "greater than 0"),
+        ("optimizer.weight_decay", "-1", "greater than or equal to 0"),
+        ("optimizer.gradient_accumulation_steps", "1", "greater than or equal to 2"),
+        ("train.epochs", "-1", "greater than or equal to 0"),
+        ("train.epochs", "2.5", "valid integer"),
+        ("train.batch_size", "many", "valid integer"),
+        ("model.hidden", "128,x", "valid integer"),
+        ("model.hidden", "0", "greater than or equal to 1"),
+        ("model.dropout", "1.0", "less than 1"),
+        ("device", "tpu", "'auto', 'cpu' or 'cuda'"),
+        ("data.sharding", "both", "'global' or 'static'"),
+        ("train.drop_last", "perhaps", "boolean"),
+        ("verbose", "3", "0, 1 or 2"),
+        ("seed", "-1", "greater than or equal to 0"),
+    ],
+)
+def test_bad_values_name_key_value_range_and_place(path, value, expected):
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, "-", {path: value})
+    text = str(caught.value)
+    assert text.startswith(f"{path} = {value!r}, set on the command line: ")
+    assert expected in text
+    assert "\n" not in text
+
+    section, _, key = path.rpartition(".")
+    with pytest.raises(ConfigError, match=r"set in my\.yaml: ") as caught:
+        resolve({section: {key: value}} if section else {key: value}, "my.yaml", {})
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("optimizer:\n  learing_rate: 1\n", "unknown 'optimizer.learing_rate'; did you mean 'learning_rate'?"),
+        ("trian: {}\n", "unknown 'trian'; did you mean 'train'?"),
+        ("seed: 1\nseed: 2\n", "line 2: key 'seed' stands twice"),
+        ("train: 5\n", "expected keys and values under 'train'"),
+        ("- a\n- b\n", "expected keys and values"),
+        ("a: [1\n", "line 2: "),
+        ("!!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
+    ],
+)
+def test_bad_files(tmp_path, text, expected):
+    with pytest.raises(ConfigError) as caught:
+        read_file(file_with(tmp_path, text))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_binary_files(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_file(tmp_path / "none.yaml")
+    path = tmp_path / "bytes.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_file(path)
+
+
+def test_empty_file_is_the_defaults(tmp_path):
+    assert read_file(file_with(tmp_path, "")) == {}
+
+
+@given(
+    hidden=st.lists(st.integers(1, 5000), max_size=4),
+    rate=st.floats(1e-12, 1e3),
+    seed=st.integers(0, 2**63 - 1),
+    name=st.one_of(st.none(), st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)),
+)
+def test_saved_configuration_repeats_the_run(hidden, rate, seed, name):
+    if name is not None and name.lower() in ("none", "null"):
+        name = "run"
+    config = resolve(
+        {"model": {"hidden": hidden}, "optimizer": {"learning_rate": rate}, "seed": seed, "name": name}, "-", {}
+    )
+    assert resolve(yaml.safe_load(to_yaml(config)), "-", {}) == config
+
+
+def test_every_leaf_is_in_the_saved_file():
+    tree = to_dict(Config())
+    for leaf in leaves():
+        value = tree
+        for key in leaf.path.split("."):
+            value = value[key]
+        assert leaf.help
+
+
+def test_every_optimizer_can_be_chosen():
+    from dptrain.optimizers import OPTIMIZERS
+
+    assert get_args(OptimizerConfig.__annotations__["name"]) == tuple(OPTIMIZERS)
+
+
+def test_flags_are_unique():
+    flags = [leaf.flag for leaf in leaves() if leaf.flag]
+    assert len(flags) == len(set(flags))

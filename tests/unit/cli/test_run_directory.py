@@ -1,0 +1,101 @@
+"""The run directory: what is written, and what happens when it cannot be."""
+
+import errno
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from dptrain.cli import run_directory as directory
+from dptrain.cli.curves import draw_curves
+from dptrain.cli.run_directory import RunDirectory
+from dptrain.errors import OutputError
+from dptrain.runtime import files
+from dptrain.runtime.files import append_line, write_atomically
+
+EPOCHS = [{"epoch": n, "loss": 1 / n, "accuracy": 0.9, "val_loss": 2 / n, "seconds": 1.0} for n in (1, 2)]
+
+
+def test_everything_is_written(tmp_path):
+    run = RunDirectory(tmp_path / "a" / "b", "seed: 1\n")
+    for epoch in EPOCHS:
+        run.add_epoch(epoch)
+    weights = {"dense/kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3).T}
+    names = run.finish(weights, [{"class": "Dense", "config": {"units": 3}}], {"metrics": {"loss": 0.5}})
+    expected = ["config.yaml", "metrics.jsonl", "model.safetensors", "summary.json"]
+    assert [name for name in names if name != "curves.png"] == expected
+    assert (run.path / "config.yaml").read_text() == "seed: 1\n"
+    assert [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()] == EPOCHS
+    assert json.loads((run.path / "summary.json").read_text()) == {"metrics": {"loss": 0.5}}
+    loaded = safetensors.numpy.load_file(run.path / "model.safetensors")
+    assert np.array_equal(loaded["dense/kernel"], weights["dense/kernel"])
+    with safetensors.safe_open(run.path / "model.safetensors", "np") as file:
+        assert json.loads(file.metadata()["architecture"]) == [{"class": "Dense", "config": {"units": 3}}]
+
+
+def test_a_directory_that_holds_a_run_is_refused(tmp_path):
+    RunDirectory(tmp_path, "first\n")
+    with pytest.raises(OutputError, match="holds a run already; choose another --out"):
+        RunDirectory(tmp_path, "second\n")
+    assert (tmp_path / "config.yaml").read_text() == "first\n"
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(OutputError, match="is not a directory"):
+        RunDirectory(tmp_path / "x", "")
+    with pytest.raises(OutputError, match="Not a directory"):
+        RunDirectory(tmp_path / "x" / "y", "")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OutputError, match=r"No space left on device \(needs 3 bytes, \d+ free\)"):
+        write_atomically(path, b"new")
+    with pytest.raises(OutputError, match="No space left"):
+        append_line(tmp_path / "lines", "{}")
+    assert path.read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "lines"]
+
+
+def test_runs_of_the_same_second_do_not_collide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = [RunDirectory.in_free_place("a b/../c", f"{n}\n").path for n in range(3)]
+    assert len(set(paths)) == 3
+    assert all(path.parent.name == "runs" and "-a-b-..-c" in path.name for path in paths)
+    assert [(path / "config.yaml").read_text() for path in paths] == ["0\n", "1\n", "2\n"]
+    (tmp_path / "runs").rename(tmp_path / "old")
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(OutputError, match=r"Not a directory|File exists"):
+        RunDirectory.in_free_place("x", "")
+
+
+def test_curves_are_a_picture():
+    pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
+    picture = draw_curves(EPOCHS)
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG\r\n")
+    # two panels of 5 x 3.6 inches at 120 dots an inch; width and height are at bytes 16 to 24 of a PNG
+    assert int.from_bytes(picture[16:20], "big") == 1200
+    assert int.from_bytes(picture[20:24], "big") == 432
+    assert draw_curves([]) is None
+
+
+def test_no_curves_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert draw_curves(EPOCHS) is None
+
+
+def test_finish_without_epochs(tmp_path):
+    assert RunDirectory(tmp_path, "").finish({}, [], {}) == ["config.yaml", "model.safetensors", "summary.json"]
+    assert directory.__doc__

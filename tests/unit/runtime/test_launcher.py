@@ -1,0 +1,68 @@
+"""What the launcher's environment says."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dptrain.runtime import launcher
+from dptrain.runtime.launcher import Launch, detect_launch, prepare_blas_before_numpy
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "4"}, Launch("MPICH", 4, 2, 4)),
+        ({"PMI_SIZE": "4", "PMI_RANK": "2"}, Launch("MPICH", 4, 2, 1)),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, Launch("Open MPI", 3, 0, 1)),
+        # sbatch's own shell has SLURM_NTASKS, but only a step started by srun is a rank
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, Launch("Slurm", 8, 5, 1)),
+        ({"PMI_SIZE": "x", "PMI_RANK": "0"}, None),
+    ],
+)
+def test_detect_launch(environment, expected):
+    assert detect_launch(environment) == expected
+
+
+def test_threads_are_shared_before_numpy_is_loaded():
+    code = "import os, dptrain; print(os.environ.get('OPENBLAS_NUM_THREADS'), os.environ.get('OMP_NUM_THREADS'))"
+    clean = {key: value for key, value in os.environ.items() if key not in launcher.THREAD_VARIABLES}
+    ranks = {"PMI_SIZE": "64", "PMI_RANK": "0", "MPI_LOCALNRANKS": "64"}
+
+    def run(**more: str) -> str:
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=clean | more, capture_output=True, text=True, check=True, timeout=60).stdout
+
+    assert run().split() == ["None", "None"]
+    assert run(**ranks).split() == ["1", "1"]
+    assert run(**ranks, OMP_NUM_THREADS="3").split() == ["None", "3"]
+
+
+def test_idle_blas_threads_do_not_spin_unless_the_user_says_so():
+    code = "import os, dptrain; print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
+    for given, expected in (({}, "10"), ({"OPENBLAS_THREAD_TIMEOUT": "20"}, "20")):
+        clean = {key: value for key, value in os.environ.items() if key != "OPENBLAS_THREAD_TIMEOUT"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=clean | given, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.strip() == expected
+
+
+def test_nothing_changes_once_numpy_is_loaded():
+    import numpy as np  # noqa: F401
+
+    environment = {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"}
+    prepare_blas_before_numpy(environment)
+    assert "OPENBLAS_NUM_THREADS" not in environment
+
+
+@pytest.mark.parametrize(
+    ("machine", "mask", "ranks", "share"), [(16, 16, 4, 4), (16, 4, 4, 4), (16, 2, 8, 2), (2, 2, 4, 1), (8, 8, 3, 2)]
+)
+def test_share_of_cores(monkeypatch, machine, mask, ranks, share):
+    monkeypatch.setattr(launcher, "core_affinity", lambda: frozenset(range(mask)))
+    monkeypatch.setattr(launcher, "usable_cores", lambda: mask)
+    monkeypatch.setattr("os.cpu_count", lambda: machine)
+    assert launcher.share_of_cores(ranks) == share

@@ -1,0 +1,487 @@
+"""Weights in safetensors files, writing, configurations: what needs neither Keras nor h5py."""
+
+import errno
+import json
+import os
+import pickle
+import struct
+import sys
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dptrain as dp
+from dptrain.errors import ConfigError, DataError, OutputError
+from dptrain.runtime import files
+from dptrain.saving import keras_config, optimizer_variables
+from dptrain.saving.snapshot import OptimizerState
+
+RNG = np.random.default_rng(2)
+X, Y = RNG.random((12, 2, 3)), np.arange(12) % 2
+CPU = {"device": "cpu", "loops": "numpy"}
+
+
+def small(hidden: int = 4, *, seed: int = 1, dtype: str = "float64", compiled: bool = True) -> dp.Sequential:
+    stack = [dp.layers.Flatten(input_shape=(2, 3)), dp.layers.Dense(hidden, "tanh"), dp.layers.Dense(2, "softmax")]
+    model = dp.Sequential(stack, seed=seed)
+    if compiled:
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=dtype, **CPU)
+    return model
+
+
+def data_error(call: Callable[[], object]) -> str:
+    """Return the message of the DataError that a call ends in, if it does; anything else is raised."""
+    try:
+        call()
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def test_safetensors_there_and_back(tmp_path):
+    path = tmp_path / "w.safetensors"
+    one, other = small(), small(seed=2)
+    one.fit(X, Y, batch_size=4, verbose=0)
+    one.save_weights(path)
+    other.load_weights(path)
+    np.testing.assert_array_equal(other.predict(X), one.predict(X))
+    assert sorted(safetensors.numpy.load_file(path)) == ["dense/bias", "dense/kernel", "dense_1/bias", "dense_1/kernel"]
+    with safetensors.safe_open(path, "np") as file:
+        metadata = file.metadata()
+    assert (metadata["format"], metadata["format_version"]) == ("dptrain", "1")
+    assert [layer["class"] for layer in json.loads(metadata["architecture"])] == ["Flatten", "Dense", "Dense"]
+
+
+def test_a_file_of_other_origin_needs_only_the_names(tmp_path):
+    path, model = tmp_path / "w.safetensors", small(compiled=False)
+    weights = {name: RNG.random(weight.shape).astype(np.float16) for name, weight in model.named_weights().items()}
+    weights["dense/bias"][1] = np.nan  # loaded as it is: a diverged model can be looked into
+    safetensors.numpy.save_file(weights, path)
+    model.load_weights(str(path))
+    for name, weight in model.named_weights().items():
+        np.testing.assert_array_equal(weight, weights[name].astype(np.float64))
+
+
+def test_a_model_on_its_device_gets_the_weights(tmp_path):
+    model = small()
+    before = model.predict(X)
+    model.save_weights(tmp_path / "w.safetensors")
+    model.fit(X, Y, verbose=0)
+    assert not np.array_equal(model.predict(X), before)
+    model.load_weights(tmp_path / "w.safetensors")
+    np.testing.assert_array_equal(model.predict(X), before)
+
+
+def test_every_difference_is_listed(tmp_path):
+    path = tmp_path / "w.safetensors"
+    small(7).save_weights(path)
+    weights = safetensors.numpy.load_file(path)
+    weights["more/kernel"] = np.zeros(3, np.float32)
+    weights["dense_1/bias"] = np.zeros(2, np.int64)
+    safetensors.numpy.save_file(weights, path)
+    model = small(4)
+    before = model.get_weights()
+    with pytest.raises(DataError) as caught:
+        model.load_weights(path)
+    assert str(caught.value) == (
+        f"{path}: the weights do not fit the model: dense/kernel: model (6, 4), file (6, 7); "
+        "dense/bias: model (4,), file (7,); dense_1/kernel: model (4, 2), file (7, 2); "
+        "dense_1/bias: dtype I64, expected float16, float32, float64; more/kernel: not in the model"
+    )
+    assert caught.value.exit_code == 65
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_skip_mismatch_leaves_whole_layers_and_warns(tmp_path):
+    path, model = tmp_path / "w.safetensors", small(4)
+    weights = {"dense/kernel": np.ones((6, 4)), "dense/bias": np.ones(5), "dense_1/kernel": np.full((4, 2), 3.0)}
+    safetensors.numpy.save_file(weights | {"dense_1/bias": np.full(2, 4.0)}, path)
+    before = model.named_weights()
+    with pytest.warns(UserWarning, match=r"dense/bias: model \(4,\), file \(5,\)"):
+        model.load_weights(path, skip_mismatch=True)
+    after = model.named_weights()
+    np.testing.assert_array_equal(after["dense/kernel"], before["dense/kernel"])
+    np.testing.assert_array_equal(after["dense_1/kernel"], weights["dense_1/kernel"])
+
+
+def damaged() -> dict[str, tuple[bytes, str]]:
+    good = safetensors.numpy.save({"dense/kernel": np.zeros((6, 4))}, {"format": "dptrain", "format_version": "1"})
+    newer = safetensors.numpy.save({"a": np.zeros(1)}, {"format": "dptrain", "format_version": "2"})
+    other = safetensors.numpy.save({}, {"format": "dptrain", "architecture": "[]", "architecture_digest": "00"})
+    huge = json.dumps({"dense/kernel": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
+    return {
+        "empty": (b"", "not a safetensors file, or cut off: first bytes none"),
+        "pickle": (pickle.dumps([1, 2, 3], protocol=4), r"a pickle\? pickles can run code and are never loaded"),
+        "zip": (b"PK\x03\x04" + bytes(30), "a zip archive"),
+        "HTML": (b"<html><body>404</body></html>", "HTML"),
+        "cut header": (good[:50], "cut off"),
+        "cut data": (good[:-1], "damaged"),
+        "trailing bytes": (good + b"\0", "damaged"),
+        "newer": (newer, "format_version '2', this build reads <= 1"),
+        "digest": (other, "does not match its SHA-256"),
+        "declared size": (struct.pack("<Q", len(huge)) + huge, "damaged"),
+        "header of 2 GB": (struct.pack("<Q", 1 << 31) + b"{}", "cut off"),
+    }
+
+
+@pytest.mark.parametrize("case", damaged())
+def test_damaged_and_foreign_files(tmp_path, case):
+    content, message = damaged()[case]
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        small(compiled=False).load_weights(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_header_that_is_too_long_is_not_parsed(tmp_path):
+    path = tmp_path / "w.safetensors"
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", 17 << 20) + b"{")
+        file.truncate(18 << 20)
+    with pytest.raises(DataError, match="at most 16777216 are read"):
+        small(compiled=False).load_weights(path)
+
+
+def test_missing_and_unreadable(tmp_path):
+    with pytest.raises(DataError, match="not found"):
+        small(compiled=False).load_weights(tmp_path / "none.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(DataError, match="cannot be read"):
+        small(compiled=False).load_weights(tmp_path / "folder.safetensors")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(places=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=4), cut=st.booleans())
+def test_changed_bytes_are_a_clear_error_or_other_numbers(tmp_path, places, cut):
+    path, model = tmp_path / "w.safetensors", small(compiled=False)
+    model.save_weights(path)
+    content = bytearray(path.read_bytes())
+    for place, value in places:
+        content[place % len(content)] = value
+    path.write_bytes(content[: places[0][0] % len(content)] if cut else content)
+    assert "\n" not in data_error(lambda: model.load_weights(path))
+
+
+# Writing
+
+
+def test_overwrite_false_keeps_the_file(tmp_path):
+    path, model = tmp_path / "w.safetensors", small(compiled=False)
+    path.write_bytes(b"mine")
+    with pytest.raises(OutputError, match="exists; pass overwrite=True"):
+        model.save_weights(path, overwrite=False)
+    assert path.read_bytes() == b"mine"
+    model.save_weights(path)
+    model.load_weights(path)
+
+
+def test_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
+    path, model = tmp_path / "w.safetensors", small(compiled=False)
+    path.write_bytes(b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(
+        OutputError, match=r"w\.safetensors: No space left on device \(needs \d+ bytes, \d+ free\)"
+    ) as e:
+        model.save_weights(path)
+    assert e.value.errno == errno.ENOSPC
+    assert e.value.exit_code == 74
+    assert "--out" not in str(e.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
+    assert path.read_bytes() == b"old"
+
+
+def test_places_that_cannot_be_written(tmp_path, monkeypatch):
+    model = small(compiled=False)
+    (tmp_path / "file").write_text("")
+    for path, code in (
+        (tmp_path / "no" / "w.safetensors", errno.ENOENT),
+        (tmp_path / "file" / "w.safetensors", errno.ENOTDIR),
+        (tmp_path / ("w" * 250 + ".safetensors"), errno.ENAMETOOLONG),
+    ):
+        with pytest.raises(OutputError) as caught:
+            model.save_weights(path)
+        assert caught.value.errno == code, path
+
+    def denied(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(files.os, "replace", denied)
+    with pytest.raises(OutputError, match="Permission denied"):
+        model.save_weights(tmp_path / "w.safetensors")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_endings():
+    model = small(compiled=False)
+    for call in (model.save_weights, model.load_weights):
+        with pytest.raises(ConfigError, match=r"must end in `\.weights\.h5`"):
+            call("w.h5")
+    with pytest.raises(ConfigError, match=r"must end in `\.keras`"):
+        model.save("model.h5")
+    with pytest.raises(ConfigError, match=r"expected a `\.keras` extension"):
+        dp.models.load_model("model.h5")
+    with pytest.raises(ConfigError, match="custom_objects"):
+        dp.models.load_model("model.keras", custom_objects={"a": 1})
+    with pytest.raises(ConfigError, match="needs input_shape"):
+        dp.Sequential([dp.layers.Dense(2)]).save_weights("w.safetensors")
+
+
+def test_without_h5py_one_line_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    model = small()
+    (tmp_path / "w.weights.h5").write_bytes(b"")
+    (tmp_path / "m.keras").write_bytes(b"")
+    for call in (
+        lambda: model.save(tmp_path / "new.keras"),
+        lambda: model.save_weights(tmp_path / "new.weights.h5"),
+        lambda: model.load_weights(tmp_path / "w.weights.h5"),
+        lambda: dp.models.load_model(tmp_path / "m.keras"),
+    ):
+        with pytest.raises(ConfigError, match=r"need h5py: pip install 'dptrain\[keras-files\]'") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.keras", "w.weights.h5"]
+
+
+# Configurations
+
+
+def test_config_there_and_back():
+    layers = [
+        dp.layers.Rescaling(1 / 255, 0.5, input_shape=(4, 5)),
+        dp.layers.Flatten(name="flat"),
+        dp.layers.Dense(3, "relu", use_bias=False, kernel_initializer="zeros"),
+        dp.layers.Dropout(0.25),
+        dp.layers.Activation("tanh"),
+        dp.layers.Dense(2),
+    ]
+    model = dp.Sequential(layers, name="mine")
+    config = model.get_config()
+    assert json.loads(json.dumps(config)) == config
+    assert config["layers"][0]["config"]["batch_shape"] == [None, 4, 5]
+    assert config["build_input_shape"] == [None, 4, 5]
+    assert [layer["class_name"] for layer in config["layers"][1:]] == [type(layer).__name__ for layer in layers]
+    again = dp.Sequential.from_config(config)
+    assert again.get_config() == config
+    assert again.name == "mine"
+    assert [layer.config() for layer in again.layers] == [layer.config() for layer in layers]
+    assert again.layers[0].input_shape == (4, 5)
+    unbuilt = dp.Sequential([dp.layers.Dense(2)]).get_config()
+    assert "build_input_shape" not in unbuilt
+    assert dp.Sequential.from_config(unbuilt).layers[0].input_shape is None
+
+
+def test_to_json_has_keras_structure():
+    text = json.loads(small().to_json(indent=1))
+    assert (text["module"], text["class_name"], text["registered_name"]) == ("keras", "Sequential", None)
+    compiled = text["compile_config"]
+    assert compiled["optimizer"]["class_name"] == "Adam"
+    assert compiled["optimizer"]["config"]["learning_rate"] == 0.001
+    assert compiled["loss"]["class_name"] == "SparseCategoricalCrossentropy"
+    assert compiled["metrics"] == ["accuracy"]
+    optimizer, loss, measured, _ = keras_config.compiled_of(compiled)
+    assert type(optimizer) is dp.optimizers.Adam
+    assert type(loss) is dp.losses.SparseCategoricalCrossentropy
+    assert measured == ["accuracy"]
+    assert json.loads(small(compiled=False).to_json())["compile_config"] == {}
+
+
+def dense(module: str = "keras.layers", class_name: str = "Dense", registered: str | None = None, **config) -> dict:
+    about = {"name": "d", "units": 2} | config
+    return {"module": module, "class_name": class_name, "config": about, "registered_name": registered}
+
+
+INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch_shape": [None, 3]}}
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([dense(class_name="Dens")], "did you mean 'Dense'"),
+        ([dense(class_name="Lambda", registered=None)], r"not supported: layer 'd' \(Lambda\)"),
+        ([dense(module="my.module")], "custom object 'Dense' of module 'my.module'"),
+        ([dense(registered="mine>Dense")], "custom object 'mine>Dense'"),
+        ([dense(kernel_constraint={"class_name": "NonNeg", "config": {}})], "kernel_constraint"),
+        ([dense(units=-1)], "positive integer"),
+        ([dense(units=None), dense(class_name="LSTM")], "positive integer.*LSTM"),
+        ([dense(activation="my_own")], "unknown activation"),
+        ([dense(activation=["relu"])], r"unhashable|not supported: activation"),
+        ([dense(activation={"class_name": "function", "config": "f", "module": "mine"})], "custom function 'f'"),
+        ([dense(name="a/b")], "without '/'"),
+        ([dense(dtype="mixed_float16")], "mixed_float16"),
+        ([dense(dtype="float32"), dense(name="e", dtype="float64")], "float32, float64"),
+        ([INPUT | {"config": {"batch_shape": [None, None]}}, dense()], "not supported: input of shape"),
+        ([INPUT | {"config": {"batch_shape": [None, 3], "sparse": True}}, dense()], "sparse"),
+        ([dense(), INPUT], "InputLayer can stand only before the first layer"),
+        ([INPUT], "at least one layer"),
+        ([3], "class_name and config"),
+        ([{"class_name": "Dense"}], "has no config"),
+        (None, "'name' and 'layers'"),
+    ],
+)
+def test_what_is_not_supported_is_named(layers, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        dp.Sequential.from_config({"name": "m", "layers": layers})
+    assert "\n" not in str(caught.value)
+
+
+def test_initializers_are_read_by_name_and_as_objects():
+    zeros = {"module": "keras.initializers", "class_name": "Zeros", "config": {}, "registered_name": None}
+    glorot = zeros | {"class_name": "GlorotUniform", "config": {"seed": 5, "input_axes": None}}
+    config = {"name": "m", "layers": [INPUT, dense(kernel_initializer=zeros, bias_initializer="zeros")]}
+    first = dp.Sequential.from_config(config).layers[0]
+    assert [type(first.kernel_initializer).__name__, type(first.bias_initializer).__name__] == ["Zeros", "Zeros"]
+    config["layers"][1] = dense(kernel_initializer=glorot)
+    assert type(dp.Sequential.from_config(config).layers[0].kernel_initializer).__name__ == "GlorotUniform"
+
+
+def test_a_new_layer_comes_in_by_the_registry(monkeypatch):
+    class Scaled(dp.layers.Dense):
+        def __init__(self, factor: float = 1.0, **options) -> None:
+            super().__init__(**options)
+            self.factor = factor
+
+        def config(self) -> dict:
+            return super().config() | {"factor": self.factor}
+
+    model = dp.Sequential([Scaled(2.5, units=3, input_shape=(4,))])
+    with pytest.raises(ConfigError, match=r"Scaled is no class of dptrain\.layers and cannot be saved"):
+        model.get_config()
+    monkeypatch.setitem(dp.layers.LAYERS, "Scaled", Scaled)
+    again = dp.Sequential.from_config(model.get_config()).layers[0]
+    assert (type(again), again.factor, again.units, again.name) == (Scaled, 2.5, 3, "scaled")
+
+
+def compile_config(**changes) -> dict:
+    return {
+        "optimizer": {"module": "keras.optimizers", "class_name": "SGD", "config": {"learning_rate": 0.5}},
+        "loss": "mse",
+        "metrics": ["mae"],
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": "mine"}, "unknown loss 'mine'.*compile=False"),
+        ({"loss": None}, "compiled without a loss"),
+        ({"loss_weights": [1.0]}, "loss_weights"),
+        ({"weighted_metrics": {"a": "mae"}}, "weighted_metrics = "),
+        ({"metrics": {"a": "mae"}}, "metrics = "),
+        ({"metrics": [["mae"]]}, "class_name and config"),
+        ({"metrics": [7]}, "class_name and config"),
+        ({"optimizer": "sgdd"}, "did you mean 'sgd'"),
+        ({"optimizer": {"class_name": "SGD", "config": {"clipnorm_": 1.0}}}, "clipnorm_ = 1.0"),
+        ({"optimizer": {"class_name": "SGD", "config": {"learning_rate": "fast"}}}, "compile|float|fast"),
+        ({"optimizer": {"class_name": "SGD", "config": {"learning_rate": -1.0}}}, "learning_rate"),
+        ({"optimizer": {"class_name": "SGD", "config": {"use_ema": True}}}, "not supported: use_ema=True"),
+    ],
+)
+def test_compile_configs_that_are_not_supported(changes, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        keras_config.compiled_of(compile_config(**changes))
+
+
+def test_compile_config_is_read():
+    optimizer, loss, measured, weighted = keras_config.compiled_of(compile_config(weighted_metrics=["mse"]))
+    assert (optimizer.learning_rate, type(loss)) == (0.5, dp.losses.MeanSquaredError)
+    assert (measured, weighted) == (["mae"], ["mse"])
+    assert keras_config.compiled_of({}) is None
+    assert keras_config.compiled_of(None) is None
+
+
+# Keras' order of the optimizer's variables
+
+
+def test_order_of_slots():
+    class Two(dp.optimizers.Adam):
+        all_slots = ("momentum", "velocity_hat", "velocity", "average")
+
+    assert optimizer_variables.slot_groups(dp.optimizers.Adam()) == [("momentum", "velocity")]
+    assert optimizer_variables.slot_groups(dp.optimizers.SGD()) == []
+    assert optimizer_variables.slot_groups(Two()) == [("average",), ("momentum", "velocity"), ("velocity_hat",)]
+    one_by_one = type("RMSprop", (dp.optimizers.RMSprop,), {"all_slots": ("velocity", "momentum")})
+    assert optimizer_variables.slot_groups(one_by_one()) == [("velocity",), ("momentum",)]
+
+
+def test_variables_alternate_by_parameter():
+    layout = small(compiled=False).architecture.layout
+    slots = {"momentum": np.zeros(layout.size), "velocity": np.zeros(layout.size)}
+    for number, entry in enumerate(layout.entries):
+        entry.view(slots["momentum"])[...] = number
+        entry.view(slots["velocity"])[...] = 10 + number
+    optimizer = dp.optimizers.Adam(0.25)
+    arrays = optimizer_variables.variables(optimizer, layout, OptimizerState(7, slots), "float32")
+    assert [array.flat[0] for array in arrays] == [7, 0.25, 0, 10, 1, 11, 2, 12, 3, 13]
+    assert [array.shape for array in arrays] == optimizer_variables.shapes(optimizer, layout)
+    assert {array.dtype.name for array in arrays[1:]} == {"float32"}
+    back = optimizer_variables.state_of("file", optimizer, layout, arrays)
+    assert back.iterations == 7
+    for name in slots:
+        np.testing.assert_array_equal(back.slots[name], slots[name])
+    arrays[0] = np.array(-1)
+    with pytest.raises(DataError, match="iterations are -1"):
+        optimizer_variables.state_of("file", optimizer, layout, arrays)
+    arrays[:2] = [np.array(1), np.array(np.nan)]
+    with pytest.raises(DataError, match="learning rate is nan"):
+        optimizer_variables.state_of("file", optimizer, layout, arrays)
+
+
+def test_a_learning_rate_survives_rounding_unless_it_was_changed():
+    layout, optimizer = small(compiled=False).architecture.layout, dp.optimizers.SGD(0.1)
+    for stored, expected in ((np.float32(0.1), 0.1), (np.float32(0.25), 0.25)):
+        state = optimizer_variables.state_of("file", optimizer, layout, [np.array(3), np.array(stored)])
+        assert state.learning_rate == expected
+
+
+# from_keras, with something that quacks
+
+
+class Quack:
+    """What dptrain calls of a Keras model."""
+
+    def __init__(self, layers: list, weights: list, compiled: dict | None = None) -> None:
+        self.name, self.layers, self._weights, self._compiled = "quack", layers, weights, compiled
+
+    def get_config(self) -> dict:
+        return {"name": self.name, "layers": self.layers}
+
+    def get_weights(self) -> list:
+        return self._weights
+
+    def get_compile_config(self) -> dict:
+        return self._compiled or {}
+
+
+def test_from_keras_by_its_methods_alone():
+    weights = [RNG.random((3, 2)), RNG.random(2)]
+    model = dp.from_keras(Quack([INPUT, dense()], weights, compile_config()), **CPU)
+    for one, other in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    history = model.fit(RNG.random((8, 3)), RNG.random((8, 2)), verbose=0)
+    assert list(history.history) == ["loss", "mae"]
+    assert model.name == "quack"
+
+
+def test_from_keras_refuses_what_does_not_fit():
+    with pytest.raises(ConfigError, match="expected a Keras model, found int"):
+        dp.from_keras(3)
+    with pytest.raises(DataError, match="1 weights, its layers have 2"):
+        dp.from_keras(Quack([INPUT, dense()], [np.zeros((3, 2))]))
+    with pytest.raises(DataError, match=r"d/kernel: model \(3, 2\), file \(2, 3\)"):
+        dp.from_keras(Quack([INPUT, dense()], [np.zeros((2, 3)), np.zeros(2)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dp.from_keras(Quack([dense()], []))  # not built: no weights yet

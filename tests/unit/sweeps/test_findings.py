@@ -1,0 +1,119 @@
+"""What a sweep's sentences say, and what they do not."""
+
+import pytest
+
+pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
+
+from dptrain.sweeps import findings, statistics
+from dptrain.sweeps.findings import sentences
+from dptrain.sweeps.records import Status
+from tests.unit.sweeps.samples import ending, endings, trials
+
+NOISE = [0.0, 0.003, -0.002, 0.004, -0.003, 0.001, -0.002, -0.001]
+
+
+def said(number, ended, mode="max"):
+    summaries = statistics.summarize(trials(number), ended, "val_accuracy", mode)
+    comparisons = statistics.compare(summaries, ended, "val_accuracy", mode)
+    return " ".join(sentences(trials(number), summaries, comparisons, "val_accuracy", mode))
+
+
+def three_trials(mode="max"):
+    """Trial 1 is best, 2 hardly worse, 0 far worse."""
+    sign = 1 if mode == "max" else -1
+    best = [0.9 + noise for noise in NOISE]
+    return endings(
+        {
+            0: [value - sign * 0.2 + 0.5 * noise for value, noise in zip(best, reversed(NOISE), strict=True)],
+            1: best,
+            2: [value - sign * 0.0001 + noise for value, noise in zip(best, NOISE[3:] + NOISE[:3], strict=True)],
+        }
+    )
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_the_best_the_worse_and_what_cannot_be_told_apart(mode):
+    text = said(3, three_trials(mode), mode)
+    assert "Trial 1 (learning_rate=0.1, model.hidden=[128]) has the best mean of val_accuracy: 0.9 (95 % " in text
+    assert "n = 8" in text
+    assert "Trial 0 is significantly worse than it, at 5 % after correction." in text
+    assert "Trial 2 cannot be told apart from it" in text
+    assert "3 pairs of trials are compared and corrected for together" in text
+    assert "roughly normal" in text
+    assert "failed" not in text
+    assert "exactly alike" not in text
+
+
+def test_significance_is_that_of_the_corrected_value(monkeypatch):
+    monkeypatch.setattr(findings, "SIGNIFICANCE", 1e-30)
+    text = said(3, three_trials())
+    assert "significantly worse" not in text
+    assert "Trials 0 and 2 cannot be told apart from it" in text
+
+
+@pytest.mark.parametrize(
+    ("number", "values", "expected"),
+    [
+        (1, {0: [0.5]}, "only one trial is complete"),
+        (1, {0: [0.5, 0.6]}, "only one trial is complete"),
+        (2, {0: [0.5], 1: [0.9]}, "no other complete trial shares 2 seeds"),
+    ],
+)
+def test_nothing_can_be_said_of_too_little(number, values, expected):
+    text = said(number, endings(values))
+    assert "Nothing can be said about differences" in text
+    assert expected in text
+    assert "More seeds are needed" in text
+    assert "worse" not in text
+    assert ("one run, so no interval" in text) == (len(values[0]) == 1)
+
+
+def test_no_run_has_ended():
+    assert said(2, []) == "No run has ended with a value of val_accuracy: nothing can be said."
+
+
+def test_failed_and_stopped_runs_are_named():
+    ended = [
+        *endings({0: [0.5, 0.6, 0.7]}),
+        *(ending(1, 0, 0.9), ending(1, 1, 0.95), ending(1, 2, status=Status.DIVERGED)),
+        *(ending(2, seed, 0.99, Status.PRUNED, epochs=1) for seed in range(3)),
+    ]
+    text = said(3, ended)
+    assert text.startswith("Trial 0 ")
+    assert "1 run failed, of trial 1." in text
+    assert (
+        "Stopped early or unfinished, so ranked behind the complete ones by what was reached and not compared: trial 2."
+        in text
+    )
+
+
+def test_a_better_trial_that_lost_runs_is_said_to_be_better():
+    worse = [0.3 + noise for noise in NOISE]
+    better = [0.9 + noise for noise in reversed(NOISE)]
+    ended = [*endings({0: worse, 1: better})[:-1], ending(1, 7, status=Status.FAILED)]
+    text = said(2, ended)
+    assert text.startswith("Trial 0 ")
+    assert "trial 1 is significantly better than it, but lost runs" in text
+
+
+def test_all_trials_lost_runs():
+    ended = [ending(trial, seed, 0.5 + trial / 10) for trial in range(2) for seed in range(2)]
+    ended += [ending(trial, 2, status=Status.FAILED) for trial in range(2)]
+    assert "But 1 run of it failed, and no complete trial lost fewer." in said(2, ended)
+
+
+def test_no_trial_is_complete():
+    text = said(1, [ending(0, 0, 0.5, Status.PAUSED, epochs=2)])
+    assert "the best mean so far (no trial is complete; 2 epochs)" in text
+    assert "Nothing can be said about differences: no trial is complete" in text
+
+
+def test_differences_that_are_all_alike_are_not_passed_off_as_certain():
+    assert "exactly alike for all seeds" in said(2, endings({0: [0.5, 1.5], 1: [0.25, 1.25]}))
+
+
+def test_many_trials_are_compared_with_the_best_alone(monkeypatch):
+    for module in (statistics, findings):
+        monkeypatch.setattr(module, "MOST_PAIRS", 2)
+    text = said(3, three_trials())
+    assert "only the best one was compared with the others (2 pairs), corrected as for all 3 pairs" in text

@@ -1,0 +1,186 @@
+"""Which rank takes which GPU, and what ranks on different devices are told."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dptrain import backend as backends
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.backend.cuda import selection as gpus
+from dptrain.batches.feed import make_feed
+from dptrain.batches.sampling import Shard
+from dptrain.comm import SoloCommunicator
+from dptrain.errors import AgreedError, DeviceError, DeviceMemoryError, ExitCode
+from dptrain.layers import Dense, Dropout
+from dptrain.losses import SparseCategoricalCrossentropy
+from dptrain.model import Architecture
+from dptrain.optimizers import Adam
+from dptrain.train.devices import check_devices, find_place, open_backend
+from dptrain.train.replica import Replica
+
+
+@pytest.fixture(autouse=True)
+def _no_mask(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("seen", "share", "expected"),
+    [
+        (["ab", "ab"], False, [0, 1]),
+        (["abc", "abc"], False, [0, 1]),
+        (["ab", "ab", "ab"], True, [0, 1, 0]),
+        (["a", "b", "c"], False, [0, 0, 0]),
+        (["ab", "abc"], False, [0, 1]),
+        (["ab", "b", "ba"], True, [0, 0, 0]),
+        (["", ""], False, [0, 0]),
+        (["a", ""], False, [0, 0]),
+        (["b", "ab", "abc"], False, [0, 0, 2]),
+    ],
+)
+def test_every_rank_gets_a_gpu_that_it_sees(seen, share, expected):
+    chosen = gpus.assign(seen, range(len(seen)), share, "h")
+    assert chosen == expected
+    taken = [own[number] for own, number in zip(seen, chosen, strict=True) if own]
+    assert share or len(set(taken)) == len(taken)
+
+
+def test_two_ranks_on_one_gpu_are_refused():
+    with pytest.raises(DeviceError, match=r"^host h: 4 ranks, 2 GPUs; use -n 2, --share-gpu or --device cpu$"):
+        gpus.assign(["ab"] * 4, range(4), False, "h")
+    with pytest.raises(DeviceError, match=r"^host h: ranks 4 and 6 would both use a, .*--share-gpu"):
+        gpus.assign(["a", "b", "a"], [4, 5, 6], False, "h")
+
+
+class Told(SoloCommunicator):
+    """Rank 0 of several, whose others say what the test wants."""
+
+    def __init__(self, *others: Any) -> None:
+        super().__init__()
+        self.others = others
+        self.size = self.local_size = 1 + len(others)
+
+    @property
+    def host(self) -> str:
+        return "a"
+
+    def allgather(self, fact: Any) -> list[Any]:
+        return [fact, *self.others]
+
+
+def backend_on(gpu: str | None) -> NumpyBackend:
+    found = NumpyBackend()
+    if gpu is not None:
+        found.name, found.numerics, found.gpu = "cuda", "cuda, float32, sm_90", gpu
+    return found
+
+
+def test_ranks_of_other_nodes_do_not_count(monkeypatch):
+    monkeypatch.setattr("dptrain.train.devices.visible_gpus", lambda: ["g0"])
+    place = find_place(Told([1, ["g0"]]), "cuda", "float32", False)
+    assert (place.gpu, place.trouble) == (0, None)
+    place = find_place(Told([0, ["g0"]]), "cuda", "float32", False)
+    assert place.trouble == "host a: 2 ranks, 1 GPU; use -n 1, --share-gpu or --device cpu"
+    with pytest.raises(DeviceError, match="2 ranks, 1 GPU"):
+        backends.create("cuda", "float32", 1, place=place)
+
+
+def test_a_gpu_on_one_rank_only():
+    comm = Told(["b", "numpy", "x", "CPU, 1 thread (no GPU: none answers)", None], ["c", "cuda", "sm", "G", "u2"])
+    with pytest.raises(AgreedError) as caught:
+        check_devices(comm, backend_on("u0"), False)
+    assert caught.value.exit_code == ExitCode.DEVICE
+    assert str(caught.value) == (
+        "some ranks have a GPU and others have none: rank 0 (host a): cuda, float32, sm_90; rank 1 (host b): CPU, "
+        "1 thread (no GPU: none answers); rank 2 (host c): sm; give every rank a GPU, or use --device cpu"
+    )
+
+
+def test_different_bits():
+    same = backend_on(None).numerics
+    rows = [["b", "numpy", "loops x", "", None], ["a", "numpy", same, "", None], ["b", "numpy", "loops x", "", None]]
+    with pytest.raises(AgreedError) as caught:
+        check_devices(Told(*rows), backend_on(None), False)
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert f"ranks 0, 2 (host a): {same}; ranks 1, 3 (host b): loops x; give all" in str(caught.value)
+
+
+def test_two_containers_on_one_gpu():
+    others = [["b", "cuda", "cuda, float32, sm_90", "G", gpu] for gpu in ("u1", "u0")]
+    with pytest.raises(AgreedError, match=r"ranks 0, 2 use the same GPU u0 \(hosts a, b\).*--share-gpu") as caught:
+        check_devices(Told(*others), backend_on("u0"), False)
+    assert caught.value.exit_code == ExitCode.DEVICE
+    check_devices(Told(*others), backend_on("u0"), True)
+    check_devices(Told(*others), backend_on("u2"), False)
+
+
+def test_a_driver_without_pycuda_is_said_aloud(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycuda", None)
+    monkeypatch.setattr(backends, "has_driver", lambda: True)
+    about = open_backend(SoloCommunicator(), loops="numpy").description
+    assert "(an NVIDIA driver is here, but no PyCUDA: pip install 'dptrain[cuda]' to use the GPU)" in about
+    for options in ({"device": "cpu"}, {"dtype": "float64"}):
+        assert "NVIDIA" not in open_backend(SoloCommunicator(), loops="numpy", **options).description
+    monkeypatch.setattr(backends, "has_driver", lambda: False)
+    assert "NVIDIA" not in open_backend(SoloCommunicator(), loops="numpy").description
+
+
+class SmallBackend(NumpyBackend):
+    """A device with little memory, which counts what it gives out."""
+
+    def __init__(self, memory: int) -> None:
+        super().__init__()
+        self.memory = memory
+        self.held: dict[str, int] = {}
+
+    def empty(self, shape, dtype=None, name=""):
+        asked = int(np.prod(shape)) * np.dtype(dtype or self.dtype).itemsize
+        free = self.memory - sum(self.held.values())
+        if asked > free:
+            raise DeviceMemoryError("full", name, asked, free, self.held)
+        self.held[name] = self.held.get(name, 0) + asked
+        return super().empty(shape, dtype)
+
+    def upload(self, array, name=""):
+        self.empty(array.shape, array.dtype, name)
+        return super().upload(array)
+
+
+def prepare(memory: int, rows: int, samples: int) -> SmallBackend:
+    """Allocate what a training of that batch size needs."""
+    backend = SmallBackend(memory)
+    model = Architecture([Dense(50, activation="relu", input_shape=(100,)), Dropout(0.5), Dense(10)])
+    replica = Replica(backend, model, 0)
+    replica.compile(SparseCategoricalCrossentropy(from_logits=True), Adam(), [])
+    x, y = replica.as_stored(np.zeros((samples, 100), np.uint8), np.zeros(samples, np.int64))
+    try:
+        feed = make_feed(backend, (x, y), rows)
+    except DeviceMemoryError as error:
+        raise DeviceError(replica.what_fits(error)) from error
+    replica.reserve(rows)
+    assert replica.reduction is not None
+    feed.start(np.arange(samples), [Shard(0, 1, 0)])
+    replica._gather_beside("targets", feed.rows(Shard(0, 1, 0)).arrays[1], np.zeros(1, np.int64))
+    feed.close()
+    return backend
+
+
+@pytest.mark.parametrize("memory", [200_000, 1_000_000, 7_654_321])
+def test_the_batch_that_would_fit_fits(memory):
+    with pytest.raises(DeviceError) as caught:
+        prepare(memory, 100_000, 300)
+    text = str(caught.value)
+    assert text.endswith("rows a rank would fit instead of 100000"), text
+    fitting = int(text.split("about ")[1].split()[0])
+    prepare(memory, fitting, 300)
+    with pytest.raises(DeviceError):
+        prepare(memory, int(fitting * 1.3) + 20, 300)
+
+
+def test_what_no_batch_size_can_mend():
+    with pytest.raises(DeviceError, match=r"the model alone needs 89\.0 KiB \(parameters, gradients, optimizer's mom"):
+        prepare(80_000, 1, 1)
+    with pytest.raises(DeviceError, match=r"beside the model \(89\.0 KiB\) and samples 105\.5 KiB.*not one row fits"):
+        prepare(200_000, 1, 1000)
