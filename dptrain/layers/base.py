@@ -79,8 +79,8 @@ class Layer(Configurable):
 
     Attributes:
         is_view: the output is the input's memory in another shape; such a layer has no forward and backward.
-        synchronizes_ranks: forward and backward in training sum something over the ranks: every rank must run them in every
-            step, with an empty batch where it has no rows.
+        synchronizes_ranks: forward and backward in training sum something over the ranks: every rank must run them in
+            every step, with an empty batch where it has no rows.
 
     Raises:
         ConfigError: an argument that there is not, that is not supported, or a shape that is none.
