@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.registry import serialization
+from dptrain.registry.serialization import Configurable, Registry
 
 
-class Regularizer(serialization.Configurable):
+class Regularizer(Configurable):
     """The penalty l1 * sum |p| + l2 * sum p^2 of a parameter p, and its gradient l1 * sign(p) + 2 * l2 * p.
 
     Attributes:
@@ -82,6 +82,9 @@ l1, l2, l1_l2 = L1, L2, L1L2
 _CLASSES: dict[str, type[L1] | type[L2] | type[L1L2]] = {"L1": L1, "L2": L2, "L1L2": L1L2}
 REGULARIZERS = _CLASSES | {name.lower(): cls for name, cls in _CLASSES.items()}
 
+_registry: Registry[Regularizer] = Registry("regularizer", "keras.regularizers", Regularizer, REGULARIZERS)
+deserialize = _registry.deserialize
+
 
 def get(identifier: str | dict[str, Any] | type[Regularizer] | Regularizer | None) -> Regularizer | None:
     """Return the regularizer of that name or class with Keras' defaults, of that configuration, or the one given.
@@ -91,23 +94,12 @@ def get(identifier: str | dict[str, Any] | type[Regularizer] | Regularizer | Non
     """
     if identifier is None:
         return None
-    regularizer: Regularizer = serialization.get("regularizer", identifier, Regularizer, REGULARIZERS)
-    return regularizer
+    return _registry.get(identifier)
 
 
 def serialize(regularizer: Regularizer | None) -> dict[str, Any] | None:
     """Return the regularizer as Keras writes it to JSON."""
-    return None if regularizer is None else serialization.to_dict("keras.regularizers", regularizer, _CLASSES.values())
-
-
-def deserialize(config: dict[str, Any]) -> Regularizer:
-    """Return the regularizer that `serialize` described.
-
-    Raises:
-        ConfigError: it describes none, or an argument is unknown or out of range.
-    """
-    regularizer: Regularizer = serialization.made("regularizer", config, REGULARIZERS)
-    return regularizer
+    return None if regularizer is None else _registry.serialize(regularizer)
 
 
 def _factor(value: float, name: str) -> float:

@@ -9,7 +9,7 @@ from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import on_rank_0, ranks_of
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime.failure import warn
-from dptrain.runtime.files import output_error, sync_directory, write_atomically
+from dptrain.runtime.files import output_error, sync, write_atomically
 from dptrain.saving.state import Arrays, decode, encode
 
 _FILE, _PREVIOUS = "latest.safetensors", "latest.safetensors.bkp"
@@ -161,7 +161,7 @@ class BackupAndRestore(Callback):
             folder.mkdir(parents=True, exist_ok=True)
             if self.double_checkpoint and latest.exists():
                 os.replace(latest, folder / _PREVIOUS)
-                sync_directory(folder)
+                sync(folder)
         except OSError as error:
             raise output_error(folder, error, advice=_ADVICE) from error
         write_atomically(latest, content, advice=_ADVICE)

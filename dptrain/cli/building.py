@@ -84,7 +84,7 @@ def make_optimizer(config: Config) -> optimizers.Optimizer:
         ConfigError: a field is set that it does not know.
     """
     kind, options, arguments = optimizers.OPTIMIZERS[config.optimizer.name], vars(config.optimizer), {}
-    known = inspect.signature(kind).parameters
+    known = {name for base in kind.__mro__[:-1] for name in inspect.signature(base).parameters}
     for field in dataclasses.fields(OptimizerConfig):
         value = options[field.name]
         if field.name == "name" or value is None:

@@ -38,6 +38,7 @@ from dptrain.data.sources import (
 )
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.files import replacing
 
 __all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]
 
@@ -126,7 +127,7 @@ class GeneratedStrokes(NamedDataset):
             if self._is_good(path):
                 return
             x_train, y_train, x_test, y_test = strokes.generate()
-            with _replacing(path) as part, open(part, "wb") as file:
+            with replacing(path, _part(path)) as part, open(part, "wb") as file:
                 np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
 
     def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
@@ -172,7 +173,7 @@ class FetchedIdx(NamedDataset):
             for key, (file, _) in _IDX_NAMES.items():
                 path = folder / f"{file}.gz"
                 if _find_idx(folder, key) is None:
-                    with _replacing(path) as part:
+                    with replacing(path, _part(path)) as part:
                         self._fetch(name, self.address + path.name, part)
                         self._verify(name, key, self.address + path.name, part)
 
@@ -370,28 +371,6 @@ def _locked(folder: Path) -> Iterator[None]:
         raise OutputError(f"{folder}: cannot write the cache ({reason}); set DPTRAIN_CACHE to another folder") from None
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what stands there afterwards becomes `path` in one step, and survives a crash.
-
-    The lock of the folder must be held, so that the temporary name can be a fixed one: whatever a killed process left
-    there is overwritten.
-    """
-    part = path.with_name(path.name + ".part")
-    try:
-        yield part
-        _sync(part)
-        os.replace(part, path)
-        _sync(path.parent)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name != "posix":
-        return  # elsewhere a folder cannot be opened, and renaming is made durable by the system
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _part(path: Path) -> Path:
+    """A fixed name, which the folder's lock allows: what a killed process left there is overwritten."""
+    return path.with_name(path.name + ".part")

@@ -29,6 +29,7 @@ from dptrain.data.sources import (
     check_declared,
     format_shape,
     length_error,
+    read_exactly,
     stream_errors,
 )
 from dptrain.errors import DataError
@@ -78,7 +79,7 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
     @contextmanager
     def open_payload() -> Iterator[ByteStream]:
         with open(path, "rb") as raw, _decompressed(raw, compressed) as stream:
-            if _read_exactly(stream, len(header)) != header:
+            if read_exactly(stream, len(header)) != header:
                 raise DataError(f"{where}: changed since it was opened; start again when nothing writes to it")
             yield cast(ByteStream, stream)
 
@@ -114,7 +115,7 @@ def write_idx(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
 
 def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:
     """The header's bytes, the dtype as stored and the shape."""
-    magic = _read_exactly(stream, 4)
+    magic = read_exactly(stream, 4)
     if len(magic) < 4:
         raise DataError(f"{where}: not IDX: only {len(magic)} bytes; delete it and fetch it again")
     dtype = _DTYPES.get(magic[2])
@@ -124,7 +125,7 @@ def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tu
             f"{where}: not IDX: first bytes {magic.hex()}{_guess(magic)}, expected {expected}; delete it and fetch it "
             "again"
         )
-    sizes = _read_exactly(stream, 4 * magic[3])
+    sizes = read_exactly(stream, 4 * magic[3])
     if len(sizes) < 4 * magic[3]:
         raise DataError(
             f"{where}: header of {magic[3]} dimensions declared = {4 + 4 * magic[3]} bytes, file has {4 + len(sizes)}; "
@@ -144,14 +145,6 @@ def _guess(first: bytes) -> str:
     if first[:1] == b"\x80":
         return " (pickle?)"
     return ""
-
-
-def _read_exactly(stream: BinaryIO, size: int) -> bytes:
-    """`size` bytes, or fewer at the end of the file."""
-    parts = b""
-    while len(parts) < size and (part := stream.read(size - len(parts))):
-        parts += part
-    return parts
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """From a data set's files to the rows that a rank holds: one copy a node, or 1/world of the rows a rank."""
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,26 @@ def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tupl
     for array in (data.train.x, data.train.y, data.test.x, data.test.y):
         array.flags.writeable = False
     return (data.train.x, data.train.y), (data.test.x, data.test.y)
+
+
+def load_data_of(name: str) -> Callable[..., tuple[tuple[Array, Array], tuple[Array, Array]]]:
+    """Return the `load_data` of one of Keras' data sets of images."""
+
+    def load_data(path: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Return `(x_train, y_train), (x_test, y_test)`: images (60000, 28, 28) and (10000, 28, 28), labels, all uint8.
+
+        Fetched at the first call and kept in the cache; collective under mpirun, where a node holds one copy.
+
+        Args:
+            path: the folder with the four files, where they are on this machine already (Keras: a file name in its
+                cache).
+
+        Raises:
+            AgreedError: it cannot be fetched or read.
+        """
+        return load(name, data_dir=path)
+
+    return load_data
 
 
 def fingerprint(x: Array, *others: Array) -> list[Any]:

@@ -27,6 +27,7 @@ from dptrain.data.sources import (
     check_declared,
     length_error,
     one_line,
+    read_exactly,
     stream_errors,
 )
 from dptrain.errors import DataError
@@ -97,7 +98,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: i
                 stream = archive.open(member)
             except KeyError:
                 stream = None
-            if stream is None or _read_exactly(stream, len(header)) != header:
+            if stream is None or read_exactly(stream, len(header)) != header:
                 raise DataError(f"{where}: changed since it was opened; start again when nothing writes to it")
             with stream:
                 yield cast(ByteStream, stream)
@@ -108,7 +109,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: i
 
 def _read_header(where: str, stream: IO[bytes]) -> bytes:
     """Everything before the first number, as bytes."""
-    start = _read_exactly(stream, 8)
+    start = read_exactly(stream, 8)
     if start[:6] != _NPY_MAGIC:
         raise DataError(
             f"{where}: not .npy: first bytes {start[:6].hex() or 'none'}{_guess(start)}, expected {_NPY_MAGIC.hex()}"
@@ -117,13 +118,13 @@ def _read_header(where: str, stream: IO[bytes]) -> bytes:
     length_format = {1: "<H", 2: "<I", 3: "<I"}.get(start[6] if len(start) == 8 else 0)
     if length_format is None:
         raise DataError(f"{where}: .npy version {start[6:].hex('.')}, this build reads 1 to 3")
-    length_bytes = _read_exactly(stream, struct.calcsize(length_format))
+    length_bytes = read_exactly(stream, struct.calcsize(length_format))
     if len(length_bytes) < struct.calcsize(length_format):
         raise DataError(f"{where}: the .npy header ends early; delete it and fetch it again")
     (length,) = struct.unpack(length_format, length_bytes)
     if length > _MAX_HEADER_BYTES:
         raise DataError(f"{where}: .npy header of {length} bytes declared, at most {_MAX_HEADER_BYTES} are read")
-    text = _read_exactly(stream, length)
+    text = read_exactly(stream, length)
     if len(text) < length:
         raise DataError(f"{where}: .npy header of {length} bytes declared, file has {len(text)}; fetch it again")
     return start + length_bytes + text
@@ -166,14 +167,6 @@ def _guess(first: bytes) -> str:
     if first[:4] == _NPY_MAGIC[:4]:
         return " (a single .npy? save the four arrays with numpy.savez)"
     return ""
-
-
-def _read_exactly(stream: IO[bytes], size: int) -> bytes:
-    """`size` bytes, or fewer at the end of the member."""
-    parts = b""
-    while len(parts) < size and (part := stream.read(size - len(parts))):
-        parts += part
-    return parts
 
 
 @contextmanager

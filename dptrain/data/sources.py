@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,14 @@ class ByteStream(Protocol):
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Move to a position; not called on a sequential stream."""
+
+
+def read_exactly(stream: IO[bytes], size: int) -> bytes:
+    """Return `size` bytes, or fewer at the end of the stream."""
+    parts = b""
+    while len(parts) < size and (part := stream.read(size - len(parts))):
+        parts += part
+    return parts
 
 
 class StreamSource(ArraySource):

@@ -1,19 +1,5 @@
 """MNIST: handwritten digits, Y. LeCun et al., 1998; under Keras' name."""
 
-from pathlib import Path
+from dptrain.data.loading import load_data_of
 
-from dptrain.data.loading import Array, load
-
-
-def load_data(path: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return `(x_train, y_train), (x_test, y_test)`: images (60000, 28, 28) and (10000, 28, 28), labels, all uint8.
-
-    Fetched at the first call and kept in the cache; collective under mpirun, where a node holds one copy.
-
-    Args:
-        path: the folder with the four files, where they are on this machine already (Keras: a file name in its cache).
-
-    Raises:
-        AgreedError: it cannot be fetched or read.
-    """
-    return load("mnist", data_dir=path)
+load_data = load_data_of("mnist")

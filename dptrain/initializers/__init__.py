@@ -1,6 +1,6 @@
 """Initial values of parameters: Keras' names and arguments, our own random streams."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dptrain.initializers.base import Initializer
 from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
@@ -14,8 +14,8 @@ from dptrain.initializers.variance_scaling import (
     LecunUniform,
     VarianceScaling,
 )
-from dptrain.registry import serialization
 from dptrain.registry.names import not_there, snake_case
+from dptrain.registry.serialization import Registry
 
 __all__ = [
     "Constant",
@@ -64,27 +64,5 @@ INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in _CLAS
 INITIALIZERS |= {snake_case(name): cls for name, cls in INITIALIZERS.items()}
 INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
 
-
-def get(identifier: str | dict[str, Any] | type[Initializer] | Initializer) -> Initializer:
-    """Return the initializer of that name or class with Keras' defaults, of that configuration, or the one given.
-
-    Raises:
-        ConfigError: no initializer has that name, or an argument is out of range.
-    """
-    initializer: Initializer = serialization.get("initializer", identifier, Initializer, INITIALIZERS)
-    return initializer
-
-
-def serialize(initializer: Initializer) -> dict[str, Any]:
-    """Return the initializer as Keras writes it to JSON."""
-    return serialization.to_dict("keras.initializers", initializer, _CLASSES)
-
-
-def deserialize(config: dict[str, Any]) -> Initializer:
-    """Return the initializer that `serialize` described.
-
-    Raises:
-        ConfigError: it describes none, or an argument is unknown or out of range.
-    """
-    initializer: Initializer = serialization.made("initializer", config, INITIALIZERS)
-    return initializer
+_registry: Registry[Initializer] = Registry("initializer", "keras.initializers", Initializer, INITIALIZERS)
+get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize

@@ -1,6 +1,6 @@
 """Layers: what to compute, with no device code. A new layer is one class here and one line in this file."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dptrain.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
 from dptrain.layers.base import Layer, LayerBuffers, StepContext
@@ -10,8 +10,8 @@ from dptrain.layers.dropout import Dropout
 from dptrain.layers.flatten import Flatten, Reshape
 from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.rescaling import Rescaling
-from dptrain.registry import serialization
 from dptrain.registry.names import not_there
+from dptrain.registry.serialization import Registry
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {
@@ -54,17 +54,5 @@ __all__ = [
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("layers", __all__)
 
-
-def serialize(layer: Layer) -> dict[str, Any]:
-    """Return a layer as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}."""
-    return serialization.to_dict("keras.layers", layer, LAYERS.values())
-
-
-def deserialize(config: dict[str, Any]) -> Layer:
-    """Return the layer that `serialize`, or Keras', described; keys besides "class_name" and "config" are ignored.
-
-    Raises:
-        ConfigError: it describes none, or an argument is unknown, out of range or not supported.
-    """
-    layer: Layer = serialization.made("layer", config, LAYERS)
-    return layer
+_registry: Registry[Layer] = Registry("layer", "keras.layers", Layer, LAYERS)
+serialize, deserialize = _registry.serialize, _registry.deserialize

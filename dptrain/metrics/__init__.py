@@ -4,7 +4,7 @@ A new metric is one class, and one line in the table here; the user's own are su
 no table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from dptrain.metrics.cross_entropy import (
 )
 from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
 from dptrain.metrics.tracking import MeanTracker
-from dptrain.registry import serialization
 from dptrain.registry.names import not_there, snake_case
+from dptrain.registry.serialization import Registry
 
 __all__ = [
     "METRICS",
@@ -98,33 +98,8 @@ class Measured:
     weighted: bool
 
 
-def get(identifier: str | Metric | type[Metric] | Mapping[str, Any]) -> Metric:
-    """Return the metric of that name with Keras' defaults, of that class or configuration, or the one given.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    found: Metric = serialization.get("metric", identifier, Metric, METRICS)
-    return found
-
-
-def serialize(metric: Metric) -> dict[str, Any]:
-    """Return a metric as Keras writes it into model files."""
-    return serialization.to_dict("keras.metrics", metric, METRICS.values())
-
-
-def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Metric]] | None = None) -> Metric:
-    """Return the metric that `serialize`, or Keras, wrote.
-
-    Args:
-        config: with "class_name" and "config".
-        custom_objects: classes of the user's own by name.
-
-    Raises:
-        ConfigError: the class is unknown, or takes no such arguments.
-    """
-    metric: Metric = serialization.made("metric", config, METRICS | dict(custom_objects or {}))
-    return metric
+_registry: Registry[Metric] = Registry("metric", "keras.metrics", Metric, METRICS)
+get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize
 
 
 def resolve(

@@ -13,6 +13,7 @@ from dptrain.optimizers.sgd import SGD
 from dptrain.optimizers.updater import Updater
 from dptrain.registry import serialization
 from dptrain.registry.names import not_there
+from dptrain.registry.serialization import Registry
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
 OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}
@@ -35,6 +36,9 @@ __all__ = [
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("optimizers", __all__)
 
+# Not `get` and `deserialize`: Keras takes the names in any case, and schedules of one's own.
+serialize = Registry[Optimizer]("optimizer", "keras.optimizers", Optimizer, OPTIMIZERS).serialize
+
 
 def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     """Return the optimizer of that name with Keras' defaults, that which a dictionary describes, or the one given.
@@ -49,11 +53,6 @@ def get(identifier: str | Mapping[str, Any] | Optimizer) -> Optimizer:
     if isinstance(identifier, Mapping):
         return deserialize(identifier)
     raise ConfigError(f"Could not interpret optimizer identifier: {identifier}")
-
-
-def serialize(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the optimizer as Keras writes it: module, class name and arguments."""
-    return serialization.to_dict("keras.optimizers", optimizer, OPTIMIZERS.values())
 
 
 def deserialize(config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Optimizer:

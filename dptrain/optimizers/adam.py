@@ -19,7 +19,7 @@ class Adam(Optimizer):
         beta_2: decay of the second moment, 0 to below 1.
         epsilon: added to the root of the second moment before its bias is corrected (PyTorch adds it after).
         amsgrad: as above.
-        weight_decay: this one and all that follow are at `Optimizer`.
+        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
 
     Raises:
         ConfigError: an argument is out of range, or not supported.
@@ -32,32 +32,9 @@ class Adam(Optimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        use_ema: bool = False,
-        ema_momentum: float = 0.99,
-        ema_overwrite_frequency: int | None = None,
-        loss_scale_factor: float | None = None,
-        gradient_accumulation_steps: int | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            clipnorm,
-            clipvalue,
-            global_clipnorm,
-            use_ema,
-            ema_momentum,
-            ema_overwrite_frequency,
-            loss_scale_factor,
-            gradient_accumulation_steps,
-            name,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **options)
         self.beta_1 = check_range("beta_1", beta_1, least=0.0, below=1.0)
         self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
         self.epsilon = check_range("epsilon", epsilon, above=0.0)

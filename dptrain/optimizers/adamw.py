@@ -15,7 +15,8 @@ class AdamW(Adam):
     Args:
         learning_rate: 0 or above, or a schedule.
         weight_decay: before every update parameters lose this times the learning rate of themselves.
-        beta_1: this one and all that follow are at `Adam` and `Optimizer`.
+        beta_1: this one and the next three are at `Adam`.
+        options: by keyword, of `Optimizer`.
 
     Raises:
         ConfigError: an argument is out of range, or not supported.
@@ -29,34 +30,8 @@ class AdamW(Adam):
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        use_ema: bool = False,
-        ema_momentum: float = 0.99,
-        ema_overwrite_frequency: int | None = None,
-        loss_scale_factor: float | None = None,
-        gradient_accumulation_steps: int | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            beta_1,
-            beta_2,
-            epsilon,
-            amsgrad,
-            weight_decay,
-            clipnorm,
-            clipvalue,
-            global_clipnorm,
-            use_ema,
-            ema_momentum,
-            ema_overwrite_frequency,
-            loss_scale_factor,
-            gradient_accumulation_steps,
-            name,
-            **kwargs,
-        )
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, amsgrad, weight_decay=weight_decay, **options)
         if self.weight_decay is None:
             raise ConfigError("Argument `weight_decay` must be a float. Received: weight_decay=None")

@@ -20,7 +20,7 @@ class RMSprop(Optimizer):
         momentum: 0 or above.
         epsilon: added under the root.
         centered: as above.
-        weight_decay: this one and all that follow are at `Optimizer`.
+        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
 
     Raises:
         ConfigError: an argument is out of range, or not supported.
@@ -33,32 +33,9 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         epsilon: float = 1e-7,
         centered: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        use_ema: bool = False,
-        ema_momentum: float = 0.99,
-        ema_overwrite_frequency: int | None = None,
-        loss_scale_factor: float | None = None,
-        gradient_accumulation_steps: int | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            clipnorm,
-            clipvalue,
-            global_clipnorm,
-            use_ema,
-            ema_momentum,
-            ema_overwrite_frequency,
-            loss_scale_factor,
-            gradient_accumulation_steps,
-            name,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **options)
         self.rho = check_range("rho", rho, least=0.0, below=1.0)
         self.momentum = check_range("momentum", momentum, least=0.0)
         self.epsilon = check_range("epsilon", epsilon, above=0.0)

@@ -16,7 +16,7 @@ class SGD(Optimizer):
         learning_rate: 0 or above, or a schedule.
         momentum: 0 to 1.
         nesterov: as above.
-        weight_decay: this one and all that follow are at `Optimizer`.
+        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
 
     Raises:
         ConfigError: an argument is out of range, or not supported.
@@ -27,32 +27,9 @@ class SGD(Optimizer):
         learning_rate: float | LearningRateSchedule = 0.01,
         momentum: float = 0.0,
         nesterov: bool = False,
-        weight_decay: float | None = None,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        use_ema: bool = False,
-        ema_momentum: float = 0.99,
-        ema_overwrite_frequency: int | None = None,
-        loss_scale_factor: float | None = None,
-        gradient_accumulation_steps: int | None = None,
-        name: str | None = None,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            weight_decay,
-            clipnorm,
-            clipvalue,
-            global_clipnorm,
-            use_ema,
-            ema_momentum,
-            ema_overwrite_frequency,
-            loss_scale_factor,
-            gradient_accumulation_steps,
-            name,
-            **kwargs,
-        )
+        super().__init__(learning_rate, **options)
         self.momentum = check_range("momentum", momentum)
         if not 0 <= self.momentum <= 1:
             raise ConfigError(f"momentum = {momentum}: `momentum` must be a float between [0, 1].")

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.registry.names import lookup
+
+T = TypeVar("T")
 
 
 class Configurable(ABC):
@@ -75,6 +77,46 @@ def made(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: A
         return cls.from_config(dict(config), *more)
     except TypeError as error:
         raise ConfigError(f"{kind} {cls.__name__}: {error}") from error
+
+
+class Registry(Generic[T]):
+    """The classes of one of Keras' modules by name, and the module's functions over them.
+
+    Args:
+        kind: what the objects are, for messages ("loss").
+        module: where Keras has the classes ("keras.losses").
+        base: the class of all such objects.
+        classes: by name; further ones may be added later.
+    """
+
+    def __init__(self, kind: str, module: str, base: type[Any], classes: Mapping[str, type[Any]]) -> None:
+        self._kind, self._module, self._base, self._classes = kind, module, base, classes
+
+    def get(self, identifier: str | Mapping[str, Any] | type[Any] | T) -> T:
+        """Return the object of that name or class with Keras' defaults, of that configuration, or the one given.
+
+        Raises:
+            ConfigError: there is none, or an argument is out of range.
+        """
+        found: T = get(self._kind, identifier, self._base, self._classes)
+        return found
+
+    def serialize(self, one: T) -> dict[str, Any]:
+        """Return an object as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}."""
+        return to_dict(self._module, one, self._classes.values())
+
+    def deserialize(self, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> T:
+        """Return the object that `serialize`, or Keras, described; keys besides "class_name" and "config" are ignored.
+
+        Args:
+            config: with "class_name" and "config".
+            custom_objects: classes of the user's own by name.
+
+        Raises:
+            ConfigError: the class is unknown, or an argument is unknown, out of range or not supported.
+        """
+        found: T = made(self._kind, config, {**self._classes, **(custom_objects or {})})
+        return found
 
 
 def get(kind: str, identifier: Any, base: type[Any], classes: Mapping[str, type[Any]]) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from dptrain.errors import OutputError
@@ -22,18 +23,28 @@ def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> No
     Raises:
         OutputError: the disk is full, read-only or denied; says what is needed and free.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
+        with replacing(path, path.with_name(f".{path.name}.{os.getpid()}.tmp")) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
+        raise output_error(path, error, len(content), advice=advice) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path, temporary: Path) -> Iterator[Path]:
+    """Let what the context writes to `temporary`, in the same folder, become `path` in one step that survives a crash.
+
+    Raises:
+        OSError: the system's; `path` is as it was, and `temporary` is gone.
+    """
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
         with contextlib.suppress(OSError):  # such as a name that is too long for either
             temporary.unlink(missing_ok=True)
-        raise output_error(path, error, len(content), advice=advice) from error
 
 
 def append_line(path: Path, line: str) -> None:
@@ -60,8 +71,10 @@ def append(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
         raise output_error(path, error, len(content), advice=advice) from error
 
 
-def sync_directory(path: Path) -> None:
-    """Flush a directory's entries, so that a rename in it survives a power cut."""
+def sync(path: Path) -> None:
+    """Flush a file, or a directory's entries so that a rename in it survives a power cut."""
+    if path.is_dir() and os.name != "posix":
+        return  # elsewhere a folder cannot be opened, and renaming is made durable by the system
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -27,7 +27,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime.files import output_error, sync_directory, write_atomically
+from dptrain.runtime.files import output_error, sync, write_atomically
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 
 _PLAN, _RESULTS, _JOURNAL, _PAUSED, _LOCK, _HOLDER = (
@@ -87,7 +87,7 @@ class SweepDirectory:
             self._continue()
             self._results = stack.enter_context(_Lines(path / _RESULTS))
             self._journal = stack.enter_context(_Lines(path / _JOURNAL))
-            sync_directory(path)
+            sync(path)
             self._open = stack.pop_all()
 
     def close(self) -> None:

@@ -1,5 +1,6 @@
 """What a learning-rate schedule is: a function of the step."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -9,8 +10,8 @@ from dptrain.errors import ConfigError
 class LearningRateSchedule:
     """The learning rate as a function of the step, for the `learning_rate` of an optimizer.
 
-    A subclass writes `__call__`; to be saved it also writes `get_config`. Schedules are computed on the host and must
-    give the same number on every rank.
+    A subclass writes `__call__`. To be saved it also writes `get_config`, or is a dataclass whose fields are what its
+    constructor takes. Schedules are computed on the host and must give the same number on every rank.
     """
 
     def __call__(self, step: int) -> float:
@@ -21,6 +22,8 @@ class LearningRateSchedule:
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
+        if dataclasses.is_dataclass(self):
+            return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         raise NotImplementedError(
             f"Learning rate schedule '{type(self).__name__}' must override `get_config()` in order to be serializable."
         )

@@ -1,11 +1,12 @@
 """Cosine decay with warmup."""
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
 
 
+@dataclass(eq=False)
 class CosineDecay(LearningRateSchedule):
     """Half a cosine from the initial learning rate to alpha times it, after a linear warmup where one is asked for.
 
@@ -24,22 +25,15 @@ class CosineDecay(LearningRateSchedule):
         ConfigError: decay_steps is not above 0.
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: int,
-        alpha: float = 0.0,
-        name: str = "CosineDecay",
-        warmup_target: float | None = None,
-        warmup_steps: int = 0,
-    ) -> None:
-        check_steps("decay_steps", decay_steps)
-        self.initial_learning_rate = initial_learning_rate
-        self.decay_steps = decay_steps
-        self.alpha = alpha
-        self.name = name
-        self.warmup_target = warmup_target
-        self.warmup_steps = warmup_steps
+    initial_learning_rate: float
+    decay_steps: int
+    alpha: float = 0.0
+    name: str = "CosineDecay"
+    warmup_target: float | None = None
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        check_steps("decay_steps", self.decay_steps)
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -52,14 +46,3 @@ class CosineDecay(LearningRateSchedule):
             step -= self.warmup_steps
         cosine = 0.5 * (1 + math.cos(math.pi * (min(step, self.decay_steps) / self.decay_steps)))
         return float(highest * ((1 - self.alpha) * cosine + self.alpha))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "decay_steps": self.decay_steps,
-            "alpha": self.alpha,
-            "name": self.name,
-            "warmup_target": self.warmup_target,
-            "warmup_steps": self.warmup_steps,
-        }

@@ -1,12 +1,13 @@
 """Cosine decay with restarts."""
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 from dptrain.errors import ConfigError
 from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
 
 
+@dataclass(eq=False)
 class CosineDecayRestarts(LearningRateSchedule):
     """Half a cosine down to alpha times the learning rate, and again from the top: the i-th time from m_mul^i of it.
 
@@ -24,24 +25,17 @@ class CosineDecayRestarts(LearningRateSchedule):
         ConfigError: first_decay_steps is not above 0, or t_mul is below 1 (which Keras lets end in NaN).
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        first_decay_steps: int,
-        t_mul: float = 2.0,
-        m_mul: float = 1.0,
-        alpha: float = 0.0,
-        name: str = "SGDRDecay",
-    ) -> None:
-        check_steps("first_decay_steps", first_decay_steps)
-        if t_mul < 1:
-            raise ConfigError(f"not supported: t_mul={t_mul} below 1: cosines would end after finitely many steps")
-        self.initial_learning_rate = initial_learning_rate
-        self.first_decay_steps = first_decay_steps
-        self.t_mul = t_mul
-        self.m_mul = m_mul
-        self.alpha = alpha
-        self.name = name
+    initial_learning_rate: float
+    first_decay_steps: int
+    t_mul: float = 2.0
+    m_mul: float = 1.0
+    alpha: float = 0.0
+    name: str = "SGDRDecay"
+
+    def __post_init__(self) -> None:
+        check_steps("first_decay_steps", self.first_decay_steps)
+        if self.t_mul < 1:
+            raise ConfigError(f"not supported: t_mul={self.t_mul} below 1: cosines would end after finitely many steps")
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
@@ -55,14 +49,3 @@ class CosineDecayRestarts(LearningRateSchedule):
             done = (done - (1 - length) / (1 - self.t_mul)) / length
         cosine = 0.5 * self.m_mul**restarts * (1 + math.cos(math.pi * done))
         return float(self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "first_decay_steps": self.first_decay_steps,
-            "t_mul": self.t_mul,
-            "m_mul": self.m_mul,
-            "alpha": self.alpha,
-            "name": self.name,
-        }

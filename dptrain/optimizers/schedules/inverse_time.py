@@ -1,11 +1,12 @@
 """Inverse time decay."""
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
 
 
+@dataclass(eq=False)
 class InverseTimeDecay(LearningRateSchedule):
     """rate(step) = initial_learning_rate / (1 + decay_rate step / decay_steps).
 
@@ -20,32 +21,16 @@ class InverseTimeDecay(LearningRateSchedule):
         ConfigError: decay_steps is not above 0.
     """
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        decay_steps: float,
-        decay_rate: float,
-        staircase: bool = False,
-        name: str = "InverseTimeDecay",
-    ) -> None:
-        check_steps("decay_steps", decay_steps)
-        self.initial_learning_rate = initial_learning_rate
-        self.decay_steps = decay_steps
-        self.decay_rate = decay_rate
-        self.staircase = staircase
-        self.name = name
+    initial_learning_rate: float
+    decay_steps: float
+    decay_rate: float
+    staircase: bool = False
+    name: str = "InverseTimeDecay"
+
+    def __post_init__(self) -> None:
+        check_steps("decay_steps", self.decay_steps)
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
         decays = step / self.decay_steps
         return self.initial_learning_rate / (1 + self.decay_rate * (math.floor(decays) if self.staircase else decays))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "decay_steps": self.decay_steps,
-            "decay_rate": self.decay_rate,
-            "staircase": self.staircase,
-            "name": self.name,
-        }

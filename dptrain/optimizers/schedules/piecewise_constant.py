@@ -1,12 +1,13 @@
 """Constant learning rates, one after the other."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from dptrain.errors import ConfigError
 from dptrain.optimizers.schedules.base import LearningRateSchedule
 
 
+@dataclass(eq=False)
 class PiecewiseConstantDecay(LearningRateSchedule):
     """values[0] up to and with step boundaries[0], then values[1] up to and with boundaries[1], ...
 
@@ -19,22 +20,20 @@ class PiecewiseConstantDecay(LearningRateSchedule):
         ConfigError: the lengths do not fit, or the boundaries do not rise.
     """
 
-    def __init__(self, boundaries: Sequence[float], values: Sequence[float], name: str = "PiecewiseConstant") -> None:
-        if len(boundaries) != len(values) - 1:
+    boundaries: Sequence[float]
+    values: Sequence[float]
+    name: str = "PiecewiseConstant"
+
+    def __post_init__(self) -> None:
+        if len(self.boundaries) != len(self.values) - 1:
             raise ConfigError(
                 "The length of boundaries should be 1 less than the length of values. Received: "
-                f"boundaries={boundaries} of length {len(boundaries)}, and values={values} of length {len(values)}."
+                f"boundaries={self.boundaries} of length {len(self.boundaries)}, and values={self.values} of length "
+                f"{len(self.values)}."
             )
-        if list(boundaries) != sorted(boundaries):
-            raise ConfigError(f"boundaries={boundaries}: expected rising steps")
-        self.boundaries = boundaries
-        self.values = values
-        self.name = name
+        if list(self.boundaries) != sorted(self.boundaries):
+            raise ConfigError(f"boundaries={self.boundaries}: expected rising steps")
 
     def __call__(self, step: int) -> float:
         """Return the learning rate of a step."""
         return float(self.values[sum(step > int(boundary) for boundary in self.boundaries)])
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {"boundaries": self.boundaries, "values": self.values, "name": self.name}
