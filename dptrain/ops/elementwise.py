@@ -1,0 +1,378 @@
+"""Arithmetic, comparisons and functions of single elements; operands are broadcast as by NumPy."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.ops.sharing import (
+    boolean,
+    broadcast_shape,
+    common_dtype,
+    elementwise,
+    first_dtype,
+    floating_dtype,
+    unbroadcast,
+)
+from dptrain.program.tensor import Array, Tensor, op
+
+_ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
+_FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": floating_dtype}
+_COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": boolean}
+
+# Two operands
+
+
+@op(**_ARITHMETIC, linear="joint")
+def add(x1: Array, x2: Array) -> Array:
+    """x1 + x2."""
+    return np.add(x1, x2)
+
+
+@add.gradient
+def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return unbroadcast(dy, x1), unbroadcast(dy, x2)
+
+
+@op(**_ARITHMETIC, linear="joint")
+def subtract(x1: Array, x2: Array) -> Array:
+    """x1 - x2."""
+    return np.subtract(x1, x2)
+
+
+@subtract.gradient
+def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return unbroadcast(dy, x1), unbroadcast(-dy, x2)
+
+
+@op(**_ARITHMETIC, linear="each")
+def multiply(x1: Array, x2: Array) -> Array:
+    """x1 x2, element by element."""
+    return np.multiply(x1, x2)
+
+
+@multiply.gradient
+def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return unbroadcast(dy * x2, x1), unbroadcast(dy * x1, x2)
+
+
+@op(**_FUNCTION, linear="each", linear_in=(0,))
+def divide(x1: Array, x2: Array) -> Array:
+    """x1 / x2."""
+    return np.asarray(np.divide(x1, x2))
+
+
+@divide.gradient
+def _divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return unbroadcast(dy / x2, x1), unbroadcast(-(dy * y) / x2, x2)
+
+
+@op(**_ARITHMETIC)
+def power(x1: Array, x2: Array) -> Array:
+    """x1 to the power of x2."""
+    return np.asarray(np.power(x1, x2))
+
+
+@power.gradient
+def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    # log of what is not positive is of no use: the gradient in the exponent is 0 there, as in Keras' backends.
+    positive = x1 > 0
+    log_x1 = where(positive, log(where(positive, x1, 1)), 0)
+    return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
+
+
+@op(**_ARITHMETIC)
+def maximum(x1: Array, x2: Array) -> Array:
+    """The greater of x1 and x2; NaN where one is."""
+    return np.maximum(x1, x2)
+
+
+@maximum.gradient
+def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return _to_the_chosen(dy, x1 > x2, x1, x2)
+
+
+@op(**_ARITHMETIC)
+def minimum(x1: Array, x2: Array) -> Array:
+    """The lesser of x1 and x2; NaN where one is."""
+    return np.minimum(x1, x2)
+
+
+@minimum.gradient
+def _minimum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return _to_the_chosen(dy, x1 < x2, x1, x2)
+
+
+def _to_the_chosen(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the operands are equal each gets half, as in JAX and PyTorch."""
+    share = where(first, 1.0, where(equal(x1, x2), 0.5, 0.0))
+    return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
+
+
+def _comparison(name: str, function: Any) -> Any:
+    def compute(x1: Array, x2: Array) -> Array:
+        return np.asarray(function(x1, x2))
+
+    compute.__name__, compute.__doc__ = name, f"Whether x1 and x2 are in this relation: numpy.{name}."
+    return op(**_COMPARISON)(compute)
+
+
+equal = _comparison("equal", np.equal)
+not_equal = _comparison("not_equal", np.not_equal)
+less = _comparison("less", np.less)
+less_equal = _comparison("less_equal", np.less_equal)
+greater = _comparison("greater", np.greater)
+greater_equal = _comparison("greater_equal", np.greater_equal)
+logical_and = _comparison("logical_and", np.logical_and)
+logical_or = _comparison("logical_or", np.logical_or)
+
+
+@op(**_COMPARISON)
+def logical_not(x: Array) -> Array:
+    """Whether x is false."""
+    return np.logical_not(x)
+
+
+def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
+    return np.result_type(*dtypes)
+
+
+@op(shape=broadcast_shape, sharing=elementwise, dtype=_where_dtype, linear="joint", linear_in=(1, 2))
+def where(condition: Array, x1: Array, x2: Array) -> Array:
+    """x1 where the condition is true, else x2."""
+    return np.where(condition, x1, x2)
+
+
+@where.gradient
+def _where(y: Tensor, dy: Tensor, condition: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, Tensor, Tensor]:
+    return None, unbroadcast(where(condition, dy, 0), x1), unbroadcast(where(condition, 0, dy), x2)
+
+
+# One operand
+
+
+@op(**_ARITHMETIC, linear="each")
+def negative(x: Array) -> Array:
+    """-x."""
+    return np.negative(x)
+
+
+@negative.gradient
+def _negative(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return -dy
+
+
+@op(**_ARITHMETIC)
+def absolute(x: Array) -> Array:
+    """|x|."""
+    return np.absolute(x)
+
+
+@absolute.gradient
+def _absolute(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * sign(x)
+
+
+@op(**_ARITHMETIC)
+def sign(x: Array) -> Array:
+    """-1, 0 or 1."""
+    return np.sign(x)
+
+
+@sign.gradient
+def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
+    return None
+
+
+@op(**_FUNCTION)
+def exp(x: Array) -> Array:
+    """e to the power of x."""
+    return np.exp(x)
+
+
+@exp.gradient
+def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * y
+
+
+@op(**_FUNCTION)
+def log(x: Array) -> Array:
+    """The natural logarithm."""
+    return np.log(x)
+
+
+@log.gradient
+def _log(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy / x
+
+
+@op(**_FUNCTION)
+def log1p(x: Array) -> Array:
+    """The natural logarithm of 1 + x, exact near 0."""
+    return np.log1p(x)
+
+
+@log1p.gradient
+def _log1p(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy / (x + 1)
+
+
+@op(**_FUNCTION)
+def sqrt(x: Array) -> Array:
+    """The square root."""
+    return np.sqrt(x)
+
+
+@sqrt.gradient
+def _sqrt(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * 0.5 / y
+
+
+@op(**_ARITHMETIC)
+def square(x: Array) -> Array:
+    """x^2."""
+    return np.square(x)
+
+
+@square.gradient
+def _square(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * 2 * x
+
+
+@op(**_FUNCTION)
+def sin(x: Array) -> Array:
+    """The sine of x radians."""
+    return np.sin(x)
+
+
+@sin.gradient
+def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * cos(x)
+
+
+@op(**_FUNCTION)
+def cos(x: Array) -> Array:
+    """The cosine of x radians."""
+    return np.cos(x)
+
+
+@cos.gradient
+def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return -(dy * sin(x))
+
+
+@op(**_FUNCTION)
+def tanh(x: Array) -> Array:
+    """The hyperbolic tangent."""
+    return np.tanh(x)
+
+
+@tanh.gradient
+def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * (1 - y * y)
+
+
+@op(**_FUNCTION)
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x), without overflow."""
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
+
+
+@sigmoid.gradient
+def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * y * (1 - y)
+
+
+@op(**_FUNCTION)
+def softplus(x: Array) -> Array:
+    """log(1 + e^x), without overflow."""
+    return np.logaddexp(x, 0)
+
+
+@softplus.gradient
+def _softplus(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * sigmoid(x)
+
+
+@op(**_FUNCTION)
+def relu(x: Array) -> Array:
+    """max(x, 0); NaN stays NaN."""
+    return np.maximum(x, 0)
+
+
+@relu.gradient
+def _relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return where(y > 0, dy, 0)
+
+
+@op(**_FUNCTION)
+def leaky_relu(x: Array, *, negative_slope: float = 0.2) -> Array:
+    """x where it is positive, else negative_slope x."""
+    return np.where(x > 0, x, negative_slope * x)
+
+
+@leaky_relu.gradient
+def _leaky_relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return where(x > 0, dy, dy * float(y.attributes.get("negative_slope", 0.2)))
+
+
+@op(**_FUNCTION)
+def elu(x: Array, *, alpha: float = 1.0) -> Array:
+    """x where it is positive, else alpha (e^x - 1)."""
+    return np.asarray(np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))))
+
+
+@elu.gradient
+def _elu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return where(x > 0, dy, dy * (y + float(y.attributes.get("alpha", 1.0))))
+
+
+def silu(x: Any) -> Tensor:
+    """x sigmoid(x)."""
+    return sigmoid(x) * x
+
+
+def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
+    return np.dtype(dtype)
+
+
+@op(shape=broadcast_shape, sharing=elementwise, dtype=_cast_dtype, linear="each")
+def cast_to(x: Array, *, dtype: str) -> Array:
+    """x in another type."""
+    return x.astype(dtype)
+
+
+# From Keras' `cast(x, dtype)`: the type is an attribute, which may be given by position as well.
+_cast = cast
+
+
+@_cast.gradient
+def _cast_gradient(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+    return _cast(dy, dtype=x.dtype.name) if x.dtype.kind == "f" else None
+
+
+def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:  # type: ignore[no-redef]
+    """Return x in another type.
+
+    Args:
+        x: a tensor or an array.
+        dtype: such as "float32".
+    """
+    return cast_to(x, dtype=np.dtype(dtype).name)
+
+
+def clip(x: Any, x_min: float, x_max: float) -> Tensor:
+    """Return x kept between two numbers; its gradient is 0 outside them."""
+    return minimum(maximum(x, x_min), x_max)
+
+
+@op(shape=broadcast_shape, sharing=elementwise, dtype=first_dtype)
+def stop_gradient(x: Array) -> Array:
+    """X as it is, without a gradient."""
+    return x
+
+
+@stop_gradient.gradient
+def _stop_gradient(y: Tensor, dy: Tensor, x: Tensor) -> None:
+    return None

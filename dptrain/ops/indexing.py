@@ -1,0 +1,111 @@
+"""Rows of a table by their numbers, and the other way round."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.ops.manipulation import transpose_to
+from dptrain.ops.sharing import Axes
+from dptrain.program.shapes import Shape, normalized_axes
+from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
+
+
+def _take_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    of_table, of_places = axes
+    if of_table is not None and of_table > 0 and of_places is None:
+        return Sharing((of_table, None), of_table - 1 + len(shapes[1]))
+    return Sharing((None, of_places), of_places)
+
+
+@op(
+    shape=lambda table, places: (*places, *table[1:]),
+    sharing=_take_sharing,
+    dtype=lambda table, places: table,
+    linear="each",
+    linear_in=(0,),
+)
+def take_rows(table: Array, places: Array) -> Array:
+    """table[places]."""
+    return table[places]
+
+
+@take_rows.gradient
+def _take_rows(y: Tensor, dy: Tensor, table: Tensor, places: Tensor) -> tuple[Tensor, None]:
+    return add_rows(dy, places, length=table.shape[0]), None
+
+
+def _add_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    of_values, of_places = axes
+    if of_values is None and of_places is None:
+        return Sharing((None, None), None)
+    axis = of_places if of_places is not None else of_values
+    return Sharing((axis, axis), "sum")
+
+
+@op(
+    shape=lambda values, places, *, length: (length, *values[len(places) :]),
+    sharing=_add_sharing,
+    dtype=lambda values, places, *, length: values,
+    linear="each",
+    linear_in=(0,),
+)
+def add_rows(values: Array, places: Array, *, length: int) -> Array:
+    """Zeros to whose rows `places` the values are added."""
+    made = np.zeros((length, *values.shape[places.ndim :]), values.dtype)
+    np.add.at(made, places, values)
+    return made
+
+
+@add_rows.gradient
+def _add_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
+    return take_rows(dy, places), None
+
+
+def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
+    """Return the parts of x with these numbers along an axis; numbers outside it are an error of NumPy's.
+
+    Args:
+        x: a tensor or an array.
+        indices: integers of any shape, which stands in the result where the axis was.
+        axis: one.
+    """
+    table, places = as_tensors([x, indices])
+    (place,) = normalized_axes(axis, table.ndim)
+    if place == 0:
+        return take_rows(table, places)
+    front = (place, *(one for one in range(table.ndim) if one != place))
+    taken = take_rows(transpose_to(table, axes=front), places)
+    own = tuple(range(places.ndim))
+    rest = tuple(range(places.ndim, taken.ndim))
+    return transpose_to(taken, axes=(*rest[:place], *own, *rest[place:]))
+
+
+@op(
+    shape=lambda shape, *, classes, dtype: (*shape, classes),
+    sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
+    dtype=lambda labels, *, classes, dtype: np.dtype(dtype),
+)
+def one_hot_last(x: Array, *, classes: int, dtype: str) -> Array:
+    """1 at each label's place along a new last axis, 0 elsewhere; nothing for labels outside."""
+    return np.equal(x[..., None], np.arange(classes)).astype(dtype)
+
+
+def one_hot(x: Any, num_classes: int, dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return labels as one-hot vectors along a new last axis; those outside 0 to num_classes - 1 are zeros."""
+    return one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype).name)
+
+
+def take_along_last(x: Any, indices: Any) -> Tensor:
+    """Return x[..., indices[...]]: one element of each vector of the last axis.
+
+    Args:
+        x: (..., C).
+        indices: (...) integers.
+    """
+    tensor, places = as_tensors([x, indices])
+    chosen = one_hot(places, int(tensor.shape[-1]), tensor.dtype)
+    from dptrain.ops.reduction import sum as sum_over
+
+    return sum_over(tensor * chosen, -1)

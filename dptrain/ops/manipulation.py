@@ -1,0 +1,318 @@
+"""Shapes: reshape, transpose, slices, concatenation, and tensors made of a shape alone."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.ops.sharing import Axes, common_dtype, first_dtype, made_of_nothing, unbroadcast
+from dptrain.program.shapes import Rows, Shape, broadcast, normalized_axes, size
+from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
+
+# Made of a shape
+
+
+@op(
+    shape=lambda *, shape, value, dtype: shape,
+    sharing=made_of_nothing,
+    dtype=lambda *, shape, value, dtype: np.dtype(dtype),
+)
+def full(*, shape: Shape, value: float, dtype: str) -> Array:
+    """One number everywhere."""
+    return np.full(shape, value, dtype)
+
+
+def zeros(shape: Sequence[int], dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return zeros; a length that counts rows of the batch is shared out among the ranks."""
+    return full(shape=tuple(shape), value=0, dtype=np.dtype(dtype).name)
+
+
+def ones(shape: Sequence[int], dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return ones, as `zeros`."""
+    return full(shape=tuple(shape), value=1, dtype=np.dtype(dtype).name)
+
+
+def zeros_like(x: Any) -> Tensor:
+    """Return zeros of the shape and type of x."""
+    (tensor,) = as_tensors([x])
+    return zeros(tensor.shape, tensor.dtype)
+
+
+def ones_like(x: Any) -> Tensor:
+    """Return ones of the shape and type of x."""
+    (tensor,) = as_tensors([x])
+    return ones(tensor.shape, tensor.dtype)
+
+
+# The same elements in another shape
+
+
+def _reshape_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    (axis,), (shape,) = axes, shapes
+    if axis is None:
+        return Sharing((None,), None)
+    before = math.prod(map(int, shape[:axis]))
+    for place, length in enumerate(out):
+        if isinstance(length, Rows) and math.prod(map(int, out[:place])) == before:
+            return Sharing((axis,), place)
+    return Sharing((None,), None)
+
+
+@op(
+    shape=lambda old, *, shape: shape,
+    sharing=_reshape_sharing,
+    dtype=first_dtype,
+    linear="each",
+    is_view=True,
+)
+def reshape_to(x: Array, *, shape: Shape) -> Array:
+    """The elements in another shape."""
+    return x.reshape(shape)
+
+
+@reshape_to.gradient
+def _reshape_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return reshape_to(dy, shape=x.shape)
+
+
+def reshape(x: Any, newshape: Sequence[int]) -> Tensor:
+    """Return the same elements in another shape.
+
+    Args:
+        x: a tensor or an array.
+        newshape: lengths, of which one may be -1; where that one takes up the rows of the batch, it counts them.
+
+    Raises:
+        ConfigError: it has another number of elements.
+    """
+    (tensor,) = as_tensors([x])
+    shape = tuple(newshape)
+    if shape.count(-1) == 1:
+        shape = tuple(_missing(tensor.shape, shape) if n == -1 else n for n in shape)
+    if size(shape) != size(tensor.shape) or any(n < 0 for n in shape):
+        raise ConfigError(f"cannot reshape {tuple(map(int, tensor.shape))} into {tuple(newshape)}")
+    return reshape_to(tensor, shape=shape)
+
+
+def _missing(old: Shape, new: Shape) -> int:
+    """Return the length that stands for -1: with the rows of the batch, if no other one has them."""
+    known = math.prod(int(n) for n in new if n != -1)
+    length = size(old) // known if known else 0
+    rows = next((n for n in old if isinstance(n, Rows)), None)
+    if rows is None or any(isinstance(n, Rows) for n in new) or not rows.rows or length % rows.rows:
+        return length
+    return Rows(rows.rows, length // rows.rows)
+
+
+def expand_dims(x: Any, axis: int) -> Tensor:
+    """Return x with an axis of length 1 more, at this place of the result."""
+    (tensor,) = as_tensors([x])
+    (place,) = normalized_axes(axis, tensor.ndim + 1)
+    return reshape(tensor, (*tensor.shape[:place], 1, *tensor.shape[place:]))
+
+
+def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return x without axes of length 1: those given, or all but the rows'.
+
+    Raises:
+        ConfigError: an axis is longer.
+    """
+    (tensor,) = as_tensors([x])
+    single = [one for one, n in enumerate(tensor.shape) if n == 1 and not isinstance(n, Rows)]
+    axes = single if axis is None else normalized_axes(axis, tensor.ndim)
+    if wrong := set(axes) - set(single):
+        raise ConfigError(f"axis {min(wrong)} of shape {tuple(map(int, tensor.shape))} has not length 1")
+    return reshape(tensor, [n for one, n in enumerate(tensor.shape) if one not in axes])
+
+
+@op(
+    shape=lambda shape, *, axes: tuple(shape[axis] for axis in axes),
+    sharing=lambda shapes, axes, out, attributes: Sharing(
+        (axes[0],), None if axes[0] is None else attributes["axes"].index(axes[0])
+    ),
+    dtype=first_dtype,
+    linear="each",
+    is_view=True,
+)
+def transpose_to(x: Array, *, axes: tuple[int, ...]) -> Array:
+    """The axes in another order."""
+    return x.transpose(axes)
+
+
+@transpose_to.gradient
+def _transpose_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    axes = y.attributes["axes"]
+    return transpose_to(dy, axes=tuple(axes.index(axis) for axis in range(len(axes))))
+
+
+def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
+    """Return x with its axes in another order, reversed by default."""
+    (tensor,) = as_tensors([x])
+    order = range(tensor.ndim)[::-1] if axes is None else [axis % tensor.ndim for axis in axes]
+    if sorted(order) != list(range(tensor.ndim)):
+        raise ConfigError(f"axes = {axes}: expected each of {tensor.ndim} axes once")
+    return transpose_to(tensor, axes=tuple(order))
+
+
+# Broadcast, slices, concatenation
+
+
+def _broadcast_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    (axis,), (shape,) = axes, shapes
+    extra = len(out) - len(shape)
+    for place, length in enumerate(out):
+        if isinstance(length, Rows):
+            own = place - extra
+            spread = own < 0 or (shape[own] == 1 and not isinstance(shape[own], Rows))
+            return Sharing((None if spread else own,), place)
+    return Sharing((axis,), None if axis is None else axis + extra)
+
+
+@op(
+    shape=lambda old, *, shape: shape,
+    sharing=_broadcast_sharing,
+    dtype=first_dtype,
+    linear="each",
+    is_view=True,
+)
+def broadcast_along(x: Array, *, shape: Shape) -> Array:
+    """The elements repeated to a shape."""
+    return np.broadcast_to(x, shape)
+
+
+@broadcast_along.gradient
+def _broadcast_along(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return unbroadcast(dy, x)
+
+
+def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
+    """Return x repeated to a shape, by NumPy's rules.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    (tensor,) = as_tensors([x])
+    if broadcast(tensor.shape, tuple(shape)) != tuple(shape):
+        raise ConfigError(f"shape {tuple(map(int, tensor.shape))} cannot be broadcast to {tuple(map(int, shape))}")
+    if tensor.shape == tuple(shape) and [type(n) for n in tensor.shape] == [type(n) for n in shape]:
+        return tensor
+    return broadcast_along(tensor, shape=tuple(shape))
+
+
+Key = tuple[tuple[int, int, int] | int, ...]
+
+
+def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
+    lengths: list[int] = []
+    for one in key:
+        if isinstance(one, tuple):
+            start, stop, step = one
+            length = stop - start  # of lengths that count rows it still counts them
+            lengths.append(length if step == 1 else max(0, -(-int(length) // step)))
+    return tuple(lengths)
+
+
+def _slice_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    (axis,), key = axes, attributes["key"]
+    if axis is None:
+        return Sharing((None,), None)
+    place = sum(isinstance(one, tuple) for one in key[:axis])
+    along = key[axis]
+    counted = isinstance(along, tuple) and all(n == 0 or isinstance(n, Rows) for n in along[:2]) and along[2] == 1
+    return Sharing((axis,), place) if counted else Sharing((None,), None)
+
+
+def _index(key: Key) -> tuple[slice | int, ...]:
+    return tuple(slice(*one) if isinstance(one, tuple) else one for one in key)
+
+
+@op(shape=_sliced_shape, sharing=_slice_sharing, dtype=first_dtype, linear="each", is_view=True)
+def getitem(x: Array, *, key: Key) -> Array:
+    """A part of x: (start, stop, step) or a place for each axis."""
+    return np.asarray(x[_index(key)])
+
+
+@getitem.gradient
+def _getitem(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return put(dy, key=y.attributes["key"], shape=x.shape)
+
+
+def _put_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    (axis,), key = axes, attributes["key"]
+    if axis is None:
+        return Sharing((None,), None)
+    kept = [place for place, one in enumerate(key) if isinstance(one, tuple)]
+    return Sharing((axis,), kept[axis])
+
+
+@op(shape=lambda old, *, key, shape: shape, sharing=_put_sharing, dtype=first_dtype, linear="each")
+def put(x: Array, *, key: Key, shape: Shape) -> Array:
+    """Zeros of a shape with x as the part that `getitem` takes."""
+    made = np.zeros(shape, x.dtype)
+    made[_index(key)] = x
+    return made
+
+
+@put.gradient
+def _put(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return getitem(dy, key=y.attributes["key"])
+
+
+def _joined_shape(*shapes: Shape, axis: int) -> Shape:
+    length = shapes[0][axis]
+    for shape in shapes[1:]:
+        length = length + shape[axis]
+    return (*shapes[0][:axis], length, *shapes[0][axis + 1 :])
+
+
+def _join_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    known = {axis for axis in axes if axis is not None}
+    if len(known) > 1:
+        raise ConfigError(f"not supported: rows of the batch meet along different axes {sorted(known)} of shape {out}")
+    axis = known.pop() if known else None
+    return Sharing((axis,) * len(shapes), axis)
+
+
+@op(shape=_joined_shape, sharing=_join_sharing, dtype=common_dtype, linear="joint")
+def concatenate_along(*xs: Array, axis: int) -> Array:
+    """The inputs one after the other along an axis; along the rows of the batch each rank joins its own."""
+    return np.concatenate(xs, axis)
+
+
+@concatenate_along.gradient
+def _concatenate_along(y: Tensor, dy: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+    axis, start, parts = y.attributes["axis"], 0, []
+    for x in xs:
+        stop = x.shape[axis] if start == 0 else start + x.shape[axis]
+        whole: list[tuple[int, int, int]] = [(0, length, 1) for length in dy.shape]
+        whole[axis] = (start, stop, 1)
+        parts.append(getitem(dy, key=tuple(whole)))
+        start = stop
+    return tuple(parts)
+
+
+def concatenate(xs: Sequence[Any], axis: int = -1) -> Tensor:
+    """Return tensors one after the other along an axis.
+
+    Along the rows of the batch each rank joins its own, so that the order of rows between ranks is not promised.
+
+    Raises:
+        ConfigError: their other lengths differ, or there are none.
+    """
+    tensors = as_tensors(list(xs))
+    if not tensors:
+        raise ConfigError("concatenate: no tensors")
+    (place,) = normalized_axes(axis, tensors[0].ndim)
+    rests = {(*one.shape[:place], *one.shape[place + 1 :]) for one in tensors}
+    if len(rests) > 1 or len({one.ndim for one in tensors}) > 1:
+        shapes = ", ".join(str(tuple(map(int, one.shape))) for one in tensors)
+        raise ConfigError(f"shapes {shapes} cannot be concatenated along axis {axis}")
+    return concatenate_along(*tensors, axis=place)
+
+
+def stack(xs: Sequence[Any], axis: int = 0) -> Tensor:
+    """Return tensors of one shape beside each other along a new axis."""
+    return concatenate([expand_dims(one, axis) for one in xs], axis)

@@ -1,0 +1,165 @@
+"""Sums, means and extremes over axes. Over the rows of the batch they are those of the whole batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.ops.elementwise import cast, equal, exp, log, sqrt, square
+from dptrain.ops.manipulation import broadcast_to, reshape
+from dptrain.ops.sharing import Axes, common_dtype
+from dptrain.program.shapes import Shape, normalized_axes, size
+from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
+
+
+def _reduced_shape(shape: Shape, *, axes: tuple[int, ...], keepdims: bool) -> Shape:
+    if keepdims:
+        return tuple(1 if axis in axes else length for axis, length in enumerate(shape))
+    return tuple(length for axis, length in enumerate(shape) if axis not in axes)
+
+
+def _sharing(over: Any) -> Any:
+    def sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+        (axis,) = axes
+        if axis is None:
+            return Sharing((None,), None)
+        if axis in attributes["axes"]:
+            return Sharing((axis,), over)
+        left_out = 0 if attributes["keepdims"] else len([one for one in attributes["axes"] if one < axis])
+        return Sharing((axis,), axis - left_out)
+
+    return sharing
+
+
+def _sum_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
+    return np.int64 if dtype.kind == "b" else dtype
+
+
+@op(shape=_reduced_shape, sharing=_sharing("sum"), dtype=_sum_dtype, linear="each")
+def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Array:
+    """The sum over axes."""
+    return np.asarray(np.sum(x, axis=axes, keepdims=keepdims))
+
+
+@reduce_sum.gradient
+def _reduce_sum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return _spread(dy, x, y)
+
+
+@op(shape=_reduced_shape, sharing=_sharing("max"), dtype=common_dtype)
+def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Array:
+    """The greatest element over axes; of no elements the least number that there is."""
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    return np.asarray(np.max(x, axis=axes, keepdims=keepdims, initial=lowest))
+
+
+@reduce_max.gradient
+def _reduce_max(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    """Elements that are equally great share the gradient, as in JAX and PyTorch's `amax`."""
+    axes = y.attributes["axes"]
+    chosen = cast(equal(x, _spread(y, x, y)), dy.dtype)
+    return _spread(dy, x, y) * chosen / _spread(reduce_sum(chosen, axes=axes, keepdims=y.attributes["keepdims"]), x, y)
+
+
+def _spread(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return what belongs to the output y of a reduction of x in the shape of x."""
+    kept = tuple(1 if axis in y.attributes["axes"] else length for axis, length in enumerate(x.shape))
+    return broadcast_to(reduced if y.attributes["keepdims"] else reshape(reduced, kept), x.shape)
+
+
+def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the sum over axes, of the whole batch where rows are among them.
+
+    Args:
+        x: a tensor or an array.
+        axis: one or several; None means all.
+        keepdims: keep the axes with length 1.
+
+    Raises:
+        ConfigError: there is no such axis.
+    """
+    (tensor,) = as_tensors([x])
+    return reduce_sum(tensor, axes=normalized_axes(axis, tensor.ndim), keepdims=bool(keepdims))
+
+
+def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the mean over axes, as `sum`; NaN of nothing."""
+    (tensor,) = as_tensors([x])
+    tensor = tensor if tensor.dtype.kind == "f" else cast(tensor, "float32")
+    count = size(tensor.shape[one] for one in normalized_axes(axis, tensor.ndim))
+    return sum(tensor, axis, keepdims) / float(count)
+
+
+def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the mean of the squared distances from the mean over axes, as `sum`."""
+    (tensor,) = as_tensors([x])
+    return mean(square(tensor - mean(tensor, axis, keepdims=True)), axis, keepdims)
+
+
+def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the root of `var`."""
+    return sqrt(var(x, axis, keepdims))
+
+
+def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the greatest element over axes, as `sum`."""
+    (tensor,) = as_tensors([x])
+    return reduce_max(tensor, axes=normalized_axes(axis, tensor.ndim), keepdims=bool(keepdims))
+
+
+def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the least element over axes, as `sum`."""
+    (tensor,) = as_tensors([x])
+    return -max(-tensor, axis, keepdims)
+
+
+def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return log(sum(e^x)) over axes, without overflow."""
+    (tensor,) = as_tensors([x])
+    greatest = max(tensor, axis, keepdims=True)
+    summed = sum(exp(tensor - greatest), axis, keepdims=True)
+    result = log(summed) + greatest
+    return (
+        result
+        if keepdims
+        else reshape(result, _reduced_shape(tensor.shape, axes=normalized_axes(axis, tensor.ndim), keepdims=False))
+    )
+
+
+def softmax(x: Any, axis: int = -1) -> Tensor:
+    """Return e^x over its sum along an axis, without overflow."""
+    (tensor,) = as_tensors([x])
+    powers = exp(tensor - max(tensor, axis, keepdims=True))
+    return powers / sum(powers, axis, keepdims=True)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Tensor:
+    """Return the logarithm of `softmax`, exact where that is nearly 0."""
+    (tensor,) = as_tensors([x])
+    return tensor - logsumexp(tensor, axis, keepdims=True)
+
+
+def _argmax_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    (axis,) = axes
+    over = attributes["axis"]
+    return Sharing((None if axis == over else axis,), None if axis is None else axis - (axis > over))
+
+
+@op(
+    shape=lambda shape, *, axis: tuple(length for one, length in enumerate(shape) if one != axis),
+    sharing=_argmax_sharing,
+    dtype=lambda dtype, *, axis: np.int64,
+)
+def argmax_along(x: Array, *, axis: int) -> Array:
+    """The place of the greatest element along an axis, the first of equal ones."""
+    return np.asarray(np.argmax(x, axis=axis))
+
+
+def argmax(x: Any, axis: int = -1) -> Tensor:
+    """Return the place of the greatest element along an axis (int64), the first of equal ones."""
+    (tensor,) = as_tensors([x])
+    return argmax_along(tensor, axis=normalized_axes(axis, tensor.ndim)[0])
+
+
+__all__ = ["argmax", "log_softmax", "logsumexp", "max", "mean", "min", "softmax", "std", "sum", "var"]

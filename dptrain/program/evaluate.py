@@ -1,0 +1,78 @@
+"""Executing a program op by op with NumPy: the plainest executor, which says what the faster ones must compute."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError
+from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
+from dptrain.program.program import Program
+from dptrain.program.shapes import Rows, local
+from dptrain.program.tensor import Array, Tensor
+
+
+def evaluate(
+    program: Program,
+    values: Mapping[str, Any],
+    *,
+    rows: int | None = None,
+    first_row: int = 0,
+    comm: Communicator | None = None,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return what comes out of a program, and the new values of its state. Collective where it is a placed one.
+
+    Args:
+        program: what is executed.
+        values: of its inputs, by name: this rank's rows of what is sharded.
+        rows: of the global batch that this rank has; None for all.
+        first_row: the global number of the first of them.
+        comm: the ranks; None for one.
+
+    Raises:
+        ConfigError: an input is missing or has another shape.
+    """
+    found: dict[int, Array] = {}
+    for name, one in program.inputs.items():
+        if name not in values:
+            raise ConfigError(f"input {name!r} is missing")
+        array = np.asarray(values[name], one.dtype)
+        expected = one.shape if rows is None else local(one.shape, rows)
+        if array.shape != tuple(expected):
+            raise ConfigError(f"input {name!r} has shape {array.shape}: expected {tuple(map(int, expected))}")
+        found[id(one)] = array
+    for tensor in program.tensors:
+        if id(tensor) not in found:
+            found[id(tensor)] = _value(tensor, [found[id(one)] for one in tensor.inputs], rows, first_row, comm)
+    outputs = {name: found[id(one)] for name, one in program.outputs.items()}
+    return outputs, {name: found[id(one)] for name, one in program.updates.items()}
+
+
+def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int, comm: Communicator | None) -> Array:
+    if tensor.op is None:
+        return tensor.numpy()
+    if tensor.op is ALL_REDUCE:
+        return _all_reduced(inputs[0], tensor.attributes["over"], comm)
+    if tensor.op is OWN_ROWS:
+        axis = tensor.attributes["axis"]
+        length = tensor.shape[axis]
+        if rows is None:
+            return inputs[0]
+        assert isinstance(length, Rows)
+        own = slice(first_row * length.scale, (first_row + rows) * length.scale)
+        return np.asarray(inputs[0][(slice(None),) * axis + (own,)])
+    return tensor.op.execute(inputs, tensor, rows)
+
+
+def _all_reduced(array: Array, over: str, comm: Communicator | None) -> Array:
+    if comm is None or comm.size == 1:
+        return array
+    result = np.ascontiguousarray(array).copy()
+    if over == "max":
+        parts = np.zeros((comm.size, *array.shape), array.dtype)
+        parts[comm.rank] = array
+        comm.allreduce_sum(parts)
+        return np.asarray(parts.max(axis=0))
+    comm.allreduce_sum(result)
+    return result

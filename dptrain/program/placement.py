@@ -1,0 +1,252 @@
+"""Where tensors lie on the ranks: a program of the whole batch becomes one that each rank executes on its own rows.
+
+A tensor is *replicated* (every rank has it), *sharded* (a rank has its rows, along one axis) or *partial* (a rank has a
+summand; the value is the sum over the ranks). The batch comes in sharded, the state replicated. Each op says along
+which axes it can be shared out (`Op.sharing`) and in what it is linear (`Op.linear`); the rest follows:
+
+- sums over the sharded axis are partial;
+- what is linear in a partial tensor, with all else replicated, is partial again;
+- any other use of a partial tensor needs its sum: an all-reduce goes in there, as late as linearity allows;
+- a replicated tensor that meets rows is cut to the rank's own rows.
+
+A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
+divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
+message.
+
+Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization for ML computation graphs",
+arXiv:2105.04663, and DTensor of PyTorch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.program.program import Program
+from dptrain.program.shapes import Rows, Shape, row_axis, size
+from dptrain.program.tensor import OPS, Op, Sharing, Tensor
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a tensor lies.
+
+    Attributes:
+        axis: along which it is sharded, or None.
+        partial: how the ranks' parts make the value, or None where they do not have to.
+    """
+
+    axis: int | None = None
+    partial: Literal["sum", "max"] | None = None
+
+    def __str__(self) -> str:
+        if self.partial:
+            return "partial" if self.partial == "sum" else f"partial {self.partial}"
+        return "replicated" if self.axis is None else f"sharded {self.axis}"
+
+
+REPLICATED = Placement()
+PARTIAL = Placement(partial="sum")
+
+
+def _keep_shape(shape: Shape, **attributes: Any) -> Shape:
+    return shape
+
+
+def _keep_dtype(dtype: np.dtype[Any], **attributes: Any) -> np.dtype[Any]:
+    return dtype
+
+
+def _not_shared(*arguments: Any) -> Sharing:
+    raise AssertionError("ops of a placed program are not placed again")
+
+
+def _on_one_rank(x: Any, **attributes: Any) -> Any:
+    return x
+
+
+# The two ops that a placed program has besides those of its source; `evaluate` carries them out.
+ALL_REDUCE = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype)
+ALL_REDUCE.name = "all_reduce"
+OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype)
+OWN_ROWS.name = "own_rows"
+
+
+@dataclass(frozen=True)
+class PlacedProgram(Program):
+    """A program for one of several ranks.
+
+    Attributes:
+        placements: of every tensor, by its `id`.
+    """
+
+    placements: Mapping[int, Placement]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a rank has of a tensor.
+
+    Attributes:
+        tensor: of the placed program.
+        placement: of `tensor`.
+        divisor: a partial number by whose sum `tensor` is still to be divided, or None.
+    """
+
+    tensor: Tensor
+    placement: Placement
+    divisor: Tensor | None = None
+
+
+def place(program: Program) -> PlacedProgram:
+    """Return the program of one rank.
+
+    Args:
+        program: inputs whose shape counts rows come in sharded, the others replicated. What comes out is replicated,
+            but for outputs whose shape counts rows, of which each rank has its own.
+
+    Raises:
+        ConfigError: an op needs the rows of all ranks at once.
+    """
+    placing = _Placing()
+    for tensor in program.tensors:
+        placing.add(tensor)
+    outputs = {name: placing.finished(one) for name, one in program.outputs.items()}
+    updates = {name: placing.finished(one) for name, one in program.updates.items()}
+    return PlacedProgram(program.inputs, outputs, updates, placing.placements)
+
+
+class _Placing:
+    """The work of `place`."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, _Part] = {}
+        self.placements: dict[int, Placement] = {}
+        self._reduced: dict[int, Tensor] = {}
+        self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
+
+    def add(self, tensor: Tensor) -> None:
+        """Place a tensor, whose inputs have been placed."""
+        if tensor.op is None:
+            axis = row_axis(tensor.shape) if tensor.value is None else None
+            self.parts[id(tensor)] = self._note(tensor, Placement(axis))
+        else:
+            self.parts[id(tensor)] = self._place(tensor.op, tensor, [self.parts[id(one)] for one in tensor.inputs])
+
+    def finished(self, tensor: Tensor) -> Tensor:
+        """Return a result as it is handed out: summed and divided."""
+        return self._whole(self.parts[id(tensor)]).tensor
+
+    def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
+        if op is OPS["divide"] and self._can_wait(tensor, *parts):
+            return self._note(parts[0].tensor, parts[0].placement, self._number(parts[1]))
+        parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]
+        divisor = self._common_divisor(op, parts)
+        parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
+        axes = [one.placement.axis for one in parts]
+        sharing = op.sharing([one.shape for one in tensor.inputs], axes, tensor.shape, tensor.attributes)
+        if all(axis is None for axis in (*axes, *sharing.inputs, sharing.output)):
+            parts, placement = self._linear(op, parts)
+        else:
+            rows = next(n for one in (tensor, *tensor.inputs) for n in one.shape if isinstance(n, Rows))
+            parts = [
+                self._sharded(op, self._whole(one), axis, rows) for one, axis in zip(parts, sharing.inputs, strict=True)
+            ]
+            partial = sharing.output if isinstance(sharing.output, str) else None
+            placement = Placement(None if isinstance(sharing.output, str) else sharing.output, partial)
+        return self._note(self._made(op, parts, tensor), placement, divisor)
+
+    def _linear(self, op: Op, parts: list[_Part]) -> tuple[list[_Part], Placement]:
+        """Return the inputs of an op of whole tensors, and where its output lies: partial where it is linear in one."""
+        partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
+        if partial and op.linear is not None:
+            linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
+            if op.linear == "joint" and partial == list(linear_in):
+                return parts, PARTIAL
+            candidates = [number for number in partial if number in linear_in]
+            if op.linear == "each" and candidates:
+                keep = max(candidates, key=lambda number: size(parts[number].tensor.shape))
+                return [one if number == keep else self._whole(one) for number, one in enumerate(parts)], PARTIAL
+        return [self._whole(one) for one in parts], REPLICATED
+
+    def _can_wait(self, tensor: Tensor, numerator: _Part, denominator: _Part) -> bool:
+        """Whether a division can wait for its divisor's sum: by a number, of something that is not yet divided."""
+        return (
+            denominator.placement == PARTIAL
+            and denominator.divisor is None
+            and size(denominator.tensor.shape) == 1
+            and numerator.divisor is None
+            and numerator.tensor.shape == tensor.shape
+        )
+
+    def _number(self, part: _Part) -> Tensor:
+        """Return a partial tensor of one element without dimensions, so that it divides whatever becomes of the quotient."""
+        if part.tensor.shape == ():
+            return part.tensor
+        made = Tensor(OPS["reshape_to"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
+        return self._note(made, PARTIAL).tensor
+
+    def _common_divisor(self, op: Op, parts: list[_Part]) -> Tensor | None:
+        """Return the divisor that an op's output can take over from its inputs, or None."""
+        divisors = [one.divisor for one in parts]
+        known = [number for number, one in enumerate(divisors) if one is not None]
+        linear_in = list(range(len(parts)) if op.linear_in is None else op.linear_in)
+        if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
+            return divisors[known[0]]
+        if op.linear == "joint" and known == linear_in and len({id(one) for one in divisors if one is not None}) == 1:
+            return divisors[known[0]]
+        return None
+
+    def _divided(self, part: _Part) -> _Part:
+        """Return a part without a divisor that waits."""
+        if part.divisor is None:
+            return part
+        whole = part if part.placement.partial is None else self._reduce(part)
+        by = self._reduce(_Part(part.divisor, PARTIAL))
+        made = Tensor(OPS["divide"], (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
+        return self._note(made, whole.placement)
+
+    def _whole(self, part: _Part) -> _Part:
+        """Return a part that is not partial, and not to be divided."""
+        part = self._divided(part)
+        return part if part.placement.partial is None else self._reduce(part)
+
+    def _reduce(self, part: _Part) -> _Part:
+        """Return the sum of a partial tensor; made once, however often it is used."""
+        made = self._reduced.get(id(part.tensor))
+        if made is None:
+            attributes = {"over": part.placement.partial}
+            made = Tensor(ALL_REDUCE, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
+            self._reduced[id(part.tensor)] = made
+        return self._note(made, REPLICATED)
+
+    def _sharded(self, op: Op, part: _Part, axis: int | None, rows: Rows) -> _Part:
+        """Return a part sharded along an axis, or whole for None.
+
+        Raises:
+            ConfigError: it is sharded otherwise.
+        """
+        if part.placement.axis == axis:
+            return part
+        if part.placement.axis is not None or axis is None:
+            raise ConfigError(
+                f"op {op.name!r} needs the rows of all ranks at once, of a tensor that is {part.placement} in shape "
+                f"{tuple(map(int, part.tensor.shape))}: not supported"
+            )
+        shape = list(part.tensor.shape)
+        shape[axis] = Rows(rows.rows, shape[axis] // rows.rows) if rows.rows else rows
+        made = Tensor(OWN_ROWS, (part.tensor,), {"axis": axis}, tuple(shape), part.tensor.dtype)
+        return self._note(made, Placement(axis))
+
+    def _made(self, op: Op, parts: list[_Part], tensor: Tensor) -> Tensor:
+        inputs = [one.tensor for one in parts]
+        if all(new is old for new, old in zip(inputs, tensor.inputs, strict=True)):
+            return tensor
+        return Tensor(op, inputs, tensor.attributes, tensor.shape, tensor.dtype, name=tensor.name)
+
+    def _note(self, tensor: Tensor, placement: Placement, divisor: Tensor | None = None) -> _Part:
+        self.placements[id(tensor)] = placement
+        self._kept.append(tensor)
+        return _Part(tensor, placement, divisor)

@@ -1,0 +1,109 @@
+"""Lengths and shapes. The number of rows of a batch is marked, so that a shape says what ranks share out."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dptrain.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+
+class Rows(int):
+    """A length that counts rows of the global batch: `scale` for each of them.
+
+    It computes as the int that it is. Sums and multiples of it are still marked, so that `ones((2 * n, 1))` is shared
+    out among the ranks as the rows are; what is not proportional to the rows any more, such as `n + 1`, is a plain int.
+
+    Args:
+        rows: of the global batch.
+        scale: how many elements each row stands for.
+
+    Attributes:
+        scale: as above.
+    """
+
+    scale: int
+
+    def __new__(cls, rows: int, scale: int = 1) -> "Rows":
+        """Return the length; an int is made here, not in `__init__`."""
+        made = super().__new__(cls, rows * scale)
+        made.scale = scale
+        return made
+
+    @property
+    def rows(self) -> int:
+        """The rows of the global batch."""
+        return int(self) // self.scale if self.scale else 0
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, int) and not isinstance(other, Rows) and other > 0:
+            return Rows(self.rows, self.scale * other)
+        return int(self) * other
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Any) -> Any:
+        if isinstance(other, int) and not isinstance(other, Rows) and other > 0 and self.scale % other == 0:
+            return Rows(self.rows, self.scale // other)
+        return int(self) // int(other)
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Rows) and other.rows == self.rows:
+            return Rows(self.rows, self.scale + other.scale)
+        return self if other == 0 else int(self) + other
+
+    def __radd__(self, other: Any) -> Any:
+        return self + other
+
+    def __sub__(self, other: Any) -> Any:
+        if isinstance(other, Rows) and other.rows == self.rows and self.scale > other.scale:
+            return Rows(self.rows, self.scale - other.scale)
+        return self if other == 0 else int(self) - other
+
+
+def local(shape: Iterable[int], rows: int) -> Shape:
+    """Return a shape as a rank sees it that has `rows` rows of the batch."""
+    return tuple(n.scale * rows if isinstance(n, Rows) else n for n in shape)
+
+
+def row_axis(shape: Shape) -> int | None:
+    """Return the first axis that counts rows, or None."""
+    return next((axis for axis, length in enumerate(shape) if isinstance(length, Rows)), None)
+
+
+def size(shape: Iterable[int]) -> int:
+    """Return the number of elements."""
+    return math.prod(int(n) for n in shape)
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the shape to which NumPy broadcasts; a length that counts rows stays marked.
+
+    Raises:
+        ConfigError: the shapes do not go together.
+    """
+    rank = max(map(len, shapes), default=0)
+    result = []
+    for axis in range(-rank, 0):
+        lengths = [shape[axis] for shape in shapes if len(shape) >= -axis]
+        long = [n for n in lengths if n != 1 or isinstance(n, Rows)] or lengths
+        if len({int(n) for n in long}) > 1:
+            raise ConfigError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
+        result.append(next((n for n in lengths if isinstance(n, Rows) and n == long[0]), long[0]))
+    return tuple(result)
+
+
+def normalized_axes(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Return axes as rising numbers from 0; None means all.
+
+    Raises:
+        ConfigError: there is no such axis, or one is named twice.
+    """
+    if axis is None:
+        return tuple(range(rank))
+    given = [axis] if isinstance(axis, int) else list(axis)
+    axes = sorted(one + rank if one < 0 else one for one in given)
+    if any(not 0 <= one < rank for one in axes) or len(set(axes)) < len(axes):
+        raise ConfigError(f"axis = {axis}: expected different axes of {rank} dimensions")
+    return tuple(axes)

@@ -1,0 +1,440 @@
+"""Tensors and ops: an op is a record of functions, and calling one on tensors gives the tensor that it makes.
+
+Outside a trace an op is executed when it is called (*eager*). Inside one (`tracing`), what depends on a placeholder is
+only written down: the tensors that a function returns then know by which ops they are made, which is all that a program
+is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.program.shapes import Rows, Shape, local
+
+Array = npt.NDArray[Any]
+DType = np.dtype[Any]
+# How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
+# f(b, d), "each" for linear in one input while the others stand still.
+Linear = Literal["joint", "each"]
+
+# The floating-point type of Python's numbers and of what is not told (Keras' floatx).
+FLOATX = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Along which axis each input of an op must be sharded, None for whole, and what then comes out.
+
+    Attributes:
+        inputs: an axis or None for each input.
+        output: the axis along which the output is sharded, None where it is whole, "sum" or "max" where each rank has
+            a summand or a candidate.
+    """
+
+    inputs: tuple[int | None, ...]
+    output: int | Literal["sum", "max"] | None
+
+
+# Of the shapes of the inputs, the axes along which they are sharded, the output's shape and the op's attributes.
+SharingRule = Callable[[Sequence[Shape], Sequence[int | None], Shape, Mapping[str, Any]], Sharing]
+
+
+class Op:
+    """One entry of the vocabulary. `dptrain.ops` has them by family; how to write one is in `docs/program.md`.
+
+    Args:
+        compute: the NumPy function of the inputs' arrays, and of the attributes by keyword.
+        shape: the output's shape, of the inputs' shapes and the attributes.
+        sharing: how inputs that are sharded by rows make the output.
+        dtype: the output's type, of the inputs' types and the attributes.
+        linear: see `Linear`; None for an op that is not.
+        linear_in: the inputs in which it is linear; by default all.
+        is_view: the output shares the input's memory.
+
+    Attributes:
+        name: of the NumPy function.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., Array],
+        shape: Callable[..., Shape],
+        sharing: SharingRule,
+        dtype: Callable[..., npt.DTypeLike],
+        linear: Linear | None = None,
+        linear_in: tuple[int, ...] | None = None,
+        is_view: bool = False,
+    ) -> None:
+        self.name = compute.__name__
+        self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
+        self.linear, self.linear_in, self.is_view = linear, linear_in, is_view
+        self.gradient_rule: Callable[..., Any] | None = None
+        self.__doc__ = compute.__doc__
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __call__(self, *inputs: Any, **attributes: Any) -> "Tensor":
+        """Return the op's output for tensors, arrays and numbers.
+
+        Raises:
+            ConfigError: the inputs do not go together.
+        """
+        tensors = as_tensors(inputs)
+        shape = self.shape(*(one.shape for one in tensors), **attributes)
+        dtype = np.dtype(self.dtype(*(one.dtype for one in tensors), **attributes))
+        made = Tensor(self, tensors, attributes, shape, dtype)
+        traced = is_tracing()
+        if any(one.value is None for one in tensors) or (traced and any(isinstance(n, Rows) for n in shape)):
+            return made
+        made.value = self.execute([one.value for one in tensors], made)
+        # In a trace it is the same at every execution: a constant.
+        return Tensor(None, (), {}, shape, dtype, made.value) if traced else made
+
+    def execute(self, arrays: Sequence[Any], made: "Tensor", rows: int | None = None) -> Array:
+        """Return the output of these inputs.
+
+        Args:
+            arrays: the inputs, as a rank holds them.
+            made: the tensor that is computed.
+            rows: of the batch that the rank has; None for all.
+        """
+        attributes = made.attributes
+        if rows is not None:
+            attributes = {name: _local(value, rows) for name, value in attributes.items()}
+        return np.asarray(self.compute(*arrays, **attributes)).astype(made.dtype, copy=False)
+
+    def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the gradient: `rule(made, dy, *inputs)` returns a tensor or None for each input, written in ops."""
+        self.gradient_rule = rule
+        return rule
+
+
+def _local(value: Any, rows: int) -> Any:
+    if isinstance(value, tuple):
+        return (
+            tuple(_local(one, rows) for one in value)
+            if any(isinstance(n, tuple) for n in value)
+            else local(value, rows)
+        )
+    return value.scale * rows if isinstance(value, Rows) else value
+
+
+# All ops by name: the generic tests run over them, and a tensor's operators find theirs here.
+OPS: dict[str, Op] = {}
+
+
+def op(**record: Any) -> Callable[[Callable[..., Array]], Op]:
+    """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`."""
+
+    def make(compute: Callable[..., Array]) -> Op:
+        made = OPS[compute.__name__] = Op(compute, **record)
+        return made
+
+    return make
+
+
+class Operand:
+    """What can stand in an expression: tensors, and variables, which mean their value."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # `array * tensor` is the tensor's to compute
+
+    def __add__(self, other: Any) -> "Tensor":
+        return OPS["add"](self, other)
+
+    def __radd__(self, other: Any) -> "Tensor":
+        return OPS["add"](other, self)
+
+    def __sub__(self, other: Any) -> "Tensor":
+        return OPS["subtract"](self, other)
+
+    def __rsub__(self, other: Any) -> "Tensor":
+        return OPS["subtract"](other, self)
+
+    def __mul__(self, other: Any) -> "Tensor":
+        return OPS["multiply"](self, other)
+
+    def __rmul__(self, other: Any) -> "Tensor":
+        return OPS["multiply"](other, self)
+
+    def __truediv__(self, other: Any) -> "Tensor":
+        return OPS["divide"](self, other)
+
+    def __rtruediv__(self, other: Any) -> "Tensor":
+        return OPS["divide"](other, self)
+
+    def __pow__(self, other: Any) -> "Tensor":
+        return OPS["power"](self, other)
+
+    def __matmul__(self, other: Any) -> "Tensor":
+        return OPS["matmul_of_matrices"](self, other)
+
+    def __rmatmul__(self, other: Any) -> "Tensor":
+        return OPS["matmul_of_matrices"](other, self)
+
+    def __neg__(self) -> "Tensor":
+        return OPS["negative"](self)
+
+    def __lt__(self, other: Any) -> "Tensor":
+        return OPS["less"](self, other)
+
+    def __le__(self, other: Any) -> "Tensor":
+        return OPS["less_equal"](self, other)
+
+    def __gt__(self, other: Any) -> "Tensor":
+        return OPS["greater"](self, other)
+
+    def __ge__(self, other: Any) -> "Tensor":
+        return OPS["greater_equal"](self, other)
+
+    def __getitem__(self, key: Any) -> "Tensor":
+        return OPS["getitem"](self, key=_slices(key, as_tensors([self])[0].shape))
+
+
+class Tensor(Operand):
+    """What an op returns: a shape, a type, the op and its inputs; and a value, unless it waits for a placeholder.
+
+    Attributes:
+        op: what makes it; None for constants, placeholders and variables.
+        inputs: of the op.
+        attributes: of the op.
+        shape: lengths; those that count rows of the batch are `Rows`.
+        dtype: of the elements.
+        value: the elements, or None inside a trace.
+        name: of a placeholder or a variable, for messages.
+        variable: whose value it is, or None.
+    """
+
+    __slots__ = ("__weakref__", "attributes", "dtype", "inputs", "name", "op", "shape", "value", "variable")
+
+    def __init__(
+        self,
+        op: Op | None,
+        inputs: Sequence["Tensor"],
+        attributes: Mapping[str, Any],
+        shape: Shape,
+        dtype: DType,
+        value: Array | None = None,
+        name: str = "",
+    ) -> None:
+        self.op, self.inputs, self.attributes = op, tuple(inputs), dict(attributes)
+        self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
+        self.variable: Variable | None = None
+
+    @property
+    def grad(self) -> "Tensor | None":
+        """Of the variable whose value it is, see `Variable.grad`."""
+        return None if self.variable is None else self.variable.grad
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def numpy(self) -> Array:
+        """Return the value.
+
+        Raises:
+            ConfigError: inside a trace there is none.
+        """
+        if self.value is None:
+            raise ConfigError(
+                f"the value of {self} is asked for while a step is traced, which runs once for all batches: compute "
+                "with ops (where, maximum, ...) instead of Python's if, or compile with run_eagerly=True"
+            )
+        return self.value
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype) if copy else np.asarray(self.numpy(), dtype)
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        made = self.name or (self.op.name if self.op else "constant")
+        return f"<tensor {made} {tuple(map(int, self.shape))} {self.dtype.name}>"
+
+    __hash__ = object.__hash__
+
+    def backward(self, gradient: Any = None) -> None:
+        """Add the gradient of this tensor (of its sum, if it is not a single number) to the `grad` of its variables.
+
+        Args:
+            gradient: of something in this tensor; ones by default.
+        """
+        from dptrain.program.gradient import backward
+
+        backward(self, gradient)
+
+
+def _slices(key: Any, shape: Shape) -> tuple[tuple[int, int, int] | int, ...]:
+    """Return an index of slices and integers as (start, stop, step) or a position for each axis."""
+    given = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in given:
+        at = given.index(Ellipsis)
+        given[at : at + 1] = [slice(None)] * (len(shape) - len(given) + 1)
+    given += [slice(None)] * (len(shape) - len(given))
+    if len(given) > len(shape):
+        raise ConfigError(f"{len(given)} indices for {len(shape)} dimensions")
+    found: list[tuple[int, int, int] | int] = []
+    for one, length in zip(given, shape, strict=True):
+        if isinstance(one, slice):
+            start, stop, step = one.start, one.stop, 1 if one.step is None else one.step
+            if step < 1:
+                raise ConfigError(f"not supported: a slice with step {step}")
+            start = 0 if start is None else start if start >= 0 else max(length + start, 0)
+            stop = length if stop is None else stop if stop >= 0 else length + stop
+            found.append((min(start, length), max(min(stop, length), min(start, length)), step))
+        elif isinstance(one, int):
+            if not -length <= one < length:
+                raise ConfigError(f"index {one} is out of range for a length of {int(length)}")
+            found.append(one % length)
+        else:
+            raise ConfigError(f"not supported: index {one!r}; slices and integers are, and the op `take`")
+    return tuple(found)
+
+
+def as_tensors(inputs: Sequence[Any]) -> list[Tensor]:
+    """Return tensors of tensors, variables, arrays and numbers; Python's numbers take the type of what they meet."""
+    typed = [one.tensor if isinstance(one, Variable) else one for one in inputs]
+    met = [one.dtype for one in typed if isinstance(one, Tensor | np.ndarray | np.generic)]
+    floats = [dtype for dtype in met if dtype.kind == "f"]
+    found = []
+    for one in typed:
+        if isinstance(one, Tensor):
+            found.append(one)
+            continue
+        dtype = None
+        if isinstance(one, float):
+            dtype = max(floats, default=FLOATX)
+        elif isinstance(one, int) and not isinstance(one, bool) and met:
+            dtype = np.result_type(*met) if np.result_type(*met) != np.bool_ else None
+        found.append(constant(one, dtype))
+    return found
+
+
+def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a tensor of a value that is known."""
+    if isinstance(value, Tensor):
+        return value
+    array = np.asarray(value, dtype)
+    if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+        array = array.astype(FLOATX)
+    if array.dtype.kind not in "fiub":
+        raise ConfigError(f"a tensor of {array.dtype}: expected real numbers")
+    return Tensor(None, (), {}, array.shape, array.dtype, array)
+
+
+class Variable(Operand):
+    """A tensor that stays from step to step: a weight, a slot of an optimizer, a metric's total, a seed.
+
+    Inside a trace `assign` is written down; the program then has the new value among its outputs.
+
+    Args:
+        value: the first.
+        name: for messages and files.
+        trainable: whether it has a gradient.
+
+    Attributes:
+        name: as above.
+        trainable: as above.
+        tensor: what reading it gives.
+        grad: what `backward` has added up since it was last set to None.
+    """
+
+    def __init__(self, value: Any, name: str = "variable", trainable: bool = True) -> None:
+        self.name, self.trainable = name, trainable
+        self.grad: Tensor | None = None
+        self.tensor = self._own(constant(value))
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """Return a tensor as this variable's; one with a value forgets how it was made, or steps would pile up."""
+        if tensor.value is not None:
+            tensor = Tensor(None, (), {}, tensor.shape, tensor.dtype, tensor.value, self.name)
+            tensor.variable = self
+        return tensor
+
+    @property
+    def value(self) -> Tensor:
+        """What reading it gives now."""
+        return self.tensor
+
+    @property
+    def shape(self) -> Shape:
+        """Of the value."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Of the value."""
+        return self.tensor.dtype
+
+    def numpy(self) -> Array:
+        """Return the value; as `Tensor.numpy`."""
+        return self.tensor.numpy()
+
+    def assign(self, value: Any) -> None:
+        """Give it a new value of the same shape.
+
+        Raises:
+            ConfigError: the shape is another.
+        """
+        found = as_tensors([value])[0]
+        if found.shape != self.shape:
+            raise ConfigError(f"variable {self.name!r} has shape {self.shape}; assigned shape {found.shape}")
+        if found.dtype != self.dtype:
+            found = OPS["cast_to"](found, dtype=self.dtype.name)
+        self.tensor = self._own(found)
+
+    def __repr__(self) -> str:
+        return f"<variable {self.name} {self.shape} {self.dtype.name}>"
+
+
+_traces: ContextVar[bool] = ContextVar("tracing", default=False)
+
+
+def is_tracing() -> bool:
+    """Whether ops are written down instead of executed."""
+    return _traces.get()
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Write down the ops that are called in this context, where they depend on placeholders or on the rows."""
+    token = _traces.set(True)
+    try:
+        yield
+    finally:
+        _traces.reset(token)
+
+
+def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variable | None = None) -> Tensor:
+    """Return a tensor whose value comes with each execution.
+
+    Args:
+        shape: lengths, those that count rows as `Rows`.
+        dtype: of its elements.
+        name: under which the value comes.
+        variable: whose value it is.
+    """
+    made = Tensor(None, (), {}, shape, np.dtype(dtype), None, name)
+    made.variable = variable
+    return made

@@ -1,0 +1,92 @@
+"""What every op is tried with: the generic tests run over `OPS`, and a new op without cases fails them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Rng = np.random.Generator
+ROWS = 5
+
+
+def normal(*shape: int) -> Callable[[Rng], np.ndarray]:
+    return lambda rng: rng.normal(size=shape)
+
+
+def positive(*shape: int) -> Callable[[Rng], np.ndarray]:
+    return lambda rng: rng.uniform(0.5, 2, shape)
+
+
+def flags(*shape: int) -> Callable[[Rng], np.ndarray]:
+    return lambda rng: rng.random(shape) < 0.5
+
+
+def places(length: int, *shape: int) -> Callable[[Rng], np.ndarray]:
+    return lambda rng: rng.integers(0, length, shape)
+
+
+class Case:
+    """Inputs of an op. `rows` is the axis of each input that counts rows of the batch, None for a whole one."""
+
+    def __init__(self, *inputs: Any, rows: tuple[int | None, ...] | None = None, **attributes: Any) -> None:
+        self.inputs, self.attributes = inputs, attributes
+        self.rows = (0,) + (None,) * (len(inputs) - 1) if rows is None else rows
+
+
+B = ROWS
+_PAIRS = [
+    Case(normal(B, 3), normal(B, 3), rows=(0, 0)),
+    Case(normal(B, 3), normal(3)),
+    Case(normal(B, 3), normal(B, 1), rows=(0, 0)),
+]
+_POSITIVE = [Case(positive(B, 3), positive(B, 3), rows=(0, 0)), Case(positive(3), positive(B, 3), rows=(None, 0))]
+_FLAGS = [Case(flags(B, 3), flags(3))]
+_ROOTS = [Case(positive(B, 3))]
+_ONE = [Case(normal(B, 3)), Case(normal(2, B), rows=(1,))]
+_SUMS = [
+    Case(normal(B, 3), axes=(0,), keepdims=False),
+    Case(normal(B, 3), axes=(0, 1), keepdims=True),
+    Case(normal(2, B, 3), axes=(0, 2), keepdims=False, rows=(1,)),
+    Case(normal(2, B), axes=(0,), keepdims=True, rows=(1,)),
+]
+
+CASES: dict[str, list[Case]] = {
+    **dict.fromkeys(("add", "subtract", "multiply", "maximum", "minimum"), _PAIRS),
+    **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"), _PAIRS),
+    **dict.fromkeys(("logical_and", "logical_or"), _FLAGS),
+    "logical_not": [Case(flags(B, 3))],
+    **dict.fromkeys(("divide", "power"), _POSITIVE),
+    "where": [Case(flags(B, 1), normal(B, 3), normal(3), rows=(0, 0, None))],
+    **dict.fromkeys(
+        ("negative", "absolute", "sign", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus"), _ONE
+    ),
+    **dict.fromkeys(("relu", "stop_gradient"), _ONE),
+    **dict.fromkeys(("log", "log1p", "sqrt"), _ROOTS),
+    "leaky_relu": [Case(normal(B, 3), negative_slope=0.3)],
+    "elu": [Case(normal(B, 3), alpha=0.7)],
+    "cast_to": [Case(normal(B, 3), dtype="float64")],
+    "full": [Case(shape=(3, 2), value=1.5, dtype="float64", rows=())],
+    "reduce_sum": _SUMS,
+    "reduce_max": _SUMS,
+    "argmax_along": [Case(normal(B, 3), axis=1), Case(normal(3, B), axis=0, rows=(1,))],
+    "reshape_to": [Case(normal(2, 6), shape=(3, 4), rows=(None,))],
+    "transpose_to": [Case(normal(B, 3, 2), axes=(1, 0, 2)), Case(normal(2, B, 3), axes=(2, 0, 1), rows=(1,))],
+    "broadcast_along": [Case(normal(3, 1), shape=(2, 3, 4), rows=(None,))],
+    "getitem": [Case(normal(2, 6), key=(1, (1, 6, 2)), rows=(None,))],
+    "put": [Case(normal(2, 3), key=((1, 3, 1), 0, (0, 3, 1)), shape=(4, 2, 3), rows=(None,))],
+    "concatenate_along": [
+        Case(normal(B, 3), normal(B, 2), axis=1, rows=(0, 0)),
+        Case(normal(2, 3), normal(1, 3), normal(2, 3), axis=0, rows=(None, None, None)),
+    ],
+    "matmul_of_matrices": [
+        Case(normal(B, 3), normal(3, 4)),
+        Case(normal(3, B), normal(B, 4), rows=(1, 0)),
+        Case(normal(2, 3), normal(3, B), rows=(None, 1)),
+        Case(normal(B, 2, 3), normal(B, 3, 2), rows=(0, 0)),
+        Case(normal(B, 2, 3), normal(3, 2)),
+        Case(normal(2, B, 3), normal(3, 2), rows=(1, None)),
+    ],
+    "take_rows": [Case(normal(4, 3), places(4, B, 2), rows=(None, 0))],
+    "add_rows": [Case(normal(B, 2, 3), places(4, B, 2), length=4, rows=(0, 0))],
+    "one_hot_last": [Case(places(4, B), classes=3, dtype="float64")],
+}

@@ -1,0 +1,115 @@
+"""Every op of the registry: gradients, types, traces, and the same on several ranks."""
+
+import numpy as np
+import pytest
+
+import dptrain.ops
+from dptrain.errors import ConfigError
+from dptrain.program.evaluate import evaluate
+from dptrain.program.gradient import gradients
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import OPS, constant
+from tests.unit.ops.cases import CASES, ROWS
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+ALL = [pytest.param(name, case, id=f"{name}-{n}") for name, cases in CASES.items() for n, case in enumerate(cases)]
+
+
+def inputs_of(case):
+    rng = np.random.default_rng(7)
+    return [make(rng) for make in case.inputs]
+
+
+def test_every_op_has_cases():
+    assert set(CASES) == set(OPS)
+
+
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_shape_and_type_are_those_of_the_value(name, case):
+    made = OPS[name](*inputs_of(case), **case.attributes)
+    bare = np.asarray(OPS[name].compute(*inputs_of(case), **case.attributes))
+    assert made.shape == bare.shape
+    assert made.numpy().dtype == made.dtype
+    np.testing.assert_array_equal(made.numpy(), bare)
+
+
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_gradient_by_central_differences(name, case):
+    arrays = inputs_of(case)
+    numbers = [n for n, array in enumerate(arrays) if array.dtype.kind == "f"]
+    sources = [constant(array) for array in arrays]
+    made = OPS[name](*sources, **case.attributes)
+    if made.dtype.kind != "f" or not numbers:
+        with pytest.raises(ConfigError, match="has no gradient"):
+            gradients(constant(np.arange(3)), [])
+        return
+    weights = np.random.default_rng(3).normal(size=made.shape)
+    found = gradients(made, [sources[n] for n in numbers], weights)
+
+    def value(changed):
+        return float(np.sum(OPS[name](*changed, **case.attributes).numpy() * weights))
+
+    for n, gradient in zip(numbers, found, strict=True):
+        expected = np.zeros_like(arrays[n])
+        for at in np.ndindex(arrays[n].shape):
+            ends = []
+            for step in (1e-6, -1e-6):
+                changed = [array.copy() for array in arrays]
+                changed[n][at] += step
+                ends.append(value(changed))
+            expected[at] = (ends[0] - ends[1]) / 2e-6
+        if name == "stop_gradient":
+            assert gradient is None
+        else:
+            result = np.zeros_like(arrays[n]) if gradient is None else gradient.numpy()
+            assert result.shape == arrays[n].shape
+            np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-7)
+
+
+def program_of(name, case):
+    """Return a step that computes the op and its gradients, and the values of its inputs."""
+    arrays = inputs_of(case)
+    specs, values = {}, {}
+    for n, (array, axis) in enumerate(zip(arrays, case.rows, strict=True)):
+        shape = list(array.shape)
+        if axis is not None:
+            shape[axis] = Rows(shape[axis])
+        specs[f"x{n}"], values[f"x{n}"] = (tuple(shape), array.dtype), array
+
+    def step(*xs):
+        made = OPS[name](*xs, **case.attributes)
+        numbers = [x for x in xs if x.dtype.kind == "f"]
+        if made.dtype.kind != "f" or not numbers:
+            return {"y": made}
+        loss = dptrain.ops.sum(made * made)
+        found = gradients(loss, numbers)
+        return {"y": made, "loss": loss} | {f"d{n}": one for n, one in enumerate(found) if one is not None}
+
+    return trace(step, specs), values
+
+
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_a_trace_has_the_bits_of_eager_execution(name, case):
+    program, values = program_of(name, case)
+    (outputs, _) = evaluate(program, values)
+    eager = OPS[name](*inputs_of(case), **case.attributes).numpy()
+    assert outputs["y"].tobytes() == eager.tobytes()
+
+
+@pytest.mark.parametrize("shards", [[ROWS], [2, 3], [0, 5], [2, 0, 3], [1, 1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_ranks_compute_what_one_computes(name, case, shards):
+    program, values = program_of(name, case)
+    whole, _ = evaluate(program, values)
+    placed = place(program)
+    axes = {f"x{n}": axis for n, axis in enumerate(case.rows)}
+    found, _ = run_on_ranks(placed, values, shards, axes)
+    starts = np.cumsum([0, *shards])
+    for rank, (outputs, _) in enumerate(found):
+        for key, expected in whole.items():
+            axis = placed.placements[id(placed.outputs[key])].axis
+            own = (slice(None),) * (axis or 0) + (slice(starts[rank], starts[rank + 1]),)
+            expected = expected if axis is None else expected[own]
+            np.testing.assert_allclose(outputs[key], expected, rtol=1e-12, atol=1e-12, err_msg=key)

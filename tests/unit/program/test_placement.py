@@ -1,0 +1,246 @@
+"""A step placed on several ranks computes what it computes on one, with as few messages as linearity allows."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.program.evaluate import evaluate
+from dptrain.program.explain import explain
+from dptrain.program.gradient import gradients
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+ROWS = 11
+SHARDS = [[11], [4, 4, 3], [0, 11], [6, 5], [5, 0, 1, 2, 3]]
+RNG = np.random.default_rng(0)
+DATA = {
+    "x": RNG.normal(size=(ROWS, 4)),
+    "y": RNG.integers(0, 3, ROWS),
+    "weights": np.where(RNG.random(ROWS) < 0.3, 0.0, RNG.random(ROWS)),
+}
+SPECS = {name: ((Rows(ROWS), *array.shape[1:]), array.dtype) for name, array in DATA.items()}
+AXES = dict.fromkeys(DATA, 0)
+
+
+def weights(**shapes):
+    rng = np.random.default_rng(1)
+    return {name: Variable(rng.normal(size=shape), name) for name, shape in shapes.items()}
+
+
+def compare(step, variables, shards):
+    """Assert that ranks compute what one does; return the messages of a rank, and the placed program."""
+    program = trace(step, SPECS, list(variables.values()))
+    values = DATA | {name: one.numpy() for name, one in variables.items()}
+    outputs, updates = evaluate(program, values)
+    placed = place(program)
+    found, messages = run_on_ranks(placed, values, shards, AXES)
+    for own_outputs, own_updates in found:
+        for expected, own in ((outputs, own_outputs), (updates, own_updates)):
+            assert own.keys() == expected.keys()
+            for name, value in own.items():
+                np.testing.assert_allclose(value, expected[name], rtol=1e-13, atol=1e-14, err_msg=name)
+    return messages, placed
+
+
+def cross_entropy(logits, y):
+    return -ops.sum(ops.one_hot(y, 3, "float64") * ops.log_softmax(logits), -1)
+
+
+def descend(variables, rate=0.1):
+    for one in variables.values():
+        one.assign(one - rate * one.grad)
+
+
+def batch_normalization(h, gamma):
+    mean = ops.mean(h, 0)
+    return (h - mean) / ops.sqrt(ops.mean(ops.square(h - mean), 0) + 1e-3) * gamma
+
+
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+def test_a_perceptron(shards):
+    variables = weights(w1=(4, 6), b1=6, w2=(6, 3))
+
+    def step(x, y, sample_weight):
+        w1, b1, w2 = variables.values()
+        loss = ops.mean(cross_entropy(ops.relu(x @ w1 + b1) @ w2, y))
+        loss.backward()
+        descend(variables)
+        return {"loss": loss}
+
+    messages, placed = compare(step, variables, shards)
+    # One for each gradient and one for the loss; a single rank sends none.
+    assert messages == (0 if len(shards) == 1 else 4)
+    assert explain(placed).endswith(", 4 all-reduces")
+
+
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+def test_normalization_weights_penalties_and_clipping(shards):
+    variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
+
+    def step(x, y, sample_weight):
+        w1, b1, gamma, w2 = variables.values()
+        logits = ops.relu(batch_normalization(x @ w1 + b1, gamma)) @ w2
+        loss = ops.sum(cross_entropy(logits, y) * sample_weight) / ops.sum(sample_weight)
+        loss = loss + 0.01 * ops.sum(ops.square(w1)) + 0.01 * ops.sum(ops.absolute(w2))
+        loss.backward()
+        norm = ops.sqrt(sum(ops.sum(ops.square(one.grad)) for one in variables.values()))
+        scale = ops.minimum(1.0, 0.5 / norm)
+        for one in variables.values():
+            one.assign(one - 0.1 * scale * one.grad)
+        right = ops.cast(ops.equal(ops.argmax(logits), y), "float64")
+        return {"loss": loss, "accuracy": ops.mean(right), "norm": norm, "highest": ops.max(logits)}
+
+    compare(step, variables, shards)
+
+
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+def test_rows_that_a_step_makes_itself(shards):
+    """As a GAN does: generated rows beside real ones, labels for both."""
+    variables = weights(generator=(4, 4), discriminator=(4, 1))
+
+    def step(x, y, sample_weight):
+        generator, discriminator = variables.values()
+        n = x.shape[0]
+        both = ops.concatenate([x @ generator, x], axis=0)
+        labels = ops.concatenate([ops.ones((n, 1), "float64"), ops.zeros((n, 1), "float64")], axis=0)
+        logits = both @ discriminator
+        loss = ops.mean(ops.softplus(logits) - labels * logits)
+        fake = ops.mean(ops.sigmoid(logits[:n]))
+        loss.backward()
+        descend(variables)
+        return {"loss": loss, "fake": fake, "of both": ops.sum(ops.ones((2 * n,), "float64"))}
+
+    compare(step, variables, shards)
+
+
+def test_sums_of_gradients_and_of_weights_wait_for_each_other():
+    """The division by the sum of the weights comes after the backward pass, not in the middle of it."""
+    variables = weights(w=(4, 3))
+
+    def step(x, y, sample_weight):
+        loss = ops.sum(cross_entropy(x @ variables["w"], y) * sample_weight) / ops.sum(sample_weight)
+        loss.backward()
+        descend(variables)
+        return {"loss": loss}
+
+    messages, placed = compare(step, variables, [4, 7])
+    assert messages == 3  # the loss, the gradient, the weights
+    ops_in_order = [one.op.name for one in placed.tensors if one.op is not None]
+    first = ops_in_order.index("all_reduce")
+    products = [n for n, name in enumerate(ops_in_order) if name == "matmul_of_matrices"]
+    assert products[0] < first
+    # What a rank sums of its own rows is divided by nothing: the gradient is a product of x and of what it sent back.
+    for reduced in (one for one in placed.tensors if one.op is not None and one.op.name == "all_reduce"):
+        inputs = [one.op.name for one in ancestors(reduced) if one.op is not None]
+        assert "all_reduce" not in inputs[:-1]
+
+
+def ancestors(tensor):
+    from dptrain.program.gradient import topological
+
+    return topological([tensor])
+
+
+def test_what_needs_the_rows_of_all_ranks_is_refused():
+    def step(x, y, sample_weight):
+        return {"gram": ops.matmul(x, ops.transpose(x))}
+
+    with pytest.raises(
+        ConfigError, match=r"op 'matmul_of_matrices' needs the rows of all ranks at once.*not supported"
+    ):
+        place(trace(step, SPECS))
+
+    def first_three(x, y, sample_weight):
+        return {"x": x[:3]}
+
+    with pytest.raises(ConfigError, match="op 'getitem' needs the rows of all ranks"):
+        place(trace(first_three, SPECS))
+
+
+def test_a_table_is_cut_to_the_rows_that_it_meets():
+    table = np.arange(ROWS * 2.0).reshape(ROWS, 2)
+
+    def step(x, y, sample_weight):
+        return {"sum": ops.sum(table * ops.reshape(sample_weight, (-1, 1)), 0)}
+
+    compare(step, {}, [4, 0, 7])
+
+
+SMOOTH = st.sampled_from([ops.tanh, ops.sigmoid, ops.softplus, ops.sin, lambda t: ops.exp(-ops.square(t))])
+POINTWISE = st.sampled_from([ops.add, ops.subtract, ops.multiply, lambda a, b: a / (1.5 + ops.sin(b))])
+
+
+@st.composite
+def steps(draw):
+    """A random acyclic step over (rows, 3) tensors, with sums over rows and columns in between, and its variables."""
+    plan = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["smooth", "pair", "product", "center", "share", "scale"]),
+                SMOOTH,
+                POINTWISE,
+                st.integers(0, 99),
+            ),
+            min_size=2,
+            max_size=7,
+        )
+    )
+    reduce = draw(st.sampled_from(["mean", "weighted", "both"]))
+
+    def step(variables, x, y, sample_weight):
+        known = [x @ variables["first"]]
+        for kind, smooth, pair, pick in plan:
+            a, b = known[pick % len(known)], known[pick // 7 % len(known)]
+            known.append(
+                {
+                    "smooth": lambda a=a, f=smooth: f(a),
+                    "pair": lambda a=a, b=b, f=pair: f(a, b),
+                    "product": lambda a=a: ops.tanh(a @ variables["square"]),
+                    "center": lambda a=a: a - ops.mean(a, 0),
+                    "share": lambda a=a: ops.softmax(a),
+                    "scale": lambda a=a, b=b: a / (1 + ops.sum(ops.square(b)) / b.shape[0]),
+                }[kind]()
+            )
+        values = ops.sum(known[-1] * known[len(known) // 2], -1)
+        loss = ops.mean(values)
+        if reduce != "mean":
+            weighted = ops.sum(values * sample_weight) / ops.sum(sample_weight)
+            loss = weighted if reduce == "weighted" else loss + weighted
+        return loss
+
+    return step
+
+
+@settings(max_examples=60, deadline=None)
+@given(step=steps(), shards=st.sampled_from(SHARDS[1:]))
+def test_random_steps(step, shards):
+    """Eager, traced and placed on ranks they agree, and gradients are those of central differences."""
+    variables = weights(first=(4, 3), square=(3, 3))
+
+    def traced(x, y, sample_weight):
+        loss = step(variables, x, y, sample_weight)
+        found = gradients(loss, [one.tensor for one in variables.values()])
+        return {"loss": loss} | {name: one for name, one in zip(variables, found, strict=True) if one is not None}
+
+    program = trace(traced, SPECS, list(variables.values()))
+    values = DATA | {name: one.numpy() for name, one in variables.items()}
+    whole, _ = evaluate(program, values)
+    eager = step(variables, *(ops.add(array, 0) for array in DATA.values()))
+    assert eager.numpy().tobytes() == whole["loss"].tobytes()
+    for outputs, _ in run_on_ranks(place(program), values, shards, AXES)[0]:
+        for name, value in outputs.items():
+            np.testing.assert_allclose(value, whole[name], rtol=1e-10, atol=1e-11, err_msg=name)
+    for name, variable in variables.items():
+        direction = np.random.default_rng(2).normal(size=variable.shape)
+        ends = []
+        for size in (1e-6, -1e-6):
+            moved = variables | {name: Variable(variable.numpy() + size * direction)}
+            ends.append(float(step(moved, *(ops.add(array, 0) for array in DATA.values()))))
+        slope = float(np.sum(whole[name] * direction)) if name in whole else 0.0
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
