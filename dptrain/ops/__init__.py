@@ -1,8 +1,8 @@
 """Ops: Keras' array functions with gradients, one family a file, and ops of your own (`op`).
 
 They take tensors, arrays and numbers. Outside a trace they are executed when they are called, with NumPy; `backward()`
-of a result gives gradients. A new op is a record in its family's file: NumPy function, shape, sharing and gradient beside
-each other.
+of a result gives gradients. A new op is a record in its family's file: NumPy function, shape, sharing and gradient
+beside each other.
 """
 
 from typing import TYPE_CHECKING

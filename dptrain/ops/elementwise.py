@@ -330,7 +330,7 @@ def _elu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 def silu(x: Any) -> Tensor:
     """x sigmoid(x)."""
-    return sigmoid(x) * x
+    return multiply(sigmoid(x), x)
 
 
 def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
@@ -343,16 +343,12 @@ def cast_to(x: Array, *, dtype: str) -> Array:
     return x.astype(dtype)
 
 
-# From Keras' `cast(x, dtype)`: the type is an attribute, which may be given by position as well.
-_cast = cast
+@cast_to.gradient
+def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+    return cast_to(dy, dtype=x.dtype.name) if x.dtype.kind == "f" else None
 
 
-@_cast.gradient
-def _cast_gradient(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-    return _cast(dy, dtype=x.dtype.name) if x.dtype.kind == "f" else None
-
-
-def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:  # type: ignore[no-redef]
+def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     """Return x in another type.
 
     Args:

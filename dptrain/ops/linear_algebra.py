@@ -40,16 +40,14 @@ def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mappin
 
 
 @op(shape=_shape, sharing=_sharing, dtype=common_dtype, linear="each")
-def matmul_of_matrices(x1: Array, x2: Array) -> Array:
+def batch_matmul(x1: Array, x2: Array) -> Array:
     """Products of matrices: the last two axes; those before are broadcast."""
     return np.asarray(np.matmul(x1, x2))
 
 
-@matmul_of_matrices.gradient
+@batch_matmul.gradient
 def _matmul(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
-    return unbroadcast(matmul_of_matrices(dy, _transposed(x2)), x1), unbroadcast(
-        matmul_of_matrices(_transposed(x1), dy), x2
-    )
+    return unbroadcast(batch_matmul(dy, _transposed(x2)), x1), unbroadcast(batch_matmul(_transposed(x1), dy), x2)
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -67,7 +65,7 @@ def matmul(x1: Any, x2: Any) -> Tensor:
     a, b = as_tensors([x1, x2])
     if not a.ndim or not b.ndim:
         raise ConfigError("matmul: expected vectors or matrices, found a single number")
-    product = matmul_of_matrices(expand_dims(a, 0) if a.ndim == 1 else a, expand_dims(b, 1) if b.ndim == 1 else b)
+    product = batch_matmul(expand_dims(a, 0) if a.ndim == 1 else a, expand_dims(b, 1) if b.ndim == 1 else b)
     if b.ndim == 1:
         product = squeeze(product, -1)
     return squeeze(product, -1 if b.ndim > 1 and a.ndim == 1 and product.ndim == 1 else -2) if a.ndim == 1 else product

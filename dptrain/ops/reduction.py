@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.ops.elementwise import cast, equal, exp, log, sqrt, square
+from dptrain.ops.elementwise import cast, equal, exp, log, sqrt, square, stop_gradient
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.sharing import Axes, common_dtype
 from dptrain.program.shapes import Shape, normalized_axes, size
@@ -117,7 +117,7 @@ def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(e^x)) over axes, without overflow."""
     (tensor,) = as_tensors([x])
-    greatest = max(tensor, axis, keepdims=True)
+    greatest = stop_gradient(max(tensor, axis, keepdims=True))  # it cancels
     summed = sum(exp(tensor - greatest), axis, keepdims=True)
     result = log(summed) + greatest
     return (
@@ -130,7 +130,7 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow."""
     (tensor,) = as_tensors([x])
-    powers = exp(tensor - max(tensor, axis, keepdims=True))
+    powers = exp(tensor - stop_gradient(max(tensor, axis, keepdims=True)))
     return powers / sum(powers, axis, keepdims=True)
 
 

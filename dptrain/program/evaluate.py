@@ -7,7 +7,8 @@ import numpy as np
 
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
-from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
+from dptrain.program.messages import stages
+from dptrain.program.placement import OWN_ROWS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, local
 from dptrain.program.tensor import Array, Tensor
@@ -42,18 +43,21 @@ def evaluate(
         if array.shape != tuple(expected):
             raise ConfigError(f"input {name!r} has shape {array.shape}: expected {tuple(map(int, expected))}")
         found[id(one)] = array
-    for tensor in program.tensors:
-        if id(tensor) not in found:
-            found[id(tensor)] = _value(tensor, [found[id(one)] for one in tensor.inputs], rows, first_row, comm)
+    for stage in stages(program):
+        for tensor in stage.tensors:
+            if id(tensor) not in found:
+                found[id(tensor)] = _value(tensor, [found[id(one)] for one in tensor.inputs], rows, first_row)
+        for message in stage.messages:
+            parts = [found[id(one.inputs[0])] for one in message]
+            sums = _all_reduced(parts, message[0].attributes["over"], comm)
+            found |= {id(one): value for one, value in zip(message, sums, strict=True)}
     outputs = {name: found[id(one)] for name, one in program.outputs.items()}
     return outputs, {name: found[id(one)] for name, one in program.updates.items()}
 
 
-def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int, comm: Communicator | None) -> Array:
+def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int) -> Array:
     if tensor.op is None:
         return tensor.numpy()
-    if tensor.op is ALL_REDUCE:
-        return _all_reduced(inputs[0], tensor.attributes["over"], comm)
     if tensor.op is OWN_ROWS:
         axis = tensor.attributes["axis"]
         length = tensor.shape[axis]
@@ -65,14 +69,17 @@ def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int
     return tensor.op.execute(inputs, tensor, rows)
 
 
-def _all_reduced(array: Array, over: str, comm: Communicator | None) -> Array:
+def _all_reduced(parts: list[Array], over: str, comm: Communicator | None) -> list[Array]:
+    """Return the sums, or the greatest, of arrays of one type over the ranks, which travel as one message."""
     if comm is None or comm.size == 1:
-        return array
-    result = np.ascontiguousarray(array).copy()
-    if over == "max":
-        parts = np.zeros((comm.size, *array.shape), array.dtype)
-        parts[comm.rank] = array
-        comm.allreduce_sum(parts)
-        return np.asarray(parts.max(axis=0))
-    comm.allreduce_sum(result)
-    return result
+        return parts
+    flat = np.concatenate([part.reshape(-1) for part in parts])
+    if over == "max":  # each rank's candidates in a place of their own, zeros elsewhere
+        candidates = np.zeros((comm.size, flat.size), flat.dtype)
+        candidates[comm.rank] = flat
+        comm.allreduce_sum(candidates)
+        flat = candidates.max(axis=0)
+    else:
+        comm.allreduce_sum(flat)
+    ends = np.cumsum([part.size for part in parts])
+    return [piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends[:-1]), parts, strict=True)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dptrain.program.messages import count
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, size
@@ -21,14 +22,14 @@ def explain(program: Program) -> str:
     tensors = program.tensors
     names = _names(program, tensors)
     lines = [["", "op", "shape", "type", "placement", "operations", "bytes"]]
-    operations = moved = messages = 0
+    operations = moved = reductions = 0
     for tensor in tensors:
         if tensor.op is None:
             continue
         inputs = ", ".join(names[id(one)] for one in tensor.inputs)
-        count, nbytes = flops(tensor), 0 if tensor.op.is_view else size(tensor.shape) * tensor.dtype.itemsize
-        operations, moved = operations + count, moved + nbytes
-        messages += tensor.op is ALL_REDUCE
+        work, nbytes = flops(tensor), 0 if tensor.op.is_view else size(tensor.shape) * tensor.dtype.itemsize
+        operations, moved = operations + work, moved + nbytes
+        reductions += tensor.op is ALL_REDUCE
         placement = str(program.placements[id(tensor)]) if isinstance(program, PlacedProgram) else ""
         lines.append(
             [
@@ -37,7 +38,7 @@ def explain(program: Program) -> str:
                 shown(tensor.shape),
                 tensor.dtype.name,
                 placement,
-                f"{count:,}",
+                f"{work:,}",
                 f"{nbytes:,}",
             ]
         )
@@ -46,14 +47,16 @@ def explain(program: Program) -> str:
     results = {**program.outputs, **program.updates}
     table += [f"{name} = {names[id(one)]}" for name, one in results.items()]
     total = f"{len(lines) - 1} ops, {operations:,} operations, {moved:,} bytes written"
-    return "\n".join([*table, total + (f", {messages} all-reduces" if isinstance(program, PlacedProgram) else "")])
+    if isinstance(program, PlacedProgram):
+        total += f", {reductions} all-reduces in {count(program)} message{'' if count(program) == 1 else 's'}"
+    return "\n".join([*table, total])
 
 
 def flops(tensor: Tensor) -> int:
     """Return the floating-point operations of the op that makes a tensor, over the global batch."""
     if tensor.op is None or tensor.op.is_view:
         return 0
-    if tensor.op.name == "matmul_of_matrices":
+    if tensor.op.name == "batch_matmul":
         return 2 * size(tensor.shape) * int(tensor.inputs[0].shape[-1])
     return size(tensor.inputs[0].shape) if tensor.op.name.startswith("reduce_") else size(tensor.shape)
 

@@ -182,7 +182,7 @@ class _Placing:
         )
 
     def _number(self, part: _Part) -> Tensor:
-        """Return a partial tensor of one element without dimensions, so that it divides whatever becomes of the quotient."""
+        """Return a partial number without dimensions, so that it can divide whatever becomes of the quotient."""
         if part.tensor.shape == ():
             return part.tensor
         made = Tensor(OPS["reshape_to"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)

@@ -174,10 +174,10 @@ class Operand:
         return OPS["power"](self, other)
 
     def __matmul__(self, other: Any) -> "Tensor":
-        return OPS["matmul_of_matrices"](self, other)
+        return OPS["batch_matmul"](self, other)
 
     def __rmatmul__(self, other: Any) -> "Tensor":
-        return OPS["matmul_of_matrices"](other, self)
+        return OPS["batch_matmul"](other, self)
 
     def __neg__(self) -> "Tensor":
         return OPS["negative"](self)

@@ -78,7 +78,7 @@ CASES: dict[str, list[Case]] = {
         Case(normal(B, 3), normal(B, 2), axis=1, rows=(0, 0)),
         Case(normal(2, 3), normal(1, 3), normal(2, 3), axis=0, rows=(None, None, None)),
     ],
-    "matmul_of_matrices": [
+    "batch_matmul": [
         Case(normal(B, 3), normal(3, 4)),
         Case(normal(3, B), normal(B, 4), rows=(1, 0)),
         Case(normal(2, 3), normal(3, B), rows=(None, 1)),

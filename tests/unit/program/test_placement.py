@@ -10,10 +10,11 @@ from dptrain.errors import ConfigError
 from dptrain.program.evaluate import evaluate
 from dptrain.program.explain import explain
 from dptrain.program.gradient import gradients
+from dptrain.program.messages import stages
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import OPS, Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 ROWS = 11
@@ -74,9 +75,9 @@ def test_a_perceptron(shards):
         return {"loss": loss}
 
     messages, placed = compare(step, variables, shards)
-    # One for each gradient and one for the loss; a single rank sends none.
-    assert messages == (0 if len(shards) == 1 else 4)
-    assert explain(placed).endswith(", 4 all-reduces")
+    # Sums of three gradients and of the loss, which do not need each other; a single rank sends none.
+    assert messages == (0 if len(shards) == 1 else 1)
+    assert explain(placed).endswith(", 4 all-reduces in 1 message")
 
 
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
@@ -130,30 +131,34 @@ def test_sums_of_gradients_and_of_weights_wait_for_each_other():
         return {"loss": loss}
 
     messages, placed = compare(step, variables, [4, 7])
-    assert messages == 3  # the loss, the gradient, the weights
-    ops_in_order = [one.op.name for one in placed.tensors if one.op is not None]
-    first = ops_in_order.index("all_reduce")
-    products = [n for n, name in enumerate(ops_in_order) if name == "matmul_of_matrices"]
-    assert products[0] < first
-    # What a rank sums of its own rows is divided by nothing: the gradient is a product of x and of what it sent back.
-    for reduced in (one for one in placed.tensors if one.op is not None and one.op.name == "all_reduce"):
-        inputs = [one.op.name for one in ancestors(reduced) if one.op is not None]
-        assert "all_reduce" not in inputs[:-1]
+    assert messages == 1  # the loss, the gradient and the weights, in it
+    (first, last) = stages(placed)
+    assert [len(message) for message in first.messages] == [3]
+    # All products are made before the message, all quotients by the sum of the weights after it.
+    assert [one.op.name for one in last.tensors if one.op and one.op.name == "batch_matmul"] == []
+    assert sum(one.op is OPS["divide"] for one in last.tensors) == 2
 
 
-def ancestors(tensor):
-    from dptrain.program.gradient import topological
+def test_normalization_meets_five_times():
+    """For the mean, the variance, the gradient in the variance, that in the mean, and the weights' gradients."""
+    variables = weights(w1=(4, 6), gamma=6, w2=(6, 3))
 
-    return topological([tensor])
+    def step(x, y, sample_weight):
+        w1, gamma, w2 = variables.values()
+        loss = ops.mean(cross_entropy(batch_normalization(x @ w1, gamma) @ w2, y))
+        loss.backward()
+        descend(variables)
+        return {"loss": loss}
+
+    messages, _ = compare(step, variables, [6, 5])
+    assert messages == 5
 
 
 def test_what_needs_the_rows_of_all_ranks_is_refused():
     def step(x, y, sample_weight):
         return {"gram": ops.matmul(x, ops.transpose(x))}
 
-    with pytest.raises(
-        ConfigError, match=r"op 'matmul_of_matrices' needs the rows of all ranks at once.*not supported"
-    ):
+    with pytest.raises(ConfigError, match=r"op 'batch_matmul' needs the rows of all ranks at once.*not supported"):
         place(trace(step, SPECS))
 
     def first_three(x, y, sample_weight):
