@@ -1,0 +1,48 @@
+"""A step with BatchNormalization and sample weights, placed on the ranks that there are; prints what is left of it."""
+
+import numpy as np
+
+from dptrain import comm as comms
+from dptrain import ops
+from dptrain.data.parts import cut
+from dptrain.program.evaluate import evaluate
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
+
+ROWS = 5
+comm = comms.current()
+rng = np.random.default_rng(0)
+data = {"x": rng.normal(size=(ROWS, 4)), "y": rng.normal(size=(ROWS, 2)), "weights": rng.random(ROWS)}
+variables = [
+    Variable(rng.normal(size=(4, 6)), "w1"),
+    Variable(np.ones(6), "gamma"),
+    Variable(rng.normal(size=(6, 2)), "w2"),
+]
+
+
+def step(x, y, weights):
+    w1, gamma, w2 = variables
+    hidden = x @ w1
+    centered = hidden - ops.mean(hidden, 0)
+    hidden = ops.relu(centered / ops.sqrt(ops.mean(ops.square(centered), 0) + 1e-3) * gamma)
+    losses = ops.sum(ops.square(hidden @ w2 - y), -1)
+    loss = ops.sum(losses * weights) / ops.sum(weights)
+    loss.backward()
+    for one in variables:
+        one.assign(one - 0.05 * one.grad)
+    return {"loss": loss}
+
+
+specs = {name: ((Rows(ROWS), *array.shape[1:]), array.dtype) for name, array in data.items()}
+program = place(trace(step, specs, variables))
+start, stop = cut(0, ROWS, comm.size)[comm.rank]
+state = {one.name: one.numpy() for one in variables}
+for _ in range(20):
+    own = {name: array[start:stop] for name, array in data.items()}
+    outputs, state = evaluate(program, own | state, rows=stop - start, first_row=start, comm=comm)
+told = [float(outputs["loss"]), *(float(np.abs(value).sum()) for value in state.values())]
+if comm.rank == 0:
+    print(*(f"{number:.12g}" for number in told))
+comm.require_same("the ranks computed something else", {"results": [f"{number:.12g}" for number in told]})
