@@ -7,6 +7,7 @@ beside each other.
 
 from typing import TYPE_CHECKING
 
+from dptrain.ops.convolution import conv, conv_transpose, max_pool
 from dptrain.ops.custom import LETTERS, Launch, Op, op
 from dptrain.ops.elementwise import (
     absolute,
@@ -76,6 +77,8 @@ __all__ = [
     "cast",
     "clip",
     "concatenate",
+    "conv",
+    "conv_transpose",
     "cos",
     "divide",
     "elu",
@@ -96,6 +99,7 @@ __all__ = [
     "logsumexp",
     "matmul",
     "max",
+    "max_pool",
     "maximum",
     "mean",
     "min",

@@ -86,6 +86,34 @@ CASES: dict[str, list[Case]] = {
         Case(normal(B, 2, 3), normal(3, 2)),
         Case(normal(2, B, 3), normal(3, 2), rows=(1, None)),
     ],
+    "conv2d": [
+        Case(normal(B, 5, 4, 2), normal(3, 2, 2, 3), strides=(2, 1), dilation=(1, 2), before=(1, 1), size=(3, 3)),
+        Case(normal(B, 3, 3, 1), normal(3, 3, 1, 2), strides=(1, 1), dilation=(1, 1), before=(0, 0), size=(1, 1)),
+    ],
+    "conv2d_input": [
+        Case(normal(B, 3, 2, 3), normal(3, 2, 2, 3), strides=(2, 2), dilation=(1, 1), before=(1, 0), size=(6, 5)),
+    ],
+    "conv2d_kernel": [
+        Case(
+            *(normal(B, 5, 4, 2), normal(B, 3, 4, 3)),
+            **{"strides": (2, 1), "dilation": (1, 1), "before": (1, 0), "size": (3, 2), "rows": (0, 0)},
+        ),
+    ],
+    "max_pool2d": [
+        Case(normal(B, 5, 4, 2), window=(2, 3), strides=(2, 1), before=(0, 1), size=(3, 4)),
+    ],
+    "max_pool2d_input": [
+        Case(
+            *(places(3, B, 4, 4, 1), places(3, B, 2, 2, 1), normal(B, 2, 2, 1)),
+            **{"window": (2, 2), "strides": (2, 2), "before": (0, 0), "rows": (0, 0, 0)},
+        ),
+    ],
+    "max_pool2d_take": [
+        Case(
+            *(places(3, B, 4, 4, 1), places(3, B, 2, 2, 1), normal(B, 4, 4, 1)),
+            **{"window": (2, 2), "strides": (2, 2), "before": (0, 0), "rows": (0, 0, 0)},
+        ),
+    ],
     "take_rows": [Case(normal(4, 3), places(4, B, 2), rows=(None, 0))],
     "add_rows": [Case(normal(B, 2, 3), places(4, B, 2), length=4, rows=(0, 0))],
     "one_hot_last": [Case(places(4, B), classes=3, dtype="float64")],

@@ -1,0 +1,305 @@
+"""Convolutions and pooling over two axes of space: (B, H, W, C), as Keras' channels_last.
+
+Letters: B rows of the batch, H and W height and width, I channels in, O channels out, R and S height and width of the
+kernel.
+
+A convolution is linear in its input and in its kernel, and so are its two gradients: the three ops here are each
+other's gradients. Each is a sum of R S products of matrices, one for every element of the kernel: plain, and without a
+copy of patches.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.sharing import Axes, common_dtype, first_dtype
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
+
+Pair = tuple[int, int]
+
+
+class Window:
+    """How a kernel goes over an image.
+
+    Args:
+        size: (R, S) of the kernel.
+        strides: between its places.
+        dilation: between its elements.
+        before: rows and columns of zeros above and to the left of the image.
+    """
+
+    def __init__(self, size: Sequence[int], strides: Pair, dilation: Pair, before: Pair) -> None:
+        self.size, self.strides, self.dilation, self.before = tuple(size), strides, dilation, before
+
+    def places(self, image: Sequence[int], out: Sequence[int]) -> Iterator[tuple[Pair, tuple[slice, slice], Any]]:
+        """Yield for each element of the kernel what it meets: (r, s), places in the output, and in the image.
+
+        Args:
+            image: (H, W).
+            out: height and width of the output.
+        """
+        for r in range(self.size[0]):
+            for s in range(self.size[1]):
+                ours, theirs = [], []
+                for n, at in enumerate((r, s)):
+                    first = at * self.dilation[n] - self.before[n]
+                    stride = self.strides[n]
+                    low = max(0, -(first // stride))
+                    high = max(low, min(out[n], (image[n] - 1 - first) // stride + 1))
+                    ours.append(slice(low, high))
+                    begin = first + low * stride
+                    theirs.append(slice(begin, begin + (high - low - 1) * stride + 1 if high > low else begin, stride))
+                yield (r, s), (ours[0], ours[1]), (theirs[0], theirs[1])
+
+
+def _batch_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    """Of a batch of images and a kernel: rows of the batch."""
+    return Sharing((axes[0], None), axes[0]) if axes[0] in (0, None) else Sharing((None, None), None)
+
+
+def _sum_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    """Of two batches of images that are summed over."""
+    return Sharing((None, None), None) if axes == [None, None] else Sharing((0, 0), "sum")
+
+
+_SETTINGS = {"dtype": common_dtype, "linear": "each"}
+
+
+@op(
+    shape=lambda x, kernel, *, strides, dilation, before, size: (x[0], *size, kernel[3]),
+    sharing=_batch_sharing,
+    **_SETTINGS,
+)
+def conv2d(x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair) -> Array:
+    """y_BHWO = sum over r, s, I of x_BHWI, at the place that r and s see, times kernel_RSIO; `size` of y."""
+    y = np.zeros((len(x), *size, kernel.shape[3]), np.result_type(x, kernel))
+    for (r, s), (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(x.shape[1:3], size):
+        y[:, h, w] += x[:, image[0], image[1]] @ kernel[r, s]
+    return y
+
+
+@conv2d.gradient
+def _conv2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    own = {name: y.attributes[name] for name in ("strides", "dilation", "before")}
+    dx = conv2d_input(dy, kernel, **own, size=(int(x.shape[1]), int(x.shape[2])))
+    return dx, conv2d_kernel(x, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
+
+
+@op(
+    shape=lambda dy, kernel, *, strides, dilation, before, size: (dy[0], *size, kernel[2]),
+    sharing=_batch_sharing,
+    **_SETTINGS,
+)
+def conv2d_input(dy: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair) -> Array:
+    """The gradient of `conv2d` in x, of this `size`: every element of dy_BHWO goes back to what it was made of."""
+    dx = np.zeros((len(dy), *size, kernel.shape[2]), np.result_type(dy, kernel))
+    for (r, s), (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(size, dy.shape[1:3]):
+        dx[:, image[0], image[1]] += dy[:, h, w] @ kernel[r, s].T
+    return dx
+
+
+@conv2d_input.gradient
+def _conv2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    own = {name: dx.attributes[name] for name in ("strides", "dilation", "before")}
+    ddy = conv2d(g, kernel, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
+    return ddy, conv2d_kernel(g, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
+
+
+@op(
+    shape=lambda x, dy, *, strides, dilation, before, size: (*size, x[3], dy[3]),
+    sharing=_sum_sharing,
+    **_SETTINGS,
+)
+def conv2d_kernel(x: Array, dy: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair) -> Array:
+    """The gradient of `conv2d` in the kernel, of this `size`: sums over the batch and all places."""
+    dkernel = np.zeros((*size, x.shape[3], dy.shape[3]), np.result_type(x, dy))
+    for (r, s), (h, w), image in Window(size, strides, dilation, before).places(x.shape[1:3], dy.shape[1:3]):
+        dkernel[r, s] = np.tensordot(x[:, image[0], image[1]], dy[:, h, w], ((0, 1, 2), (0, 1, 2)))
+    return dkernel
+
+
+@conv2d_kernel.gradient
+def _conv2d_kernel(dkernel: Tensor, g: Tensor, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    own = {name: dkernel.attributes[name] for name in ("strides", "dilation", "before")}
+    dx = conv2d_input(dy, g, **own, size=(int(x.shape[1]), int(x.shape[2])))
+    return dx, conv2d(x, g, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
+
+
+# As Keras calls them
+
+
+def conv(
+    inputs: Any, kernel: Any, strides: int | Pair = 1, padding: str = "valid", dilation_rate: int | Pair = 1
+) -> Tensor:
+    """Return the convolution (cross-correlation) of images with a kernel.
+
+    Args:
+        inputs: (B, H, W, I).
+        kernel: (R, S, I, O).
+        strides: one for both axes, or two.
+        padding: "valid" (none), or "same": zeros around the image, so that ceil(H / stride) rows come out.
+        dilation_rate: one for both axes, or two.
+
+    Raises:
+        ConfigError: the shapes do not go together, or the kernel is larger than the image.
+    """
+    x, k = as_tensors([inputs, kernel])
+    if x.ndim != 4 or k.ndim != 4 or x.shape[3] != k.shape[2]:
+        raise ConfigError(
+            f"conv: expected images (B, H, W, I) and a kernel (R, S, I, O), found {x.shape} and {k.shape}"
+        )
+    stride, dilation = _pair("strides", strides), _pair("dilation_rate", dilation_rate)
+    size, before = _placed(x.shape[1:3], k.shape[:2], stride, dilation, padding)
+    return conv2d(x, k, strides=stride, dilation=dilation, before=before, size=size)
+
+
+def conv_transpose(inputs: Any, kernel: Any, strides: int | Pair = 1, padding: str = "valid") -> Tensor:
+    """Return the transposed convolution: what `conv` with these strides would have been made of.
+
+    Args:
+        inputs: (B, H, W, I).
+        kernel: (R, S, O, I).
+        strides: one for both axes, or two.
+        padding: "valid": (H - 1) stride + max(R, stride) rows come out; "same": H stride.
+
+    Raises:
+        ConfigError: the shapes do not go together.
+    """
+    x, k = as_tensors([inputs, kernel])
+    if x.ndim != 4 or k.ndim != 4 or x.shape[3] != k.shape[3]:
+        raise ConfigError(
+            f"conv_transpose: expected images (B, H, W, I) and a kernel (R, S, O, I), found {x.shape} and {k.shape}"
+        )
+    stride = _pair("strides", strides)
+    if padding == "same":
+        size = (int(x.shape[1]) * stride[0], int(x.shape[2]) * stride[1])
+    else:
+        size = (
+            (int(x.shape[1]) - 1) * stride[0] + max(k.shape[0], stride[0]),
+            (int(x.shape[2]) - 1) * stride[1] + max(k.shape[1], stride[1]),
+        )
+    _, before = _placed(size, k.shape[:2], stride, (1, 1), padding)
+    return conv2d_input(x, k, strides=stride, dilation=(1, 1), before=before, size=size)
+
+
+def max_pool(inputs: Any, pool_size: int | Pair, strides: int | Pair | None = None, padding: str = "valid") -> Tensor:
+    """Return the greatest element of each window of each channel.
+
+    Args:
+        inputs: (B, H, W, C).
+        pool_size: of the windows, one for both axes, or two.
+        strides: between them; by default their size.
+        padding: as `conv`; what lies outside the image is never the greatest.
+
+    Raises:
+        ConfigError: the window is larger than the image.
+    """
+    (x,) = as_tensors([inputs])
+    if x.ndim != 4:
+        raise ConfigError(f"max_pool: expected images (B, H, W, C), found {x.shape}")
+    window = _pair("pool_size", pool_size)
+    stride = window if strides is None else _pair("strides", strides)
+    size, before = _placed(x.shape[1:3], window, stride, (1, 1), padding)
+    return max_pool2d(x, window=window, strides=stride, before=before, size=size)
+
+
+@op(
+    shape=lambda x, *, window, strides, before, size: (x[0], *size, x[3]),
+    sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
+    dtype=first_dtype,
+)
+def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pair) -> Array:
+    """The greatest element of each window, of what of it lies in the image."""
+    y = np.full((len(x), *size, x.shape[3]), -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min, x.dtype)
+    for _, (h, w), image in Window(window, strides, (1, 1), before).places(x.shape[1:3], size):
+        np.maximum(y[:, h, w], x[:, image[0], image[1]], out=y[:, h, w])
+    return y
+
+
+@max_pool2d.gradient
+def _max_pool2d(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return max_pool2d_input(x, y, dy, **{name: y.attributes[name] for name in ("window", "strides", "before")})
+
+
+def _pool_input_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
+    axis = next((one for one in axes if one is not None), None)
+    return Sharing((axis,) * 3, axis)
+
+
+@op(
+    shape=lambda x, y, dy, *, window, strides, before: x,
+    sharing=_pool_input_sharing,
+    dtype=lambda x, y, dy, **attributes: dy,
+    linear="each",
+    linear_in=(2,),
+)
+def max_pool2d_input(x: Array, y: Array, dy: Array, *, window: Pair, strides: Pair, before: Pair) -> Array:
+    """The gradient of `max_pool2d` in x: each element of dy goes to the first of its window's greatest elements."""
+    dx = np.zeros(x.shape, dy.dtype)
+    for chosen, (h, w), image in _chosen(x, y, Window(window, strides, (1, 1), before)):
+        dx[:, image[0], image[1]] += np.where(chosen, dy[:, h, w], 0)
+    return dx
+
+
+@max_pool2d_input.gradient
+def _max_pool2d_input(dx: Tensor, g: Tensor, x: Tensor, y: Tensor, dy: Tensor) -> tuple[None, None, Tensor]:
+    return None, None, max_pool2d_take(x, y, g, **dx.attributes)
+
+
+@op(
+    shape=lambda x, y, values, *, window, strides, before: y,
+    sharing=_pool_input_sharing,
+    dtype=lambda x, y, values, **attributes: values,
+    linear="each",
+    linear_in=(2,),
+)
+def max_pool2d_take(x: Array, y: Array, values: Array, *, window: Pair, strides: Pair, before: Pair) -> Array:
+    """What stands in `values`, of x's shape, where x has the first of each window's greatest elements."""
+    taken = np.zeros(y.shape, values.dtype)
+    for chosen, (h, w), image in _chosen(x, y, Window(window, strides, (1, 1), before)):
+        taken[:, h, w] += np.where(chosen, values[:, image[0], image[1]], 0)
+    return taken
+
+
+@max_pool2d_take.gradient
+def _max_pool2d_take(taken: Tensor, g: Tensor, x: Tensor, y: Tensor, values: Tensor) -> tuple[None, None, Tensor]:
+    return None, None, max_pool2d_input(x, y, g, **taken.attributes)
+
+
+def _chosen(x: Array, y: Array, window: Window) -> Iterator[tuple[Array, tuple[slice, slice], tuple[slice, slice]]]:
+    """Yield for each element of the window where it is the first of the greatest, and the places as `Window.places`."""
+    free = np.ones(y.shape, bool)
+    for _, (h, w), image in window.places(x.shape[1:3], y.shape[1:3]):
+        chosen = free[:, h, w] & (x[:, image[0], image[1]] == y[:, h, w])
+        free[:, h, w] &= ~chosen
+        yield chosen, (h, w), image
+
+
+def _pair(name: str, value: int | Sequence[int]) -> Pair:
+    pair = (value, value) if isinstance(value, int) else tuple(value)
+    if len(pair) != 2 or any(n < 1 for n in pair):
+        raise ConfigError(f"{name} = {value}: expected one or two numbers, 1 or more")
+    return pair[0], pair[1]
+
+
+def _placed(
+    image: Sequence[int], window: Sequence[int], strides: Pair, dilation: Pair, padding: str
+) -> tuple[Pair, Pair]:
+    """Return height and width of what comes out, and the rows and columns of zeros before the image."""
+    if padding not in ("valid", "same"):
+        raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
+    sizes, before = [], []
+    for length, extent, stride, step in zip(map(int, image), map(int, window), strides, dilation, strict=True):
+        reach = (extent - 1) * step + 1
+        if padding == "same":
+            sizes.append(-(-length // stride))
+            before.append(max(0, (sizes[-1] - 1) * stride + reach - length) // 2)
+        else:
+            if reach > length:
+                raise ConfigError(f"a window of {reach} does not fit into a length of {length} without padding")
+            sizes.append((length - reach) // stride + 1)
+            before.append(0)
+    return (sizes[0], sizes[1]), (before[0], before[1])
