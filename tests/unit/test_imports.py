@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,13 @@ def test_imports_run_downward(path):
 
 def test_every_module_has_a_layer():
     assert {layer_of(path) for path in MODULES} == set(RANK)
+
+
+def test_every_room_is_packaged():
+    """`pyproject.toml` names them one by one, since the kernels lie beside the package."""
+    packages = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    rooms = {".".join(path.relative_to(PACKAGE.parent).parent.parts) for path in PACKAGE.rglob("__init__.py")}
+    assert set(packages["packages"]) == rooms | {"dptrain._kernels"}
 
 
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
