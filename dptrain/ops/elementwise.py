@@ -68,6 +68,17 @@ def _divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tens
 
 
 @op(**_ARITHMETIC)
+def floor_divide(x1: Array, x2: Array) -> Array:
+    """The greatest integer that is at most x1 / x2."""
+    return np.asarray(np.floor_divide(x1, x2))
+
+
+@floor_divide.gradient
+def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, None]:
+    return None, None
+
+
+@op(**_ARITHMETIC)
 def power(x1: Array, x2: Array) -> Array:
     """x1 to the power of x2."""
     return np.asarray(np.power(x1, x2))

@@ -66,7 +66,7 @@ def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int
         assert isinstance(length, Rows)
         own = slice(first_row * length.scale, (first_row + rows) * length.scale)
         return np.asarray(inputs[0][(slice(None),) * axis + (own,)])
-    return tensor.op.execute(inputs, tensor, rows)
+    return tensor.op.execute(inputs, tensor, rows, first_row)
 
 
 def _all_reduced(parts: list[Array], over: str, comm: Communicator | None) -> list[Array]:

@@ -56,6 +56,7 @@ class Op:
         linear: see `Linear`; None for an op that is not.
         linear_in: the inputs in which it is linear; by default all.
         is_view: the output shares the input's memory.
+        by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
 
     Attributes:
         name: of the NumPy function.
@@ -70,10 +71,11 @@ class Op:
         linear: Linear | None = None,
         linear_in: tuple[int, ...] | None = None,
         is_view: bool = False,
+        by_row: bool = False,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
-        self.linear, self.linear_in, self.is_view = linear, linear_in, is_view
+        self.linear, self.linear_in, self.is_view, self.by_row = linear, linear_in, is_view, by_row
         self.gradient_rule: Callable[..., Any] | None = None
         self.__doc__ = compute.__doc__
 
@@ -97,15 +99,19 @@ class Op:
         # In a trace it is the same at every execution: a constant.
         return Tensor(None, (), {}, shape, dtype, made.value) if traced else made
 
-    def execute(self, arrays: Sequence[Any], made: "Tensor", rows: int | None = None) -> Array:
+    def execute(self, arrays: Sequence[Any], made: "Tensor", rows: int | None = None, first_row: int = 0) -> Array:
         """Return the output of these inputs.
 
         Args:
             arrays: the inputs, as a rank holds them.
             made: the tensor that is computed.
             rows: of the batch that the rank has; None for all.
+            first_row: the global number of the first of them.
         """
         attributes = made.attributes
+        if self.by_row:
+            counted = next((n for n in made.shape if isinstance(n, Rows)), None)
+            attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
         if rows is not None:
             attributes = {name: _local(value, rows) for name, value in attributes.items()}
         return np.asarray(self.compute(*arrays, **attributes)).astype(made.dtype, copy=False)
@@ -169,6 +175,9 @@ class Operand:
 
     def __rtruediv__(self, other: Any) -> "Tensor":
         return OPS["divide"](other, self)
+
+    def __floordiv__(self, other: Any) -> "Tensor":
+        return OPS["floor_divide"](self, other)
 
     def __pow__(self, other: Any) -> "Tensor":
         return OPS["power"](self, other)

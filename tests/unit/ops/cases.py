@@ -55,7 +55,7 @@ CASES: dict[str, list[Case]] = {
     **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"), _PAIRS),
     **dict.fromkeys(("logical_and", "logical_or"), _FLAGS),
     "logical_not": [Case(flags(B, 3))],
-    **dict.fromkeys(("divide", "power"), _POSITIVE),
+    **dict.fromkeys(("divide", "floor_divide", "power"), _POSITIVE),
     "where": [Case(flags(B, 1), normal(B, 3), normal(3), rows=(0, 0, None))],
     **dict.fromkeys(
         ("negative", "absolute", "sign", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus"), _ONE
@@ -114,6 +114,7 @@ CASES: dict[str, list[Case]] = {
             **{"window": (2, 2), "strides": (2, 2), "before": (0, 0), "rows": (0, 0, 0)},
         ),
     ],
+    "random_bits": [Case(places(9), shape=(B, 11), seed=3, purpose=100, number=2, rows=(None,))],
     "take_rows": [Case(normal(4, 3), places(4, B, 2), rows=(None, 0))],
     "add_rows": [Case(normal(B, 2, 3), places(4, B, 2), length=4, rows=(0, 0))],
     "one_hot_last": [Case(places(4, B), classes=3, dtype="float64")],

@@ -1,0 +1,87 @@
+"""Random numbers of rows: the same on any number of ranks, others at every draw."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.errors import ConfigError
+from dptrain.ops import random
+from dptrain.program.evaluate import evaluate
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.random import Purpose
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+ROWS = 11
+
+
+@pytest.mark.parametrize("shards", [[11], [4, 4, 3], [0, 11], [5, 0, 1, 2, 3]], ids=str)
+def test_the_same_on_any_number_of_ranks(shards):
+    seed = random.SeedGenerator(7)
+
+    def step(x):
+        n = x.shape[0]
+        noise = random.normal((n, 3), seed=seed)
+        return {
+            "noise": noise,
+            "twice": random.uniform((2 * n, 2, 2), seed=seed),
+            "dropped": random.dropout(x, 0.4, seed=seed),
+            "whole": random.uniform((4,), seed=seed),
+            "sum": ops.sum(noise),
+        }
+
+    program = trace(step, {"x": ((Rows(ROWS), 3), "float64")}, [seed.count])
+    values = {"x": np.arange(ROWS * 3.0).reshape(ROWS, 3), "seed_generator": np.int64(5)}
+    whole, state = evaluate(program, values)
+    assert state["seed_generator"] == 5 + 5
+    found, _ = run_on_ranks(place(program), values, shards, {"x": 0})
+    for name in ("noise", "twice", "dropped"):
+        np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in found]), whole[name])
+    for outputs, own in found:
+        np.testing.assert_array_equal(outputs["whole"], whole["whole"])
+        np.testing.assert_allclose(outputs["sum"], whole["sum"], rtol=1e-5)
+        assert own == state
+
+
+def test_every_draw_is_another():
+    seed = random.SeedGenerator(0)
+    first, second = (random.uniform((5, 3), seed=seed).numpy() for _ in range(2))
+    assert not np.any(first == second)
+    again = random.SeedGenerator(0)
+    np.testing.assert_array_equal(random.uniform((5, 3), seed=again).numpy(), first)
+    other = random.SeedGenerator(0, number=1)
+    assert not np.any(random.uniform((5, 3), seed=other).numpy() == first)
+
+
+def test_distributions():
+    seed = random.SeedGenerator(1)
+    uniform = random.uniform((200, 100), -1, 3, seed=seed).numpy()
+    assert -1 <= uniform.min() < uniform.max() < 3
+    assert abs(uniform.mean() - 1) < 0.03
+    normal = random.normal((200, 100), 2, 0.5, "float64", seed=seed).numpy()
+    assert abs(normal.mean() - 2) < 0.02
+    assert abs(normal.std() - 0.5) < 0.02
+    assert np.isfinite(normal).all()
+    kept = random.dropout(np.ones((200, 100)), 0.25, seed=seed).numpy()
+    assert set(np.unique(kept)) == {0, 1 / 0.75}
+    assert abs(np.mean(kept == 0) - 0.25) < 0.02
+
+
+def test_dropout_has_the_bits_of_the_backends():
+    seed = random.SeedGenerator(9, purpose=Purpose.DROPOUT, number=4)
+    seed.count.assign(6)
+    expected = np.empty((5, 11), np.float32)
+    NumpyBackend("float32", 1).dropout_mask(0.3, 9, 6, 4, 0, expected)
+    np.testing.assert_array_equal(random.dropout(np.ones((5, 11), np.float32), 0.3, seed=seed).numpy(), expected)
+
+
+def test_refused():
+    seed = random.SeedGenerator(0)
+    with pytest.raises(ConfigError, match="rate = 1: expected 0 to below 1"):
+        random.dropout(np.ones(3), 1, seed=seed)
+    with pytest.raises(ConfigError, match="rows of the batch must come first"):
+        seed.bits((3, Rows(4)))
+    with pytest.raises(ConfigError, match="seed = -1"):
+        random.SeedGenerator(-1)
