@@ -6,6 +6,7 @@ Layers, `compile` and the device are in `network`, weights and files in `stored`
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -112,7 +113,8 @@ class Sequential(StoredNetwork):
             validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or what makes batches.
             shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only. Of a
                 PyDataset it is the order of its batches; others that make batches keep theirs.
-            class_weight: weights of samples by their label, 1 where it is not named.
+            class_weight: weights of samples by their label, 1 where it is not named; of those trained on, not of the
+                validation's.
             sample_weight: (rows,) weights of the samples in the loss.
             initial_epoch: number of epochs that are done already.
             steps_per_epoch: end epochs after that many steps; the next goes on in the data where the last has ended.
@@ -180,6 +182,8 @@ class Sequential(StoredNetwork):
                 validation = self._data(comm, *unpack(validation_data, "validation_data"), looks=False)
             elif validation_split and isinstance(train, Samples):
                 train, validation = split_off(train, validation_split)
+                if class_weight is not None:  # which is for training alone, and all the weights that there are
+                    validation = replace(validation, weights=None)
             if isinstance(train, Stream):
                 return train, validation, None
             size = rows_of_batch(batch_size, len(train), steps_per_epoch)

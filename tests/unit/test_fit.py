@@ -76,6 +76,21 @@ def test_validation_split_takes_the_last_rows():
         split_off(Samples(x[:1], y[:1]), 0.5)
 
 
+def test_class_weights_leave_the_validation_alone():
+    x, y = toy(40)
+    weights = {0: 5.0, 2: 0.1}
+    fit = {"epochs": 3, "verbose": 0, "class_weight": weights}
+    trained = {"sample_weight": weights_of_classes(y[:30], weights)}
+    expected = build().fit(x[:30], y[:30], **(fit | trained | {"class_weight": None}), validation_data=(x[30:], y[30:]))
+    assert build().fit(x, y, **fit, validation_split=0.25).history == expected.history
+    assert build().fit(x[:30], y[:30], **fit, validation_data=(x[30:], y[30:])).history == expected.history
+    given = build().fit(x[:30], y[:30], **fit, validation_data=iter([(x[30:], y[30:])] * 3), validation_steps=1)
+    np.testing.assert_allclose(given.history["val_loss"], expected.history["val_loss"], rtol=1e-12)
+    ours = build()
+    ours.fit(x, y, **fit, validation_split=0.25)
+    assert ours.evaluate(x[30:], y[30:], verbose=0)[0] == expected.history["val_loss"][-1]
+
+
 def test_validation_on_some_epochs():
     x, y = toy()
     arguments = {"verbose": 0, "validation_data": (x, y), "epochs": 5}
