@@ -49,8 +49,8 @@ def load_model(
     phase.enter("loading")
     file = _agreed(comm, lambda: keras_zip.read(path, compiled=compile) if comm.rank == 0 else None)
     config, seed = comm.broadcast_fact(None if file is None else [file.config, file.seed])
-    name, layers, dtype = keras_config.layers_of(config["config"])
-    model = Sequential(layers, name=name, seed=seed)
+    name, layers, dtype, trainable = keras_config.layers_of(config["config"])
+    model = Sequential(layers, trainable, name, seed=seed)
     compiled = keras_config.compiled_of(config.get("compile_config"))
     if compiled is not None:
         optimizer, loss, measured, weighted = compiled
@@ -80,7 +80,7 @@ def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **o
     comm = comms.current()
     phase.enter("loading")
     found = _agreed(comm, lambda: live.take(model, compiled=compile))
-    result = Sequential(found.layers, name=found.name, seed=seed)
+    result = Sequential(found.layers, found.trainable, found.name, seed=seed)
     if found.compiled is not None:
         optimizer, loss, measured, weighted = found.compiled
         options = {"dtype": found.dtype} | options

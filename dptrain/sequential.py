@@ -59,7 +59,8 @@ class Sequential(StoredNetwork):
 
     Args:
         layers: the layers; more can be added with `add`.
-        name: for summaries.
+        trainable: False leaves all weights as they are, whatever the layers say.
+        name: for summaries; "sequential" by default (which Keras numbers).
         seed: of initial weights, shuffling and dropout, the same on all ranks; by default that of
             `dptrain.utils.set_random_seed`, or 0.
 
@@ -68,9 +69,14 @@ class Sequential(StoredNetwork):
     """
 
     def __init__(
-        self, layers: Sequence[Layer] | None = None, *, name: str = "sequential", seed: int | None = None
+        self,
+        layers: Sequence[Layer] | None = None,
+        trainable: bool = True,
+        name: str | None = None,
+        *,
+        seed: int | None = None,
     ) -> None:
-        super().__init__(layers, name=name, seed=seed)
+        super().__init__(layers, trainable=trainable, name="sequential" if name is None else name, seed=seed)
         self.history: History | None = None
         self.stop_training = False
 
@@ -209,6 +215,7 @@ class Sequential(StoredNetwork):
                 ],
                 "seed": self.seed,
                 "layers": [[type(layer).__name__, layer.config()] for layer in self.layers],
+                "trainable": self.trainable,
                 "compiled": self._describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
@@ -485,8 +492,8 @@ class Sequential(StoredNetwork):
         """Take the model's input shape, if it is not known, from the first batch; return its rows."""
         x = as_array(source.look()[0], "x")
         self._seen = self._compiled is not None
-        if self._architecture is None and self.layers and self.layers[0].input_shape is None:
-            self.build(x.shape[1:])
+        if self._awaits_shape():
+            self._build_for(x.shape[1:])
         return len(x) if x.ndim else 0
 
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
@@ -541,8 +548,10 @@ class Sequential(StoredNetwork):
         if method is not None and self._compiled is not None and self._without_loss() and not self.has_own_steps:
             raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         phase.enter(method or "predict")
-        if self._architecture is None and self.layers and self.layers[0].input_shape is None and is_array(x):
-            self.build(as_array(x, "x").shape[1:])
+        if self._awaits_shape() and is_array(x):
+            self._build_for(as_array(x, "x").shape[1:])
+        if method in ("fit", "train_on_batch"):
+            self._follow_trainable()
         return comms.current()
 
     def _hooks(
