@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain.backend.base import flat_features
 from dptrain.batches.adapters import BatchSource
-from dptrain.batches.base import ArrayBatches, Batches, warn_of_the_end
+from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.inputs import (
     Samples,
     Stream,
@@ -26,7 +26,6 @@ from dptrain.batches.inputs import (
     check_samples,
     check_unspecified,
     evaluation_batches,
-    evaluation_sampler,
     is_array,
     refuse_split,
     rows_of_batch,
@@ -36,7 +35,7 @@ from dptrain.batches.inputs import (
     unpack,
     weights_of_classes,
 )
-from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, Sampler
+from dptrain.batches.sampling import GlobalSampler, Sampler
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger
 from dptrain.callbacks.base import flatten
@@ -78,7 +77,7 @@ class Sequential(StoredNetwork):
     ) -> None:
         super().__init__(layers, trainable=trainable, name="sequential" if name is None else name, seed=seed)
         self.history: History | None = None
-        self.stop_training = False
+        self.stop_training = self.stop_evaluating = self.stop_predicting = False
 
     # Training
 
@@ -221,7 +220,6 @@ class Sequential(StoredNetwork):
             comm.require_same("the ranks call fit differently", facts)
         watched = _watched(comm, hooks, "test")
         store = self._trainer(comm).replica.as_stored
-        whole = self._whole()
 
         def batches() -> tuple[Batches, Batches | None]:
             own: Batches
@@ -234,12 +232,15 @@ class Sequential(StoredNetwork):
                 return own, None
             if isinstance(validation, Stream):
                 return own, self._stream(validation, comm, validation_steps, "evaluation")
-            size = validation_batch_size
-            if validation_steps or watched:
-                size = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
-            elif whole:
-                size = validation_batch_size or batch_size
-            return own, evaluation_batches(validation, store, comm, size, validation_steps, whole=whole)
+            return own, evaluation_batches(
+                validation.stored(store),
+                comm,
+                batch_size=validation_batch_size,
+                otherwise=batch_size,
+                steps=validation_steps,
+                watched=watched,
+                whole=self._whole(),
+            )
 
         own, evaluated = self._agreed(comm, "fit", batches)
         if isinstance(own, StreamBatches):
@@ -277,8 +278,7 @@ class Sequential(StoredNetwork):
             own = ArrayBatches(store(train.x, train.y), sampler)
             if validation is None:
                 return own, None
-            mine = LocalSampler(*validation.mine, EVALUATION_ROWS)
-            return own, ArrayBatches(store(validation.x, validation.y), mine)
+            return own, evaluation_batches(store(validation.x, validation.y), comm, mine=validation.mine)
 
         own, evaluated = self._agreed(comm, "fit", batches)
         yield from self._train(own, evaluated, hooks, comm, epochs=epochs)
@@ -343,8 +343,9 @@ class Sequential(StoredNetwork):
         def prepare() -> Batches:
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
-            size = rows_of_batch(batch_size, len(data), steps) if steps or watched else batch_size
-            return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps, whole=self._whole())
+            arrays = data.stored(trainer.replica.as_stored)
+            options: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "watched": watched}
+            return evaluation_batches(arrays, comm, **options, whole=self._whole())
 
         batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
@@ -385,16 +386,10 @@ class Sequential(StoredNetwork):
                     source.on_epoch_end()
                 batches = stream_batches(source, None, self.architecture, None, comm, steps, what="prediction")
                 return batches, None
-            samples, size = check_features(x, self.architecture), batch_size
-            if steps or watched:
-                size = rows_of_batch(batch_size, len(samples), steps)
-                if steps is not None:
-                    samples = samples[: steps * size]
-                    if (steps - 1) * size >= len(samples):
-                        warn_of_the_end()
-            sampler = evaluation_sampler(len(samples), comm, size)
+            samples = check_features(x, self.architecture)
             flat = samples.reshape(len(samples), flat_features(samples.shape[1:]))
-            return ArrayBatches([flat], sampler), len(samples)
+            options: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "watched": watched}
+            return evaluation_batches([flat], comm, **options), len(samples)
 
         batches, rows = self._agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
