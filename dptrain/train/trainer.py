@@ -255,7 +255,7 @@ class Trainer:
                 break
             yield
         # As Keras, an epoch for which no data was left has no logs.
-        logs = self.replica.logs() if self._steps else {}
+        logs = self.replica.logs() if self._steps or first_step else {}
         self._finished = self.timing
         return logs
 
