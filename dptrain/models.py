@@ -3,11 +3,12 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
+from dptrain.registry.names import not_there
 from dptrain.runtime.failure import phase
 from dptrain.saving import from_keras as live
 from dptrain.saving import keras_config, keras_zip
@@ -17,6 +18,9 @@ from dptrain.sequential import Sequential
 T = TypeVar("T")
 
 __all__ = ["Sequential", "from_keras", "load_model"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("models", __all__)
 
 
 def load_model(

@@ -7,10 +7,15 @@ compares the two.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dptrain.backend.custom import LETTERS, Launch, Op, Shape
+from dptrain.registry.names import not_there
 
 __all__ = ["LETTERS", "Launch", "Op", "op"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("ops", __all__)
 
 
 def op(

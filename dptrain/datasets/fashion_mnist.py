@@ -1,8 +1,15 @@
 """Fashion-MNIST: articles of clothing, H. Xiao et al., 2017; under Keras' name."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dptrain.data.loading import Array, load
+from dptrain.registry.names import not_there
+
+__all__ = ["load_data"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("datasets.fashion_mnist", __all__)
 
 
 def load_data(path: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
