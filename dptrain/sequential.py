@@ -43,7 +43,7 @@ from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
-from dptrain.runtime.failure import phase
+from dptrain.runtime.failure import phase, warn
 from dptrain.stored import StoredNetwork
 from dptrain.train.trainer import StepIterator, run_to_end
 
@@ -289,6 +289,7 @@ class Sequential(StoredNetwork):
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
+        self._warn_of_nothing_to_train()
         for part in self.parts():
             part._share_parameters(comm)
         try:
@@ -418,6 +419,7 @@ class Sequential(StoredNetwork):
         comm = self._start("train_on_batch", x)
         samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
         batches = self._one_batch("train_on_batch", samples, comm)
+        self._warn_of_nothing_to_train()
         with self._collective(comm):
             logs = self._trainer(comm).train_on_batch(batches)
         return _in_order(logs, return_dict)
@@ -548,6 +550,10 @@ class Sequential(StoredNetwork):
         if method in ("fit", "train_on_batch"):
             self._follow_trainable()
         return comms.current()
+
+    def _warn_of_nothing_to_train(self) -> None:
+        if not self.architecture.layout.trained and not self.has_own_steps:
+            warn("The model does not have any trainable weights.")
 
     def _hooks(
         self,

@@ -19,6 +19,9 @@ def stack() -> list[layers.Layer]:
     return [dp.Input((4,)), layers.Dense(3, "tanh"), layers.BatchNormalization(), layers.Dense(2)]
 
 
+NOTHING = "ignore:The model does not have any trainable weights"
+
+
 def compiled(model: dp.Sequential, optimizer: str = "adam") -> dp.Sequential:
     model.compile(optimizer, "mse", device="cpu", dtype="float64", loops="numpy")
     return model
@@ -90,6 +93,7 @@ def test_shapes_that_build_refuses(input_shape, message):
 # Training
 
 
+@pytest.mark.filterwarnings(NOTHING)
 def test_a_model_that_is_not_trained(capsys):
     x, y = toy()
     model = dp.Sequential(stack())
@@ -109,6 +113,7 @@ def test_a_model_that_is_not_trained(capsys):
     assert changed(before, model) == [True] * 8
 
 
+@pytest.mark.filterwarnings(NOTHING)
 def test_a_layer_of_a_model_that_is_not_trained():
     x, y = toy()
     model = dp.Sequential(stack()[:2], trainable=False, name="frozen")
@@ -122,6 +127,7 @@ def test_a_layer_of_a_model_that_is_not_trained():
     assert again.architecture.layout.trainable_count == 0
 
 
+@pytest.mark.filterwarnings(NOTHING)
 @pytest.mark.parametrize("way", ["model", "layer"])
 def test_trainable_changed_after_compile_holds_from_the_next_fit(way, capsys):
     """As in Keras; the optimizer goes on with what it knows of the parameters that it still trains."""
@@ -156,6 +162,7 @@ def test_the_optimizer_keeps_what_it_knows_where_trainable_changes():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.filterwarnings(NOTHING)
 def test_files_say_what_is_trained(tmp_path):
     pytest.importorskip("h5py")
     x, y = toy()
@@ -180,6 +187,7 @@ def test_files_say_what_is_trained(tmp_path):
 # Nothing to train
 
 
+@pytest.mark.filterwarnings(NOTHING)
 @pytest.mark.parametrize(
     "made",
     [
@@ -201,3 +209,13 @@ def test_a_model_without_weights(made):
     assert history["val_loss"] == pytest.approx([loss] * 2)
     assert model.train_on_batch(x, x) == pytest.approx(loss)
     assert model.get_weights() == []
+
+
+def test_nothing_to_train_is_said():
+    x, y = toy()
+    model = compiled(dp.Sequential([dp.Input((4,)), layers.Dense(2)], trainable=False))
+    model.evaluate(x, y, verbose=0)
+    with pytest.warns(UserWarning, match="The model does not have any trainable weights"):
+        model.fit(x, y, verbose=0)
+    with pytest.warns(UserWarning, match="The model does not have any trainable weights"):
+        model.train_on_batch(x, y)
