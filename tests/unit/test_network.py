@@ -105,6 +105,7 @@ def test_a_model_that_is_not_trained(capsys):
     before = model.get_weights()
     history = model.fit(x, y, epochs=2, verbose=0).history["loss"]
     assert changed(before, model) == [False] * 8
+    assert model.optimizer.iterations == 0
     assert history[0] == pytest.approx(history[1], rel=1e-12)
     assert history[0] == pytest.approx(model.evaluate(x, y, verbose=0), rel=1e-12)
     model.trainable = True
@@ -144,7 +145,7 @@ def test_trainable_changed_after_compile_holds_from_the_next_fit(way, capsys):
     before = model.get_weights()
     model.fit(x, y, verbose=0)
     assert changed(before, model) == ([False] * 4 if way == "model" else [False, False, True, True])
-    assert model.optimizer.iterations > 1
+    assert model.optimizer.iterations == (1 if way == "model" else 2)
     change(True)
     model.train_on_batch(x, y)
     assert changed(before, model) == [True] * 4
