@@ -121,7 +121,7 @@ class Dptrain(Trainee):
             ],
             seed=work.seed,
         )
-        self.model.build((self.x_NF.shape[1],))
+        self.model.build((None, self.x_NF.shape[1]))
 
     def train(self, epochs: int, *more: Any) -> list[Epoch]:
         import dptrain as dp

@@ -149,7 +149,7 @@ class Dptrain(Trainee):
         hidden = [dp.layers.Dense(units, activation="relu") for units in self.work.hidden]
         last = dp.layers.Dense(CLASSES, activation="softmax")
         model = dp.Sequential([dp.layers.Rescaling(1 / 255), dp.layers.Flatten(), *hidden, last], seed=seed)
-        model.build((self.x_NF.shape[1],))
+        model.build((None, self.x_NF.shape[1]))
         return model
 
     def _compile(self, model: Any, initial: list[Any]) -> None:

@@ -4,10 +4,33 @@
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
-from dptrain.registry.names import lookup
+from dptrain.registry.names import lookup, not_there
+
+__all__ = [
+    "Activation",
+    "deserialize",
+    "elu",
+    "exponential",
+    "gelu",
+    "get",
+    "leaky_relu",
+    "linear",
+    "relu",
+    "selu",
+    "serialize",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "swish",
+    "tanh",
+]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("activations", __all__)
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,23 @@ class Architecture:
         layers: at least one; the first states `input_shape` unless `input_shape` is given. An `InputLayer`, which can
             stand before the first, is not counted as a layer.
         input_shape: shape of one sample.
+        trainable: False leaves all parameters as they are, whatever the layers say.
 
     Attributes:
         layers: the layers, each with a name.
+        trainable: as given.
         input_shapes: shape of one sample that goes into each layer.
         output_shapes: shape of one sample that comes out of each layer.
         layout: the parameters of all layers in one flat buffer, each named "layer/parameter"; trained are those of
-            layers whose `trainable` is True when the architecture is made.
+            layers whose `trainable` is True when the architecture is made, if that of the model is.
 
     Raises:
         ConfigError: no layers, no input shape, two layers of one name, or a layer that cannot take its input.
     """
 
-    def __init__(self, layers: Sequence[Layer], input_shape: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], input_shape: tuple[int, ...] | None = None, *, trainable: bool = True
+    ) -> None:
         if input_shape is None and layers:
             input_shape = layers[0].input_shape
         if layers and isinstance(layers[0], InputLayer):
@@ -45,6 +49,7 @@ class Architecture:
             )
         _name_layers(layers)
         self.layers = tuple(layers)
+        self.trainable = trainable
         self.input_shapes: list[tuple[int, ...]] = []
         self.output_shapes: list[tuple[int, ...]] = []
         specs = []
@@ -52,12 +57,13 @@ class Architecture:
         for layer in self.layers:
             self.input_shapes.append(shape)
             specs += [
-                (f"{layer.name}/{spec.name}", replace(spec, trainable=spec.trainable and layer.trainable))
+                (f"{layer.name}/{spec.name}", replace(spec, trainable=spec.trainable and layer.trainable and trainable))
                 for spec in layer.param_specs(shape)
             ]
             shape = layer.output_shape(shape)
             self.output_shapes.append(shape)
         self.layout = ParamLayout(specs)
+        self._flags = self._trainable_flags(trainable)  # which may change, the layout does not
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -69,13 +75,20 @@ class Architecture:
         """Shape of one output sample."""
         return self.output_shapes[-1]
 
-    def as_trainable_now(self) -> "Architecture":
+    def as_trainable_now(self, trainable: bool = True) -> "Architecture":
         """Return this architecture laid out by what the layers' `trainable` says now, itself where nothing changed.
 
         `layout.rearranged` takes the values of the parameters from one to the other.
+
+        Args:
+            trainable: what the model's says now.
         """
-        now = Architecture(self.layers, self.input_shape)
-        return self if now.layout.entries == self.layout.entries else now
+        if self._flags == self._trainable_flags(trainable):
+            return self
+        return Architecture(self.layers, self.input_shape, trainable=trainable)
+
+    def _trainable_flags(self, trainable: bool) -> list[bool]:
+        return [trainable, *(layer.trainable for layer in self.layers)]
 
     def layers_for(self, loss: Loss) -> tuple[tuple[Layer, ...], bool]:
         """Return the layers, without the last activation where the loss computes that itself, and whether it does."""

@@ -3,11 +3,12 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
+from dptrain.registry.names import not_there
 from dptrain.runtime.failure import phase
 from dptrain.saving import from_keras as live
 from dptrain.saving import keras_config, keras_zip
@@ -17,6 +18,9 @@ from dptrain.sequential import Sequential
 T = TypeVar("T")
 
 __all__ = ["Sequential", "from_keras", "load_model"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("models", __all__)
 
 
 def load_model(
@@ -49,8 +53,8 @@ def load_model(
     phase.enter("loading")
     file = _agreed(comm, lambda: keras_zip.read(path, compiled=compile) if comm.rank == 0 else None)
     config, seed = comm.broadcast_fact(None if file is None else [file.config, file.seed])
-    name, layers, dtype = keras_config.layers_of(config["config"])
-    model = Sequential(layers, name=name, seed=seed)
+    name, layers, dtype, trainable = keras_config.layers_of(config["config"])
+    model = Sequential(layers, trainable, name, seed=seed)
     compiled = keras_config.compiled_of(config.get("compile_config"))
     if compiled is not None:
         optimizer, loss, measured, weighted = compiled
@@ -80,7 +84,7 @@ def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **o
     comm = comms.current()
     phase.enter("loading")
     found = _agreed(comm, lambda: live.take(model, compiled=compile))
-    result = Sequential(found.layers, name=found.name, seed=seed)
+    result = Sequential(found.layers, found.trainable, found.name, seed=seed)
     if found.compiled is not None:
         optimizer, loss, measured, weighted = found.compiled
         options = {"dtype": found.dtype} | options

@@ -14,7 +14,8 @@ from dptrain.backend.base import Backend
 from dptrain.batches.adapters import short
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
-from dptrain.layers import Layer
+from dptrain.layers import InputLayer, Layer
+from dptrain.layers.base import sizes
 from dptrain.losses import Loss
 from dptrain.metrics import Metric
 from dptrain.metrics import resolve as resolve_metrics
@@ -42,6 +43,7 @@ class Network(Steps):
 
     Args:
         layers: the layers.
+        trainable: as `Sequential`.
         name: for summaries.
         seed: as `Sequential`.
 
@@ -49,9 +51,12 @@ class Network(Steps):
         ConfigError: the seed is out of range, or something else than a layer.
     """
 
-    def __init__(self, layers: Sequence[Layer] | None, *, name: str, seed: int | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[Layer] | None, *, trainable: bool = True, name: str, seed: int | None = None
+    ) -> None:
         super().__init__()
-        self.layers: list[Layer] = [_checked(layer) for layer in layers or []]
+        self._stack: list[Layer] = [_checked(layer) for layer in layers or []]  # with the Input, if there is one
+        self._trainable = bool(trainable)
         self.name = name
         self.seed = default_seed() if seed is None else check_seed(seed)
         self._architecture: Architecture | None = None
@@ -67,6 +72,22 @@ class Network(Steps):
 
     # Setting up
 
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers in a list of their own, as in Keras without an `Input`."""
+        return [layer for layer in self._stack if not isinstance(layer, InputLayer)]
+
+    @property
+    def trainable(self) -> bool:
+        """Whether weights are trained at all; setting it sets every layer's as well, as in Keras."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, trainable: bool) -> None:
+        self._trainable = bool(trainable)
+        for layer in self._stack:
+            layer.trainable = self._trainable
+
     def add(self, layer: Layer) -> None:
         """Append a layer.
 
@@ -75,7 +96,7 @@ class Network(Steps):
         """
         if self._architecture is not None:
             raise ConfigError("layers can be added only before the model is first used")
-        self.layers.append(_checked(layer))
+        self._stack.append(_checked(layer))
 
     def compile(
         self,
@@ -163,22 +184,58 @@ class Network(Steps):
             self._weights = None
             return
         flat, before = self._flat_weights(), self._architecture
-        self._architecture = before.as_trainable_now()
+        self._architecture = before.as_trainable_now(self._trainable)
         if self._architecture is not before:
             flat = self._architecture.layout.rearranged(flat, before.layout)
         self._weights = flat
 
-    def build(self, input_shape: tuple[int, ...]) -> None:
+    def _follow_trainable(self) -> None:
+        """Train from now on what `trainable` of model and layers says; weights and the optimizer's state stay."""
+        before = self._architecture
+        if before is None or before.as_trainable_now(self._trainable) is before:
+            return
+        state = self._optimizer_state
+        if self._replica is not None and self._compiled is not None:
+            state = OptimizerState.of(self._replica)
+        self._keep_weights()
+        self._replica = self._trainer_kept = None
+        if state is not None:
+            self._optimizer_state = state.rearranged(self.architecture.layout, before.layout)
+
+    def build(self, input_shape: Sequence[int | None] | None = None) -> None:
         """Fix the shapes of all layers.
 
         Args:
-            input_shape: shape of one sample.
+            input_shape: (batch size, *shape of one sample), as in Keras; the batch size, which may be None, is left
+                unused. None: the first layer says it.
 
         Raises:
-            ConfigError: a layer cannot take its input.
+            ConfigError: it is no such shape, another one than the model has already, or a layer cannot take it.
         """
+        if input_shape is None:
+            _ = self.architecture
+            return
+        if isinstance(input_shape, str) or not isinstance(input_shape, Sequence) or len(input_shape) < 2:
+            raise ConfigError(
+                f"build: input_shape = {input_shape!r}: expected (batch size or None, *shape of one sample), such as "
+                "(None, 784)"
+            )
+        shape = sizes(input_shape[1:])
+        if not self._awaits_shape() and self.architecture.input_shape != shape:
+            raise ConfigError(
+                f"Sequential model {self.name!r} has already been configured to use input shape "
+                f"{(None, *self.architecture.input_shape)}. You cannot build it with input_shape {tuple(input_shape)}"
+            )
+        self._build_for(shape)
+
+    def _awaits_shape(self) -> bool:
+        """Whether nobody has said yet what shape a sample has."""
+        return self._architecture is None and bool(self._stack) and self._stack[0].input_shape is None
+
+    def _build_for(self, shape: tuple[int, ...]) -> None:
+        """Fix the shapes of all layers, for samples of that shape."""
         if self._architecture is None:
-            self._architecture = Architecture(self.layers, input_shape)
+            self._architecture = Architecture(self._stack, shape, trainable=self._trainable)
 
     @property
     def architecture(self) -> Architecture:
@@ -188,7 +245,7 @@ class Network(Steps):
             ConfigError: the first layer has no input_shape and the model has not seen data.
         """
         if self._architecture is None:
-            self._architecture = Architecture(self.layers)
+            self._architecture = Architecture(self._stack, trainable=self._trainable)
         return self._architecture
 
     @property

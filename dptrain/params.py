@@ -145,3 +145,17 @@ class ParamLayout:
         for entry in self.entries:
             entry.view(result)[...] = values[entry.name]
         return result
+
+    def rearranged_slot(self, flat: npt.NDArray[Any], source: "ParamLayout") -> npt.NDArray[Any]:
+        """Return an optimizer's flat buffer, of `size` elements, with 0 for what only this layout trains.
+
+        Args:
+            flat: of `source.size` elements, on the host.
+            source: as of `rearranged`.
+        """
+        values = source.gradient_views(flat)
+        result = np.zeros(self.size, flat.dtype)
+        for entry in self.trained:
+            if entry.name in values:
+                entry.view(result)[...] = values[entry.name]
+        return result

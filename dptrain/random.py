@@ -5,10 +5,15 @@ The key is (seed, purpose); the counter's upper words are the position, its lowe
 """
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.registry.names import not_there
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("random", ())
 
 
 class Purpose(IntEnum):

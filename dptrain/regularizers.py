@@ -1,10 +1,16 @@
 """Regularizers: penalties on parameters that are added to the loss, as in Keras."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
+from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Configurable, Registry
+
+__all__ = ["L1", "L1L2", "L2", "REGULARIZERS", "Regularizer", "deserialize", "get", "serialize"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("regularizers", __all__)
 
 
 class Regularizer(Configurable):

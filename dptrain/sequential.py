@@ -6,6 +6,7 @@ Layers, `compile` and the device are in `network`, weights and files in `stored`
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain.backend.base import flat_features
 from dptrain.batches.adapters import BatchSource
-from dptrain.batches.base import ArrayBatches, Batches, warn_of_the_end
+from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.inputs import (
     Samples,
     Stream,
@@ -25,7 +26,6 @@ from dptrain.batches.inputs import (
     check_samples,
     check_unspecified,
     evaluation_batches,
-    evaluation_sampler,
     is_array,
     refuse_split,
     rows_of_batch,
@@ -35,7 +35,7 @@ from dptrain.batches.inputs import (
     unpack,
     weights_of_classes,
 )
-from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, Sampler
+from dptrain.batches.sampling import GlobalSampler, Sampler
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger
 from dptrain.callbacks.base import flatten
@@ -43,7 +43,7 @@ from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
-from dptrain.runtime.failure import phase
+from dptrain.runtime.failure import phase, warn
 from dptrain.stored import StoredNetwork
 from dptrain.train.trainer import StepIterator, run_to_end
 
@@ -58,7 +58,8 @@ class Sequential(StoredNetwork):
 
     Args:
         layers: the layers; more can be added with `add`.
-        name: for summaries.
+        trainable: False leaves all weights as they are, whatever the layers say.
+        name: for summaries; "sequential" by default (which Keras numbers).
         seed: of initial weights, shuffling and dropout, the same on all ranks; by default that of
             `dptrain.utils.set_random_seed`, or 0.
 
@@ -67,11 +68,16 @@ class Sequential(StoredNetwork):
     """
 
     def __init__(
-        self, layers: Sequence[Layer] | None = None, *, name: str = "sequential", seed: int | None = None
+        self,
+        layers: Sequence[Layer] | None = None,
+        trainable: bool = True,
+        name: str | None = None,
+        *,
+        seed: int | None = None,
     ) -> None:
-        super().__init__(layers, name=name, seed=seed)
+        super().__init__(layers, trainable=trainable, name="sequential" if name is None else name, seed=seed)
         self.history: History | None = None
-        self.stop_training = False
+        self.stop_training = self.stop_evaluating = self.stop_predicting = False
 
     # Training
 
@@ -112,7 +118,8 @@ class Sequential(StoredNetwork):
             validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or what makes batches.
             shuffle: a new order every epoch, f(seed, epoch); "batch" changes the order within batches only. Of a
                 PyDataset it is the order of its batches; others that make batches keep theirs.
-            class_weight: weights of samples by their label, 1 where it is not named.
+            class_weight: weights of samples by their label, 1 where it is not named; of those trained on, not of the
+                validation's.
             sample_weight: (rows,) weights of the samples in the loss.
             initial_epoch: number of epochs that are done already.
             steps_per_epoch: end epochs after that many steps; the next goes on in the data where the last has ended.
@@ -180,6 +187,8 @@ class Sequential(StoredNetwork):
                 validation = self._data(comm, *unpack(validation_data, "validation_data"), looks=False)
             elif validation_split and isinstance(train, Samples):
                 train, validation = split_off(train, validation_split)
+                if class_weight is not None:  # which is for training alone, and all the weights that there are
+                    validation = replace(validation, weights=None)
             if isinstance(train, Stream):
                 return train, validation, None
             size = rows_of_batch(batch_size, len(train), steps_per_epoch)
@@ -205,12 +214,12 @@ class Sequential(StoredNetwork):
                 ],
                 "seed": self.seed,
                 "layers": [[type(layer).__name__, layer.config()] for layer in self.layers],
+                "trainable": self.trainable,
                 "compiled": self._describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
         watched = _watched(comm, hooks, "test")
         store = self._trainer(comm).replica.as_stored
-        whole = self._whole()
 
         def batches() -> tuple[Batches, Batches | None]:
             own: Batches
@@ -223,12 +232,15 @@ class Sequential(StoredNetwork):
                 return own, None
             if isinstance(validation, Stream):
                 return own, self._stream(validation, comm, validation_steps, "evaluation")
-            size = validation_batch_size
-            if validation_steps or watched:
-                size = rows_of_batch(validation_batch_size or batch_size, len(validation), validation_steps)
-            elif whole:
-                size = validation_batch_size or batch_size
-            return own, evaluation_batches(validation, store, comm, size, validation_steps, whole=whole)
+            return own, evaluation_batches(
+                validation.stored(store),
+                comm,
+                batch_size=validation_batch_size,
+                otherwise=batch_size,
+                steps=validation_steps,
+                watched=watched,
+                whole=self._whole(),
+            )
 
         own, evaluated = self._agreed(comm, "fit", batches)
         if isinstance(own, StreamBatches):
@@ -266,8 +278,7 @@ class Sequential(StoredNetwork):
             own = ArrayBatches(store(train.x, train.y), sampler)
             if validation is None:
                 return own, None
-            mine = LocalSampler(*validation.mine, EVALUATION_ROWS)
-            return own, ArrayBatches(store(validation.x, validation.y), mine)
+            return own, evaluation_batches(store(validation.x, validation.y), comm, mine=validation.mine)
 
         own, evaluated = self._agreed(comm, "fit", batches)
         yield from self._train(own, evaluated, hooks, comm, epochs=epochs)
@@ -278,6 +289,7 @@ class Sequential(StoredNetwork):
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self._trainer(comm)
+        self._warn_of_nothing_to_train()
         for part in self.parts():
             part._share_parameters(comm)
         try:
@@ -332,8 +344,9 @@ class Sequential(StoredNetwork):
         def prepare() -> Batches:
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
-            size = rows_of_batch(batch_size, len(data), steps) if steps or watched else batch_size
-            return evaluation_batches(data, trainer.replica.as_stored, comm, size, steps, whole=self._whole())
+            arrays = data.stored(trainer.replica.as_stored)
+            options: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "watched": watched}
+            return evaluation_batches(arrays, comm, **options, whole=self._whole())
 
         batches = self._agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
@@ -374,16 +387,10 @@ class Sequential(StoredNetwork):
                     source.on_epoch_end()
                 batches = stream_batches(source, None, self.architecture, None, comm, steps, what="prediction")
                 return batches, None
-            samples, size = check_features(x, self.architecture), batch_size
-            if steps or watched:
-                size = rows_of_batch(batch_size, len(samples), steps)
-                if steps is not None:
-                    samples = samples[: steps * size]
-                    if (steps - 1) * size >= len(samples):
-                        warn_of_the_end()
-            sampler = evaluation_sampler(len(samples), comm, size)
+            samples = check_features(x, self.architecture)
             flat = samples.reshape(len(samples), flat_features(samples.shape[1:]))
-            return ArrayBatches([flat], sampler), len(samples)
+            options: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "watched": watched}
+            return evaluation_batches([flat], comm, **options), len(samples)
 
         batches, rows = self._agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
@@ -412,6 +419,7 @@ class Sequential(StoredNetwork):
         comm = self._start("train_on_batch", x)
         samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
         batches = self._one_batch("train_on_batch", samples, comm)
+        self._warn_of_nothing_to_train()
         with self._collective(comm):
             logs = self._trainer(comm).train_on_batch(batches)
         return _in_order(logs, return_dict)
@@ -481,8 +489,8 @@ class Sequential(StoredNetwork):
         """Take the model's input shape, if it is not known, from the first batch; return its rows."""
         x = as_array(source.look()[0], "x")
         self._seen = self._compiled is not None
-        if self._architecture is None and self.layers and self.layers[0].input_shape is None:
-            self.build(x.shape[1:])
+        if self._awaits_shape():
+            self._build_for(x.shape[1:])
         return len(x) if x.ndim else 0
 
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
@@ -537,9 +545,15 @@ class Sequential(StoredNetwork):
         if method is not None and self._compiled is not None and self._without_loss() and not self.has_own_steps:
             raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         phase.enter(method or "predict")
-        if self._architecture is None and self.layers and self.layers[0].input_shape is None and is_array(x):
-            self.build(as_array(x, "x").shape[1:])
+        if self._awaits_shape() and is_array(x):
+            self._build_for(as_array(x, "x").shape[1:])
+        if method in ("fit", "train_on_batch"):
+            self._follow_trainable()
         return comms.current()
+
+    def _warn_of_nothing_to_train(self) -> None:
+        if not self.architecture.layout.trained and not self.has_own_steps:
+            warn("The model does not have any trainable weights.")
 
     def _hooks(
         self,

@@ -67,7 +67,8 @@ class StoredNetwork(Network):
         """Print the layers, their output shapes and numbers of weights, on rank 0."""
         launch = detect_launch()  # not the communicator: looking at a model need not start MPI
         if launch is None or launch.rank == 0:
-            print(f'Model: "{self.name}"\n{self.architecture.summary()}')
+            now = self.architecture.as_trainable_now(self.trainable)
+            print(f'Model: "{self.name}"\n{now.summary()}')
 
     # Files
 
@@ -152,9 +153,8 @@ class StoredNetwork(Network):
 
     def get_config(self) -> dict[str, Any]:
         """Return name, layers and input shape as Keras' `Sequential.get_config` does."""
-        if self._architecture is None and not (self.layers and self.layers[0].input_shape is not None):
-            return keras_config.sequential_config(self.name, self.layers, None, self._dtype())
-        return keras_config.sequential_config(self.name, self.architecture.layers, self.architecture, self._dtype())
+        shapes = None if self._awaits_shape() or not self._stack else self.architecture
+        return keras_config.sequential_config(self.name, self.layers, shapes, self._dtype(), self.trainable)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -163,8 +163,8 @@ class StoredNetwork(Network):
         Raises:
             ConfigError: it has what dptrain does not have; names it.
         """
-        name, layers, _ = keras_config.layers_of(config)
-        return cls(layers, name=name)
+        name, layers, _, trainable = keras_config.layers_of(config)
+        return cls(layers, trainable=trainable, name=name)
 
     def to_json(self, **kwargs: Any) -> str:
         """Return the model without weights as JSON, the same as config.json in a `.keras` file.
@@ -182,7 +182,7 @@ class StoredNetwork(Network):
 
         def action() -> None:
             if comm.rank == 0:
-                write(path, encode, self._snapshot(), overwrite=overwrite)
+                write(path, encode, self._snapshot().as_trainable_now(self.trainable), overwrite=overwrite)
 
         self._agreed(comm, "saving", action)
         phase.enter("user code")

@@ -8,7 +8,7 @@ compared. Under `mpirun` every rank calls it, and looks at its own GPU.
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,14 @@ from dptrain.errors import ConfigError, DptrainError
 from dptrain.layers import Layer, LayerBuffers, StepContext
 from dptrain.model import Architecture
 from dptrain.optimizers import SGD
+from dptrain.registry.names import not_there
 from dptrain.train.devices import open_backend
 from dptrain.train.explicit import ExplicitReplica, NoLoss
 
 __all__ = ["CheckError", "check_layer", "check_op"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("testing", __all__)
 
 Array = npt.NDArray[Any]
 

@@ -1,10 +1,13 @@
 """Small helpers with Keras' names."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.errors import ConfigError
+from dptrain.registry.names import not_there
 from dptrain.runtime.launcher import detect_launch
 
 # Its name in Keras 2.
@@ -20,6 +23,9 @@ __all__ = [
     "to_categorical",
     "world_size",
 ]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("utils", __all__)
 
 _default_seed = 0
 

@@ -2,14 +2,19 @@
 
 import importlib.util
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dptrain.backend.base import Backend
 from dptrain.backend.cpu.loops import Loops, NumpyLoops
 from dptrain.backend.cuda.products import PRECISIONS, PROVIDERS
 from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.registry.names import not_there
 
 __all__ = ["Backend", "Place", "create", "tries_gpu"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("backend", ())  # users know nothing of what it has
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from dptrain.backend.base import flat_features
 from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource, short
-from dptrain.batches.base import ArrayBatches, Batches
-from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, Sampler, WholeBatchSampler
+from dptrain.batches.base import ArrayBatches
+from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, WholeBatchSampler
 from dptrain.batches.stream import Read, StreamBatches, What
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
@@ -310,35 +310,46 @@ def split_off(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
     return samples.part(0, at), samples.part(at, rows)
 
 
-def evaluation_sampler(rows: int, comm: Communicator, batch_size: int | None) -> Sampler:
-    """Return the order of an evaluation or prediction.
+def evaluation_batches(
+    arrays: Sequence[Array],
+    comm: Communicator,
+    *,
+    batch_size: int | None = None,
+    otherwise: int | None = None,
+    steps: int | None = None,
+    watched: bool = False,
+    whole: bool = False,
+    mine: tuple[int, int] | None = None,
+) -> ArrayBatches:
+    """Return the batches of an evaluation or prediction of arrays: the one place that decides how they are cut.
+
+    Where nothing depends on it, each rank takes a contiguous part of the rows, in pieces of its own.
 
     Args:
-        rows: of the arrays, which every rank holds.
+        arrays: as the feed takes them, (rows, ...) each.
         comm: the ranks.
-        batch_size: of global batches; None lets each rank take a contiguous part, in pieces of its own.
+        batch_size: samples of a global batch that the user has chosen for this; None for none.
+        otherwise: what else says it, should it matter: the training's.
+        steps: end after that many batches; if there is no batch size they hold all samples.
+        watched: on some rank hooks are called for every batch.
+        whole: the result depends on how samples are cut into batches (`Loss.depends_on_batches`): they are cut as Keras
+            does on one device, and each batch is given to one rank.
+        mine: (start, stop) of the rows that are this rank's, where others have others; the rest is not used then.
     """
+    rows = len(arrays[0])
+    if mine is not None:
+        return ArrayBatches(arrays, LocalSampler(*mine, EVALUATION_ROWS), restarts=True)
+    if steps is not None or watched or whole:
+        batch_size = rows_of_batch(batch_size or otherwise, rows, steps)
     if batch_size is None or rows == 0:
-        return LocalSampler(*cut(0, rows, comm.size)[comm.rank], EVALUATION_ROWS)
-    return GlobalSampler(rows, batch_size, comm.rank, comm.size, shuffle=False)
-
-
-def evaluation_batches(
-    samples: Samples, store: Store, comm: Communicator, batch_size: int | None, steps: int | None, *, whole: bool
-) -> Batches:
-    """Return the batches of an evaluation, see `evaluation_sampler`; `steps` ends it early.
-
-    With `whole` the result depends on how samples are cut into batches (`Loss.depends_on_batches`): they are cut as
-    Keras does on one device, and each batch is given to one rank.
-    """
+        part = cut(0, rows, comm.size)[comm.rank]
+        return ArrayBatches(arrays, LocalSampler(*part, EVALUATION_ROWS), steps, restarts=True)
     if whole and comm.size > 1:
-        size = rows_of_batch(batch_size, len(samples), steps)
-        chosen = samples if steps is None else samples.part(0, steps * size)
-        return ArrayBatches(chosen.stored(store), WholeBatchSampler(len(chosen), size, comm.rank, comm.size))
-    if steps is not None or whole:
-        batch_size = rows_of_batch(batch_size, len(samples), steps)
-    sampler = evaluation_sampler(len(samples), comm, batch_size)
-    return ArrayBatches(samples.stored(store), sampler, steps, restarts=True)
+        chosen = rows if steps is None else min(rows, steps * batch_size)
+        sampler = WholeBatchSampler(chosen, batch_size, comm.rank, comm.size)
+        return ArrayBatches([array[:chosen] for array in arrays], sampler, restarts=True)
+    ordered = GlobalSampler(rows, batch_size, comm.rank, comm.size, shuffle=False)
+    return ArrayBatches(arrays, ordered, steps, restarts=True)
 
 
 def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:

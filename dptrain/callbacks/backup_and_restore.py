@@ -94,8 +94,9 @@ class BackupAndRestore(Callback):
         replica.iterations = about["iterations"]
         step = about["step"]
         # In the middle of an epoch the hooks of its begin come again, and get the learning rate that they got.
-        self._set_rate(about["rate_at_begin"] if step else about["rate"])
-        self.trainer.go_to(about["epoch"], step, (lambda: self._set_rate(about["rate"])) if step else None)
+        resume = self.model.optimizer.resume_learning_rate
+        resume(about["rate_at_begin"] if step else about["rate"])
+        self.trainer.go_to(about["epoch"], step, (lambda: resume(about["rate"])) if step else None)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Keep what a backup in the middle of the epoch needs."""
@@ -124,10 +125,6 @@ class BackupAndRestore(Callback):
 
     def _rate(self) -> float:
         return float(self.model.optimizer.learning_rate)
-
-    def _set_rate(self, rate: float) -> None:
-        if self._rate() != rate:  # a schedule's is that of the updates, and cannot be set
-            self.model.optimizer.learning_rate = rate
 
     def _save(self, epoch: int, step: int) -> None:
         on_rank_0(self, "backup", lambda: self._write(epoch, step))

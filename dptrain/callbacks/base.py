@@ -36,7 +36,8 @@ class Callback:
     """Hooks in Keras' words and order, called on every rank with the same, global, values.
 
     Only rank 0 may write files or to the terminal. A hook that raises on one rank alone ends the job. One that sets
-    `self.model.stop_training = True`, on whatever rank, ends the training of all ranks after the same step.
+    `self.model.stop_training = True`, on whatever rank, ends the training of all ranks after the same step;
+    `stop_evaluating` and `stop_predicting`, set in a hook of batches, so end an evaluation and a prediction.
 
     Attributes:
         params: "verbose", "epochs" and "steps" (None where nobody knows how many there are).

@@ -296,8 +296,11 @@ def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser = _build_parser(command)
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
-        known = [name for action in parser._actions for name in action.option_strings]
-        raise ConfigError(f"unknown {unknown[0]!r}{suggestion(unknown[0].partition('=')[0], known)}")
+        name = unknown[0].partition("=")[0]
+        known = [option for action in parser._actions for option in action.option_strings]
+        # An option has two names, of which the one with its group is meant by whoever writes a group.
+        alike = [option for option in known if ("." in option) == ("." in name)]
+        raise ConfigError(f"unknown {unknown[0]!r}{suggestion(name, alike)}")
     return parsed
 
 

@@ -307,7 +307,8 @@ def field_path(name: str) -> str:
     found = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]
     found = found or [leaf for leaf in all_leaves if _short(leaf) == name]
     if not found:
-        names = {other for leaf in all_leaves if leaf.path not in _FIXED for other in (leaf.path, _short(leaf))}
+        get = (lambda leaf: leaf.path) if "." in name else _short
+        names = {get(leaf) for leaf in all_leaves if leaf.path not in _FIXED}
         raise ConfigError(f"unknown field {name!r}{suggestion(name, names)}")
     if len(found) > 1:
         raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in found)}")

@@ -1,5 +1,13 @@
 """Fashion-MNIST: articles of clothing, H. Xiao et al., 2017; under Keras' name."""
 
+from typing import TYPE_CHECKING
+
 from dptrain.data.loading import load_data_of
+from dptrain.registry.names import not_there
+
+__all__ = ["load_data"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("datasets.fashion_mnist", __all__)
 
 load_data = load_data_of("fashion-mnist")

@@ -73,7 +73,7 @@ class Layer(Configurable):
         input_shape: shape of one sample, for the first layer of a model.
         input_dim: the same for flat samples, their number of features.
         name: unique in the model; by default the class's name in snake case, numbered.
-        trainable: False keeps the parameters as they are; read when the model is built and compiled.
+        trainable: False keeps the parameters as they are; read when the model is built, compiled and used.
         dtype: only None: all layers compute in the model's.
         activity_regularizer: only None.
 
@@ -105,7 +105,7 @@ class Layer(Configurable):
         self.refuse(dtype=dtype, activity_regularizer=activity_regularizer)
         if input_dim is not None:
             input_shape = (input_dim,)
-        self.input_shape = None if input_shape is None else _sizes(input_shape)
+        self.input_shape = None if input_shape is None else sizes(input_shape)
         self.name = name
         self.trainable = bool(trainable)
 
@@ -189,8 +189,8 @@ class Layer(Configurable):
         return copy.copy(self)
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
-    """Return the shape of one sample.
+def sizes(shape: Any) -> tuple[int, ...]:
+    """Return the shape of one sample after checking it.
 
     Raises:
         ConfigError: it is no list of positive integers.

@@ -139,13 +139,23 @@ class Optimizer(ABC):
 
     @learning_rate.setter
     def learning_rate(self, rate: float | LearningRateSchedule) -> None:
-        if isinstance(self._learning_rate, LearningRateSchedule) and not isinstance(rate, LearningRateSchedule):
+        if self.follows_schedule and not isinstance(rate, LearningRateSchedule):
             raise ArgumentTypeError(
                 "This optimizer was created with a `LearningRateSchedule` object as its `learning_rate` constructor "
                 "argument, hence its learning rate is not settable. If you need the learning rate to be settable, you "
                 "should instantiate the optimizer with a float `learning_rate` argument."
             )
         self._learning_rate = _rate(rate)
+
+    @property
+    def follows_schedule(self) -> bool:
+        """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
+        return isinstance(self._learning_rate, LearningRateSchedule)
+
+    def resume_learning_rate(self, rate: float) -> None:
+        """Go on with the learning rate that an interrupted training had; a schedule knows it from the steps."""
+        if not self.follows_schedule:
+            self.learning_rate = rate
 
     @property
     def iterations(self) -> int:

@@ -50,6 +50,8 @@ class Updater:
             grads_P: flat sum of the gradients over the global batch; destroyed.
             weight: one element, the sum of the sample weights over the global batch, to divide the gradients by.
         """
+        if not self._clipped:  # no parameter is trained: as in Keras that is no update
+            return
         ops, optimizer = self._ops, self._optimizer
         step, every = optimizer.steps, optimizer.gradient_accumulation_steps
         rate, iteration = optimizer.learning_rate, optimizer.iterations + 1

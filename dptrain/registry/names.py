@@ -9,6 +9,11 @@ from dptrain.errors import ConfigError
 
 T = TypeVar("T")
 
+# Tables of no more names than this are shown whole; of larger ones at most so many of the nearest names.
+_SHORT, _NEAREST = 6, 3
+# How alike two names are (difflib's ratio) of which one may be meant by the other.
+_ALIKE = 0.65
+
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Return `table[name]`.
@@ -27,10 +32,15 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an 'unknown name' message: the nearest known name, else all of them."""
+    """Return the end of an 'unknown name' message: the nearest known names, or all where these are few."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+    if not known:
+        return ""
+    in_lower_case = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), in_lower_case, _NEAREST, _ALIKE)
+    if near:
+        return f"; did you mean {' or '.join(repr(in_lower_case[one]) for one in near)}?"
+    return f"; known: {', '.join(known)}" if len(known) <= _SHORT else ""
 
 
 def snake_case(name: str) -> str:
@@ -44,10 +54,12 @@ def not_there(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
 
     Args:
         module: under which users know it ("layers").
-        names: what it has.
+        names: what it has for users.
     """
 
     def missing(name: str) -> NoReturn:
+        if name.startswith("_"):  # what Python and its tools ask any module for: __path__, __wrapped__, _repr_html_
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
         raise AttributeError(f"not supported: {module}.{name}{suggestion(name, names)}")
 
     return missing

@@ -7,10 +7,15 @@ readers do not load a shared file system.
 
 from typing import TYPE_CHECKING, Any
 
+from dptrain.registry.names import not_there
+
 if TYPE_CHECKING:
     from dptrain.sequential import Sequential
 
 __all__ = ["load_model", "save_model"]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("saving", __all__)
 
 
 def load_model(filepath: Any, *arguments: Any, **options: Any) -> "Sequential":

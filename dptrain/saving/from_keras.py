@@ -25,6 +25,7 @@ class LiveModel:
         layers: as dptrain's.
         architecture: their shapes; None where the Keras model is not built.
         dtype: "float32" or "float64".
+        trainable: the model's own, beside that of its layers.
         compiled: optimizer, loss and metrics, where the model is compiled.
         loaded: weights and optimizer; None where the Keras model is not built.
     """
@@ -33,6 +34,7 @@ class LiveModel:
     layers: list[Layer]
     architecture: Architecture | None
     dtype: str
+    trainable: bool
     compiled: tuple[Optimizer, Loss, list[Any], list[Any]] | None
     loaded: Loaded | None
 
@@ -55,18 +57,18 @@ def take(model: Any, *, compiled: bool) -> LiveModel:
     if not isinstance(config, Mapping) or not isinstance(config.get("layers"), list):
         raise ConfigError(f"not supported: {type(model).__name__} {model.name!r} has no list of layers")
     if "input_layers" in config:
-        config = {"name": config.get("name"), "layers": _chain(config)}
-    name, layers, dtype = keras_config.layers_of(config)
+        config = {**config, "layers": _chain(config)}
+    name, layers, dtype, trainable = keras_config.layers_of(config)
     found = None
     if compiled and hasattr(model, "get_compile_config"):
         found = keras_config.compiled_of(model.get_compile_config())
     if layers[0].input_shape is None:
-        return LiveModel(name, layers, None, dtype, found, None)
-    architecture = Architecture(layers)
+        return LiveModel(name, layers, None, dtype, trainable, found, None)
+    architecture = Architecture(layers, trainable=trainable)
     loaded = _weights(model, architecture)
     if found is not None:
         _optimizer(model, found[0], architecture, loaded)
-    return LiveModel(name, layers, architecture, dtype, found, loaded)
+    return LiveModel(name, layers, architecture, dtype, trainable, found, loaded)
 
 
 def _chain(config: Mapping[str, Any]) -> list[Any]:

@@ -62,7 +62,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 
 
 def sequential_config(
-    name: str, layers: Sequence[Layer], architecture: Architecture | None, dtype: str
+    name: str, layers: Sequence[Layer], architecture: Architecture | None, dtype: str, trainable: bool
 ) -> dict[str, Any]:
     """Return what Keras' `Sequential.get_config` returns.
 
@@ -71,10 +71,11 @@ def sequential_config(
         layers: its layers.
         architecture: its shapes; None where they are not known yet.
         dtype: "float32" or "float64".
+        trainable: the model's own.
     """
     policy = _object("keras", "DTypePolicy", {"name": dtype})
     listed: list[dict[str, Any]] = []
-    result = {"name": name, "trainable": True, "dtype": policy, "layers": listed}
+    result = {"name": name, "trainable": trainable, "dtype": policy, "layers": listed}
     if architecture is not None:
         batch_shape = [None, *architecture.input_shape]
         about = {"batch_shape": batch_shape, "dtype": dtype, "sparse": False, "ragged": False, "name": "input_layer"}
@@ -144,8 +145,8 @@ def _registered_name(module: str, one: object) -> str:
 # Reading
 
 
-def layers_of(config: Config) -> tuple[str, list[Layer], str]:
-    """Return name, layers and dtype of a `Sequential.get_config`; the first layer gets the input's shape.
+def layers_of(config: Config) -> tuple[str, list[Layer], str, bool]:
+    """Return name, layers, dtype and `trainable` of a `Sequential.get_config`; the first layer gets the input's shape.
 
     Raises:
         ConfigError: something that dptrain does not have; names all of it.
@@ -184,7 +185,8 @@ def layers_of(config: Config) -> tuple[str, list[Layer], str]:
         shape = _input_shape({"batch_shape": build_shape})
     if shape is not None:
         layers[0].input_shape = shape
-    return str(config["name"]), layers, dtypes.pop() if dtypes else "float32"
+    dtype = dtypes.pop() if dtypes else "float32"
+    return str(config["name"]), layers, dtype, bool(config.get("trainable", True))
 
 
 def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Any], list[Any]] | None:

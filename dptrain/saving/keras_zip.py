@@ -59,7 +59,9 @@ def encode(snapshot: Snapshot) -> bytes:
         ConfigError: h5py is not installed, or the model has something that could not be read again.
     """
     architecture = snapshot.architecture
-    config = keras_config.sequential_config(snapshot.name, architecture.layers, architecture, snapshot.dtype)
+    config = keras_config.sequential_config(
+        snapshot.name, architecture.layers, architecture, snapshot.dtype, architecture.trainable
+    )
     metadata = {
         "keras_version": _KERAS,
         "date_saved": datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S"),
@@ -101,11 +103,11 @@ def read(path: Path, *, compiled: bool) -> ModelFile:
         inner = config.get("config")
         if not isinstance(inner, dict):
             raise DataError(f"{where}: Sequential has no config")
-        _, layers, _ = keras_config.layers_of(inner)
+        _, layers, _, trainable = keras_config.layers_of(inner)
         found = keras_config.compiled_of(config.get("compile_config"))
         if layers[0].input_shape is None:
             raise DataError(f"{where}: the model was saved before it had an input shape, and has no weights")
-        architecture = Architecture(layers)
+        architecture = Architecture(layers, trainable=trainable)
         weights = _hdf5(where, archive, members, size)
         check_room(where, architecture.layout, weights.getbuffer().nbytes)
         loaded = keras_h5.load(

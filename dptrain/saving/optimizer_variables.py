@@ -38,7 +38,7 @@ def slot_groups(optimizer: Optimizer) -> list[tuple[str, ...]]:
 
 def shapes(optimizer: Optimizer, layout: ParamLayout) -> list[tuple[int, ...]]:
     """Return the shapes of Keras' variables of an optimizer that has made an update."""
-    scalars: list[tuple[int, ...]] = [()] * (2 if _has_rate(optimizer) else 1)
+    scalars: list[tuple[int, ...]] = [()] * (1 if optimizer.follows_schedule else 2)
     return scalars + [
         entry.shape for group in slot_groups(optimizer) for entry in layout.trained for _ in range(len(group))
     ]
@@ -47,7 +47,7 @@ def shapes(optimizer: Optimizer, layout: ParamLayout) -> list[tuple[int, ...]]:
 def variables(optimizer: Optimizer, layout: ParamLayout, state: OptimizerState, dtype: str) -> list[Array]:
     """Return the state as Keras' variables: the slots where there are any, in `dtype`."""
     result = [np.array(state.iterations, np.int32 if state.iterations < 2**31 else np.int64)]
-    if _has_rate(optimizer):
+    if not optimizer.follows_schedule:
         result.append(np.array(optimizer.learning_rate, dtype))
     if state.iterations:
         result += [
@@ -71,7 +71,7 @@ def state_of(where: str, optimizer: Optimizer, layout: ParamLayout, arrays: Sequ
     Raises:
         DataError: iterations or learning rate are out of range.
     """
-    scalars = 2 if _has_rate(optimizer) else 1
+    scalars = 1 if optimizer.follows_schedule else 2
     count = arrays[0]
     if count.dtype.kind not in "iu" or not 0 <= int(count) < 2**62:
         raise DataError(f"{where}: the optimizer's iterations are {count!s}, expected a whole number from 0")
@@ -85,11 +85,6 @@ def state_of(where: str, optimizer: Optimizer, layout: ParamLayout, arrays: Sequ
             for slot in group:
                 entry.view(state.slots[slot])[...] = next(rest)
     return state
-
-
-def _has_rate(optimizer: Optimizer) -> bool:
-    """Return whether the learning rate is a number, and so a variable, and not a schedule."""
-    return isinstance(optimizer.config()["learning_rate"], float)
 
 
 def _rate(where: str, configured: float, stored: Array) -> float:

@@ -1,7 +1,7 @@
 """What of a model goes into a file and comes out of one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,11 @@ class OptimizerState:
         slots = {name: replica.backend.download(buffer) for name, buffer in replica.slots.items()} if used else {}
         return cls(replica.iterations, slots)
 
+    def rearranged(self, layout: ParamLayout, source: ParamLayout) -> "OptimizerState":
+        """Return it laid out for a model with other trained parameters, from `source`; it stays the same."""
+        slots = {name: layout.rearranged_slot(flat, source) for name, flat in self.slots.items()}
+        return replace(self, slots=slots)
+
     def restore(self, replica: "Replica") -> None:
         """Give it to a replica that is compiled with the optimizer that it belongs to."""
         replica.iterations = self.iterations
@@ -71,6 +76,14 @@ class Snapshot:
     weights: Array
     compiled: Compiled | None
     state: OptimizerState
+
+    def as_trainable_now(self, trainable: bool) -> "Snapshot":
+        """Return it laid out by what `trainable` of the model (as given) and of its layers says now."""
+        before, now = self.architecture.layout, self.architecture.as_trainable_now(trainable)
+        if now is self.architecture:
+            return self
+        weights, state = now.layout.rearranged(self.weights, before), self.state.rearranged(now.layout, before)
+        return replace(self, architecture=now, weights=weights, state=state)
 
     def named_weights(self) -> Mapping[str, Array]:
         """Return the weights by name, in the model's dtype."""

@@ -168,8 +168,7 @@ class _Keeper(Callback):
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
         restore(self.trainer.replica, about, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
-        if self.model.optimizer.learning_rate != about["rate"]:
-            self.model.optimizer.learning_rate = about["rate"]
+        self.model.optimizer.resume_learning_rate(about["rate"])
         self.trainer.go_to(self._segment.begin)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

@@ -4,9 +4,9 @@ The loop drives it as it drives any replica. What the loop sums over the ranks a
 which `apply_gradients` has summed by then, but the sums of the metrics.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,8 @@ _STEP_BITS = 40
 StepLog = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Batch:
-    """This rank's part of a global batch, on the device; `x, y = data` works, with weights `x, y, weights = data`.
+class Batch(tuple[Buffer | None, ...]):
+    """This rank's part of a global batch, on the device: as in Keras a tuple (x, y), with weights (x, y, weights).
 
     Attributes:
         x: (rows, *input_shape) in the backend's dtype.
@@ -54,10 +53,11 @@ class Batch:
     rows: int
     first_row: int
 
-    def __iter__(self) -> Iterator[Buffer | None]:
-        """Yield x, y and, where there are any, the weights."""
-        parts = [self.x, self.y, self.sample_weight]
-        return iter(parts if self.sample_weight is not None else parts[:2])
+    def __new__(cls, x: Buffer, y: Buffer | None, sample_weight: Buffer | None, rows: int, first_row: int) -> Self:
+        """Return the tuple, with what it holds by name too."""
+        batch = super().__new__(cls, (x, y) if sample_weight is None else (x, y, sample_weight))
+        batch.x, batch.y, batch.sample_weight, batch.rows, batch.first_row = x, y, sample_weight, rows, first_row
+        return batch
 
 
 class NoLoss(Loss):

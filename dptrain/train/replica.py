@@ -517,6 +517,7 @@ def _absorbed_by_batch_op(layers: Sequence[Layer]) -> tuple[int, float, float]:
     first = 0
     while first < len(layers) and layers[first].is_view:
         first += 1
-    if first < len(layers) and isinstance(layer := layers[first], Rescaling):
+    # The batch op writes the input of the layer behind it: there must be one.
+    if first + 1 < len(layers) and isinstance(layer := layers[first], Rescaling):
         return first + 1, layer.scale, layer.offset
     return 0, 1.0, 0.0

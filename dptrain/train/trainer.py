@@ -140,12 +140,18 @@ class Trainer:
                     validated = yield from self._evaluate(validation, hooks)
                     logs |= {f"val_{key}": value for key, value in validated.items()}
                 hooks.on_epoch_end(epoch, logs)
-                if self._stopped(hooks.model):
+                if self._stopped(hooks.model, "stop_training"):
                     break
             hooks.on_train_end(logs)
 
     def evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
-        """Return the mean loss and metrics over all ranks' samples. Collective."""
+        """Return the mean loss and metrics over all ranks' samples. Collective.
+
+        Args:
+            batches: this rank's part of the samples.
+            hooks: what to call; `hooks.model.stop_evaluating` ends the evaluation after a step, where any rank has a
+                hook of steps.
+        """
         self.replica.reserve(batches.capacity)
         self.share_parameters()
         hooks.set_trainer(self)
@@ -157,8 +163,9 @@ class Trainer:
 
         Args:
             batches: of features alone, in their stored order.
-            rows: how many samples all ranks have together; None where only their end will tell.
-            hooks: what to call.
+            rows: the most samples that all ranks have together; None where only their end will tell.
+            hooks: what to call; `hooks.model.stop_predicting` ends the prediction after a step, where any rank has a
+                hook of steps.
         """
         backend = self.replica.backend
         self.replica.reserve(batches.capacity)
@@ -166,7 +173,11 @@ class Trainer:
         shape = self.replica.architecture.output_shape
         outputs = np.zeros((rows or 0, *shape), backend.dtype)
         found: list[tuple[Shard, npt.NDArray[Any]]] = []  # until the number of rows is known
+        last = 0  # one past the last row that this rank has answered
         hooks.set_trainer(self)
+        watched = self._any(hooks.has_batch_hooks("predict"))
+        if watched:
+            hooks.model.stop_predicting = False
         hooks.on_predict_begin()
         with batches.open(backend, self._data_bytes):
             for step, shards in enumerate(batches.epoch(0)):
@@ -181,10 +192,15 @@ class Trainer:
                     for shard, part in zip(shards, mine, strict=True):
                         if shard.rows:
                             part[:] = self.replica.predict_rows(batches.rows(shard))
+                last = max([last, *(shard.stop for shard in shards)])
                 hooks.on_predict_batch_end(step, {"outputs": mine[0] if len(mine) == 1 else np.concatenate(mine)})
+                if watched and self._stopped(hooks.model, "stop_predicting"):
+                    break
         hooks.on_predict_end()
-        if rows is None:
-            last = max(self.comm.allgather(found[-1][0].stop if found else 0))
+        last = max(self.comm.allgather(last))
+        if rows is not None:
+            outputs = outputs[:last]
+        else:
             outputs = np.zeros((last, *shape), backend.dtype)
             for shard, part in found:
                 outputs[shard.start : shard.stop] = part
@@ -206,7 +222,7 @@ class Trainer:
         self.replica.reserve(batches.capacity)
         self.replica.reset_totals()
         with batches.open(self.replica.backend, self._data_bytes):
-            run_to_end(self._add_up(batches, CallbackList([])))
+            run_to_end(self._add_up(batches, CallbackList([]), watched=False))
         self._sum_totals()
         return self.replica.logs()
 
@@ -235,11 +251,11 @@ class Trainer:
             self._step(batches, shards)
             self._steps += 1
             hooks.on_train_batch_end(step, StepLogs(self.replica.logs))
-            if watched and self._stopped(hooks.model):
+            if watched and self._stopped(hooks.model, "stop_training"):
                 break
             yield
         # As Keras, an epoch for which no data was left has no logs.
-        logs = self.replica.logs() if self._steps else {}
+        logs = self.replica.logs() if self._steps or first_step else {}
         self._finished = self.timing
         return logs
 
@@ -269,17 +285,19 @@ class Trainer:
     def _evaluate(self, batches: Batches, hooks: CallbackList) -> StepIterator[Logs]:
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.replica.reset_totals()
+        watched = self._any(hooks.has_batch_hooks("test"))
+        if watched:
+            hooks.model.stop_evaluating = False
         hooks.on_test_begin()
-        yield from self._add_up(batches, hooks)
+        yield from self._add_up(batches, hooks, watched)
         self._sum_totals()
         # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
         logs = self.replica.logs() if self.replica.samples_seen() else {}
         hooks.on_test_end(logs)
         return logs
 
-    def _add_up(self, batches: Batches, hooks: CallbackList) -> StepIterator[None]:
+    def _add_up(self, batches: Batches, hooks: CallbackList, watched: bool) -> StepIterator[None]:
         """Add the loss and metrics of this rank's samples to the totals."""
-        watched = self._any(hooks.has_batch_hooks("test"))
         for step, shards in enumerate(batches.epoch(0)):
             hooks.on_test_batch_begin(step)
             self._reserve(shards)
@@ -290,6 +308,8 @@ class Trainer:
             if watched:
                 logs = self._logs_so_far()
                 hooks.on_test_batch_end(step, logs)
+                if self._stopped(hooks.model, "stop_evaluating"):
+                    break
             yield
 
     def _sum_totals(self) -> None:
@@ -307,10 +327,11 @@ class Trainer:
         self.replica.backend.write(self.replica.totals, own)
         return logs
 
-    def _stopped(self, model: Any) -> bool:
-        """Return whether any rank's model is to stop, and say so to this rank's."""
-        model.stop_training = self._any(model.stop_training)
-        return bool(model.stop_training)
+    def _stopped(self, model: Any, flag: str) -> bool:
+        """Return whether any rank's model is to stop ("stop_training", ...), and say so to this rank's. Collective."""
+        stop = self._any(bool(getattr(model, flag)))
+        setattr(model, flag, stop)
+        return stop
 
     def _any(self, mine: bool) -> bool:
         """Return whether it is true on any rank. Collective."""

@@ -41,7 +41,7 @@ def models(keras):
             dtype="float64",
             loops="numpy",
         )
-        ours.build((6,))
+        ours.build((None, 6))
         rng = np.random.default_rng(1)
         weights = [0.5 * rng.standard_normal(weight.shape) for weight in theirs.get_weights()]
         theirs.set_weights(weights)

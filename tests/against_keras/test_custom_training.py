@@ -50,9 +50,9 @@ def test_two_hundred_steps(keras):
     ]
     own, judges = dense(dp.layers)
     discriminator = dp.Sequential(judges)
-    discriminator.build((2,))
+    discriminator.build((None, 2))
     gan = Gan(own, discriminator)
-    gan.build((LATENT,))
+    gan.build((None, LATENT))
     for mine, other in zip((gan, discriminator), theirs, strict=True):
         mine.set_weights(weights(other))
         mine.compile(dp.optimizers.Adam(RATE), "mse", dtype="float64", loops="numpy")

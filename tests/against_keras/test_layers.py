@@ -64,7 +64,7 @@ def test_200_steps(keras, name, optimizer):
     y = np.sin(x[:, :3]) + 0.1 * rng.standard_normal((SAMPLES, 3))
     theirs = keras.Sequential(stack(keras, name))
     ours = dp.Sequential(stack(dp, name))
-    ours.build((5,))
+    ours.build((None, 5))
     assert [layer.name.rstrip("_0123456789") for layer in ours.architecture.layers] == [
         layer.name.rstrip("_0123456789") for layer in theirs.layers
     ]

@@ -25,6 +25,12 @@ def test_one_rank_stops_all_after_the_same_step(tmp_path):
     assert facts(tmp_path)["epochs"] == [0, 1]
 
 
+def test_one_rank_stops_an_evaluation_and_a_prediction(tmp_path):
+    done = start("evaluation stopped on rank 1", tmp_path, 3)
+    assert (done.code, done.err) == (0, "")
+    assert facts(tmp_path)["steps"][-12:] == [[kind, step] for kind in (9, 9, 8, 8) for step in range(3)]
+
+
 @pytest.mark.parametrize("way", ["kill epoch", "kill step"])
 def test_a_killed_training_goes_on_with_the_same_bits(tmp_path, way):
     whole, again = tmp_path / "whole", tmp_path / "again"

@@ -51,6 +51,8 @@ CASES = {
     "batch normalization, ranks without samples": {
         **{"batch_normalization": True, "samples": 9, "batch_size": 8, "epochs": 3, "optimizer": "sgd"},
     },
+    "a layer frozen after compile": {"frozen": True},
+    "nothing to train": {"trainable": False, "epochs": 1},
     "regularizers": {"regularizer": {"class_name": "L1L2", "config": {"l1": 0.003, "l2": 0.02}}},
 }
 

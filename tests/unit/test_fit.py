@@ -76,6 +76,60 @@ def test_validation_split_takes_the_last_rows():
         split_off(Samples(x[:1], y[:1]), 0.5)
 
 
+def test_class_weights_leave_the_validation_alone():
+    x, y = toy(40)
+    weights = {0: 5.0, 2: 0.1}
+    fit = {"epochs": 3, "verbose": 0, "class_weight": weights}
+    trained = {"sample_weight": weights_of_classes(y[:30], weights)}
+    expected = build().fit(x[:30], y[:30], **(fit | trained | {"class_weight": None}), validation_data=(x[30:], y[30:]))
+    assert build().fit(x, y, **fit, validation_split=0.25).history == expected.history
+    assert build().fit(x[:30], y[:30], **fit, validation_data=(x[30:], y[30:])).history == expected.history
+    given = build().fit(x[:30], y[:30], **fit, validation_data=iter([(x[30:], y[30:])] * 3), validation_steps=1)
+    np.testing.assert_allclose(given.history["val_loss"], expected.history["val_loss"], rtol=1e-12)
+    ours = build()
+    ours.fit(x, y, **fit, validation_split=0.25)
+    assert ours.evaluate(x[30:], y[30:], verbose=0)[0] == expected.history["val_loss"][-1]
+
+
+class StopAtThird(Callback):
+    """Ends every evaluation and prediction with its third batch."""
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.last = batch
+        self.model.stop_evaluating = batch == 2
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self.last = batch
+        self.model.stop_predicting = batch == 2
+
+
+def test_a_callback_stops_evaluating_and_predicting():
+    x, y = toy(40)
+    model, stop = build(), StopAtThird()
+    part = model.evaluate(x[:6], y[:6], verbose=0)
+    options = {"verbose": 0, "callbacks": [stop]}
+
+    def endless(*arrays):
+        while True:
+            yield tuple(array[2 * step : 2 * step + 2] for array in arrays) if (step := next(count)) < 3 else arrays
+
+    for _ in range(2):  # as in Keras each begins anew
+        count = iter(range(100))
+        np.testing.assert_allclose(model.evaluate(endless(x, y), **options), part, rtol=1e-12)
+        assert (stop.last, model.stop_evaluating) == (2, True)
+        np.testing.assert_allclose(model.evaluate(x, y, batch_size=2, **options), part, rtol=1e-12)
+        assert stop.last == 2
+        for given in (x, endless(x)):
+            count = iter(range(100))
+            found = model.predict(given, batch_size=None if given is not x else 2, **options)
+            np.testing.assert_allclose(found, model.predict(x[:6], verbose=0), rtol=1e-12)
+            assert (stop.last, model.stop_predicting) == (2, True)
+    fit = {"validation_data": (x, y), "validation_batch_size": 2, "epochs": 2}
+    history = model.fit(x, y, **options, **fit).history
+    assert history["val_loss"][-1] == pytest.approx(model.evaluate(x[:6], y[:6], verbose=0)[0], rel=1e-12)
+    assert len(history["loss"]) == 2
+
+
 def test_validation_on_some_epochs():
     x, y = toy()
     arguments = {"verbose": 0, "validation_data": (x, y), "epochs": 5}

@@ -102,6 +102,28 @@ if way == "live line on rank 0" or way == "evaluation watched on rank 1":
 if way == "evaluation watched on rank 1" and rank == 1:
     callbacks.append(dp.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: steps.append((9, batch))))
 model.fit(x, y, batch_size=8, epochs=4, callbacks=callbacks, validation_data=(x[:21], y[:21]), **options)
+if way.startswith("evaluation stopped"):
+
+    class Stop(dp.callbacks.Callback):
+        """Ends evaluations and predictions after the third batch, where one rank says so."""
+
+        def on_test_batch_end(self, batch, logs=None):
+            steps.append((9, batch))
+            self.model.stop_evaluating = rank == 1 and batch == 2
+
+        def on_predict_batch_end(self, batch, logs=None):
+            steps.append((8, batch))
+            self.model.stop_predicting = rank == 1 and batch == 2
+
+    def endless():
+        while True:
+            yield x[:7], y[:7]
+
+    stopping = {"verbose": 0, "callbacks": [Stop()]}
+    model.evaluate(x, y, batch_size=8, **stopping)
+    model.evaluate(endless(), **stopping)
+    assert len(model.predict(x, batch_size=8, **stopping)) == 24
+    assert len(model.predict(((one,) for one, _ in endless()), **stopping)) == 21
 facts = {"steps": steps, "epochs": model.history.epoch, "rate": model.optimizer.learning_rate}
 facts["history"] = model.history.history
 weights = model.get_weights()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import numpy as np
 
@@ -20,10 +21,13 @@ if options.get("batch_normalization"):
     stack += [dp.layers.BatchNormalization(momentum=0.9), dp.layers.Activation("gelu"), dp.layers.BatchNormalization()]
 if options.get("dropout"):
     stack.append(dp.layers.Dropout(options["dropout"]))
-model = dp.Sequential([*stack, dp.layers.Dense(10, "softmax")])
+model = dp.Sequential([*stack, dp.layers.Dense(10, "softmax")], options.get("trainable", True))
 model.compile(
     options.get("optimizer", "adam"), "sparse_categorical_crossentropy", metrics=["accuracy"], dtype=options["dtype"]
 )
+warnings.filterwarnings("ignore", "The model does not have any trainable weights")
+if options.get("frozen"):
+    model.layers[2].trainable = False
 history = model.fit(
     x,
     y,

@@ -11,7 +11,7 @@ from dptrain.callbacks import (
     ReduceLROnPlateau,
 )
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.optimizers import SGD, Adam, RMSprop
+from dptrain.optimizers import SGD, Adam, RMSprop, schedules
 from tests.unit.callbacks import build, toy
 
 
@@ -75,8 +75,48 @@ def test_the_bits_of_an_uninterrupted_training(tmp_path, case):
     if case != "before the first backup":
         assert again.history.epoch[0] > 0
     for key, values in history.history.items():
-        assert values == expected[key][-len(values) :], key
+        assert values == expected[key][-len(again.history.epoch) :], key
     assert list(tmp_path.parent.glob("*/latest*")) == []
+
+
+class Halving(schedules.LearningRateSchedule):
+    """A schedule of the user's own, which cannot be serialized."""
+
+    def __call__(self, step):
+        return 0.02 * 0.9**step
+
+
+SCHEDULES = {
+    "CosineDecay": lambda: schedules.CosineDecay(0.02, 20, warmup_target=0.05, warmup_steps=5),
+    "CosineDecayRestarts": lambda: schedules.CosineDecayRestarts(0.02, 6),
+    "ExponentialDecay": lambda: schedules.ExponentialDecay(0.02, 5, 0.7),
+    "InverseTimeDecay": lambda: schedules.InverseTimeDecay(0.02, 5, 0.7, staircase=True),
+    "PiecewiseConstantDecay": lambda: schedules.PiecewiseConstantDecay([8, 17], [0.02, 0.01, 0.001]),
+    "PolynomialDecay": lambda: schedules.PolynomialDecay(0.02, 24),
+    "Halving": Halving,
+}
+
+
+def test_every_schedule_is_tried():
+    assert SCHEDULES.keys() - {"Halving"} == schedules.SCHEDULES.keys()
+
+
+@pytest.mark.parametrize("freq", ["epoch", 3])
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize("accumulated", [None, 2])
+def test_a_schedule_goes_on_by_its_steps(tmp_path, kind, freq, accumulated):
+    def make():
+        return build(Adam(SCHEDULES[kind](), gradient_accumulation_steps=accumulated))
+
+    x, y = toy(ROWS)
+    whole, again = make(), make()
+    whole.fit(x, y, **FIT)
+    with pytest.raises(KilledError):
+        make().fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, freq), bomb(2, 4)])
+    history = again.fit(x, y, **FIT, callbacks=[BackupAndRestore(tmp_path, freq)])
+    assert history.epoch[0] == 2
+    assert again.optimizer.learning_rate == whole.optimizer.learning_rate
+    assert state(again) == state(whole)
 
 
 @pytest.mark.parametrize("freq", ["epoch", 3])

@@ -1,25 +1,106 @@
-"""What of Keras is not there says so."""
+"""What of Keras is not there says so, and what it may be instead."""
+
+import copy
+import importlib
+import inspect
+import pickle
 
 import pytest
 
 import dptrain as dp
+from dptrain.registry.names import suggestion
+
+# Every module that users reach under a name that Keras has, or find beside these.
+PUBLIC = [
+    "activations",
+    "backend",
+    "callbacks",
+    "datasets",
+    "datasets.fashion_mnist",
+    "datasets.mnist",
+    "initializers",
+    "layers",
+    "losses",
+    "metrics",
+    "models",
+    "ops",
+    "optimizers",
+    "optimizers.schedules",
+    "random",
+    "regularizers",
+    "saving",
+    "testing",
+    "utils",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("relo", ["relu", "gelu", "tanh"], "; did you mean 'relu'?"),
+        ("NADAN", ["Adam", "SGD", "Nadam"], "; did you mean 'Nadam' or 'Adam'?"),
+        ("adamx", ["adam", "sgd", "adamw"], "; did you mean 'adam' or 'adamw'?"),
+        ("aaab", [f"aaa{letter}" for letter in "cdefgh"], "; did you mean 'aaah' or 'aaag' or 'aaaf'?"),
+        ("x", ["b", "a", "f", "e", "d", "c"], "; known: a, b, c, d, e, f"),
+        ("red", ["green", "blue", "violet", "orange", "pink", "grey", "white"], ""),
+        ("x", [], ""),
+    ],
+)
+def test_suggestions(name, known, expected):
+    assert suggestion(name, known) == expected
 
 
 @pytest.mark.parametrize(
     ("module", "name", "message"),
     [
         (dp, "Model", "not supported: dptrain.Model; did you mean "),
-        (dp.layers, "Conv2D", r"not supported: layers.Conv2D; known: Activation, .*Softmax"),
+        (dp.layers, "Conv2D", r"not supported: layers.Conv2D$"),
         (dp.layers, "Densse", "not supported: layers.Densse; did you mean 'Dense'"),
-        (dp.losses, "KLDivergence", "not supported: losses.KLDivergence; known: "),
-        (dp.metrics, "AUC", "not supported: metrics.AUC; known: "),
+        (dp.losses, "KLDivergence", "not supported: losses.KLDivergence"),
+        (dp.metrics, "AUC", "not supported: metrics.AUC"),
+        (dp.models, "Functional", "not supported: models.Functional; known: Sequential, from_keras, load_model$"),
+        (dp.models, "Model", "not supported: models.Model; did you mean 'load_model'"),
         (dp.optimizers, "Nadam", "not supported: optimizers.Nadam; did you mean 'Adam'"),
-        (dp.optimizers.schedules, "Halving", "not supported: optimizers.schedules.Halving; known: "),
-        (dp.initializers, "STFT", "not supported: initializers.STFT; known: "),
+        (dp.optimizers.schedules, "Halving", "not supported: optimizers.schedules.Halving"),
         (dp.callbacks, "RemoteMonitor", "not supported: callbacks.RemoteMonitor"),
+        (dp.random, "normal", "not supported: random.normal$"),
+        (dp.backend, "clear_session", "not supported: backend.clear_session$"),
     ],
 )
 def test_a_name_that_is_not_there(module, name, message):
     assert not hasattr(module, name)
     with pytest.raises(AttributeError, match=message):
         getattr(module, name)
+
+
+def test_the_public_modules_are_all_here():
+    found = {name for name in dp.__all__ if inspect.ismodule(getattr(dp, name))}
+    assert found <= set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_module(name):
+    module = importlib.import_module(f"dptrain.{name}")
+    for missing in ("NoSuchThing", "no_such_thing"):
+        with pytest.raises(AttributeError, match=rf"^not supported: {name}\.{missing}"):
+            getattr(module, missing)
+    # What tools ask of any object gets Python's own answer.
+    for asked in ("__wrapped__", "__no_such__", "_repr_html_", "_private"):
+        with pytest.raises(AttributeError, match=rf"^module '{name}' has no attribute '{asked}'"):
+            getattr(module, asked)
+    assert inspect.unwrap(module) is module
+    assert dict(inspect.getmembers(module))
+    for one in getattr(module, "__all__", ()):
+        assert hasattr(module, one)
+
+
+def test_what_python_does_with_modules():
+    namespace: dict = {}
+    exec("from dptrain.callbacks import early_stopping", namespace)  # a submodule, not a name of the package
+    exec("from dptrain.layers import *", namespace)
+    assert namespace["early_stopping"].EarlyStopping is dp.callbacks.EarlyStopping
+    assert namespace["Dense"] is dp.layers.Dense
+    with pytest.raises(ImportError, match="cannot import name 'Conv2D'"):
+        exec("from dptrain.layers import Conv2D", namespace)
+    for one in (dp.layers.Dense, dp.activations.relu, dp.utils.to_categorical):
+        assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one

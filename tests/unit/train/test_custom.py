@@ -33,6 +33,18 @@ class OwnTrainStep(dp.Sequential):
         return self.compute_metrics(x, y, y_pred)
 
 
+class Unpacked(dp.Sequential):
+    """Takes `data` apart as Keras' guides do."""
+
+    def train_step(self, data):
+        assert isinstance(data, tuple)
+        assert len(data) == (2 if data.sample_weight is None else 3)
+        x, y, weights = (*data, None)[:3]
+        assert (x is data.x, y is data.y, weights is data.sample_weight) == (True, True, True)
+        assert (data[0] is x, data[1] is y, data[-1] is (y if weights is None else weights)) == (True, True, True)
+        return super().train_step(data)
+
+
 class OwnTestStep(dp.Sequential):
     def test_step(self, data):
         y_pred = self.forward(data.x)
@@ -66,7 +78,7 @@ def trained(kind: type[dp.Sequential], **options) -> tuple[dp.Sequential, dict[s
     return model, history.history
 
 
-@pytest.mark.parametrize("kind", [OwnTrainStep, OwnTestStep, OwnLoss, OwnMetrics])
+@pytest.mark.parametrize("kind", [OwnTrainStep, OwnTestStep, OwnLoss, OwnMetrics, Unpacked])
 def test_the_built_in_step_bit_for_bit(kind):
     """Dropout, a last batch that is not full and layers that the batch op would absorb are all in it."""
     x, y = toy()
@@ -80,6 +92,17 @@ def test_the_built_in_step_bit_for_bit(kind):
         one.reset_metrics()
     assert own.train_on_batch(x, y) == model.train_on_batch(x, y)
     assert own.test_on_batch(x[:7], y[:7]) == model.test_on_batch(x[:7], y[:7])
+
+
+def test_weights_are_the_third_of_the_data():
+    x, y = toy()
+    weights = np.linspace(0.5, 1.5, len(x))
+    found = []
+    for kind in (dp.Sequential, Unpacked):
+        model = kind(stack(), seed=1)
+        model.compile("adam", "sparse_categorical_crossentropy", dtype="float64")
+        found.append(model.fit(x, y, batch_size=16, verbose=0, sample_weight=weights).history)
+    assert found[0] == found[1]
 
 
 def test_a_model_without_steps_of_its_own_runs_the_fused_step():

@@ -1,0 +1,55 @@
+"""How evaluations and predictions of arrays are cut into batches."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dptrain.batches.inputs import evaluation_batches
+
+ROWS = 70
+
+
+def cut_into(rank: int, world: int, rows: int = ROWS, **options) -> list[tuple[int, int]]:
+    """Return (start, stop) of each step of a rank."""
+    batches = evaluation_batches([np.zeros((rows, 2))], SimpleNamespace(rank=rank, size=world), **options)
+    plan = [batches._sampler.shards(step) for step in range(min(batches.steps, batches._sampler.steps))]
+    assert all(len(shards) == 1 for shards in plan)
+    return [(shards[0].start, shards[0].stop) for shards in plan]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [(0, 70)]),
+        ({"otherwise": 8}, [(0, 70)]),
+        ({"batch_size": 40}, [(0, 40), (40, 70)]),
+        ({"batch_size": 40, "otherwise": 8}, [(0, 40), (40, 70)]),
+        ({"watched": True}, [(0, 32), (32, 64), (64, 70)]),
+        ({"watched": True, "otherwise": 40}, [(0, 40), (40, 70)]),
+        ({"whole": True}, [(0, 32), (32, 64), (64, 70)]),
+        ({"steps": 2}, [(0, 35), (35, 70)]),
+        ({"steps": 2, "otherwise": 8}, [(0, 8), (8, 16)]),
+        ({"steps": 2, "batch_size": 8, "otherwise": 9}, [(0, 8), (8, 16)]),
+        ({"mine": (3, 50)}, [(3, 50)]),
+        ({"rows": 0, "steps": 2}, []),
+        ({"rows": 0, "whole": True}, []),
+    ],
+)
+def test_on_one_rank(options, expected):
+    assert cut_into(0, 1, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[(0, 35)], [(35, 70)]]),
+        ({"batch_size": 40}, [[(0, 20), (40, 55)], [(20, 40), (55, 70)]]),
+        ({"whole": True, "batch_size": 40}, [[(0, 40)], [(40, 70)]]),
+        ({"whole": True}, [[(0, 32), (64, 70)], [(32, 64), (70, 70)]]),
+        ({"whole": True, "steps": 3, "otherwise": 10}, [[(0, 10), (20, 30)], [(10, 20), (30, 30)]]),
+        ({"rows": 0, "batch_size": 4}, [[], []]),
+    ],
+)
+def test_on_two_ranks(options, expected):
+    assert [cut_into(rank, 2, **options) for rank in range(2)] == expected
