@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.registry.serialization import plain
-from dptrain.runtime.failure import phase
+from dptrain.runtime.failure import exit_code_of, phase
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -179,9 +179,8 @@ class Communicator(ABC):
             result = action()
         except Exception as error:
             failure = error
-            code = error.exit_code if isinstance(error, DptrainError) else ExitCode.INTERNAL
             text = str(error) if isinstance(error, DptrainError) else f"{type(error).__name__}: {error}"
-            report = [int(code), text]
+            report = [exit_code_of(error), text]
         reports = self.allgather([self.host, report], call=f"agree({where!r})")
         failed = [(rank, host, *found) for rank, (host, found) in enumerate(reports) if found is not None]
         if failed:

@@ -22,6 +22,7 @@ import safetensors.numpy
 
 from dptrain.errors import DataError
 from dptrain.params import ParamLayout
+from dptrain.runtime.files import open_regular
 from dptrain.saving.reading import Array, Stored, fill, guess, reading, size_of
 
 _VERSION = 1
@@ -72,7 +73,7 @@ def _reader(file: Any, name: str) -> Any:
 
 def _check_header(path: Path) -> None:
     """Check the first eight bytes, the length of the JSON header that follows, before anything parses it."""
-    with reading(str(path)), open(path, "rb") as file:
+    with reading(str(path)), open_regular(path) as file:
         first, size = file.read(9), size_of(file)
         (length,) = struct.unpack("<Q", first[:8]) if len(first) == 9 else (0,)
         if first[8:] != b"{" or not 2 <= length <= size - 8:

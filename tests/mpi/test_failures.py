@@ -196,6 +196,9 @@ def test_different_configurations(small_npz, tmp_path, bad):
         (["--config", "/nowhere.yaml"], 2, "No such file"),
         (["--epochs"], 2, "--epochs"),
         (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),
+        (["--train.shards_per_batch", "99999999"], 2, "a global batch has 128 samples; use at most 12"),
+        (["--hidden", "2000000000,2000000000"], 69, "MemoryError: unable to allocate "),
+        (["--data", "/dev/zero"], 65, "/dev/zero: cannot be read (it is a character device, expected a regular file)"),
     ],
 )
 def test_bad_command_lines_are_one_line_on_any_number_of_ranks(small_npz, tmp_path, arguments, code, message):

@@ -126,6 +126,17 @@ def test_unexpected_exceptions_are_internal_errors_everywhere():
     assert all("ZeroDivisionError" in str(error) for error in found)
 
 
+def test_too_little_memory_on_one_rank_is_the_devices_error_everywhere():
+    def action(comm: Communicator) -> None:
+        def allocate() -> None:
+            if comm.rank == 1:
+                raise MemoryError("unable to allocate")
+
+        comm.agree("model", allocate)
+
+    assert {error.exit_code for error in on_ranks(2, action)} == {69}
+
+
 def test_success_returns_each_ranks_own_result():
     assert on_ranks(3, lambda comm: comm.agree("x", lambda: comm.rank * 10)) == [0, 10, 20]
     assert on_ranks(3, lambda comm: comm.broadcast_fact({"r": comm.rank})) == [{"r": 0}] * 3
