@@ -242,6 +242,18 @@ def test_a_launcher_of_another_mpi_is_refused():
     assert "sees a world of 1" in done.err
 
 
+def test_torchrun_is_refused_in_one_line_and_mpi_beside_its_variables_is_not(small_npz, tmp_path):
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = dptrain(0, "--data", str(small_npz), cwd=tmp_path, **torchrun)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == len(done.messages) == 1
+    assert "mpirun -n 2" in done.messages[0]
+    assert list(tmp_path.iterdir()) == []
+    done = dptrain(2, "--data", str(small_npz), "--fast-dev-run", cwd=tmp_path, **torchrun)
+    assert (done.code, done.err) == (0, "")
+    assert sum("CPU, " in line for line in done.out.splitlines()) == 2
+
+
 @pytest.mark.parametrize("bad", [0, 1])
 def test_nodes_with_different_files(small_npz, tmp_path, bad):
     with np.load(small_npz) as data:
