@@ -46,7 +46,17 @@ def encode(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any
         "architecture": text,
         "architecture_digest": _digest(text),
     }
-    return safetensors.numpy.save(contiguous, metadata)
+    return _sorted_metadata(safetensors.numpy.save(contiguous, metadata))
+
+
+def _sorted_metadata(content: bytes) -> bytes:
+    """Return a file with its metadata in order: the library's changes from call to call, equal files would differ."""
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the library places them
+    return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
 def load(path: Path, layout: ParamLayout, flat: Array, *, skip_mismatch: bool = False) -> list[str]:
