@@ -27,7 +27,10 @@ def outlive_readers() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None or stream is not getattr(sys, f"__{name}__"):
+        if stream is None:  # it was closed when the process began, as by `>&-`
+            setattr(sys, name, open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))  # noqa: SIM115
+            continue
+        if stream is not getattr(sys, f"__{name}__"):
             continue
         stream.flush()
         raw = _Tireless(stream.fileno(), "wb", closefd=False)

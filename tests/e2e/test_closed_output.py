@@ -42,6 +42,12 @@ def test_a_training_is_not_lost(small_npz, tmp_path, ranks):
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 3
 
 
+def test_an_output_that_is_closed_from_the_start(small_npz, tmp_path):
+    command = f"{sys.executable} -m dptrain --data {shlex.quote(str(small_npz))} --fast-dev-run >&-"
+    done = run(["bash", "-c", command], cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+
+
 def test_an_error_keeps_its_exit_code(tmp_path):
     code, _, err = piped(f"{sys.executable} -m dptrain --epochs x 2>&1", tmp_path, "true")
     assert (code, err) == (2, "")
