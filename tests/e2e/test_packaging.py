@@ -1,4 +1,4 @@
-"""What a wheel and a source distribution hold."""
+"""What a wheel and a source distribution hold, and where an editable install is found."""
 
 import importlib.util
 import os
@@ -28,7 +28,8 @@ def test_wheel_holds_package_kernels_and_type_marker(tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "dptrain").rglob("*.py")}
     assert modules <= names
-    assert {"dptrain/py.typed", "dptrain/_kernels/README.md"} <= names
+    kernels = {f"dptrain/_kernels/{path.name}" for path in (ROOT / "kernels").iterdir() if path.is_file()}
+    assert {"dptrain/py.typed", *kernels} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
 
 
@@ -40,7 +41,7 @@ def build(what: str, out: Path, tmp_path: Path) -> Path:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tools), "setuptools>=77"]
     if subprocess.run(command, capture_output=True, timeout=180).returncode:
         pytest.skip("no package registry to get setuptools from")
-    copy = tmp_path / "copy"
+    copy = tmp_path / "clone" / "dptrain"
     for room in ROOMS:
         shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
     for path in ROOT.iterdir():
@@ -75,3 +76,17 @@ def test_source_distribution_holds_what_belongs_to_the_repository_and_no_caches(
     assert {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
     unwanted = ("__pycache__", ".pyc", "runs/", ".git/")
     assert [name for name in names if any(word in name for word in unwanted)] == []
+
+
+def test_an_editable_install_is_found_from_the_folder_above_a_clone_named_dptrain(tmp_path):
+    """The clone's own folder is a package without __init__.py there, which anything on the path must beat."""
+    (tmp_path / "out").mkdir()
+    with zipfile.ZipFile(build("editable", tmp_path / "out", tmp_path)) as wheel:
+        wheel.extractall(tmp_path / "site")
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
+    code += "import importlib.util; print(importlib.util.find_spec('dptrain').origin)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-S", "-c", code]  # without what this environment has installed
+    for place in (tmp_path / "clone", tmp_path):
+        found = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
+        assert found.stdout.strip() == str(tmp_path / "clone" / "dptrain" / "dptrain" / "__init__.py"), found.stderr
