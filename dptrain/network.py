@@ -158,7 +158,7 @@ class Network(Steps):
         if comm not in ("host", "cuda-aware"):
             raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
-            if size is not None and not 0 < size < math.inf:
+            if size is not None and not 0 < size * 1e6 < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
         chosen = NoLoss() if loss is None else losses.get(loss)
         shape = None if self._architecture is None else self._architecture.output_shape

@@ -92,7 +92,8 @@ class GlobalSampler(Sampler):
         shards_per_batch: a multiple of `world`; None for one shard a rank.
 
     Raises:
-        ConfigError: a batch size below 1 or below the number of ranks, no step, or shards that ranks cannot share.
+        ConfigError: a batch size below 1 or below the number of ranks, no step, or shards that ranks cannot share or
+            that would be empty.
     """
 
     def __init__(
@@ -113,6 +114,12 @@ class GlobalSampler(Sampler):
         self._shards = world if shards_per_batch is None else shards_per_batch
         if self._shards % world:
             raise ConfigError(f"shards_per_batch = {self._shards}: expected a multiple of the {world} ranks")
+        most = max(min(batch_size, samples) // world, 1) * world
+        if self._shards > most:
+            raise ConfigError(
+                f"shards_per_batch = {self._shards}: a global batch has {min(batch_size, samples)} samples; use at "
+                f"most {most}"
+            )
         self._mine = cut(0, self._shards, world)[rank]
         self.capacity = -(-min(batch_size, samples) // self._shards)
 

@@ -5,7 +5,7 @@ format and `config.yaml` follow from the fields.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -13,12 +13,18 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dptrain.data.sources import DEFAULT_MAX_BYTES
+from dptrain.batches.adapters import short
+from dptrain.data.sources import DEFAULT_MAX_BYTES, one_line
 from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
+from dptrain.runtime.files import open_regular
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+# Of a file: far above any plan of a sweep, and read in seconds.
+_MAX_FILE_BYTES, _MAX_VALUES = 1 << 18, 100_000
+# Of whole numbers: what 32-bit counters hold, MPI's among them.
+_MAX_COUNT = 2**31 - 1
 
 
 def _comma_separated(value: object) -> object:
@@ -31,10 +37,11 @@ def _none_word(value: object) -> object:
     return None if isinstance(value, str) and value.lower() in ("none", "null", "") else value
 
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+Megabytes = Annotated[float, Field(gt=0, le=1e9)]
 OptionalPositive = Annotated[Positive | None, BeforeValidator(_none_word)]
 OptionalNonnegative = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_none_word)]
 
@@ -59,8 +66,10 @@ class DataConfig:
         "global: one copy of the data a node, one permutation; static: a rank keeps 1/world of the rows",
         "sharding",
     )
-    max_bytes: PositiveInt = _field(DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this")
-    device_mb: OptionalPositive = _field(
+    max_bytes: Annotated[int, Field(ge=1, lt=2**63)] = _field(
+        DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this"
+    )
+    device_mb: Annotated[Megabytes | None, BeforeValidator(_none_word)] = _field(
         None, "10^6 bytes of a GPU's memory for samples; larger sets are streamed; none: what is free"
     )
 
@@ -102,9 +111,9 @@ class OptimizerConfig:
     clipnorm: OptionalPositive = _field(None, "highest norm of the gradient of each parameter", "clipnorm")
     clipvalue: OptionalPositive = _field(None, "highest absolute value of an element of the gradients", "clipvalue")
     global_clipnorm: OptionalPositive = _field(None, "highest norm of all gradients together", "global-clipnorm")
-    gradient_accumulation_steps: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_none_word)] = _field(
-        None, "update once in so many batches, by the mean of their gradients"
-    )
+    gradient_accumulation_steps: Annotated[
+        Annotated[int, Field(ge=2, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)
+    ] = _field(None, "update once in so many batches, by the mean of their gradients")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -112,7 +121,7 @@ class TrainConfig:
     """How long and in what pieces."""
 
     batch_size: PositiveInt = _field(128, "samples of a global batch, over all ranks together", "batch-size")
-    epochs: Annotated[int, Field(ge=0)] = _field(5, "how many times through the data", "epochs")
+    epochs: Annotated[int, Field(ge=0, le=_MAX_COUNT)] = _field(5, "how many times through the data", "epochs")
     steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after that many steps", "steps-per-epoch")
     drop_last: bool = _field(False, "leave out a last batch that is not full", "drop-last")
     shuffle: bool = _field(True, "a new order every epoch")
@@ -136,7 +145,7 @@ class Config:
     comm: Literal["host", "cuda-aware"] = _field(
         "host", "gradients reach MPI through the host's memory, or, where MPI is CUDA-aware, as the GPU's own", "comm"
     )
-    bucket_mb: Positive = _field(
+    bucket_mb: Megabytes = _field(
         DEFAULT_BUCKET_MB, "10^6 bytes of gradients that travel as one message, beside the backward pass", "bucket-mb"
     )
     share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
@@ -248,15 +257,23 @@ def read_mapping(path: Path, option: str) -> dict[str, Any]:
         ConfigError: missing, unreadable, not YAML, no mapping, or with a repeated key.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_regular(path) as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{option} {path}: more than {_MAX_FILE_BYTES} bytes; is it the file that you mean?")
     try:
-        tree = yaml.load(text, _UniqueKeyLoader)
+        tree = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"{option} {path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
+    except RecursionError:
+        raise ConfigError(f"{option} {path}: nested too deeply") from None
+    except Exception as error:  # PyYAML's converters raise what int(), float() and their own slips raise
+        raise ConfigError(f"{option} {path}: not YAML ({one_line(error)[:100]})") from error
     if tree is not None and not isinstance(tree, dict):
         raise ConfigError(f"{option} {path}: expected keys and values")
     return tree or {}
@@ -299,7 +316,7 @@ def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[st
     value = overrides.get(path, problem["input"])
     where = said if path in overrides else f"in {file_name}"
     message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
-    return f"{path} = {value!r}, set {where}: {message}"
+    return f"{path} = {short(value)}, set {where}: {message}"
 
 
 def _check_keys(tree: Any, section: Any, file_name: str, prefix: str) -> None:
@@ -315,14 +332,39 @@ def _check_keys(tree: Any, section: Any, file_name: str, prefix: str) -> None:
             _check_keys(value, inner, file_name, f"{prefix}{key}.")
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML without repeated keys, of which plain YAML silently keeps the last."""
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without repeated keys, of which plain YAML silently keeps the last, and without bombs of aliases."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _count(node, {})
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no word", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _count(node: yaml.Node, counted: dict[yaml.Node, int]) -> int:
+    """Return how many values a document has, aliases written out.
+
+    Raises:
+        ConstructorError: too many.
+        RecursionError: a value holds itself, or is nested too deeply.
+    """
+    if node not in counted:
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        flat = [one for pair in inner for one in (pair if isinstance(pair, tuple) else (pair,))]
+        counted[node] = 1 + sum(_count(one, counted) for one in flat)
+        if counted[node] > _MAX_VALUES:
+            text = f"more than {_MAX_VALUES} values, aliases written out"
+            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+    return counted[node]

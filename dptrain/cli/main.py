@@ -27,6 +27,7 @@ from dptrain.registry.names import lookup, suggestion
 from dptrain.runtime import failure
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.streams import outlive_readers
 from dptrain.sequential import Sequential
 from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     An error that all ranks know of is printed by rank 0; one that a single rank meets ends them all.
     """
+    outlive_readers()
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except AgreedError as error:

@@ -35,6 +35,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, config_yaml: str) -> None:
         self.path = path
+        self._written = ["config.yaml"]
         claim = path / "config.yaml"
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -73,11 +74,13 @@ class RunDirectory:
             OutputError: it cannot be written.
         """
         append_line(self.path / "metrics.jsonl", json.dumps(epoch))
+        if "metrics.jsonl" not in self._written:
+            self._written.append("metrics.jsonl")
 
     def finish(
         self, weights: Mapping[str, npt.NDArray[Any]], architecture: list[dict[str, Any]], summary: Mapping[str, Any]
     ) -> list[str]:
-        """Write model, summary and curves; return the names of the files in the directory.
+        """Write model, summary and curves; return the names of the files that the run wrote.
 
         Args:
             weights: by name.
@@ -90,11 +93,13 @@ class RunDirectory:
         write_atomically(self.path / "model.safetensors", safetensors_file.encode(weights, architecture))
         write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         metrics = self.path / "metrics.jsonl"
-        if metrics.exists():
+        written = [*self._written, "model.safetensors", "summary.json"]
+        if metrics.name in written:
             picture = draw_curves([json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()])
             if picture is not None:
                 write_atomically(self.path / "curves.png", picture)
-        return sorted(file.name for file in self.path.iterdir())
+                written.append("curves.png")
+        return sorted(written)
 
 
 def stamped_name(name: str) -> str:

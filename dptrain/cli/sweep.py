@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dptrain.batches.adapters import short
 from dptrain.callbacks import Callback
 from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler, run_name
 from dptrain.cli.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml
@@ -145,6 +146,7 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
             raise ConfigError(f"--plan {plan}: unknown {key!r}{suggestion(str(key), known)}")
     if "grid" in said:
         tree["grid"] = _once("--grid", [parse_grid(text) for text in said.pop("grid")])
+    typed = set(said)
     if "random" in said:
         words = [word for group in said.pop("random") for word in group]
         counts = [word for word in words if "=" not in word]
@@ -153,7 +155,8 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
                 f"--random {' '.join(words)}: expected one number and FIELD=FROM, such as 20 dropout=0..0.5"
             )
         if counts:
-            tree["samples"] = int(counts[0])
+            tree["samples"] = counts[0]
+            typed.add("samples")
         drawn = _once("--random", [parse_random(word) for word in words if "=" in word])
         tree["random"] = {name: one.describe() for name, one in drawn.items()}
     tree |= said
@@ -162,9 +165,9 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
     except ValidationError as error:
         problem = error.errors()[0]
         name = ".".join(map(str, problem["loc"]))
-        where = "on the command line" if name in said else f"in {plan}"
+        where = "on the command line" if name in typed else f"in {plan}"
         message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
-        raise ConfigError(f"{name} = {problem['input']!r}, set {where}: {message}") from None
+        raise ConfigError(f"{name} = {short(problem['input'])}, set {where}: {message}") from None
 
 
 def _once(flag: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

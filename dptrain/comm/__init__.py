@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from dptrain.comm.base import Communicator
 from dptrain.comm.solo import SoloCommunicator
-from dptrain.runtime.launcher import detect_launch, start_mpi
+from dptrain.runtime.launcher import detect_launch, refuse_other_launchers, start_mpi
 
 __all__ = ["Communicator", "SoloCommunicator", "current", "independent"]
 
@@ -18,12 +18,13 @@ def current() -> Communicator:
     Collective under a launcher, because starting MPI is.
 
     Raises:
-        AgreedError: the launcher's number of processes is not MPI's.
+        AgreedError: the launcher's number of processes is not MPI's, or no MPI joins the processes.
     """
     global _current
     if _current is None:
         launch = detect_launch()
         if launch is None:
+            refuse_other_launchers()
             _current = SoloCommunicator()
         else:
             start_mpi()

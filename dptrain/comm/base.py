@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.registry.serialization import plain
+from dptrain.runtime.failure import exit_code_of, phase
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -110,29 +111,50 @@ class Communicator(ABC):
         process.
         """
 
-    def allgather(self, fact: Any) -> list[Any]:
-        """Return every rank's `fact` (anything that JSON can carry), in rank order."""
-        return [json.loads(message) for message in self.allgather_bytes(_encoded(fact))]
+    def allgather(self, fact: Any, *, call: str = "allgather") -> list[Any]:
+        """Return every rank's `fact` (anything that JSON can carry), in rank order.
+
+        Args:
+            fact: this rank's.
+            call: what all ranks must be calling, for comparison and for the message.
+
+        Raises:
+            AgreedError: with exit code 2; the ranks call different collectives.
+        """
+        if self.size == 1:
+            return [json.loads(_encoded(fact))]
+        # What each rank calls travels along: a rank in another method would take these facts for its own.
+        found = [json.loads(message) for message in self.allgather_bytes(_encoded([call, str(phase), fact]))]
+        if len({one[0] for one in found}) > 1:
+            # The phases are the user's words ("fit", "saving"); where they are equal only the calls tell.
+            shown = [one[1] for one in found] if len({one[1] for one in found}) > 1 else [one[0] for one in found]
+            raise AgreedError("collective", ExitCode.CONFIG, _apart(shown), [])
+        return [one[2] for one in found]
 
     def broadcast_fact(self, fact: Any) -> Any:
-        """Return rank 0's `fact` (anything that JSON can carry) on every rank."""
-        return self.allgather(fact if self.rank == 0 else None)[0]
+        """Return rank 0's `fact` (anything that JSON can carry) on every rank.
+
+        Raises:
+            AgreedError: as `allgather`.
+        """
+        return self.allgather(fact if self.rank == 0 else None, call="broadcast_fact")[0]
 
     def require_same(self, what: str, facts: Mapping[str, Any]) -> None:
         """Fail on every rank where `facts` (anything that JSON can carry) are not the same on all.
 
         Args:
             what: begins the message ("the ranks are set up differently").
-            facts: by name; the names are the same on all ranks.
+            facts: by name.
 
         Raises:
-            AgreedError: with exit code 2; names every fact that differs, with each rank's.
+            AgreedError: with exit code 2; names every fact that differs, with each rank's. Or as `allgather`.
         """
-        found = self.allgather(facts)
+        found = self.allgather(facts, call=f"require_same({what!r})")
+        keys = dict.fromkeys(key for one in found for key in one)
         differences = [
-            f"{key}: {', '.join(f'rank {rank} has {other[key]!r}' for rank, other in enumerate(found))}"
-            for key in found[0]
-            if any(other[key] != found[0][key] for other in found)
+            f"{key}: {', '.join(f'rank {rank} has {other.get(key)!r}' for rank, other in enumerate(found))}"
+            for key in keys
+            if any(other.get(key) != found[0].get(key) for other in found)
         ]
         if differences:
             raise AgreedError(what, ExitCode.CONFIG, f"{what}: {'; '.join(differences)}", [])
@@ -148,7 +170,8 @@ class Communicator(ABC):
             action: called once on this rank.
 
         Raises:
-            AgreedError: on every rank, where `action` failed on any; it carries the lowest failed rank's exit code.
+            AgreedError: on every rank, where `action` failed on any; it carries the lowest failed rank's exit code. Or
+                as `allgather`.
         """
         failure: BaseException | None = None
         report: list[Any] | None = None
@@ -156,10 +179,9 @@ class Communicator(ABC):
             result = action()
         except Exception as error:
             failure = error
-            code = error.exit_code if isinstance(error, DptrainError) else ExitCode.INTERNAL
             text = str(error) if isinstance(error, DptrainError) else f"{type(error).__name__}: {error}"
-            report = [int(code), text]
-        reports = self.allgather([self.host, report]) if self.size > 1 else [[self.host, report]]
+            report = [exit_code_of(error), text]
+        reports = self.allgather([self.host, report], call=f"agree({where!r})")
         failed = [(rank, host, *found) for rank, (host, found) in enumerate(reports) if found is not None]
         if failed:
             raise AgreedError(
@@ -186,6 +208,15 @@ def unpack(source: int, message: bytes) -> Mail:
 def _encoded(fact: Any) -> bytes:
     """Return a fact as JSON; numbers and arrays of NumPy are Python's there."""
     return json.dumps(plain(fact)).encode()
+
+
+def _apart(calls: Sequence[str]) -> str:
+    """One line for ranks that are not in the same call, each call with its ranks."""
+    ranks: dict[str, list[str]] = {}
+    for rank, call in enumerate(calls):
+        ranks.setdefault(call, []).append(str(rank))
+    found = [f"rank{'s' * (len(these) > 1)} {', '.join(these)} in {call}" for call, these in ranks.items()]
+    return f"the ranks call different methods: {'; '.join(found)}; all ranks must call the same ones in the same order"
 
 
 def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:

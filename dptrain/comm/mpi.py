@@ -63,6 +63,7 @@ class MpiCommunicator(Communicator):
 
     def broadcast(self, buffer: Array) -> None:
         """Send rank 0's buffer to all, `MPI_Bcast`."""
+        self.allgather(None, call="broadcast")  # a rank in another call would leave garbage in the buffer, or wait
         flat = buffer.reshape(-1)
         for start in range(0, flat.size, _MAX_COUNT):
             self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
@@ -97,8 +98,8 @@ class MpiCommunicator(Communicator):
         return why_not()
 
     def barrier(self) -> None:
-        """`MPI_Barrier` over all ranks."""
-        self._world.Barrier()
+        """An exchange over all ranks that says which call each of them is in, as `MPI_Barrier` would not."""
+        self.allgather(None, call="barrier")
 
     def node_barrier(self) -> None:
         """`MPI_Barrier` over this node's ranks."""

@@ -33,6 +33,7 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import DataError
+from dptrain.runtime.files import open_regular
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     0x08: np.dtype(np.uint8),
@@ -65,7 +66,7 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
     """
     path = Path(path)
     where = str(path)
-    with stream_errors(where), open(path, "rb") as raw:
+    with stream_errors(where), open_regular(path) as raw:
         compressed = raw.read(2) == GZIP_MAGIC
         raw.seek(0)
         with _decompressed(raw, compressed) as stream:
@@ -78,7 +79,7 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
 
     @contextmanager
     def open_payload() -> Iterator[ByteStream]:
-        with open(path, "rb") as raw, _decompressed(raw, compressed) as stream:
+        with open_regular(path) as raw, _decompressed(raw, compressed) as stream:
             if read_exactly(stream, len(header)) != header:
                 raise DataError(f"{where}: changed since it was opened; start again when nothing writes to it")
             yield cast(ByteStream, stream)

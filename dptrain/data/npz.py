@@ -31,6 +31,7 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import DataError
+from dptrain.runtime.files import open_regular
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -56,7 +57,7 @@ def open_npz(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
             numbers (pickled objects above all), too large, damaged, or the shapes do not fit together.
     """
     path = Path(path)
-    with stream_errors(str(path)), open(path, "rb") as raw:
+    with stream_errors(str(path)), open_regular(path) as raw:
         first = raw.read(4)
     if first[:2] != b"PK":
         raise DataError(f"{path}: not an .npz archive: first bytes {first.hex() or 'none'}{_guess(first)}")
@@ -172,7 +173,7 @@ def _guess(first: bytes) -> str:
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """The open archive; what `zipfile` raises while opening it becomes a `DataError`."""
-    with stream_errors(str(path)), open(path, "rb") as raw:
+    with stream_errors(str(path)), open_regular(path) as raw:
         with _archive_errors(str(path)):
             archive = zipfile.ZipFile(raw)
         with archive:

@@ -6,8 +6,10 @@ by rank 0 alone and each rank ends by itself.
 """
 
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -49,6 +51,9 @@ class Phase:
 
 # One process does one thing at a time.
 phase = Phase()
+
+# How long the ranks wait for each lower one to speak of a signal that all got: longer than an abort takes.
+_TURN_SECONDS, _MOST_TURNS = 1.0, 8
 
 # Whether failures show their traceback (--debug).
 show_traceback = False
@@ -98,7 +103,12 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
 
     Under a launcher it does not return. If MPI has not been started yet, the other ranks may be waiting in
     MPI_Init for this one, and only a process that has joined can end them.
+
+    Ctrl-C reaches all ranks at once, and the lowest one that can says so. A rank that waits for another in MPI cannot:
+    Python handles signals between its own instructions.
     """
+    if isinstance(error, KeyboardInterrupt):
+        _take_turns()
     report(error)
     code = exit_code_of(error, unknown)
     if _world_size() > 1:
@@ -137,7 +147,7 @@ def install_excepthook() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         agreed = isinstance(error, AgreedError)
-        if not agreed or launch.rank == 0:
+        if not isinstance(error, KeyboardInterrupt) and (not agreed or launch.rank == 0):
             previous(kind, error, trace)  # a script's author wants to see where
         if isinstance(error, AgreedError):
             end_together(error)
@@ -145,6 +155,18 @@ def install_excepthook() -> None:
             end_job(error, unknown=1)  # as Python itself ends a script
 
     sys.excepthook = hook
+
+
+def _take_turns() -> None:
+    """Wait for lower ranks to end the job with their own message, after a signal that all have got."""
+    launch = detect_launch()
+    if launch is None or launch.size == 1:
+        return
+    # A launcher may forward what the terminal has sent already.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _world_size()  # rank 0 may wait in MPI_Init for this one
+    time.sleep(min(launch.rank, _MOST_TURNS) * _TURN_SECONDS)
 
 
 def warn(message: str) -> None:

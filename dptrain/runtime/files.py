@@ -1,15 +1,38 @@
-"""Writing files so that a reader never sees half of one."""
+"""Writing files so that a reader never sees half of one, and reading only what has an end."""
 
 import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from dptrain.errors import OutputError
 
 _ADVICE = "choose another --out"
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading in binary.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file: opening a named pipe waits for a writer, and a device may
+            never end.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # the system refuses directories itself
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file")
+    return open(path, "rb")
 
 
 def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:

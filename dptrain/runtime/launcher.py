@@ -7,10 +7,13 @@ ours (which makes N worlds of size 1) can be refused.
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from types import ModuleType
+
+from dptrain.errors import AgreedError, ExitCode
 
 # (launcher, size, rank, ranks on this node, rank on this node); a launcher may leave the last two out.
 _VARIABLES = (
@@ -19,6 +22,10 @@ _VARIABLES = (
     ("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"),
 )  # fmt: skip
+
+# By these torchrun, accelerate, deepspeed and Kubeflow's PyTorchJob tell a process its place; they start no MPI.
+_TORCHRUN = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
+_TURN_SECONDS = 1.0
 
 # How the names of all variables begin by which launchers tell a process that it belongs to a job.
 LAUNCHER_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "PALS_", "MPI_", "MPIEXEC_", "HYDI_", "HYDRA_", "SLURM_")
@@ -51,6 +58,32 @@ def detect_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
             local = environ.get(local_size, "1")
             return Launch(launcher, int(environ[size]), int(environ[rank]), int(local) if local.isdigit() else 1)
     return None
+
+
+def refuse_other_launchers(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse to be one of several processes that no MPI joins: each would train alone and all write the same files.
+
+    An MPI launcher may have set these variables as well, for PyTorch; then MPI joins the ranks.
+
+    Raises:
+        AgreedError: with exit code 2.
+    """
+    found = [environ.get(name, "") for name in _TORCHRUN]
+    launch = detect_launch(environ)
+    # srun starts one torchrun a node: a step of one task may still be many processes.
+    alone = launch is None or launch.size == 1
+    if not (alone and all(found) and found[0].isdigit() and found[1].isdigit() and int(found[0]) > 1):
+        return
+    if int(found[1]) > 0:
+        # One line is enough, and torchrun ends all processes when the first exits: let that be RANK 0.
+        time.sleep(_TURN_SECONDS)
+    raise AgreedError(
+        "start-up",
+        ExitCode.CONFIG,
+        f"WORLD_SIZE = {found[0]}, but no MPI joins the processes (torchrun, accelerate or deepspeed?): each would "
+        f"train alone; start with mpirun -n {found[0]} instead, or unset WORLD_SIZE",
+        [],
+    )
 
 
 def usable_cores(affinity: frozenset[int] | None = None) -> int:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dptrain.data.sources import one_line
 from dptrain.errors import ConfigError, DataError
 from dptrain.params import ParamLayout
+from dptrain.runtime.files import open_regular
 
 Array = npt.NDArray[Any]
 # Names that a message lists, and that a file may hold.
@@ -79,7 +80,7 @@ def opened(path: Path, magic: bytes, kind: str) -> Iterator[BinaryIO]:
     Raises:
         DataError: missing, unreadable, or another kind of file.
     """
-    with reading(str(path)), open(path, "rb") as file:
+    with reading(str(path)), open_regular(path) as file:
         first = file.read(len(magic))
         if first != magic:
             raise DataError(

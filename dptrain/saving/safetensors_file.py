@@ -22,6 +22,7 @@ import safetensors.numpy
 
 from dptrain.errors import DataError
 from dptrain.params import ParamLayout
+from dptrain.runtime.files import open_regular
 from dptrain.saving.reading import Array, Stored, fill, guess, reading, size_of
 
 _VERSION = 1
@@ -45,7 +46,17 @@ def encode(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any
         "architecture": text,
         "architecture_digest": _digest(text),
     }
-    return safetensors.numpy.save(contiguous, metadata)
+    return _sorted_metadata(safetensors.numpy.save(contiguous, metadata))
+
+
+def _sorted_metadata(content: bytes) -> bytes:
+    """Return a file with its metadata in order: the library's changes from call to call, equal files would differ."""
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the library places them
+    return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
 def load(path: Path, layout: ParamLayout, flat: Array, *, skip_mismatch: bool = False) -> list[str]:
@@ -72,7 +83,7 @@ def _reader(file: Any, name: str) -> Any:
 
 def _check_header(path: Path) -> None:
     """Check the first eight bytes, the length of the JSON header that follows, before anything parses it."""
-    with reading(str(path)), open(path, "rb") as file:
+    with reading(str(path)), open_regular(path) as file:
         first, size = file.read(9), size_of(file)
         (length,) = struct.unpack("<Q", first[:8]) if len(first) == 9 else (0,)
         if first[8:] != b"{" or not 2 <= length <= size - 8:

@@ -195,6 +195,7 @@ def test_settings_that_all_diverge_at_once_are_recorded(small_npz, tmp_path):
         (("--grid", "hidden=4", "--grid", "model.hidden=8"), "two of them are the same field"),
         (("--seeds", "5-1"), "5-1"),
         (("--random", "learning_rate=log:1e-5..1e-1"), "say how many settings are to be drawn"),
+        (("--random", "9" * 5000, "dropout=0..0.5"), "samples = '9999"),
         (("--random", "3", "4", "learning_rate=1..2"), "expected one number and FIELD=FROM"),
         (("--adaptive", "3", "--grid", "hidden=4,8"), "every field is to be drawn"),
         (("--adaptive", "3"), "--adaptive: say what is to be chosen, such as --random dropout=0..0.5"),

@@ -196,6 +196,9 @@ def test_different_configurations(small_npz, tmp_path, bad):
         (["--config", "/nowhere.yaml"], 2, "No such file"),
         (["--epochs"], 2, "--epochs"),
         (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),
+        (["--train.shards_per_batch", "99999999"], 2, "a global batch has 128 samples; use at most 12"),
+        (["--hidden", "2000000000,2000000000"], 69, "MemoryError: unable to allocate "),
+        (["--data", "/dev/zero"], 65, "/dev/zero: cannot be read (it is a character device, expected a regular file)"),
     ],
 )
 def test_bad_command_lines_are_one_line_on_any_number_of_ranks(small_npz, tmp_path, arguments, code, message):
@@ -237,6 +240,18 @@ def test_a_launcher_of_another_mpi_is_refused():
     assert done.code == 2
     assert "Open MPI started 4 processes, but MPI " in done.err
     assert "sees a world of 1" in done.err
+
+
+def test_torchrun_is_refused_in_one_line_and_mpi_beside_its_variables_is_not(small_npz, tmp_path):
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = dptrain(0, "--data", str(small_npz), cwd=tmp_path, **torchrun)
+    assert done.code == 2
+    assert len(done.err.splitlines()) == len(done.messages) == 1
+    assert "mpirun -n 2" in done.messages[0]
+    assert list(tmp_path.iterdir()) == []
+    done = dptrain(2, "--data", str(small_npz), "--fast-dev-run", cwd=tmp_path, **torchrun)
+    assert (done.code, done.err) == (0, "")
+    assert sum("CPU, " in line for line in done.out.splitlines()) == 2
 
 
 @pytest.mark.parametrize("bad", [0, 1])

@@ -7,6 +7,7 @@ differ in the last bit, so all ranks must use the same (`Backend.numerics`).
 
 import functools
 import math
+import sys
 import threading
 from abc import ABC, abstractmethod
 from typing import Any
@@ -41,7 +42,9 @@ class Scratch:
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     """Return an uninitialised array that begins on a cache line, without which AVX-512 passes are a tenth slower."""
     kind = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    size = math.prod(map(int, shape)) * kind.itemsize
+    if size > sys.maxsize - CACHE_LINE:  # NumPy would call it a ValueError
+        raise MemoryError(f"unable to allocate {size} bytes for an array with shape {tuple(shape)}")
     memory = np.empty(size + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
     return memory[start : start + size].view(kind).reshape(shape)

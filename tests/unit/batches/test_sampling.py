@@ -28,6 +28,7 @@ def test_cut_covers_evenly(start, length, parts):
 @given(st.integers(1, 200), st.integers(1, 64), worlds, st.booleans(), st.integers(1, 3))
 def test_global_shards_of_all_ranks_are_the_global_batches(samples, batch_size, world, drop_last, multiple):
     assume(batch_size >= world and not (drop_last and samples < batch_size))
+    multiple = min(multiple, max(1, min(batch_size, samples) // world))
     samplers = [
         GlobalSampler(samples, batch_size, r, world, drop_last=drop_last, shards_per_batch=world * multiple)
         for r in range(world)
@@ -86,6 +87,9 @@ def test_static_ranks_shuffle_differently():
         ({"batch_size": 200, "drop_last": True}, "at most 100"),
         ({"samples": 0, "batch_size": 10}, "empty"),
         ({"batch_size": 10, "world": 2, "shards_per_batch": 3}, "multiple of the 2 ranks"),
+        ({"batch_size": 10, "shards_per_batch": 100_000_000}, "has 10 samples; use at most 10"),
+        ({"batch_size": 10, "world": 4, "shards_per_batch": 12}, "use at most 8"),
+        ({"batch_size": 1000, "shards_per_batch": 101}, "has 100 samples; use at most 100"),
     ],
 )
 def test_impossible_plans_are_refused(arguments, message):

@@ -1,5 +1,6 @@
 """Configuration: defaults, file, command line, and what is refused."""
 
+import os
 from pathlib import Path
 from typing import get_args
 
@@ -61,6 +62,13 @@ def test_hidden_sizes(text, hidden):
         ("train.drop_last", "perhaps", "boolean"),
         ("verbose", "3", "0, 1 or 2"),
         ("seed", "-1", "greater than or equal to 0"),
+        ("train.epochs", "10000000000", "less than or equal to 2147483647"),
+        ("train.batch_size", "10000000000", "less than or equal to 2147483647"),
+        ("model.hidden", "128,10000000000", "less than or equal to 2147483647"),
+        ("optimizer.gradient_accumulation_steps", "10000000000", "less than or equal to 2147483647"),
+        ("bucket_mb", "1e305", "less than or equal to 1000000000"),
+        ("data.device_mb", "1e305", "less than or equal to 1000000000"),
+        ("data.max_bytes", "10000000000000000000", "less than 9223372036854775808"),
     ],
 )
 def test_bad_values_name_key_value_range_and_place(path, value, expected):
@@ -94,6 +102,52 @@ def test_bad_files(tmp_path, text, expected):
         read_file(file_with(tmp_path, text))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("seed: " + "9" * 5000, "4300 digits"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("a: &a [*a]", "nested too deeply"),
+        ("{[1]: 2}", "line 1: a key that is no word"),
+        ("{{a: 1}: 2}", "line 1: a key that is no word"),
+        ("a: 2024-99-99", "not YAML (month must be"),
+        ("a: !!bool maybe", "not YAML ("),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+            + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+            "more than 100000 values, aliases written out",
+        ),
+        ("#" * 300_000, "more than 262144 bytes"),
+    ],
+)
+def test_hostile_files(tmp_path, text, expected):
+    with pytest.raises(ConfigError) as caught:
+        read_file(file_with(tmp_path, text))
+    assert str(caught.value).startswith(f"--config {tmp_path / 'config.yaml'}")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
+def test_values_are_not_repeated_at_length():
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, "-", {"train.epochs": "9" * 5000})
+    assert len(str(caught.value)) < 400
+
+
+def test_aliases_are_allowed(tmp_path):
+    assert read_file(file_with(tmp_path, "seed: &n 3\ntrain: {epochs: *n}")) == {"seed": 3, "train": {"epochs": 3}}
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path / "pipe", "a named pipe"), (Path("/dev/zero"), "a character device")):
+        with pytest.raises(ConfigError, match=f"{path}: it is {what}, expected a regular file"):
+            read_file(path)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_file(tmp_path)
 
 
 def test_missing_and_binary_files(tmp_path):

@@ -96,6 +96,13 @@ def test_no_curves_without_matplotlib(monkeypatch):
     assert draw_curves(EPOCHS) is None
 
 
+def test_files_of_others_are_not_listed_as_results(tmp_path):
+    for name in ("notes.txt", "metrics.jsonl", "curves.png"):
+        (tmp_path / name).write_text("mine\n")
+    assert RunDirectory(tmp_path, "").finish({}, [], {}) == ["config.yaml", "model.safetensors", "summary.json"]
+    assert (tmp_path / "curves.png").read_text() == "mine\n"
+
+
 def test_finish_without_epochs(tmp_path):
     assert RunDirectory(tmp_path, "").finish({}, [], {}) == ["config.yaml", "model.safetensors", "summary.json"]
     assert directory.__doc__

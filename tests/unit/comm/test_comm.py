@@ -126,6 +126,17 @@ def test_unexpected_exceptions_are_internal_errors_everywhere():
     assert all("ZeroDivisionError" in str(error) for error in found)
 
 
+def test_too_little_memory_on_one_rank_is_the_devices_error_everywhere():
+    def action(comm: Communicator) -> None:
+        def allocate() -> None:
+            if comm.rank == 1:
+                raise MemoryError("unable to allocate")
+
+        comm.agree("model", allocate)
+
+    assert {error.exit_code for error in on_ranks(2, action)} == {69}
+
+
 def test_success_returns_each_ranks_own_result():
     assert on_ranks(3, lambda comm: comm.agree("x", lambda: comm.rank * 10)) == [0, 10, 20]
     assert on_ranks(3, lambda comm: comm.broadcast_fact({"r": comm.rank})) == [{"r": 0}] * 3
@@ -172,3 +183,24 @@ def test_independent_processes_train_alone():
         assert inside.size == 1
         assert inside is not ranks
     assert current() is ranks
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_ranks_that_are_in_different_calls_learn_who_is_where(odd):
+    def action(comm: Communicator) -> object:
+        if comm.rank == odd:
+            return comm.agree("fit", lambda: 1)
+        return comm.require_same("the ranks differ", {"rows": 3})
+
+    found = on_ranks(3, action)
+    assert all(isinstance(error, AgreedError) for error in found), found
+    assert {error.exit_code for error in found} == {2}
+    (message,) = {str(error) for error in found}
+    others = ", ".join(str(rank) for rank in range(3) if rank != odd)
+    assert f"rank {odd} in agree('fit')" in message
+    assert f"ranks {others} in require_same('the ranks differ')" in message
+
+
+def test_facts_that_not_all_ranks_have_differ():
+    found = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, **({"b": 2} if comm.rank else {})}))
+    assert {str(error) for error in found} == {"differ: b: rank 0 has None, rank 1 has 2"}

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.server
+import os
 import re
 import socket
 import subprocess
@@ -446,3 +447,19 @@ def test_a_full_disk_leaves_no_half_file(cache, drawn, monkeypatch):
 def test_strokes_that_nobody_drew(cache):
     with pytest.raises(DataError, match=f"^data: {cache}/strokes/strokes-v{strokes.VERSION}.npz not found"):
         open_dataset("strokes")
+
+
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte.gz", "set.npz"])
+def test_a_named_pipe_is_no_file_of_a_set_and_not_opened(tmp_path, name):
+    for other, array in ARRAYS.items():
+        if not name.startswith(other):
+            write_idx(tmp_path / other, array)
+    os.mkfifo(tmp_path / name)
+    asked = tmp_path / name if name == "set.npz" else tmp_path
+    with pytest.raises(DataError, match=f"{name}.*(: .*a named pipe| not found)"):
+        open_dataset(str(asked))
+
+
+def test_a_device_is_refused():
+    with pytest.raises(DataError, match=r"/dev/zero: .*a character device"):
+        open_dataset("/dev/zero")

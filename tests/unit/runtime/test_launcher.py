@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+from dptrain.errors import AgreedError
 from dptrain.runtime import launcher
-from dptrain.runtime.launcher import Launch, detect_launch, prepare_blas_before_numpy
+from dptrain.runtime.launcher import Launch, detect_launch, prepare_blas_before_numpy, refuse_other_launchers
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,35 @@ from dptrain.runtime.launcher import Launch, detect_launch, prepare_blas_before_
 )
 def test_detect_launch(environment, expected):
     assert detect_launch(environment) == expected
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "1", "MPI_LOCALNRANKS": "4"}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"RANK": "0"}, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, {"LOCAL_RANK": ""}]
+)
+def test_launchers_without_mpi_are_refused(monkeypatch, more):
+    monkeypatch.setattr(launcher, "_TURN_SECONDS", 0)
+    with pytest.raises(AgreedError, match=r"WORLD_SIZE = 4, but no MPI .* mpirun -n 4 instead") as caught:
+        refuse_other_launchers(TORCHRUN | more)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        TORCHRUN | MPICH,
+        TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"},
+        TORCHRUN | {"WORLD_SIZE": "x"},
+        TORCHRUN | {"MASTER_ADDR": ""},
+        {"WORLD_SIZE": "4"},
+    ],
+)
+def test_other_environments_are_not(environment):
+    refuse_other_launchers(environment)
 
 
 def test_threads_are_shared_before_numpy_is_loaded():

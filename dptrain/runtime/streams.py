@@ -1,0 +1,41 @@
+"""Standard output and standard error of the command line."""
+
+import io
+import os
+import sys
+from typing import Any
+
+
+class _Tireless(io.FileIO):
+    """A descriptor whose reader may go away: what comes after that is dropped."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return len(content)
+
+
+def outlive_readers() -> None:
+    """Let a process go on in silence where what reads its output ends: `python -m dptrain | head`.
+
+    A training's results are in its files, and the progress that nobody reads any more is no reason to lose them; so a
+    closed pipe is neither an error nor, as for a filter, the end. Streams that a caller has replaced stay as they are.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed when the process began, as by `>&-`
+            setattr(sys, name, open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))  # noqa: SIM115
+            continue
+        if stream is not getattr(sys, f"__{name}__"):
+            continue
+        stream.flush()
+        raw = _Tireless(stream.fileno(), "wb", closefd=False)
+        lines = name == "stderr" or stream.line_buffering
+        text = io.TextIOWrapper(
+            io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=lines
+        )
+        setattr(sys, name, text)

@@ -1,0 +1,43 @@
+"""Lets one rank call something else than the others. Arguments: its call, the others' call, its number."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import dptrain as dp
+from dptrain.comm import current
+
+own, others, odd = sys.argv[1], sys.argv[2], int(sys.argv[3])
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)
+y = (x[:, 0] // 128).astype(np.int64)
+model = dp.Sequential([dp.layers.Dense(2, "softmax", input_shape=(4,))])
+model.compile("sgd", "sparse_categorical_crossentropy")
+
+
+class Peek(dp.callbacks.Callback):
+    """Evaluates in the middle of a training, on one rank."""
+
+    def on_epoch_end(self, epoch: int, logs=None) -> None:
+        if rank == odd:
+            self.model.evaluate(x, y, verbose=0)
+
+
+calls = {
+    "fit": lambda: model.fit(x, y, verbose=0),
+    "fit and peek": lambda: model.fit(x, y, verbose=0, epochs=3, callbacks=[Peek()]),
+    "evaluate": lambda: model.evaluate(x, y, verbose=0),
+    "predict": lambda: model.predict(x, verbose=0),
+    "train_on_batch": lambda: model.train_on_batch(x, y),
+    "save": lambda: model.save_weights(Path(os.environ["TMPDIR"]) / "w.safetensors"),
+    "barrier": lambda: current().barrier(),
+    "broadcast": lambda: current().broadcast(np.zeros(3)),
+    "agree": lambda: current().agree("lunch", lambda: None),
+    "allreduce": lambda: current().allreduce_sum(np.zeros(3)),
+}
+if sys.argv[4:] == ["later"]:
+    model.fit(x, y, verbose=0)
+calls[own if rank == odd else others]()
+calls["fit"]()
