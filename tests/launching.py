@@ -1,10 +1,12 @@
 """Starting dptrain as users do, under a time limit, killing only what was started here."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,8 +69,67 @@ def mpirun(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = 
     return run(command, timeout=timeout, cwd=cwd, **environment)
 
 
+def python(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
+    """Run `python ARGUMENTS`, alone for 0 ranks, else under mpirun."""
+    if ranks == 0:
+        return run([sys.executable, *arguments], timeout=timeout, cwd=cwd, **environment)
+    return mpirun(ranks, *arguments, timeout=timeout, cwd=cwd, **environment)
+
+
 def dptrain(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
     """Run the command line, alone for 0 ranks, else under mpirun."""
-    if ranks == 0:
-        return run([sys.executable, "-m", "dptrain", *arguments], timeout=timeout, cwd=cwd, **environment)
-    return mpirun(ranks, "-m", "dptrain", *arguments, timeout=timeout, cwd=cwd, **environment)
+    return python(ranks, "-m", "dptrain", *arguments, timeout=timeout, cwd=cwd, **environment)
+
+
+def in_turn(
+    ranks: int,
+    cases: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    limit: float = 60,
+    launch: Callable[..., Finished] = python,
+    **environment: str,
+) -> dict[str, Finished]:
+    """Run scripts one after the other in one launch, which costs a start of each rank once.
+
+    A script that ends the job has the launch's exit code; those behind it are launched again.
+
+    Args:
+        ranks: how many; 0 runs them without mpirun.
+        cases: a script and its arguments, by name.
+        folder: for what they print; new.
+        limit: seconds for each of them.
+        launch: `python`, or what starts it elsewhere.
+        environment: of the launch.
+
+    Returns:
+        What each of them printed, rank by rank, and its exit code.
+    """
+    folder.mkdir(parents=True)
+    script = Path(__file__).parent / "mpi" / "scripts" / "in_turn.py"
+    finished: dict[str, Finished] = {}
+
+    def printed(number: int, ending: str) -> str:
+        found = sorted(folder.glob(f"{number}-*.{ending}"), key=lambda path: int(path.stem.split("-")[1]))
+        return "".join(path.read_text() for path in found)
+
+    while len(finished) < len(cases):
+        left = [(number, name) for number, name in enumerate(cases) if name not in finished]
+        plan = folder / "plan.json"
+        plan.write_text(json.dumps([[number, limit, list(cases[name])] for number, name in left]))
+        timeout = 30 + limit * len(left)
+        done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, **environment)
+        for number, name in left:
+            whole = len(list(folder.glob(f"{number}-*.done"))) == max(ranks, 1)
+            out, err = printed(number, "out"), printed(number, "err")
+            if whole and done.code == 0:
+                finished[name] = Finished(0, out + done.out, err + done.err)
+            elif whole:
+                finished[name] = Finished(0, out, err)
+            else:
+                assert done.code, "a launch that ends well has run all scripts"
+                finished[name] = Finished(done.code, out + done.out, err + done.err)
+                break
+        else:
+            assert done.code == 0, f"all scripts ended, and then the launch with {done.code}:\n{done.out}\n{done.err}"
+    return finished
