@@ -38,7 +38,8 @@ def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **e
 
     A variable that is None is not there.
     """
-    wanted = {**os.environ, "PYTHONWARNINGS": "error", **environment}
+    # MPICH's waiting ranks sleep for moments instead of asking on: with more ranks than cores the others need those.
+    wanted = {**os.environ, "PYTHONWARNINGS": "error", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", **environment}
     env = {name: value for name, value in wanted.items() if value is not None}
     process = subprocess.Popen(
         command,
