@@ -89,18 +89,21 @@ def in_turn(
     *,
     limit: float = 60,
     launch: Callable[..., Finished] = python,
+    cwd: Path | None = None,
     **environment: str,
 ) -> dict[str, Finished]:
     """Run scripts one after the other in one launch, which costs a start of each rank once.
 
-    A script that ends the job has the launch's exit code; those behind it are launched again.
+    A script that ends the job has the launch's exit code; those behind it are launched again. On several ranks that is
+    any that fails, alone only one that raises, not one that exits.
 
     Args:
         ranks: how many; 0 runs them without mpirun.
-        cases: a script and its arguments, by name.
+        cases: a script and its arguments, or "-m", a module and its arguments, by name.
         folder: for what they print; new.
         limit: seconds for each of them.
         launch: `python`, or what starts it elsewhere.
+        cwd: the working directory of all of them.
         environment: of the launch.
 
     Returns:
@@ -119,14 +122,14 @@ def in_turn(
         plan = folder / "plan.json"
         plan.write_text(json.dumps([[number, limit, list(cases[name])] for number, name in left]))
         timeout = 30 + limit * len(left)
-        done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, **environment)
+        done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, **environment)
         for number, name in left:
             whole = len(list(folder.glob(f"{number}-*.done"))) == max(ranks, 1)
             out, err = printed(number, "out"), printed(number, "err")
-            if whole and done.code == 0:
-                finished[name] = Finished(0, out + done.out, err + done.err)
-            elif whole:
-                finished[name] = Finished(0, out, err)
+            if whole:
+                code = max(int(path.read_text()) for path in folder.glob(f"{number}-*.done"))
+                more = ("", "") if done.code else (done.out, done.err)
+                finished[name] = Finished(code, out + more[0], err + more[1])
             else:
                 assert done.code, "a launch that ends well has run all scripts"
                 finished[name] = Finished(done.code, out + done.out, err + done.err)

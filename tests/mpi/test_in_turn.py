@@ -17,6 +17,8 @@ if way == "raises" and rank == dp.world_size() - 1:
 if way == "hangs":
     time.sleep(600 if rank == 0 else 15)
 current().barrier()
+if way == "exits":
+    sys.exit(65)
 if way == "warns":
     print("from rank", rank, file=sys.stderr)
 """
@@ -26,7 +28,7 @@ if way == "warns":
 def test_each_script_has_its_own_outcome(tmp_path, ranks):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    ways = ["first", "raises", "warns", *(["hangs"] if ranks else []), "last"]
+    ways = ["first", "raises", "warns", "hangs" if ranks else "exits", "last"]
     cases = {way: [str(script), way, "more"] for way in ways}
     done = in_turn(ranks, cases, tmp_path / "in turn", limit=10)
     assert list(done) == ways
@@ -38,7 +40,9 @@ def test_each_script_has_its_own_outcome(tmp_path, ranks):
     assert "KeyError: 'not this one'" in done["raises"].err
     assert (done["warns"].code, done["warns"].out) == (0, "warns ['more']\n")
     assert done["warns"].err.splitlines() == [f"from rank {rank}" for rank in range(max(ranks, 1))]
-    if ranks:
+    if not ranks:
+        assert (done["exits"].code, done["exits"].err) == (65, "")
+    else:
         assert done["hangs"].code != 0
         assert "Timeout (0:00:10)!" in done["hangs"].err
         assert 'script.py", line 12 in <module>' in done["hangs"].err
