@@ -131,9 +131,13 @@ def in_turn(
                 more = ("", "") if done.code else (done.out, done.err)
                 finished[name] = Finished(code, out + more[0], err + more[1])
             else:
-                assert done.code, "a launch that ends well has run all scripts"
-                finished[name] = Finished(done.code, out + done.out, err + done.err)
+                early = "" if done.code else "the job ended well, but before this script\n"
+                finished[name] = Finished(done.code, out + done.out, err + done.err + early)
                 break
         else:
-            assert done.code == 0, f"all scripts ended, and then the launch with {done.code}:\n{done.out}\n{done.err}"
+            if done.code:  # after the last script: any of them may be the cause
+                late = f"all scripts ended, and then the launch with {done.code}\n{done.out}{done.err}"
+                finished |= {
+                    name: Finished(done.code, finished[name].out, finished[name].err + late) for _, name in left
+                }
     return finished

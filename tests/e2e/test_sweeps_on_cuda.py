@@ -36,7 +36,8 @@ def alone():
     kept: dict[str, list[dict]] = {}
 
     def alone(sweep) -> list[dict]:
-        config = (sweep / "config.yaml").read_text()
+        lines = (sweep / "config.yaml").read_text().splitlines()
+        config = "\n".join(line for line in lines if not line.startswith("out: "))
         if config not in kept:
             out = sweep.parent / "alone"
             done = emulated_ranks(

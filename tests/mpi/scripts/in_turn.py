@@ -33,16 +33,17 @@ for number, limit, arguments in cases:
             sys.argv, sys.path[0] = arguments, os.path.dirname(arguments[0])
             runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as end:
-        code = end.code or 0
-        if code and launched is not None:
+        if end.code and (launched is not None or not isinstance(end.code, int)):
             raise  # ends the other ranks, too
-    from dptrain.comm import current
-
-    current().barrier()  # a rank that fails from here on fails in the next script
-    faulthandler.cancel_dump_traceback_later()
+        code = end.code or 0
     sys.stdout.flush()
     sys.stderr.flush()
+    from dptrain.comm import current
+
+    current().barrier()
     with open(f"{place}.done", "x") as file:
         file.write(str(code))
+    current().barrier()  # a rank that fails from here on fails in the next script
+    faulthandler.cancel_dump_traceback_later()
 for stream, kept in zip((1, 2), standard, strict=True):
     os.dup2(kept, stream)
