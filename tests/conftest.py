@@ -1,5 +1,6 @@
 """What all tests share: one BLAS thread, a cache of their own, the CPU unless they are about GPUs, the real MNIST."""
 
+import compileall
 import os
 import sys
 from pathlib import Path
@@ -60,6 +61,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
         patch.setenv("DPTRAIN_CACHE", cache)
         patch.delenv("DPTRAIN_DATA", raising=False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _bytecode() -> None:
+    """Compile dptrain once; where PYTHONDONTWRITEBYTECODE is set, every process started would, in a third of its start.
+
+    What stands there and is up to date is left alone.
+    """
+    compileall.compile_dir(ROOT / "dptrain", quiet=2)
 
 
 @pytest.fixture(scope="module", autouse=True)

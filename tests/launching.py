@@ -1,10 +1,12 @@
 """Starting dptrain as users do, under a time limit, killing only what was started here."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +38,8 @@ def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **e
 
     A variable that is None is not there.
     """
-    wanted = {**os.environ, "PYTHONWARNINGS": "error", **environment}
+    # MPICH's waiting ranks sleep for moments instead of asking on: with more ranks than cores the others need those.
+    wanted = {**os.environ, "PYTHONWARNINGS": "error", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", **environment}
     env = {name: value for name, value in wanted.items() if value is not None}
     process = subprocess.Popen(
         command,
@@ -67,8 +70,74 @@ def mpirun(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = 
     return run(command, timeout=timeout, cwd=cwd, **environment)
 
 
+def python(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
+    """Run `python ARGUMENTS`, alone for 0 ranks, else under mpirun."""
+    if ranks == 0:
+        return run([sys.executable, *arguments], timeout=timeout, cwd=cwd, **environment)
+    return mpirun(ranks, *arguments, timeout=timeout, cwd=cwd, **environment)
+
+
 def dptrain(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
     """Run the command line, alone for 0 ranks, else under mpirun."""
-    if ranks == 0:
-        return run([sys.executable, "-m", "dptrain", *arguments], timeout=timeout, cwd=cwd, **environment)
-    return mpirun(ranks, "-m", "dptrain", *arguments, timeout=timeout, cwd=cwd, **environment)
+    return python(ranks, "-m", "dptrain", *arguments, timeout=timeout, cwd=cwd, **environment)
+
+
+def in_turn(
+    ranks: int,
+    cases: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    limit: float = 60,
+    launch: Callable[..., Finished] = python,
+    cwd: Path | None = None,
+    **environment: str,
+) -> dict[str, Finished]:
+    """Run scripts one after the other in one launch, which costs a start of each rank once.
+
+    A script that ends the job has the launch's exit code; those behind it are launched again. On several ranks that is
+    any that fails, alone only one that raises, not one that exits.
+
+    Args:
+        ranks: how many; 0 runs them without mpirun.
+        cases: a script and its arguments, or "-m", a module and its arguments, by name.
+        folder: for what they print; new.
+        limit: seconds for each of them.
+        launch: `python`, or what starts it elsewhere.
+        cwd: the working directory of all of them.
+        environment: of the launch.
+
+    Returns:
+        What each of them printed, rank by rank, and its exit code.
+    """
+    folder.mkdir(parents=True)
+    script = Path(__file__).parent / "mpi" / "scripts" / "in_turn.py"
+    finished: dict[str, Finished] = {}
+
+    def printed(number: int, ending: str) -> str:
+        found = sorted(folder.glob(f"{number}-*.{ending}"), key=lambda path: int(path.stem.split("-")[1]))
+        return "".join(path.read_text() for path in found)
+
+    while len(finished) < len(cases):
+        left = [(number, name) for number, name in enumerate(cases) if name not in finished]
+        plan = folder / "plan.json"
+        plan.write_text(json.dumps([[number, limit, list(cases[name])] for number, name in left]))
+        timeout = 30 + limit * len(left)
+        done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, **environment)
+        for number, name in left:
+            whole = len(list(folder.glob(f"{number}-*.done"))) == max(ranks, 1)
+            out, err = printed(number, "out"), printed(number, "err")
+            if whole:
+                code = max(int(path.read_text()) for path in folder.glob(f"{number}-*.done"))
+                more = ("", "") if done.code else (done.out, done.err)
+                finished[name] = Finished(code, out + more[0], err + more[1])
+            else:
+                early = "" if done.code else "the job ended well, but before this script\n"
+                finished[name] = Finished(done.code, out + done.out, err + done.err + early)
+                break
+        else:
+            if done.code:  # after the last script: any of them may be the cause
+                late = f"all scripts ended, and then the launch with {done.code}\n{done.out}{done.err}"
+                finished |= {
+                    name: Finished(done.code, finished[name].out, finished[name].err + late) for _, name in left
+                }
+    return finished

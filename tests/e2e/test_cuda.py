@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator, skip_without_emulator
-from tests.launching import dptrain, run
+from tests.launching import Finished, dptrain, in_turn, run
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 STANDINS = ROOT / "tests" / "standins"
@@ -26,28 +26,30 @@ model.fit(np.zeros((8, 3), np.float32), np.zeros((8, 2), np.float32), verbose=0)
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "fifty_steps.py")
 
 
-@pytest.fixture(scope="session")
-def steps(small_npz, tmp_path_factory):
-    """Return a function that trains 50 steps and returns what the script saved; results are kept."""
-    skip_without_emulator()
-    kept: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
+TASKS = ("classify", "regress", "layers")
 
-    def train(device: str, ranks: int, task: str = "classify", again: int = 0, **options: str) -> dict[str, np.ndarray]:
-        key = (device, ranks, task, again, *options.items())
-        if key not in kept:
-            out = tmp_path_factory.mktemp("steps") / "out.npz"
-            done = emulated_ranks(
-                ranks, SCRIPT, str(small_npz), str(out), device, task, EMULATOR_DEVICES="2", **options
-            )
-            assert (done.code, done.err) == (0, "")
-            with np.load(out) as saved:
-                kept[key] = dict(saved)
-        return kept[key]
+
+@pytest.fixture(scope="module")
+def steps(small_npz, tmp_path_factory):
+    """Return a function that trains 50 steps and returns what the script saved; all tasks are trained in turn."""
+    skip_without_emulator()
+    place = tmp_path_factory.mktemp("steps")
+    kept: dict[tuple[str, int], dict[str, Finished]] = {}
+
+    def train(device: str, ranks: int, task: str) -> dict[str, np.ndarray]:
+        if (device, ranks) not in kept:
+            folder = place / f"{device}, {ranks}"
+            cases = {each: [SCRIPT, str(small_npz), f"{folder}, {each}.npz", device, each] for each in TASKS}
+            kept[device, ranks] = in_turn(ranks, cases, folder, launch=emulated_ranks, EMULATOR_DEVICES="2")
+        done = kept[device, ranks][task]
+        assert (done.code, done.err) == (0, "")
+        with np.load(place / f"{device}, {ranks}, {task}.npz") as saved:
+            return dict(saved)
 
     return train
 
 
-@pytest.mark.parametrize("task", ["classify", "regress", "layers"])
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_the_losses_of_the_cpu(steps, ranks, task):
     cpu, cuda = steps("cpu", 0, task), steps("cuda", ranks, task)
@@ -59,9 +61,13 @@ def test_the_losses_of_the_cpu(steps, ranks, task):
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_two_runs_have_the_same_bits(steps, ranks):
-    first = steps("cuda", ranks)
-    second = steps("cuda", ranks, again=1, EMULATOR_ORDER="shuffled", EMULATOR_STREAMS="random")
+def test_two_runs_have_the_same_bits(steps, small_npz, tmp_path, ranks):
+    first = steps("cuda", ranks, "classify")
+    random = {"EMULATOR_ORDER": "shuffled", "EMULATOR_STREAMS": "random", "EMULATOR_DEVICES": "2"}
+    done = emulated_ranks(ranks, SCRIPT, str(small_npz), str(tmp_path / "out.npz"), "cuda", "classify", **random)
+    assert (done.code, done.err) == (0, "")
+    with np.load(tmp_path / "out.npz") as saved:
+        second = dict(saved)
     for name in first:
         assert first[name].tobytes() == second[name].tobytes(), name
 
@@ -91,6 +97,12 @@ def weights_after(data: Path, out: Path, ranks: int, *more: str, **options: str)
     return {name: weights[name].tobytes() for name in sorted(weights)}
 
 
+@pytest.fixture(scope="module")
+def usual_weights(small_npz, tmp_path_factory) -> dict[str, bytes]:
+    """What two ranks train where nothing else is asked for."""
+    return weights_after(small_npz, tmp_path_factory.mktemp("usual") / "run", 2)
+
+
 # Ways that gradients and samples may take, all to the same end; 0.01 MB are 2500 of the 15910 parameters.
 OTHER_WAYS = {
     "buckets": ["--bucket-mb", "0.01"],
@@ -101,10 +113,9 @@ OTHER_WAYS = {
 
 
 @pytest.mark.parametrize("way", OTHER_WAYS)
-def test_gradients_and_samples_on_another_way_give_the_same_bits(small_npz, tmp_path, way):
+def test_gradients_and_samples_on_another_way_give_the_same_bits(small_npz, usual_weights, tmp_path, way):
     random = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "3"}
-    usual = weights_after(small_npz, tmp_path / "usual", 2)
-    assert weights_after(small_npz, tmp_path / "other", 2, *OTHER_WAYS[way], **random) == usual
+    assert weights_after(small_npz, tmp_path / "other", 2, *OTHER_WAYS[way], **random) == usual_weights
 
 
 def test_samples_that_no_gpu_could_hold(tmp_path):
@@ -128,10 +139,9 @@ def claims_cuda(tmp_path_factory) -> str:
     return str(library)
 
 
-def test_device_memory_for_mpi(small_npz, tmp_path, claims_cuda):
-    usual = weights_after(small_npz, tmp_path / "usual", 2)
+def test_device_memory_for_mpi(small_npz, usual_weights, tmp_path, claims_cuda):
     more = ["--comm", "cuda-aware", "--bucket-mb", "0.02"]
-    assert weights_after(small_npz, tmp_path / "direct", 2, *more, LD_PRELOAD=claims_cuda) == usual
+    assert weights_after(small_npz, tmp_path / "direct", 2, *more, LD_PRELOAD=claims_cuda) == usual_weights
 
 
 def test_device_memory_for_an_mpi_that_does_not_know_gpus(small_npz, tmp_path):

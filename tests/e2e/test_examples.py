@@ -1,13 +1,13 @@
 """The scripts under examples/, as a user starts them, alone and with two ranks."""
 
+import functools
 import re
-import sys
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.emulated import emulated_ranks, inside_emulator
-from tests.launching import mpirun, run
+from tests.launching import python
 
 EXAMPLES = ROOT / "examples"
 
@@ -18,18 +18,16 @@ EXAMPLES = ROOT / "examples"
 def test_on_real_digits(mnist_dir, name, least, ranks):
     """Fashion-MNIST has the files and the shapes of MNIST, which is at hand."""
     arguments = [str(EXAMPLES / f"{name}.py"), "--data-dir", str(mnist_dir), "--epochs", "2"]
-    options = {"PYTHONPATH": str(ROOT), "timeout": 240}
-    done = mpirun(ranks, *arguments, **options) if ranks else run([sys.executable, *arguments], **options)
+    done = python(ranks, *arguments, PYTHONPATH=str(ROOT), timeout=240)
     assert (done.code, done.err) == (0, "")
     (accuracy,) = re.findall(r"[Tt]est accuracy: ([0-9.]+)", done.out)  # printed once, whatever the number of ranks
     assert float(accuracy) > least
 
 
+@functools.cache
 def started(ranks: int, name: str, *arguments: str) -> list[str]:
     """Return the lines that an example prints."""
-    command = [str(EXAMPLES / f"{name}.py"), *arguments]
-    options = {"PYTHONPATH": str(ROOT), "timeout": 120}
-    done = mpirun(ranks, *command, **options) if ranks else run([sys.executable, *command], **options)
+    done = python(ranks, str(EXAMPLES / f"{name}.py"), *arguments, PYTHONPATH=str(ROOT), timeout=120)
     assert (done.code, done.err) == (0, "")
     return done.out.splitlines()
 

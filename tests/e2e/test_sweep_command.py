@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import dptrain
+from tests.launching import dptrain, in_turn
 
 QUICK = ("--epochs", "1", "--hidden", "4", "--batch-size", "256")
 
@@ -183,38 +183,54 @@ def test_settings_that_all_diverge_at_once_are_recorded(small_npz, tmp_path):
     assert [row["failed"] for row in rows(out)] == ["1", "1"]
 
 
+WRONG = [
+    (("--grid", "learing_rate=1,2"), "unknown field 'learing_rate'; did you mean 'learning_rate'?"),
+    (("--grid", "learning_rate=0,1"), "optimizer.learning_rate = 0, set in the sweep: "),
+    (("--grid", "seed=1,2"), "field 'seed' cannot be swept: use --seeds"),
+    (("--grid", "data=mnist,strokes"), "field 'data' cannot be swept: a sweep has one data set"),
+    (("--grid", "hidden"), "grid: 'hidden' has no '='; expected name=values"),
+    (("--grid", "hidden=4", "--grid", "model.hidden=8"), "two of them are the same field"),
+    (("--seeds", "5-1"), "5-1"),
+    (("--random", "learning_rate=log:1e-5..1e-1"), "say how many settings are to be drawn"),
+    (("--random", "9" * 5000, "dropout=0..0.5"), "samples = '9999"),
+    (("--random", "3", "4", "learning_rate=1..2"), "expected one number and FIELD=FROM"),
+    (("--adaptive", "3", "--grid", "hidden=4,8"), "every field is to be drawn"),
+    (("--adaptive", "3"), "--adaptive: say what is to be chosen, such as --random dropout=0..0.5"),
+    (("--adaptive", "x", "--random", "dropout=0..0.5"), "adaptive = 'x', set on the command line: "),
+    (("--metric", "val_acuracy"), "metric = 'val_acuracy': the logs have loss, accuracy"),
+    (("--halving", "1"), "halving = '1', set on the command line: "),
+    (("--halving", "2", "--grid", "epochs=1,2"), "not supported where epochs are swept"),
+    (("--sharding", "static"), "every run of a sweep has all samples"),
+    (("--runs-per-gpu", "0"), "runs_per_gpu = '0', set on the command line: "),
+    (("--plan", "nowhere.yaml"), "--plan nowhere.yaml: No such file or directory"),
+]
+
+
+@pytest.fixture(scope="module")
+def wrong_alone(small_npz, tmp_path_factory):
+    """How one process takes wrong words, by what it is to say, and its working directory; all of them in turn."""
+    folder = tmp_path_factory.mktemp("wrong")
+    command = ["-m", "dptrain", "sweep", "--data", str(small_npz), *QUICK]
+    cases = {message: [*command, *arguments] for arguments, message in WRONG}
+    here = folder / "here"
+    here.mkdir()
+    return in_turn(0, cases, folder / "in turn", cwd=here), here
+
+
 @pytest.mark.parametrize("ranks", [0, 2])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--grid", "learing_rate=1,2"), "unknown field 'learing_rate'; did you mean 'learning_rate'?"),
-        (("--grid", "learning_rate=0,1"), "optimizer.learning_rate = 0, set in the sweep: "),
-        (("--grid", "seed=1,2"), "field 'seed' cannot be swept: use --seeds"),
-        (("--grid", "data=mnist,strokes"), "field 'data' cannot be swept: a sweep has one data set"),
-        (("--grid", "hidden"), "grid: 'hidden' has no '='; expected name=values"),
-        (("--grid", "hidden=4", "--grid", "model.hidden=8"), "two of them are the same field"),
-        (("--seeds", "5-1"), "5-1"),
-        (("--random", "learning_rate=log:1e-5..1e-1"), "say how many settings are to be drawn"),
-        (("--random", "9" * 5000, "dropout=0..0.5"), "samples = '9999"),
-        (("--random", "3", "4", "learning_rate=1..2"), "expected one number and FIELD=FROM"),
-        (("--adaptive", "3", "--grid", "hidden=4,8"), "every field is to be drawn"),
-        (("--adaptive", "3"), "--adaptive: say what is to be chosen, such as --random dropout=0..0.5"),
-        (("--adaptive", "x", "--random", "dropout=0..0.5"), "adaptive = 'x', set on the command line: "),
-        (("--metric", "val_acuracy"), "metric = 'val_acuracy': the logs have loss, accuracy"),
-        (("--halving", "1"), "halving = '1', set on the command line: "),
-        (("--halving", "2", "--grid", "epochs=1,2"), "not supported where epochs are swept"),
-        (("--sharding", "static"), "every run of a sweep has all samples"),
-        (("--runs-per-gpu", "0"), "runs_per_gpu = '0', set on the command line: "),
-        (("--plan", "nowhere.yaml"), "--plan nowhere.yaml: No such file or directory"),
-    ],
-)
-def test_wrong_words(small_npz, tmp_path, ranks, arguments, message):
-    done = sweep(small_npz, *arguments, ranks=ranks, cwd=tmp_path)
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_wrong_words(small_npz, wrong_alone, tmp_path, ranks, arguments, message):
+    if ranks == 0:
+        finished, here = wrong_alone
+        done = finished[message]
+    else:
+        here = tmp_path
+        done = sweep(small_npz, *arguments, ranks=ranks, cwd=here)
     assert (done.code, done.out) == (2, "")
     [line] = done.messages
     assert message in line
     assert done.err.splitlines() == [line]
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_help_names_the_options_of_a_sweep():

@@ -30,21 +30,36 @@ def tiny_npz(tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """Return a function that trains a sweep's configuration as one run; returns its epochs."""
+    kept: dict[str, list[dict]] = {}
+
+    def alone(sweep) -> list[dict]:
+        lines = (sweep / "config.yaml").read_text().splitlines()
+        config = "\n".join(line for line in lines if not line.startswith("out: "))
+        if config not in kept:
+            out = sweep.parent / "alone"
+            done = emulated_ranks(
+                *(0, "-m", "dptrain", "--config", str(sweep / "config.yaml"), "--seed", "1", "--hidden", "8"),
+                *("--out", str(out), "--verbose", "0"),
+            )
+            assert (done.code, done.err) == (0, "")
+            kept[config] = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return kept[config]
+
+    return alone
+
+
 @pytest.mark.parametrize(
     ("ranks", "places", "more"), [(0, 1, {}), (0, 4, {}), (0, 6, {"EMULATOR_STREAMS": "random"}), (2, 2, {})]
 )
-def test_runs_have_the_bits_of_runs_alone(tiny_npz, tmp_path, ranks, places, more):
+def test_runs_have_the_bits_of_runs_alone(tiny_npz, alone, tmp_path, ranks, places, more):
     out = tmp_path / "s"
     arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-gpu", str(places))
     done = emulated_ranks(ranks, *arguments, "--out", str(out), EMULATOR_DEVICES=str(max(ranks, 1)), **more)
     assert (done.code, done.out, done.err) == (0, "", "")
-    alone = tmp_path / "alone"
-    done = emulated_ranks(
-        *(0, "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", "1", "--hidden", "8"),
-        *("--out", str(alone), "--verbose", "0"),
-    )
-    assert (done.code, done.err) == (0, "")
-    expected = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    expected = alone(out)
     found = [json.loads(line) for line in results(out, run=4)]
     keys = ("loss", "accuracy", "val_loss", "val_accuracy")
     assert [[one[key] for key in keys] for one in found] == [[one[key] for key in keys] for one in expected]

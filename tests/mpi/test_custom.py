@@ -4,31 +4,40 @@ Batch normalization, in two models, sample weights, penalties and metrics with a
 """
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import mpirun, run
+from tests.launching import Finished, in_turn, mpirun
 
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "custom.py")
 SIZES = {"uneven last batch": (41, 16), "fewer samples than ranks": (3, 8), "an empty last part": (17, 4)}
 
 
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    """Return a function that returns what a case trains on N ranks (0: without mpirun); all are trained in turn."""
+    folder = tmp_path_factory.mktemp("custom")
+    kept: dict[int, dict[str, Finished]] = {}
+
+    def train(ranks: int, case: str) -> dict[str, np.ndarray]:
+        if ranks not in kept:
+            cases = {
+                name: [SCRIPT, str(folder / f"{ranks}, {name}.npz"), *map(str, sizes)] for name, sizes in SIZES.items()
+            }
+            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
+        assert (kept[ranks][case].code, kept[ranks][case].err) == (0, "")
+        with np.load(folder / f"{ranks}, {case}.npz") as saved:
+            return dict(saved)
+
+    return train
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", SIZES)
-def test_float64_agrees_to_1e_12(tmp_path, case, ranks):
-    sizes = [str(size) for size in SIZES[case]]
-    kept = []
-    for number in (0, ranks):
-        out = tmp_path / f"{number}.npz"
-        arguments = [SCRIPT, str(out), *sizes]
-        done = mpirun(number, *arguments) if number else run([sys.executable, *arguments])
-        assert (done.code, done.err) == (0, "")
-        with np.load(out) as saved:
-            kept.append(dict(saved))
-    alone, together = kept
+def test_float64_agrees_to_1e_12(train, case, ranks):
+    kept = alone, together = train(0, case), train(ranks, case)
     for name in alone:
         if name == "history":
             a, b = (json.loads(str(one[name])) for one in kept)

@@ -5,32 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from tests.launching import mpirun, run
+from tests.conftest import ROOT
+from tests.launching import Finished, in_turn, mpirun
 
-SCRIPT = "tests/mpi/scripts/train.py"
-
-
-@pytest.fixture(scope="session")
-def train(small_npz, tmp_path_factory):
-    """Return a function that trains on N ranks (0: without mpirun) and returns what was saved; results are kept."""
-    import sys
-
-    from tests.conftest import ROOT
-
-    kept: dict[str, dict[str, np.ndarray]] = {}
-
-    def train(ranks: int, **options) -> dict[str, np.ndarray]:
-        key = json.dumps([ranks, options], sort_keys=True)
-        if key not in kept:
-            out = tmp_path_factory.mktemp("trained") / "weights.npz"
-            arguments = [str(ROOT / SCRIPT), str(small_npz), str(out), json.dumps(options)]
-            done = mpirun(ranks, *arguments) if ranks else run([sys.executable, *arguments])
-            assert (done.code, done.err) == (0, "")
-            with np.load(out) as saved:
-                kept[key] = dict(saved)
-        return kept[key]
-
-    return train
+SCRIPT = str(ROOT / "tests/mpi/scripts/train.py")
 
 
 def sgd(**options) -> dict:
@@ -64,12 +42,40 @@ RANKS = {
     "batch normalization": (1, 2, 3),
     "batch normalization, ranks without samples": (1, 2, 3),
 }
+IN_FLOAT64 = [(case, ranks) for case in CASES for ranks in RANKS.get(case, (2, 4))]
+IN_FLOAT32 = [(case, ranks) for case in ("uneven last batch", "dropout") for ranks in (2, 4)]
 
 
-@pytest.mark.parametrize(("case", "ranks"), [(case, ranks) for case in CASES for ranks in RANKS.get(case, (2, 4))])
+@pytest.fixture(scope="module")
+def train(small_npz, tmp_path_factory):
+    """Return a function that trains on N ranks (0: without mpirun) and returns what was saved.
+
+    The first call with a number of ranks trains all that is trained on as many.
+    """
+    folder = tmp_path_factory.mktemp("trained")
+    wanted = [(case, ranks, "float64") for case, ranks in IN_FLOAT64]
+    wanted += [(case, ranks, "float32") for case, ranks in IN_FLOAT32]
+    kept: dict[int, dict[str, Finished]] = {}
+
+    def train(ranks: int, case: str, dtype: str) -> dict[str, np.ndarray]:
+        if ranks not in kept:
+            cases = {}
+            for name, on, kind in wanted:
+                if ranks in (0, on):
+                    out, options = folder / f"{ranks}, {name}, {kind}.npz", CASES[name] | {"dtype": kind}
+                    cases[f"{name}, {kind}"] = [SCRIPT, str(small_npz), str(out), json.dumps(options)]
+            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
+        done = kept[ranks][f"{case}, {dtype}"]
+        assert (done.code, done.err) == (0, "")
+        with np.load(folder / f"{ranks}, {case}, {dtype}.npz") as saved:
+            return dict(saved)
+
+    return train
+
+
+@pytest.mark.parametrize(("case", "ranks"), IN_FLOAT64)
 def test_float64_agrees_to_1e_12(train, case, ranks):
-    options = CASES[case] | {"dtype": "float64"}
-    alone, together = train(0, **options), train(ranks, **options)
+    alone, together = train(0, case, "float64"), train(ranks, case, "float64")
     for name in alone:
         if name == "history":
             a, b = (json.loads(str(one[name])) for one in (alone, together))
@@ -81,22 +87,18 @@ def test_float64_agrees_to_1e_12(train, case, ranks):
             np.testing.assert_allclose(together[name], alone[name], rtol=1e-12, atol=1e-12 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("case", ["uneven last batch", "dropout"])
+@pytest.mark.parametrize(("case", "ranks"), IN_FLOAT32)
 def test_float32_agrees_to_1e_5_after_three_epochs(train, case, ranks):
-    options = CASES[case] | {"dtype": "float32"}
-    alone, together = train(0, **options), train(ranks, **options)
+    alone, together = train(0, case, "float32"), train(ranks, case, "float32")
     for name in ("dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"):
         difference = np.linalg.norm(together[name] - alone[name]) / np.linalg.norm(alone[name])
         assert difference < 1e-5, name
 
 
 def test_the_same_bits_on_every_run(train, small_npz, tmp_path):
-    from tests.conftest import ROOT
-
-    first = train(2, dtype="float32")
+    first = train(2, "uneven last batch", "float32")
     out = tmp_path / "again.npz"
-    done = mpirun(2, str(ROOT / SCRIPT), str(small_npz), str(out), json.dumps({"dtype": "float32"}))
+    done = mpirun(2, SCRIPT, str(small_npz), str(out), json.dumps({"dtype": "float32"}))
     assert done.code == 0
     with np.load(out) as again:
         assert all(again[name].tobytes() == first[name].tobytes() for name in first)

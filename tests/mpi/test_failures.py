@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import Finished, dptrain, mpirun
+from tests.launching import Finished, dptrain, in_turn, mpirun
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/fail.py")
 
@@ -177,35 +177,51 @@ def test_different_configurations(small_npz, tmp_path, bad):
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--learing-rate", "1"], 2, "unknown '--learing-rate'; did you mean '--learning-rate'?"),
-        (["--optimizer.learning_rate", "nan"], 2, "optimizer.learning_rate = 'nan', set on the command line: "),
-        (["--nesterov"], 2, "optimizer.nesterov = True: adam has no nesterov"),
-        (
-            ["--clipnorm", "1", "--clipvalue", "2"],
-            2,
-            "Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be",
-        ),
-        (["trian"], 2, "unknown command 'trian'; did you mean 'train'?"),
-        (["--batch-size", "2"], 2, "use at least 3, or mpirun -n 2"),
-        (["--data", "mnits"], 2, "did you mean 'mnist'?"),
-        (["--data", "/nowhere/at/all"], 65, "/nowhere/at/all not found"),
-        (["--device", "cuda"], 69, "--device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]'"),
-        (["--config", "/nowhere.yaml"], 2, "No such file"),
-        (["--epochs"], 2, "--epochs"),
-        (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),
-        (["--train.shards_per_batch", "99999999"], 2, "a global batch has 128 samples; use at most 12"),
-        (["--hidden", "2000000000,2000000000"], 69, "MemoryError: unable to allocate "),
-        (["--data", "/dev/zero"], 65, "/dev/zero: cannot be read (it is a character device, expected a regular file)"),
-    ],
-)
-def test_bad_command_lines_are_one_line_on_any_number_of_ranks(small_npz, tmp_path, arguments, code, message):
-    data = [] if "--data" in arguments else ["--data", str(small_npz)]
-    command = [*arguments, *data] if arguments[0] == "trian" else [*data, *arguments]
-    for ranks in (3,) if "--batch-size" in arguments else (0, 3):
-        done = dptrain(ranks, *command, cwd=tmp_path, timeout=30)
+BAD_COMMAND_LINES = [
+    (["--learing-rate", "1"], 2, "unknown '--learing-rate'; did you mean '--learning-rate'?"),
+    (["--optimizer.learning_rate", "nan"], 2, "optimizer.learning_rate = 'nan', set on the command line: "),
+    (["--nesterov"], 2, "optimizer.nesterov = True: adam has no nesterov"),
+    (
+        ["--clipnorm", "1", "--clipvalue", "2"],
+        2,
+        "Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be",
+    ),
+    (["trian"], 2, "unknown command 'trian'; did you mean 'train'?"),
+    (["--batch-size", "2"], 2, "use at least 3, or mpirun -n 2"),
+    (["--data", "mnits"], 2, "did you mean 'mnist'?"),
+    (["--data", "/nowhere/at/all"], 65, "/nowhere/at/all not found"),
+    (["--device", "cuda"], 69, "--device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]'"),
+    (["--config", "/nowhere.yaml"], 2, "No such file"),
+    (["--epochs"], 2, "--epochs"),
+    (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),
+    (["--train.shards_per_batch", "99999999"], 2, "a global batch has 128 samples; use at most 12"),
+    (["--hidden", "2000000000,2000000000"], 69, "MemoryError: unable to allocate "),
+    (["--data", "/dev/zero"], 65, "/dev/zero: cannot be read (it is a character device, expected a regular file)"),
+]
+
+
+@pytest.fixture(scope="module")
+def bad_alone(small_npz, tmp_path_factory) -> dict[str, Finished]:
+    """How one process takes bad command lines, by what it is to say; all of them in turn."""
+    folder = tmp_path_factory.mktemp("bad")
+    cases = {message: ["-m", "dptrain", *with_data(small_npz, wrong)] for wrong, _, message in BAD_COMMAND_LINES}
+    del cases["use at least 3, or mpirun -n 2"]
+    return in_turn(0, cases, folder / "in turn", cwd=folder)
+
+
+def with_data(data, arguments: list[str]) -> list[str]:
+    more = [] if "--data" in arguments else ["--data", str(data)]
+    return [*arguments, *more] if arguments[0] == "trian" else [*more, *arguments]
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), BAD_COMMAND_LINES)
+def test_bad_command_lines_are_one_line_on_any_number_of_ranks(
+    small_npz, bad_alone, tmp_path, arguments, code, message
+):
+    outcomes = [dptrain(3, *with_data(small_npz, arguments), cwd=tmp_path, timeout=30)]
+    if "--batch-size" not in arguments:
+        outcomes.append(bad_alone[message])
+    for done in outcomes:
         assert done.code == code, done.err
         assert len(done.messages) == 1, done.err
         assert message in done.messages[0]

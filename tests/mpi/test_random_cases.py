@@ -1,5 +1,6 @@
 """Random sizes of data, batches and validation: any number of ranks gives one process' numbers."""
 
+import functools
 import json
 
 import numpy as np
@@ -40,6 +41,7 @@ def outcome(tmp_path_factory):
     folder = tmp_path_factory.mktemp("random")
     (folder / "script.py").write_text(SCRIPT)
 
+    @functools.cache
     def run(ranks: int):
         out = folder / f"{ranks}.json"
         done = mpirun(ranks, str(folder / "script.py"), str(out), PYTHONPATH=str(ROOT), timeout=120)

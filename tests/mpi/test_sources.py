@@ -1,48 +1,42 @@
 """N ranks train on a script's own batches as one does, and end together where one rank's batches are others."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import Finished, mpirun, run
+from tests.launching import Finished, in_turn, mpirun
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/sources.py")
 
 
-def start(ranks: int, kind: str, out, trouble: str = "none", bad: int = -1) -> Finished:
-    arguments = [SCRIPT, kind, trouble, str(bad), str(out)]
-    return mpirun(ranks, *arguments, timeout=60) if ranks else run([sys.executable, *arguments], timeout=60)
+KINDS = ("generator", "dataset", "parts", "workers")
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """Return a function that returns what one process without mpirun trains on a kind of source."""
-    kept = {}
+def train(tmp_path_factory):
+    """Return a function that returns what N ranks (0: no mpirun) train on a kind of source; on all kinds in turn."""
+    folder = tmp_path_factory.mktemp("sources")
+    kept: dict[int, dict[str, Finished]] = {}
 
-    def alone(kind: str) -> dict[str, np.ndarray]:
-        if kind not in kept:
-            out = tmp_path_factory.mktemp("alone") / "out.npz"
-            done = start(0, kind, out)
-            assert (done.code, done.err) == (0, "")
-            with np.load(out) as saved:
-                kept[kind] = dict(saved)
-        return kept[kind]
+    def train(ranks: int, kind: str) -> dict[str, np.ndarray]:
+        if ranks not in kept:
+            kinds = KINDS if ranks else ("generator", "dataset")
+            cases = {each: [SCRIPT, each, "none", "-1", str(folder / f"{ranks}, {each}.npz")] for each in kinds}
+            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
+        assert (kept[ranks][kind].code, kept[ranks][kind].err) == (0, "")
+        with np.load(folder / f"{ranks}, {kind}.npz") as saved:
+            return dict(saved)
 
-    return alone
+    return train
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("kind", ["generator", "dataset", "parts", "workers"])
-def test_the_numbers_of_one_rank(alone, tmp_path, kind, ranks):
-    done = start(ranks, kind, tmp_path / "out.npz")
-    assert (done.code, done.err) == (0, "")
-    expected = alone("dataset" if kind in ("parts", "workers") else kind)
-    with np.load(tmp_path / "out.npz") as found:
-        assert expected["prediction"].shape == (59, 2)
-        for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_of_one_rank(train, kind, ranks):
+    found, expected = train(ranks, kind), train(0, "dataset" if kind in ("parts", "workers") else kind)
+    assert expected["prediction"].shape == (59, 2)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-11, atol=1e-13, err_msg=name)
 
 
 @pytest.mark.parametrize("bad", [0, 1])
@@ -63,7 +57,8 @@ def test_the_numbers_of_one_rank(alone, tmp_path, kind, ranks):
     ],
 )
 def test_a_rank_with_other_batches_ends_all(tmp_path, kind, trouble, code, message, bad):
-    done = start(3 if kind == "generator" else 2, kind, tmp_path / "out.npz", trouble, bad)
+    ranks = 3 if kind == "generator" else 2
+    done = mpirun(ranks, SCRIPT, kind, trouble, str(bad), str(tmp_path / "out.npz"))
     assert done.code == code, done.err
     assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
     assert message in done.err

@@ -1,13 +1,12 @@
 """N ranks train with sample weights, and with samples that are ignored, what one rank trains."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import mpirun, run
+from tests.launching import Finished, in_turn
 
 SCRIPT = str(ROOT / "tests/mpi/scripts/weighted.py")
 SPARSE, DENSE = "SparseCategoricalCrossentropy", "CategoricalCrossentropy"
@@ -21,22 +20,22 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Return a function that trains a case on N ranks (0: without mpirun) and returns what was saved."""
-    kept: dict[tuple[int, str], dict[str, np.ndarray]] = {}
+    """Return a function that returns what a case trains on N ranks (0: without mpirun); all are trained in turn."""
+    folder = tmp_path_factory.mktemp("weighted")
+    kept: dict[int, dict[str, Finished]] = {}
 
     def train(ranks: int, case: str) -> dict[str, np.ndarray]:
-        if (ranks, case) not in kept:
-            out = tmp_path_factory.mktemp("weighted") / "out.npz"
-            name, config, weighted = CASES[case]
-            options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "dtype": "float64"}
-            arguments = [SCRIPT, str(out), json.dumps(options)]
-            done = mpirun(ranks, *arguments) if ranks else run([sys.executable, *arguments])
-            assert (done.code, done.err) == (0, "")
-            with np.load(out) as saved:
-                kept[ranks, case] = dict(saved)
-        return kept[ranks, case]
+        if ranks not in kept:
+            cases = {}
+            for each, (name, config, weighted) in CASES.items():
+                options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "dtype": "float64"}
+                cases[each] = [SCRIPT, str(folder / f"{ranks}, {each}.npz"), json.dumps(options)]
+            kept[ranks] = in_turn(ranks, cases, folder / f"on {ranks}")
+        assert (kept[ranks][case].code, kept[ranks][case].err) == (0, "")
+        with np.load(folder / f"{ranks}, {case}.npz") as saved:
+            return dict(saved)
 
     return train
 

@@ -1,5 +1,6 @@
 """A loss that is no sum over samples has the value of one process on any number of ranks, in evaluation too."""
 
+import functools
 import json
 
 import numpy as np
@@ -23,11 +24,16 @@ if dp.rank() == 0:
 """
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ignored_classes(tmp_path, ranks):
-    script = tmp_path / "script.py"
+@pytest.fixture(scope="module")
+def evaluate(tmp_path_factory):
+    script = tmp_path_factory.mktemp("whole") / "script.py"
     script.write_text(SCRIPT)
-    alone, together = (mpirun(n, str(script), PYTHONPATH=str(ROOT)) for n in (1, ranks))
+    return functools.cache(lambda ranks: mpirun(ranks, str(script), PYTHONPATH=str(ROOT)))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ignored_classes(evaluate, ranks):
+    alone, together = evaluate(1), evaluate(ranks)
     assert (alone.code, alone.err, together.code, together.err) == (0, "", 0, "")
     (one, *values), (other, *others) = json.loads(alone.out), json.loads(together.out)
     for key in one:

@@ -1,0 +1,48 @@
+"""Scripts that share a launch: each has its own outcome, whatever becomes of the others."""
+
+import pytest
+
+from tests.launching import in_turn
+
+SCRIPT = """
+import sys, time
+import dptrain as dp
+from dptrain.comm import current
+way, rank = sys.argv[1], dp.rank()
+current().barrier()
+if rank == 0:
+    print(way, sys.argv[2:], flush=True)
+if way == "raises" and rank == dp.world_size() - 1:
+    raise KeyError("not this one")
+if way == "hangs":
+    time.sleep(600 if rank == 0 else 15)
+current().barrier()
+if way == "exits":
+    sys.exit(65)
+if way == "warns":
+    print("from rank", rank, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_each_script_has_its_own_outcome(tmp_path, ranks):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    ways = ["first", "raises", "warns", "hangs" if ranks else "exits", "last"]
+    cases = {way: [str(script), way, "more"] for way in ways}
+    done = in_turn(ranks, cases, tmp_path / "in turn", limit=10)
+    assert list(done) == ways
+    for way in ways:
+        assert done[way].out.splitlines()[0] == f"{way} ['more']"
+    for way in ("first", "last"):
+        assert (done[way].code, done[way].err) == (0, "")
+    assert done["raises"].code == 1
+    assert "KeyError: 'not this one'" in done["raises"].err
+    assert (done["warns"].code, done["warns"].out) == (0, "warns ['more']\n")
+    assert done["warns"].err.splitlines() == [f"from rank {rank}" for rank in range(max(ranks, 1))]
+    if not ranks:
+        assert (done["exits"].code, done["exits"].err) == (65, "")
+    else:
+        assert done["hangs"].code != 0
+        assert "Timeout (0:00:10)!" in done["hangs"].err
+        assert 'script.py", line 12 in <module>' in done["hangs"].err
