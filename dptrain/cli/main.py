@@ -17,14 +17,15 @@ from dptrain import comm as comms
 from dptrain.callbacks import Callback, EpochRecorder, StopOnDivergence
 from dptrain.cli import sweep as sweep_command
 from dptrain.cli.building import build_model, epochs_of, load_data, make_optimizer, make_sampler, run_name
-from dptrain.cli.config import Config, leaves, read_file, resolve, to_dict, to_yaml
-from dptrain.cli.doctor import examine, show_ranks
+from dptrain.cli.config import Config, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.doctor import examine
+from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.registry.names import lookup, suggestion
-from dptrain.runtime import failure
+from dptrain.runtime import failure, terminal
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import detect_launch
 from dptrain.sequential import Sequential
@@ -93,7 +94,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             data.test,
             sampler,
             epochs=epochs_of(config),
-            verbose="auto" if config.verbose is None else config.verbose,
+            verbose=verbosity(config),
             callbacks=[*callbacks, StopOnDivergence()],
         )
         run_to_end(steps)
@@ -128,10 +129,10 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         files = comm.agree("saving", write_results)
         if run is not None and not quiet:
             if config.fast_dev_run and config.out is None:
-                print(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
+                terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
             else:
                 missing = "" if "curves.png" in files else " (no curves.png: pip install 'dptrain[plots]')"
-                print(f"Results in {run.path}: {', '.join(files)}{missing}")
+                terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
     return 0
 
 
@@ -190,11 +191,10 @@ def _show_start(
         network = " -> ".join(
             ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
         )
-        print(
+        terminal.say(
             f"{data.name}: {data.train.total} + {data.test.total} samples; "
             f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
-            f"global batch {config.train.batch_size}, {steps} steps an epoch",
-            flush=True,
+            f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
         )
     return rows
 
@@ -307,4 +307,6 @@ def _configure(parsed: argparse.Namespace) -> Config:
     overrides = {path: value for path, value in vars(parsed).items() if path in paths}
     config = resolve(file, str(parsed.config), overrides)
     make_optimizer(config)  # what does not fit together is refused before any data is read
+    if verbosity(config) == "auto":
+        terminal.progress_mode()
     return config

@@ -18,8 +18,8 @@ from pydantic.dataclasses import dataclass
 
 from dptrain.callbacks import Callback
 from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler, run_name
-from dptrain.cli.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml
-from dptrain.cli.doctor import show_ranks
+from dptrain.cli.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData, fingerprint
@@ -27,6 +27,7 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
+from dptrain.runtime.terminal import say
 from dptrain.sequential import Sequential
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure
@@ -49,10 +50,15 @@ _FIXED = {
         ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "loops"),
         "it is the same for all runs of a sweep",
     ),
-    **dict.fromkeys(("out", "name", "verbose", "fast_dev_run", "debug"), "it is about the sweep, not about a run"),
+    **dict.fromkeys(
+        ("out", "name", "verbose", "progress", "fast_dev_run", "debug"), "it is about the sweep, not about a run"
+    ),
 }
 # Fields that do not decide results: a sweep may go on with others.
-_INDIFFERENT = ("out", "verbose", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed", "data.device_mb")
+_INDIFFERENT = (
+    *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
+    "data.device_mb",
+)
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2
 
@@ -233,14 +239,14 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
         kept = config.out is not None or not config.fast_dev_run
         if ranks.rank == 0 and config.verbose != 0 and kept:
-            print(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}", flush=True)
+            say(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}")
         result = execute(
             ranks,
             recipe,
             asked,
             capacity,
             out,
-            verbose="auto" if config.verbose is None else config.verbose,
+            verbose=verbosity(config),
             facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
             repeat=_repeat(out, recipe, seeds[0], capacity),
             files={"config.yaml": to_yaml(config)},
@@ -383,9 +389,9 @@ def _show_plan(
     if ranks.rank != 0:
         return
     show_ranks(rows)
-    print(f"{data.name}: {data.train.total} + {data.test.total} samples")
+    say(f"{data.name}: {data.train.total} + {data.test.total} samples")
     how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
-    print(
+    say(
         f"{formatting.counted(asked.trials, 'trial')}{how} x {formatting.counted(len(asked.seeds), 'seed')} = "
         f"{formatting.counted(asked.trials * len(asked.seeds), 'run')} of "
         f"{formatting.counted(epochs_of(config), 'epoch')}; "
@@ -393,15 +399,14 @@ def _show_plan(
     )
     if asked.rungs:
         at = formatting.listed([str(rung) for rung in asked.rungs])
-        print(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
+        say(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
     for rank, one in enumerate(capacities):
         memory = f"{one.run_bytes / 1e6:.1f} MB a run"
         if one.free_bytes is not None:
             memory += f", {one.free_bytes / 1e6:,.0f} MB free beside the data"
-        print(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time, {memory}")
+        say(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time, {memory}")
     if ranks.size == 1 and capacities[0].threads is not None and (cores := usable_cores()) > 1:
-        print(f"on a CPU ranks are what trains runs side by side: mpirun -n {cores} would use all {cores} cores")
-    sys.stdout.flush()
+        say(f"on a CPU ranks are what trains runs side by side: mpirun -n {cores} would use all {cores} cores")
 
 
 def _show_time(
@@ -416,9 +421,9 @@ def _show_time(
     if not asked.adaptive:
         settings = asked.space.settings()
         for number, setting in enumerate(settings[:_NAMED]):
-            print(f"  trial {number}: {label(setting)}")
+            say(f"  trial {number}: {label(setting)}", indent=4)
         if len(settings) > _NAMED:
-            print(f"  and {len(settings) - _NAMED} more")
+            say(f"  and {len(settings) - _NAMED} more")
     timed = spread(asked.settings_to_try(), _TIMED)
     places = capacities[0].places
     seconds = []
@@ -427,11 +432,11 @@ def _show_time(
         if found is not None:
             seconds.append(found)
     if not seconds:
-        print("how long it will take cannot be said: nobody knows how many steps a run has")
+        say("how long it will take cannot be said: nobody knows how many steps a run has")
         return
     runs = asked.trials * len(asked.seeds)
     each = math.fsum(seconds) / len(seconds)
-    print(
+    say(
         f"about {duration(each * runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, without "
         f"evaluation: {each:.3g} s a run, from some steps of {formatting.counted(len(timed), 'trial')}"
     )
@@ -444,13 +449,13 @@ def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
         mean = "no value" if trial["mean"] is None else formatting.number(trial["mean"])
         interval = "" if trial["ci_low"] is None else f" [{trial['ci_low']:.4f}, {trial['ci_high']:.4f}]"
         setting = label({name: trial[name] for name in space.fields})
-        print(f"{place:3}. trial {number} ({setting or 'as configured'}): {mean}{interval}, n = {trial['n']}")
+        say(f"{place:3}. trial {number} ({setting or 'as configured'}): {mean}{interval}, n = {trial['n']}", indent=5)
     if len(result.ranking) > len(shown):
-        print(f"     and {len(result.ranking) - len(shown)} more")
+        say(f"     and {len(result.ranking) - len(shown)} more")
     for sentence in result.findings:
-        print(sentence)
+        say(sentence)
     where = "Fast dev run: everything works (results written and removed)" if out is None else f"Results in {out}"
-    print(where if out is None else f"{where}: report.html, trials.csv, results.jsonl", flush=True)
+    say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl")
 
 
 def duration(seconds: float) -> str:
