@@ -13,11 +13,10 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
+from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES
 from dptrain.runtime.terminal import VERBOSITY
-from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 

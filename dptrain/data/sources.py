@@ -20,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import DataError
-
-DEFAULT_MAX_BYTES = 1_000_000_000
-"""The largest array that is read unless the user raises the bound: 20 times MNIST, far below a decompression bomb."""
+from dptrain.runtime.defaults import DEFAULT_MAX_BYTES as DEFAULT_MAX_BYTES
 
 CHUNK_BYTES = 1 << 20
 """Size of the buffer through which rows that nobody asked for are skipped, and of one read of a compressed file."""
