@@ -91,7 +91,8 @@ class RunDirectory:
         write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         metrics = self.path / "metrics.jsonl"
         if metrics.exists():
-            picture = draw_curves([json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()])
+            epochs = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+            picture = draw_curves(epochs, title=self.path.resolve().name)
             if picture is not None:
                 write_atomically(self.path / "curves.png", picture)
         return sorted(file.name for file in self.path.iterdir())
