@@ -186,6 +186,8 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         *(space, seeds, options.metric, options.mode, rungs, options.halving or 3),
         *(options.adaptive, options.runs_per_gpu, decides),
     )
+    if ranks.rank == 0 and config.verbose != 0:
+        say(f"trying some steps of a run{' on every rank' if ranks.size > 1 else ''}: how many fit beside each other")
     capacity = prepare(ranks, recipe, asked)
     capacities = gather(ranks, capacity)
     dry = getattr(parsed, "sweep.dry_run", False)
@@ -386,7 +388,8 @@ def _show_time(
     timed = spread(asked.settings_to_try(), _TIMED)
     places = capacities[0].places
     seconds = []
-    for setting in timed:
+    for number, setting in enumerate(timed, 1):
+        say(f"timing some steps of a run, {number} of {len(timed)}: {label(setting) or 'as configured'}", indent=4)
         found = measure(recipe, [setting], asked.seeds[0], asked.metric, places, places).seconds
         if found is not None:
             seconds.append(found)

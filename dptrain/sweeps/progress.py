@@ -256,7 +256,8 @@ class LiveProgress(Progress):
                 _one_line(standing.state()),
             )
         rest = len(tally.trials) - len(shown)
-        more = [Text(f"and {rest} more trial{'' if rest == 1 else 's'}")] if rest else []
+        trials = f"trial{'' if rest == 1 else 's'}"
+        more = [Text(f"and {rest} more {trials}" if shown else f"{rest} {trials} to come")] if rest else []
         return Group(table, *more, Text(tally.totals()))
 
 
