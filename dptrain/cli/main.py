@@ -34,12 +34,12 @@ T = TypeVar("T")
 _DESCRIPTION = """\
 Train a neural network on one process, or on several ranks with mpirun:
 
-  python -m dptrain                                      the built-in data set, one process
-  mpirun -n 4 python -m dptrain                          the same training on four ranks
+  python -m dptrain                              built-in data, one process
+  mpirun -n 4 python -m dptrain                  the same on four ranks
   python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
-  python -m dptrain --config runs/X/config.yaml          repeat a run
+  python -m dptrain --config runs/X/config.yaml  repeat a run
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
-  python -m dptrain doctor                               is a GPU usable, and MPI? what is missing?
+  python -m dptrain doctor                       what works, what is missing
 """
 
 
@@ -245,7 +245,7 @@ def _show_start(
             ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
         )
         terminal.say(
-            f"{data.name}: {data.train.total} + {data.test.total} samples; "
+            f"{data.name}: {data.train.total:,} + {data.test.total:,} samples; "
             f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
         )

@@ -27,7 +27,7 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
-from dptrain.runtime.terminal import say
+from dptrain.runtime.terminal import NO_BREAK, say
 from dptrain.sequential import Sequential
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure
@@ -187,7 +187,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         *(options.adaptive, options.runs_per_gpu, decides),
     )
     if ranks.rank == 0 and config.verbose != 0:
-        say(f"trying some steps of a run{' on every rank' if ranks.size > 1 else ''}: how many fit beside each other")
+        say(f"measuring memory and speed of a run{' on every rank' if ranks.size > 1 else ''}")
     capacity = prepare(ranks, recipe, asked)
     capacities = gather(ranks, capacity)
     dry = getattr(parsed, "sweep.dry_run", False)
@@ -350,7 +350,7 @@ def _show_plan(
     if ranks.rank != 0:
         return
     show_ranks(rows)
-    say(f"{data.name}: {data.train.total} + {data.test.total} samples")
+    say(f"{data.name}: {data.train.total:,} + {data.test.total:,} samples")
     how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
     say(
         f"{formatting.counted(asked.trials, 'trial')}{how} x {formatting.counted(len(asked.seeds), 'seed')} = "
@@ -411,7 +411,8 @@ def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
         mean = "no value" if trial["mean"] is None else formatting.number(trial["mean"])
         interval = "" if trial["ci_low"] is None else f" [{trial['ci_low']:.4f}, {trial['ci_high']:.4f}]"
         setting = label({name: trial[name] for name in space.fields})
-        say(f"{place:3}. trial {number} ({setting or 'as configured'}): {mean}{interval}, n = {trial['n']}", indent=5)
+        found = f"{mean}{interval}, n = {trial['n']}".replace(" ", NO_BREAK)
+        say(f"{place:3}. trial {number} ({setting or 'as configured'}): {found}", indent=5)
     if len(result.ranking) > len(shown):
         say(f"     and {len(result.ranking) - len(shown)} more")
     for sentence in result.findings:

@@ -28,6 +28,8 @@ VARIABLE = "DPTRAIN_PROGRESS"
 VERBOSITY: dict[str, int] = {"none": 0, "live": 1, "lines": 2}
 # Names of programs that start ranks and write what they print, as the system cuts them.
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "mpiexec.gforker", "orterun", "prterun", "srun"}
+# A space at which no line ends.
+NO_BREAK = "\0"
 # Where a terminal does not tell its width.
 _COLUMNS = 80
 
@@ -84,12 +86,13 @@ def say(text: str, *, indent: int = 2, file: TextIO | None = None) -> None:
     """Print a line: on a terminal wrapped at its words, elsewhere as it is, so that a search finds it whole.
 
     Args:
-        text: one line.
+        text: one line, with `NO_BREAK` for spaces at which none may end.
         indent: of what does not fit on the first line.
         file: standard output by default.
     """
     columns = terminal_columns(file)
-    print(text if columns is None else wrapped(text, columns, indent=indent), file=file, flush=True)
+    shown = text.replace(NO_BREAK, " ") if columns is None else wrapped(text, columns, indent=indent)
+    print(shown, file=file, flush=True)
 
 
 def wrapped(text: str, columns: int, *, indent: int = 2) -> str:
@@ -101,7 +104,7 @@ def wrapped(text: str, columns: int, *, indent: int = 2) -> str:
         indent: of all lines but the first.
     """
     if " - " in text:
-        text = text.replace(" ", "\0").replace("\0-\0", " -\0")
+        text = text.replace(" ", NO_BREAK).replace(f"{NO_BREAK}-{NO_BREAK}", f" -{NO_BREAK}")
     lines = textwrap.wrap(
         text,
         max(columns, indent + 10),
@@ -111,7 +114,7 @@ def wrapped(text: str, columns: int, *, indent: int = 2) -> str:
         replace_whitespace=False,
         drop_whitespace=True,
     )
-    return "\n".join(lines).replace("\0", " ")
+    return "\n".join(lines).replace(NO_BREAK, " ")
 
 
 def console(file: TextIO | None = None, *, live: bool = False) -> "Console":

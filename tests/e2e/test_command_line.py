@@ -32,7 +32,7 @@ def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
     assert len(rows) == max(ranks, 1)
     assert [row.split("│")[1].strip() for row in rows] == [str(rank) for rank in range(max(ranks, 1))]
     assert len({row.split("│")[3] for row in rows}) == max(ranks, 1), "a PID a rank"
-    assert sum("1003 + 201 samples; 28x28 -> 128 -> 10, 101,770 parameters" in line for line in lines) == 1
+    assert sum("1,003 + 201 samples; 28x28 -> 128 -> 10, 101,770 parameters" in line for line in lines) == 1
     assert [line.split(" - ")[0] for line in lines if line.startswith("Epoch ")] == ["Epoch 1/2", "Epoch 2/2"]
 
     epochs = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -92,6 +92,7 @@ def test_help_and_version_are_printed_once(ranks):
     for flag in flags.split():
         assert len(re.findall(rf"^  {flag}( |$)", done.out, re.MULTILINE)) == 1, flag
     assert "mpirun -n 4 python -m dptrain" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

@@ -10,7 +10,7 @@ import pytest
 
 from dptrain.errors import ConfigError
 from dptrain.runtime import terminal
-from dptrain.runtime.terminal import console, progress_mode, say, terminal_columns, verbosity, wrapped
+from dptrain.runtime.terminal import NO_BREAK, console, progress_mode, say, terminal_columns, verbosity, wrapped
 from tests.launching import find_mpirun, on_terminal, run
 
 REPORT = "from dptrain.runtime.terminal import *; print('found', progress_mode(), terminal_columns(), flush=True)"
@@ -122,12 +122,14 @@ def test_wrapping():
     assert wrapped("  ok label  one-two three four", 24, indent=12) == "  ok label  one-two\n            three four"
     assert wrapped("a " + "b" * 50, 20) == "a\n  " + "b" * 50
     assert wrapped("", 20) == ""
+    assert wrapped(f"trial 1: 0.5{NO_BREAK}[0.4,{NO_BREAK}0.6]", 20) == "trial 1:\n  0.5 [0.4, 0.6]"
 
 
 def test_lines_are_wrapped_on_terminals_only(monkeypatch):
     text = io.StringIO()
     say("word " * 30, file=text)
-    assert text.getvalue() == "word " * 30 + "\n"
+    say(f"0.5{NO_BREAK}[0.4,{NO_BREAK}0.6]", file=text)
+    assert text.getvalue() == "word " * 30 + "\n0.5 [0.4, 0.6]\n"
     monkeypatch.setattr(terminal, "terminal_columns", lambda stream=None: 40)
     text = io.StringIO()
     say("word " * 30, file=text)
