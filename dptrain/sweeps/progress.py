@@ -325,8 +325,10 @@ class _Standing:
         if self.running:
             epochs = max(done for done, _ in self.running.values())
             values = [value for _, value in self.running.values() if value is not None and math.isfinite(value)]
-            at = f", epoch {epochs}" if epochs else ""
-            return f"{len(self.running)} running{at}" + (f": {_short(_mean(values))}" if values else "")
+            running = f"{len(self.running)} running"
+            value = f": {_short(_mean(values))}" if values else ""
+            # What a narrow terminal cuts off comes last.
+            return f"epoch {epochs}{value}, {running}" if epochs else running
         failed = self.count(Status.DIVERGED, Status.FAILED)
         if self.has_ended and failed == self.ended:
             return "failed"
