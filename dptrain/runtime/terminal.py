@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -147,24 +148,50 @@ def _columns(descriptor: int) -> int:
 
 @contextmanager
 def _launcher_output(descriptor: int) -> Iterator[int | None]:
-    """Open the standard output of the launcher to which this process's goes; None where it goes elsewhere.
+    """Open the launcher's standard output, where it is a device and this process's goes to it, else yield None.
 
     Args:
         descriptor: of this process's standard output.
     """
     found = None
     with suppress(OSError, ValueError):
-        for pid, name in _ancestors():
-            if name in _LAUNCHERS:
-                if os.isatty(descriptor) or _reaches(descriptor, pid):
-                    # A terminal must not become this process's own, nor a pipe without a reader hold it up.
-                    found = os.open(f"/proc/{pid}/fd/1", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
-                break
+        launcher = _launcher_behind(os.readlink(f"/proc/self/fd/{descriptor}"), os.isatty(descriptor))
+        path = f"/proc/{launcher}/fd/1"
+        # Terminals are character devices; a pipe is not opened, for its writer must learn when nobody reads.
+        if launcher is not None and stat.S_ISCHR(os.stat(path).st_mode):
+            found = os.open(path, os.O_RDONLY | os.O_NOCTTY)
     try:
         yield found
     finally:
         if found is not None:
             os.close(found)
+
+
+@cache
+def _launcher_behind(output: str, is_terminal: bool) -> int | None:
+    """Return the PID of the launcher that gets what this process writes; None where a file or another program does.
+
+    Args:
+        output: the system's name of the standard output, such as "pipe:[1234]".
+        is_terminal: whether it is a terminal.
+    """
+    readers = []
+    for pid, name in _ancestors():
+        if name in _LAUNCHERS or name.endswith("proxy"):
+            readers.append(pid)
+        if name in _LAUNCHERS:
+            return pid if is_terminal or any(_holds(reader, output) for reader in readers) else None
+    return None
+
+
+def _holds(pid: int, output: str) -> bool:
+    """Return whether a process has an end of a pipe."""
+    if output.startswith("pipe:"):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(entry) == output:
+                    return True
+    return False
 
 
 def _ancestors() -> Iterator[tuple[int, str]]:
@@ -175,19 +202,3 @@ def _ancestors() -> Iterator[tuple[int, str]]:
         before, _, after = about.rpartition(")")
         yield pid, before.partition("(")[2]
         pid = int(after.split()[1])
-
-
-def _reaches(descriptor: int, launcher: int) -> bool:
-    """Return whether a descriptor is a pipe that the launcher or its proxy reads, and not one to another program."""
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        return False
-    own = os.readlink(f"/proc/self/fd/{descriptor}")
-    for pid, name in _ancestors():
-        if pid == launcher or name.endswith("proxy"):
-            for entry in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    if os.readlink(entry) == own:
-                        return True
-        if pid == launcher:
-            break
-    return False

@@ -162,5 +162,6 @@ def test_no_escape_codes_reach_the_log_of_an_mpirun_with_terminals(prterun, tmp_
 
 def test_where_there_is_no_proc(monkeypatch):
     monkeypatch.setattr(terminal, "Path", lambda name: Path("/nonexistent"))
+    terminal._launcher_behind.cache_clear()
     with terminal._launcher_output(1) as output:
         assert output is None
