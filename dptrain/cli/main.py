@@ -20,8 +20,8 @@ from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import detect_launch
 from dptrain.version import __version__
 
-# What takes long to import, NumPy to begin with, is imported by what uses it: help comes at once, and the first line
-# of a training before that.
+# What takes long to import, NumPy to begin with, is imported by the functions that use it, so that help and the first
+# line of a training come at once.
 if TYPE_CHECKING:
     from dptrain.callbacks import Callback
     from dptrain.cli.run_directory import RunDirectory

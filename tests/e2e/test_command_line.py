@@ -28,6 +28,9 @@ def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
 
     # on rank 0 only, and once: the table, a line about the training, one line an epoch
     lines = done.out.splitlines()
+    on_ranks = f" on {ranks} ranks" if ranks > 1 else ""
+    assert re.fullmatch(rf"dptrain [0-9.]+{on_ranks}: loading {re.escape(str(small_npz))}", lines[0])
+    assert sum("loading" in line for line in lines) == 1
     rows = [line for line in lines if "CPU, " in line]
     assert len(rows) == max(ranks, 1)
     assert [row.split("│")[1].strip() for row in rows] == [str(rank) for rank in range(max(ranks, 1))]
