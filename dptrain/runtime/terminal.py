@@ -73,7 +73,7 @@ def terminal_columns(stream: TextIO | None = None) -> int | None:
         is_terminal, descriptor = stream.isatty(), stream.fileno()
     except ValueError:  # a stream without a file, or a closed one
         return None
-    launch = detect_launch() if stream is sys.__stdout__ else None
+    launch = detect_launch() if descriptor == 1 else None  # sys.stdout may be another wrapper of it
     if launch is not None:
         with _launcher_output(descriptor) as output:
             if output is not None:

@@ -72,6 +72,11 @@ def test_an_mpirun_whose_ranks_write_to_a_pipe(tmp_path):
     assert found(run([*command, *PYTHON]).out) == "lines None"
 
 
+def test_another_wrapper_of_standard_output():
+    python = [sys.executable, "-c", f"import sys; sys.stdout = open(1, 'w', closefd=False, encoding='utf-8'); {REPORT}"]
+    assert found(on_terminal([find_mpirun(), "-n", "1", *python], columns=93).out) == "live 93"
+
+
 def test_an_mpirun_whose_ranks_write_to_a_terminal(prterun):
     assert found(on_terminal([prterun, *PYTHON[1:]], columns=93).out) == "live 93"
     assert found(run([prterun, *PYTHON[1:]]).out) == "lines None"
