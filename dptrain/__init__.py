@@ -1,39 +1,43 @@
 """dptrain: data-parallel training of neural networks with MPI, in Keras' words.
 
-Importing it touches no GPU and no MPI.
+Importing it touches no GPU and no MPI. Its rooms are imported when they are first used, so that `python -m dptrain
+--help` need not wait for them.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from dptrain.registry.names import not_there
 from dptrain.runtime.failure import install_excepthook
 from dptrain.runtime.launcher import prepare_blas_before_numpy
+from dptrain.version import __version__
+
+if TYPE_CHECKING:
+    from dptrain import (
+        activations,
+        callbacks,
+        datasets,
+        errors,
+        initializers,
+        layers,
+        losses,
+        metrics,
+        models,
+        ops,
+        optimizers,
+        regularizers,
+        saving,
+        testing,
+        utils,
+    )
+    from dptrain.layers import Input
+    from dptrain.models import from_keras
+    from dptrain.sequential import Sequential
+    from dptrain.sweeps.api import sweep
+    from dptrain.utils import rank, world_size
 
 prepare_blas_before_numpy()
 install_excepthook()
-
-from dptrain import (  # noqa: E402
-    activations,
-    callbacks,
-    datasets,
-    initializers,
-    layers,
-    losses,
-    metrics,
-    models,
-    ops,
-    optimizers,
-    regularizers,
-    saving,
-    testing,
-    utils,
-)
-from dptrain.layers import Input  # noqa: E402
-from dptrain.models import from_keras  # noqa: E402
-from dptrain.registry.names import not_there  # noqa: E402
-from dptrain.sequential import Sequential  # noqa: E402
-from dptrain.sweeps.api import sweep  # noqa: E402
-from dptrain.utils import rank, world_size  # noqa: E402
-from dptrain.version import __version__  # noqa: E402
 
 __all__ = [
     "Input",
@@ -42,6 +46,7 @@ __all__ = [
     "activations",
     "callbacks",
     "datasets",
+    "errors",
     "from_keras",
     "initializers",
     "layers",
@@ -59,5 +64,25 @@ __all__ = [
     "world_size",
 ]
 
+# Names that are no modules, and where they are.
+_FROM = {
+    "Input": "layers",
+    "Sequential": "sequential",
+    "from_keras": "models",
+    "rank": "utils",
+    "sweep": "sweeps.api",
+    "world_size": "utils",
+}
+
 if not TYPE_CHECKING:  # for which any name would do
-    __getattr__ = not_there("dptrain", __all__)
+    _missing = not_there("dptrain", __all__)
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            return _missing(name)
+        module = import_module(f"dptrain.{_FROM.get(name, name)}")
+        globals()[name] = value = getattr(module, name) if name in _FROM else module
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

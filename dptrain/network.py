@@ -11,7 +11,6 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain import losses, optimizers
 from dptrain.backend.base import Backend
-from dptrain.batches.adapters import short
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import InputLayer, Layer
@@ -22,6 +21,7 @@ from dptrain.metrics import resolve as resolve_metrics
 from dptrain.model import Architecture
 from dptrain.optimizers import Optimizer
 from dptrain.runtime.failure import end_job, phase
+from dptrain.runtime.text import short
 from dptrain.saving.snapshot import OptimizerState
 from dptrain.train.allreduce import DEFAULT_BUCKET_MB
 from dptrain.train.custom import Steps

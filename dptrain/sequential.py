@@ -112,7 +112,8 @@ class Sequential(StoredNetwork):
             batch_size: samples of a global batch, over all ranks together; if not given 32, or, as in Keras, such that
                 `steps_per_epoch` batches hold all samples. Not used where x makes batches.
             epochs: number of the last epoch.
-            verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 on a terminal and else 2.
+            verbose: 0 silent, 1 live line, 2 one line an epoch, "auto" for 1 where a terminal shows it, mpirun's
+                as well, else 2; DPTRAIN_PROGRESS (live, lines, none) overrides "auto".
             callbacks: called on every rank.
             validation_split: this fraction of the samples, the last ones, is evaluated instead of trained on.
             validation_data: (x, y) or (x, y, sample_weight) to evaluate after epochs, or what makes batches.

@@ -13,6 +13,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError, DataError
 from dptrain.random import Purpose, stream
+from dptrain.runtime.text import short
 
 # What a draw gives where there is no further batch.
 END: Final = object()
@@ -242,12 +243,6 @@ class PyDatasetSource(BatchSource):
     def on_epoch_end(self) -> None:
         """Call the object's own."""
         _call(self._dataset, "on_epoch_end")
-
-
-def short(value: Any) -> str:
-    """Return the beginning of a value's text, on one line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _one_to_three(batch: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import flat_features
-from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource, short
+from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource
 from dptrain.batches.base import ArrayBatches
 from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, WholeBatchSampler
 from dptrain.batches.stream import Read, StreamBatches, What
@@ -22,6 +22,7 @@ from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.losses import Loss
 from dptrain.model import Architecture
 from dptrain.runtime.failure import warn
+from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
 # How the replica wants features, targets and weights: `Replica.as_stored`.

@@ -45,11 +45,14 @@ class Callback:
         trainer: what does it (not in Keras).
         same_on_all_ranks: names of attributes that must be the same on all ranks, because the hooks wait for the other
             ranks or change what is trained; None where a rank may have the callback alone (not in Keras).
+        shows_only: whether its hooks neither stop the training nor wait for other ranks, so that ranks need not meet
+            after a batch for its sake (not in Keras).
     """
 
     params: dict[str, Any]
     trainer: "Trainer"
     same_on_all_ranks: tuple[str, ...] | None = None
+    shows_only = False
 
     def __init__(self) -> None:
         self._model: Any = None
@@ -155,8 +158,12 @@ class CallbackList(Callback):
         ]
 
     def has_batch_hooks(self, mode: str) -> bool:
-        """Return whether anybody listens to the batches of a mode: "train", "test" or "predict"."""
-        return any(self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
+        """Return whether anybody wants to hear of the batches of a mode: "train", "test" or "predict".
+
+        Who only shows them does not count: ranks need not meet after each for its sake.
+        """
+        heard = (self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
+        return any(not callback.shows_only for callbacks in heard for callback in callbacks)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Hand over the parameters."""

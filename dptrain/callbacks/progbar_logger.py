@@ -1,25 +1,18 @@
 """ProgbarLogger: what the terminal shows of a training, an evaluation or a prediction."""
 
-import sys
 import time
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import ranks_of
+from dptrain.runtime import terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 # Seconds between updates of the live line; reading the metrics at every step would cost more than small steps do.
 _REFRESH = 0.1
-
-
-def for_verbosity(verbose: str | int, is_terminal: bool) -> int:
-    """Return what is shown: 0 nothing, 1 a live line, 2 one line an epoch; "auto" is 1 on a terminal and else 2."""
-    if verbose == "auto":
-        return 1 if is_terminal else 2
-    return int(verbose)
 
 
 def format_logs(logs: Logs) -> str:
@@ -27,33 +20,42 @@ def format_logs(logs: Logs) -> str:
     return " - ".join(f"{key}: {value:.4f}" for key, value in logs.items())
 
 
+def _fitting(parts: list[str], columns: int) -> list[str]:
+    """Return the first of the parts, as many as fit into so many columns, at least one."""
+    while len(parts) > 1 and len(" - ".join(parts)) > columns:
+        parts = parts[:-1]
+    return parts
+
+
 class ProgbarLogger(Callback):
     """Shows progress on rank 0, as params["verbose"] says; `fit`, `evaluate` and `predict` add one.
 
     One line an epoch, with samples/s, loss and metrics; before it, in verbose 1, a live line with step and time
-    remaining. One line an evaluation or prediction; those of a training are part of its own lines.
+    remaining. One line an evaluation or prediction; those of a training are part of its own lines. On a terminal
+    lines are wrapped between words, elsewhere never. `runtime.terminal` decides what "auto" is.
 
     Args:
         file: where lines go; standard output by default (not in Keras).
-        console: of the live line; standard output by default, taken for a terminal even where it is a pipe, as it is
-            under mpirun (not in Keras).
+        console: of the live line; standard output by default, taken for a terminal even where it is none (not in
+            Keras).
     """
 
-    def __init__(self, file: TextIO | None = None, console: Console | None = None) -> None:
+    shows_only = True
+
+    def __init__(self, file: TextIO | None = None, console: "Console | None" = None) -> None:
         super().__init__()
         self._file, self._console = file, console
         self._verbose = 1
         self._in_fit = False
         self._began = 0.0
         self._progress: Progress | None = None
-        self._task = TaskID(0)
+        self._task: TaskID | None = None
         self._shown = 0.0
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Find out what to show."""
         super().set_params(params)
-        self._verbose = for_verbosity(params.get("verbose", 1), sys.stdout.isatty())
-        # Only a live line needs the steps: where nobody listens to them, ranks need not meet after each.
+        self._verbose = terminal.verbosity(params.get("verbose", 1))
         vars(self).pop("on_train_batch_end", None)
         if self._verbose == 1:
             vars(self)["on_train_batch_end"] = self._update
@@ -113,10 +115,13 @@ class ProgbarLogger(Callback):
 
     def _print(self, line: str) -> None:
         if self._verbose and ranks_of(self).rank == 0:
-            print(line, file=self._file, flush=True)
+            terminal.say(line, file=self._file)
 
     def _start(self, epoch: int) -> None:
-        console = self._console or Console(force_terminal=True)
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        console = self._console or terminal.console(live=True)
         room = console.width - 82  # what the text needs at 80 columns; a bar only where there is more
         self._progress = Progress(
             TextColumn("Epoch {task.fields[epoch]}/{task.fields[epochs]} {task.completed}/{task.total}"),
@@ -137,8 +142,11 @@ class ProgbarLogger(Callback):
     def _update(self, batch: int, logs: Any = None) -> None:
         """Update the live line if it has not been for a while."""
         now = time.monotonic()
-        if self._progress is None or now - self._shown < _REFRESH:
+        if self._progress is None or self._task is None or now - self._shown < _REFRESH:
             return
         self._shown = now
-        state = f"{self.trainer.timing.samples_per_second:,.0f} samples/s - {format_logs(dict(logs))}"
+        total, epochs = self.params["steps"], self.params["epochs"]
+        before = len(f"Epoch {epochs}/{epochs} {batch + 1}/{total} ETA 00:00 ")
+        parts = [f"{self.trainer.timing.samples_per_second:,.0f} samples/s", *format_logs(dict(logs)).split(" - ")]
+        state = " - ".join(_fitting(parts, self._progress.console.width - before))
         self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)

@@ -13,12 +13,12 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dptrain.batches.adapters import short
-from dptrain.data.sources import DEFAULT_MAX_BYTES, one_line
 from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
+from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES
 from dptrain.runtime.files import open_regular
-from dptrain.train.allreduce import DEFAULT_BUCKET_MB
+from dptrain.runtime.terminal import VERBOSITY
+from dptrain.runtime.text import one_line, short
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 # Of a file: far above any plan of a sweep, and read in seconds.
@@ -171,7 +171,10 @@ class Config:
     verbose: Annotated[
         Literal[0, 1, 2] | None,
         BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v)),
-    ] = _field(None, "0 silent, 1 live line, 2 one line an epoch; if not set, 1 on a terminal and else 2", "verbose")
+    ] = _field(None, "0 prints nothing at all; 1, 2: Keras' numbers for --progress live, lines", "verbose")
+    progress: Literal["auto", "live", "lines", "none"] = _field(
+        "auto", "of epochs and runs; auto: live where mpirun's output is a terminal, else lines", "progress"
+    )
     fast_dev_run: bool = _field(False, "two steps and a small evaluation, to see that everything works", "fast-dev-run")
     debug: bool = _field(False, "show tracebacks", "debug")
 
@@ -217,6 +220,22 @@ def device_options(config: Config) -> dict[str, Any]:
     """Return what says on which device to compute and how: keywords of `Sequential.compile` and `open_backend`."""
     names = ("device", "dtype", "loops", "share_gpu", "gpu_select", "precision", "gemm")
     return {name: getattr(config, name) for name in names}
+
+
+def verbosity(config: Config) -> str | int:
+    """Return what is shown of a training or a sweep: `verbose` of `Sequential.fit`.
+
+    Raises:
+        ConfigError: two fields say it, and not the same.
+    """
+    if config.progress == "auto":
+        return "auto" if config.verbose is None else config.verbose
+    number = VERBOSITY[config.progress]
+    if config.verbose not in (None, number):
+        raise ConfigError(
+            f"verbose = {config.verbose} and progress = {config.progress!r}: set one of them (--verbose none unsets it)"
+        )
+    return number
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -24,8 +24,6 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 from threadpoolctl import threadpool_info
 
 from dptrain import backend as backends
@@ -39,12 +37,14 @@ from dptrain.backend.transfers import Exchange
 from dptrain.batches.feed import Feed, ResidentFeed
 from dptrain.batches.sampling import Shard
 from dptrain.cli.config import Config, device_options
+from dptrain.cli.ranks import show_ranks
 from dptrain.comm import Communicator
 from dptrain.data.parts import cut
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
+from dptrain.runtime.terminal import say
 from dptrain.sequential import Sequential
 from dptrain.train.devices import check_devices, find_place, open_backend
 from dptrain.version import __version__
@@ -152,14 +152,6 @@ def examine(config: Config, comm: Communicator, sample_model: Callable[[], Seque
         )
     show("\n--device cuda would run here.")
     return 0
-
-
-def show_ranks(rows: Sequence[Sequence[Any]]) -> None:
-    """Print the table rank, host, PID, device."""
-    table = Table("rank", "host", "PID", "device")
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console(highlight=False).print(table)
 
 
 # Checks
@@ -525,14 +517,15 @@ def _measure(config: Config, comm: Communicator, model: Sequential) -> tuple[flo
 
 
 class _Printer:
-    """Prints lines, on one rank."""
+    """Prints lines on one rank, wrapped where its output is a terminal."""
 
     def __init__(self, active: bool) -> None:
         self.active = active
 
-    def __call__(self, line: str) -> None:
+    def __call__(self, text: str, indent: int = 2) -> None:
         if self.active:
-            print(line, flush=True)
+            for line in text.split("\n"):
+                say(line, indent=indent)
 
 
 def _isolated(check: Callable[[Context], list[Row]], context: Context) -> list[Row]:
@@ -553,9 +546,9 @@ def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row
             if rank == 0 or (row.state == "bad" and row not in seen):
                 seen.add(row)
                 whose = "" if rank == 0 else f" (rank {rank})"
-                show(f"  {_MARKS[row.state]} {row.label:<13} {row.text}{whose}")
+                show(f"  {_MARKS[row.state]} {row.label:<13} {row.text}{whose}", indent=19)
                 if row.fix and row.state != "ok":
-                    show(f"     {'':<13} -> {row.fix}")
+                    show(f"     {'':<13} -> {row.fix}", indent=22)
 
 
 def _is_safe(context: Context) -> bool:

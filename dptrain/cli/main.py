@@ -9,38 +9,38 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import numpy as np
-
-from dptrain import comm as comms
-from dptrain.callbacks import Callback, EpochRecorder, StopOnDivergence
-from dptrain.cli import sweep as sweep_command
-from dptrain.cli.building import build_model, epochs_of, load_data, make_optimizer, make_sampler, run_name
-from dptrain.cli.config import Config, leaves, read_file, resolve, to_dict, to_yaml
-from dptrain.cli.doctor import examine, show_ranks
-from dptrain.cli.run_directory import RunDirectory
-from dptrain.comm import Communicator
-from dptrain.data.loading import LoadedData, Split
+from dptrain.cli.config import Config, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.sweep_options import add_options
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.registry.names import lookup, suggestion
-from dptrain.runtime import failure
+from dptrain.runtime import failure, terminal
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.streams import outlive_readers
-from dptrain.sequential import Sequential
-from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
+
+# What takes long to import, NumPy to begin with, is imported by the functions that use it, so that help and the first
+# line of a training come at once.
+if TYPE_CHECKING:
+    from dptrain.callbacks import Callback
+    from dptrain.cli.run_directory import RunDirectory
+    from dptrain.comm import Communicator
+    from dptrain.data.loading import LoadedData
+    from dptrain.sequential import Sequential
+
+T = TypeVar("T")
 
 _DESCRIPTION = """\
 Train a neural network on one process, or on several ranks with mpirun:
 
-  python -m dptrain                                      the built-in data set, one process
-  mpirun -n 4 python -m dptrain                          the same training on four ranks
+  python -m dptrain                              built-in data, one process
+  mpirun -n 4 python -m dptrain                  the same on four ranks
   python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
-  python -m dptrain --config runs/X/config.yaml          repeat a run
+  python -m dptrain --config runs/X/config.yaml  repeat a run
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
-  python -m dptrain doctor                               is a GPU usable, and MPI? what is missing?
+  python -m dptrain doctor                       what works, what is missing
 """
 
 
@@ -62,11 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     command, arguments = _split_command(argv)
-    parsed = _parse(command, arguments) if {"-h", "--help", "--version"} & set(arguments) else None
+    parse = _tried(lambda: _parse(command, arguments))
+    configure = _tried(lambda: _configure(parse()))
+    _announce(command, parse, configure)
     comm = _communicator(command)
     run = comm.agree("command line", lambda: lookup("command", command, COMMANDS))
-    parsed = comm.agree("command line", lambda: parsed or _parse(command, arguments))
-    config = comm.agree("configuration", lambda: _configure(parsed))
+    parsed = comm.agree("command line", parse)
+    config = comm.agree("configuration", lambda: _checked(configure()))
     failure.show_traceback = config.debug
     _check_same_everywhere(comm, config)
     if parsed.print_config:
@@ -76,8 +78,42 @@ def _run(argv: Sequence[str]) -> int:
     return run(config, comm, parsed)
 
 
-def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
+def _tried(action: Callable[[], T]) -> Callable[[], T]:
+    """Do something at once, and return what gives its result or raises its error later, on all ranks together."""
+    try:
+        result = action()
+    except Exception as error:
+        failure = error
+
+        def fail() -> T:
+            raise failure
+
+        return fail
+    return lambda: result
+
+
+def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: Callable[[], Config]) -> None:
+    """Say on rank 0 what begins: libraries, MPI and data take seconds."""
+    launch = detect_launch()
+    if command not in ("train", "sweep") or (launch is not None and launch.rank != 0):
+        return
+    try:
+        parsed, config = parse(), configure()
+    except Exception:  # told when all ranks know of it
+        return
+    if config.verbose != 0 and not parsed.print_config:
+        ranks = f" on {launch.size} ranks" if launch is not None and launch.size > 1 else ""
+        terminal.say(f"dptrain {__version__}{ranks}: loading {config.data.name}")
+
+
+def train(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
     """Train as configured, and leave a run directory."""
+    import numpy as np
+
+    from dptrain.callbacks import EpochRecorder, StopOnDivergence
+    from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler
+    from dptrain.train.trainer import run_to_end
+
     started = time.time()
     phase.enter("data")
     data = load_data(config, comm)
@@ -95,7 +131,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             data.test,
             sampler,
             epochs=epochs_of(config),
-            verbose="auto" if config.verbose is None else config.verbose,
+            verbose=verbosity(config),
             callbacks=[*callbacks, StopOnDivergence()],
         )
         run_to_end(steps)
@@ -130,17 +166,29 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         files = comm.agree("saving", write_results)
         if run is not None and not quiet:
             if config.fast_dev_run and config.out is None:
-                print(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
+                terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
             else:
                 missing = "" if "curves.png" in files else " (no curves.png: pip install 'dptrain[plots]')"
-                print(f"Results in {run.path}: {', '.join(files)}{missing}")
+                terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
     return 0
 
 
-def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
-    """Say what is there, what is missing and what would be used."""
+def sweep(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
+    """Train every setting with every seed."""
+    from dptrain.cli.sweep import sweep as run_sweep
 
-    def sample_model() -> Sequential:
+    return run_sweep(config, comm, parsed)
+
+
+def doctor(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
+    """Say what is there, what is missing and what would be used."""
+    import numpy as np
+
+    from dptrain.cli.building import build_model
+    from dptrain.cli.doctor import examine
+    from dptrain.data.loading import LoadedData, Split
+
+    def sample_model() -> "Sequential":
         images = Split.whole(np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.int64), 0, 1)
         return build_model(config, LoadedData("doctor", images, images, 10))
 
@@ -148,15 +196,17 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
 
 
 # Subcommands by name; the first is what runs where none is given.
-COMMANDS: dict[str, Callable[[Config, Communicator, argparse.Namespace], int]] = {
+COMMANDS: dict[str, Callable[[Config, "Communicator", argparse.Namespace], int]] = {
     "train": train,
-    "sweep": sweep_command.sweep,
+    "sweep": sweep,
     "doctor": doctor,
 }
 
 
-def _communicator(command: str) -> Communicator:
+def _communicator(command: str) -> "Communicator":
     """Return the ranks; where MPI is broken, the doctor still looks at each process alone."""
+    from dptrain import comm as comms
+
     try:
         return comms.current()
     except Exception:
@@ -165,8 +215,10 @@ def _communicator(command: str) -> Communicator:
         return comms.SoloCommunicator()
 
 
-def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitStack) -> RunDirectory | None:
+def _open_run(config: Config, data: "LoadedData", comm: "Communicator", stack: ExitStack) -> "RunDirectory | None":
     """Claim the run directory on rank 0, before anything is trained; a fast dev run's is removed in the end."""
+    from dptrain.cli.building import run_name
+    from dptrain.cli.run_directory import RunDirectory
 
     def claim() -> RunDirectory | None:
         if comm.rank != 0:
@@ -183,26 +235,29 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
 
 
 def _show_start(
-    config: Config, data: LoadedData, model: Sequential, steps: int, device: str, comm: Communicator, quiet: bool
+    config: Config, data: "LoadedData", model: "Sequential", steps: int, device: str, comm: "Communicator", quiet: bool
 ) -> list[list[Any]]:
     """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
+    from dptrain.cli.ranks import show_ranks
+
     rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
     if comm.rank == 0 and not quiet:
         show_ranks(rows)
         network = " -> ".join(
             ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
         )
-        print(
-            f"{data.name}: {data.train.total} + {data.test.total} samples; "
+        terminal.say(
+            f"{data.name}: {data.train.total:,} + {data.test.total:,} samples; "
             f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
-            f"global batch {config.train.batch_size}, {steps} steps an epoch",
-            flush=True,
+            f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
         )
     return rows
 
 
-def _check_same_everywhere(comm: Communicator, config: Config) -> None:
+def _check_same_everywhere(comm: "Communicator", config: Config) -> None:
     """Refuse ranks with different configurations or versions."""
+    import numpy as np
+
     versions = {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()}
     flat = {leaf.path: _at(to_dict(config), leaf.path) for leaf in leaves()}
     flat |= {f"version of {name}": version for name, version in versions.items()}
@@ -264,7 +319,7 @@ def _build_parser(command: str) -> _Parser:
     parser.add_argument("--config", metavar="FILE", help="read options from a YAML file, such as a run's config.yaml")
     parser.add_argument("--print-config", action="store_true", help="print the configuration as YAML and exit")
     if command == "sweep":
-        sweep_command.add_options(parser)
+        add_options(parser)
     groups: dict[str, Any] = {}
     for leaf in leaves():
         section = leaf.path.rpartition(".")[0] or "run"
@@ -310,6 +365,18 @@ def _configure(parsed: argparse.Namespace) -> Config:
     file = {} if parsed.config is None else read_file(Path(parsed.config))
     paths = {leaf.path for leaf in leaves()}
     overrides = {path: value for path, value in vars(parsed).items() if path in paths}
-    config = resolve(file, str(parsed.config), overrides)
-    make_optimizer(config)  # what does not fit together is refused before any data is read
+    return resolve(file, str(parsed.config), overrides)
+
+
+def _checked(config: Config) -> Config:
+    """Return a configuration whose fields fit together; what does not is refused before any data is read.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    from dptrain.cli.building import make_optimizer
+
+    make_optimizer(config)
+    if verbosity(config) == "auto":
+        terminal.progress_mode()
     return config

@@ -95,7 +95,8 @@ class RunDirectory:
         metrics = self.path / "metrics.jsonl"
         written = [*self._written, "model.safetensors", "summary.json"]
         if metrics.name in written:
-            picture = draw_curves([json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()])
+            epochs = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+            picture = draw_curves(epochs, title=self.path.resolve().name)
             if picture is not None:
                 write_atomically(self.path / "curves.png", picture)
                 written.append("curves.png")

@@ -16,11 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dptrain.batches.adapters import short
 from dptrain.callbacks import Callback
 from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler, run_name
-from dptrain.cli.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml
-from dptrain.cli.doctor import show_ranks
+from dptrain.cli.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData, fingerprint
@@ -28,6 +27,8 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
+from dptrain.runtime.terminal import NO_BREAK, say
+from dptrain.runtime.text import short
 from dptrain.sequential import Sequential
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure
@@ -50,10 +51,15 @@ _FIXED = {
         ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "loops"),
         "it is the same for all runs of a sweep",
     ),
-    **dict.fromkeys(("out", "name", "verbose", "fast_dev_run", "debug"), "it is about the sweep, not about a run"),
+    **dict.fromkeys(
+        ("out", "name", "verbose", "progress", "fast_dev_run", "debug"), "it is about the sweep, not about a run"
+    ),
 }
 # Fields that do not decide results: a sweep may go on with others.
-_INDIFFERENT = ("out", "verbose", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed", "data.device_mb")
+_INDIFFERENT = (
+    *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
+    "data.device_mb",
+)
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2
 
@@ -87,47 +93,6 @@ class SweepOptions:
     halving: Annotated[int, Field(ge=2)] | None = None
     min_epochs: Annotated[int, Field(ge=1)] = 1
     runs_per_gpu: Annotated[int, Field(ge=1)] | None = None
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a sweep to those of its runs."""
-    group = parser.add_argument_group("sweep")
-
-    def add(flag: str, text: str, **more: Any) -> None:
-        name = flag.removeprefix("--").replace("-", "_")
-        group.add_argument(flag, dest=f"sweep.{name}", default=argparse.SUPPRESS, help=text.replace("%", "%%"), **more)
-
-    add("--plan", "read these options from a YAML file: seeds, grid, random, samples, metric, ...", metavar="FILE")
-    add("--seeds", "of each trial's runs, such as 0-15 or 1,2,5 (default: 0-4)")
-    add(
-        "--grid",
-        "FIELD=VALUE,...: every combination of these values; can be repeated",
-        metavar="FIELD=VALUES",
-        action="append",
-    )
-    add(
-        "--random",
-        "[N] FIELD=FROM ...: N settings drawn from log:1e-5..1e-1, 0.1..0.5, 16..512 (integers) or a,b,c",
-        metavar="WORD",
-        nargs="+",
-        action="append",
-    )
-    add(
-        "--adaptive",
-        "let Optuna choose N settings from what --random says, by the means of earlier trials",
-        metavar="N",
-    )
-    add("--search-seed", "of what is drawn or chosen (default: 0)", metavar="SEED")
-    add("--metric", "key of the logs that trials are compared by (default: val_accuracy)", metavar="KEY")
-    add("--mode", "what is better (default: auto)", metavar="auto|max|min")
-    add(
-        "--halving",
-        "stop trials early (ASHA): one in ETA goes on from a rung, judged by its seeds' mean",
-        metavar="ETA",
-    )
-    add("--min-epochs", "the first rung; the next are ETA times as long (default: 1)", metavar="N")
-    add("--runs-per-gpu", "runs that a rank trains at once (default: measured)", metavar="N")
-    add("--dry-run", "show the plan, memory and expected time, and train nothing", action="store_true")
 
 
 def options_of(parsed: argparse.Namespace) -> SweepOptions:
@@ -224,6 +189,8 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         *(space, seeds, options.metric, options.mode, rungs, options.halving or 3),
         *(options.adaptive, options.runs_per_gpu, decides),
     )
+    if ranks.rank == 0 and config.verbose != 0:
+        say(f"measuring memory and speed of a run{' on every rank' if ranks.size > 1 else ''}")
     capacity = prepare(ranks, recipe, asked)
     capacities = gather(ranks, capacity)
     dry = getattr(parsed, "sweep.dry_run", False)
@@ -236,14 +203,14 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         out = ranks.agree("output", lambda: _place(ranks, config, data, stack))
         kept = config.out is not None or not config.fast_dev_run
         if ranks.rank == 0 and config.verbose != 0 and kept:
-            print(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}", flush=True)
+            say(f"results go to {out}; a sweep that is killed goes on where it was with --out {out}")
         result = execute(
             ranks,
             recipe,
             asked,
             capacity,
             out,
-            verbose="auto" if config.verbose is None else config.verbose,
+            verbose=verbosity(config),
             facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
             repeat=_repeat(out, recipe, seeds[0], capacity),
             files={"config.yaml": to_yaml(config)},
@@ -387,9 +354,9 @@ def _show_plan(
     if ranks.rank != 0:
         return
     show_ranks(rows)
-    print(f"{data.name}: {data.train.total} + {data.test.total} samples")
+    say(f"{data.name}: {data.train.total:,} + {data.test.total:,} samples")
     how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
-    print(
+    say(
         f"{formatting.counted(asked.trials, 'trial')}{how} x {formatting.counted(len(asked.seeds), 'seed')} = "
         f"{formatting.counted(asked.trials * len(asked.seeds), 'run')} of "
         f"{formatting.counted(epochs_of(config), 'epoch')}; "
@@ -397,15 +364,14 @@ def _show_plan(
     )
     if asked.rungs:
         at = formatting.listed([str(rung) for rung in asked.rungs])
-        print(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
+        say(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
     for rank, one in enumerate(capacities):
         memory = f"{one.run_bytes / 1e6:.1f} MB a run"
         if one.free_bytes is not None:
             memory += f", {one.free_bytes / 1e6:,.0f} MB free beside the data"
-        print(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time, {memory}")
+        say(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time, {memory}")
     if ranks.size == 1 and capacities[0].threads is not None and (cores := usable_cores()) > 1:
-        print(f"on a CPU ranks are what trains runs side by side: mpirun -n {cores} would use all {cores} cores")
-    sys.stdout.flush()
+        say(f"on a CPU ranks are what trains runs side by side: mpirun -n {cores} would use all {cores} cores")
 
 
 def _show_time(
@@ -420,22 +386,23 @@ def _show_time(
     if not asked.adaptive:
         settings = asked.space.settings()
         for number, setting in enumerate(settings[:_NAMED]):
-            print(f"  trial {number}: {label(setting)}")
+            say(f"  trial {number}: {label(setting)}", indent=4)
         if len(settings) > _NAMED:
-            print(f"  and {len(settings) - _NAMED} more")
+            say(f"  and {len(settings) - _NAMED} more")
     timed = spread(asked.settings_to_try(), _TIMED)
     places = capacities[0].places
     seconds = []
-    for setting in timed:
+    for number, setting in enumerate(timed, 1):
+        say(f"timing some steps of a run, {number} of {len(timed)}: {label(setting) or 'as configured'}", indent=4)
         found = measure(recipe, [setting], asked.seeds[0], asked.metric, places, places).seconds
         if found is not None:
             seconds.append(found)
     if not seconds:
-        print("how long it will take cannot be said: nobody knows how many steps a run has")
+        say("how long it will take cannot be said: nobody knows how many steps a run has")
         return
     runs = asked.trials * len(asked.seeds)
     each = math.fsum(seconds) / len(seconds)
-    print(
+    say(
         f"about {duration(each * runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, without "
         f"evaluation: {each:.3g} s a run, from some steps of {formatting.counted(len(timed), 'trial')}"
     )
@@ -448,13 +415,14 @@ def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
         mean = "no value" if trial["mean"] is None else formatting.number(trial["mean"])
         interval = "" if trial["ci_low"] is None else f" [{trial['ci_low']:.4f}, {trial['ci_high']:.4f}]"
         setting = label({name: trial[name] for name in space.fields})
-        print(f"{place:3}. trial {number} ({setting or 'as configured'}): {mean}{interval}, n = {trial['n']}")
+        found = f"{mean}{interval}, n = {trial['n']}".replace(" ", NO_BREAK)
+        say(f"{place:3}. trial {number} ({setting or 'as configured'}): {found}", indent=5)
     if len(result.ranking) > len(shown):
-        print(f"     and {len(result.ranking) - len(shown)} more")
+        say(f"     and {len(result.ranking) - len(shown)} more")
     for sentence in result.findings:
-        print(sentence)
+        say(sentence)
     where = "Fast dev run: everything works (results written and removed)" if out is None else f"Results in {out}"
-    print(where if out is None else f"{where}: report.html, trials.csv, results.jsonl", flush=True)
+    say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl")
 
 
 def duration(seconds: float) -> str:

@@ -33,12 +33,12 @@ from dptrain.data.sources import (
     DataSources,
     format_bytes,
     format_shape,
-    one_line,
     stream_errors,
 )
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.files import replacing
+from dptrain.runtime.text import one_line
 
 __all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]
 

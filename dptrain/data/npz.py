@@ -26,12 +26,12 @@ from dptrain.data.sources import (
     StreamSource,
     check_declared,
     length_error,
-    one_line,
     read_exactly,
     stream_errors,
 )
 from dptrain.errors import DataError
 from dptrain.runtime.files import open_regular
+from dptrain.runtime.text import one_line
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 

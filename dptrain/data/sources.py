@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dptrain.errors import DataError
-
-DEFAULT_MAX_BYTES = 1_000_000_000
-"""The largest array that is read unless the user raises the bound: 20 times MNIST, far below a decompression bomb."""
+from dptrain.runtime.defaults import DEFAULT_MAX_BYTES as DEFAULT_MAX_BYTES
+from dptrain.runtime.text import one_line
 
 CHUNK_BYTES = 1 << 20
 """Size of the buffer through which rows that nobody asked for are skipped, and of one read of a compressed file."""
@@ -362,8 +361,3 @@ def stream_errors(where: str) -> Iterator[None]:
         if error.errno is None:
             raise DataError(f"{where}: damaged ({one_line(error)}); delete it and fetch it again") from None
         raise DataError(f"{where}: cannot be read ({error.strerror or error}); check the path and its rights") from None
-
-
-def one_line(error: object) -> str:
-    """The text of `error` on one line."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy.typing as npt
 
-from dptrain.data.sources import one_line
 from dptrain.errors import ConfigError, DataError
 from dptrain.params import ParamLayout
 from dptrain.runtime.files import open_regular
+from dptrain.runtime.text import one_line
 
 Array = npt.NDArray[Any]
 # Names that a message lists, and that a file may hold.

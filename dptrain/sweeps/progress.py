@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dptrain.runtime import terminal
 from dptrain.sweeps.records import Ending, Run, Segment, Status, Trial
 from dptrain.sweeps.space import label
 
@@ -67,7 +68,7 @@ def make_progress(
     seeds: int,
     *,
     quiet: bool = False,
-    live: bool | None = None,
+    live: bool = False,
     file: TextIO | None = None,
 ) -> Progress:
     """Return what shows a sweep's progress.
@@ -78,17 +79,13 @@ def make_progress(
         total: number of runs, None where it is not known beforehand.
         seeds: number of runs of a trial.
         quiet: show nothing.
-        live: a live table instead of plain lines; None where the output is a terminal that can show one.
+        live: a live table instead of plain lines.
         file: where it goes; standard output by default.
     """
     if quiet:
         return NoProgress()
-    if live is None:
-        stream = file or sys.stdout
-        console = Console(file=stream)
-        live = stream.isatty() and not console.is_dumb_terminal and not console.options.ascii_only
     if live:
-        return LiveProgress(metric, mode, total, seeds, Console(file=file, force_terminal=True))
+        return LiveProgress(metric, mode, total, seeds, terminal.console(file, live=True))
     return PlainProgress(metric, mode, total, seeds, file)
 
 
@@ -158,7 +155,7 @@ class PlainProgress(Progress):
         """Show the line."""
         # A log in ASCII is no reason to end a sweep.
         encoding = getattr(self._file or sys.stdout, "encoding", None) or "utf-8"
-        print(line.encode(encoding, "backslashreplace").decode(encoding), file=self._file, flush=True)
+        terminal.say(line.encode(encoding, "backslashreplace").decode(encoding), file=self._file)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -213,7 +210,7 @@ class LiveProgress(Progress):
 
     def note(self, line: str) -> None:
         """Show the line above the table."""
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(Text(terminal.wrapped(line, self._console.width)), soft_wrap=True)
 
     def close(self) -> None:
         """Leave the table as it is in the end."""
@@ -259,7 +256,8 @@ class LiveProgress(Progress):
                 _one_line(standing.state()),
             )
         rest = len(tally.trials) - len(shown)
-        more = [Text(f"and {rest} more trial{'' if rest == 1 else 's'}")] if rest else []
+        trials = f"trial{'' if rest == 1 else 's'}"
+        more = [Text(f"and {rest} more {trials}" if shown else f"{rest} {trials} to come")] if rest else []
         return Group(table, *more, Text(tally.totals()))
 
 
@@ -327,8 +325,10 @@ class _Standing:
         if self.running:
             epochs = max(done for done, _ in self.running.values())
             values = [value for _, value in self.running.values() if value is not None and math.isfinite(value)]
-            at = f", epoch {epochs}" if epochs else ""
-            return f"{len(self.running)} running{at}" + (f": {_short(_mean(values))}" if values else "")
+            running = f"{len(self.running)} running"
+            value = f": {_short(_mean(values))}" if values else ""
+            # What a narrow terminal cuts off comes last.
+            return f"epoch {epochs}{value}, {running}" if epochs else running
         failed = self.count(Status.DIVERGED, Status.FAILED)
         if self.has_ended and failed == self.ended:
             return "failed"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dptrain.comm import Communicator
 from dptrain.runtime.failure import phase
+from dptrain.runtime.terminal import verbosity
 from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.messages import Kind, to_segment
@@ -83,9 +84,9 @@ def run_sweep(
             )
             directory = stack.enter_context(SweepDirectory(out, plan.decides))
             scheduler.restore(directory.trials, directory.endings)
-            live = None if verbose == "auto" else verbose == 1
+            shown = verbosity(verbose)
             progress = make_progress(
-                plan.metric, plan.mode, scheduler.total_runs, len(plan.seeds), quiet=verbose == 0, live=live
+                plan.metric, plan.mode, scheduler.total_runs, len(plan.seeds), quiet=shown == 0, live=shown == 1
             )
             stack.callback(progress.close)
             _recall(directory, progress)

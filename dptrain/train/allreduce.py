@@ -12,10 +12,7 @@ from dptrain.backend.base import Backend, Buffer
 from dptrain.backend.transfers import Exchange
 from dptrain.comm.base import Communicator
 from dptrain.params import ALIGNMENT
-
-# Megabytes of a bucket unless the user says otherwise, as PyTorch DDP's: small enough that the first is on its way
-# while most of a wide model's backward pass is still to come, large enough that no message is about latency.
-DEFAULT_BUCKET_MB = 25.0
+from dptrain.runtime.defaults import DEFAULT_BUCKET_MB as DEFAULT_BUCKET_MB
 
 
 @dataclass(frozen=True)

@@ -21,5 +21,5 @@ def test_mnist(mnist_dir, tmp_path, seed, ranks):
 def test_built_in_data_is_neither_trivial_nor_hopeless(tmp_path):
     done = dptrain(0, "--out", str(tmp_path / "run"), timeout=180)
     assert (done.code, done.err) == (0, "")
-    assert "strokes: 60000 + 10000 samples" in done.out
+    assert "strokes: 60,000 + 10,000 samples" in done.out
     assert 0.93 < json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]["val_accuracy"] < 0.99

@@ -1,13 +1,8 @@
 """The command line as users type it."""
 
 import json
-import os
-import pty
 import re
-import select
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +10,7 @@ import pytest
 import safetensors.numpy
 import yaml
 
-from tests.launching import dptrain, run
+from tests.launching import dptrain, find_mpirun, on_terminal, run
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:
@@ -33,11 +28,14 @@ def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
 
     # on rank 0 only, and once: the table, a line about the training, one line an epoch
     lines = done.out.splitlines()
+    on_ranks = f" on {ranks} ranks" if ranks > 1 else ""
+    assert re.fullmatch(rf"dptrain [0-9.]+{on_ranks}: loading {re.escape(str(small_npz))}", lines[0])
+    assert sum("loading" in line for line in lines) == 1
     rows = [line for line in lines if "CPU, " in line]
     assert len(rows) == max(ranks, 1)
     assert [row.split("│")[1].strip() for row in rows] == [str(rank) for rank in range(max(ranks, 1))]
     assert len({row.split("│")[3] for row in rows}) == max(ranks, 1), "a PID a rank"
-    assert sum("1003 + 201 samples; 28x28 -> 128 -> 10, 101,770 parameters" in line for line in lines) == 1
+    assert sum("1,003 + 201 samples; 28x28 -> 128 -> 10, 101,770 parameters" in line for line in lines) == 1
     assert [line.split(" - ")[0] for line in lines if line.startswith("Epoch ")] == ["Epoch 1/2", "Epoch 2/2"]
 
     epochs = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -98,6 +96,7 @@ def test_help_and_version_are_printed_once(ranks):
     for flag in flags.split():
         assert len(re.findall(rf"^  {flag}( |$)", done.out, re.MULTILINE)) == 1, flag
     assert "mpirun -n 4 python -m dptrain" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -112,7 +111,7 @@ def test_fast_dev_run_leaves_nothing(small_npz, tmp_path, ranks):
 def test_fast_dev_run_with_less_than_a_batch(small_npz, tmp_path):
     done = dptrain(0, "--data", str(small_npz), "--batch-size", "2000", "--fast-dev-run", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
-    assert ", 1 steps an epoch" in done.out
+    assert ", 1 step an epoch" in done.out
 
 
 def test_verbose_0_prints_nothing(small_npz, tmp_path):
@@ -176,33 +175,49 @@ def test_shards_per_batch_give_the_same_bits_on_one_and_two_ranks(small_npz, tmp
         assert found[2][name].tobytes() == found[0][name].tobytes()
 
 
-@pytest.mark.parametrize("columns", [80, 150])
-def test_a_live_line_on_a_terminal(small_npz, tmp_path, columns):
-    parent, child = pty.openpty()
-    arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1", "--out", str(tmp_path / "run")]
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "40"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dptrain", *arguments], stdin=child, stdout=child, stderr=child, env=env
-    )
-    os.close(child)
-    text, end = b"", time.monotonic() + 60
-    while time.monotonic() < end:
-        ready, _, _ = select.select([parent], [], [], 0.5)
-        if ready:
-            try:
-                piece = os.read(parent, 65536)
-            except OSError:  # the terminal is gone with the process
-                break
-            if not piece:
-                break
-            text += piece
-    process.kill() if process.poll() is None and time.monotonic() >= end else None
-    assert process.wait(10) == 0
-    os.close(parent)
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode())
-    live = r"Epoch 1/2 +\d+/1003 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+ - accuracy: [0-9.]+"
-    assert re.search(live, plain), plain
+LIVE = r"Epoch 1/2 +\d+/1003 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+"
+
+
+@pytest.mark.parametrize(("launched", "columns"), [(False, 60), (False, 80), (True, 80), (True, 150)])
+def test_a_live_line_on_a_terminal(small_npz, tmp_path, launched, columns):
+    arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1"]
+    command = [*([find_mpirun(), "-n", "1"] if launched else []), sys.executable, "-m", "dptrain", *arguments]
+    done = on_terminal(command, columns=columns, cwd=tmp_path)
+    assert done.code == 0, done.out
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
+    assert re.search(LIVE, plain), plain
     assert "Epoch 2/2 - 1003 steps - " in plain
+    # The terminal, which knows of no words, breaks no line.
+    assert max(map(len, plain.replace("\r", "\n").splitlines())) <= columns
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_no_escape_code_reaches_a_file(small_npz, tmp_path, ranks):
+    done = dptrain(ranks, "--data", str(small_npz), "--epochs", "2", "--out", str(tmp_path / "run"), TERM="xterm")
+    assert (done.code, done.err) == (0, "")
+    assert "\x1b" not in done.out
+    assert "\r" not in done.out
+    assert len(re.findall(r"^Epoch [12]/2 - .* - val_accuracy: [0-9.]+$", done.out, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "live", "lines"),
+    [
+        (["--progress", "live"], {}, True, 2),
+        (["--progress", "none"], {}, False, 0),
+        ([], {"DPTRAIN_PROGRESS": "live"}, True, 2),
+        ([], {"DPTRAIN_PROGRESS": "none"}, False, 0),
+        (["--progress", "lines"], {"DPTRAIN_PROGRESS": "none"}, False, 2),
+    ],
+)
+def test_progress_as_asked(small_npz, tmp_path, arguments, environment, live, lines):
+    base = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "1", "--out", str(tmp_path / "run")]
+    done = dptrain(0, *base, *arguments, **environment)
+    assert (done.code, done.err) == (0, "")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.out)
+    assert bool(re.search(LIVE, plain)) == live
+    assert len(re.findall(r"Epoch [12]/2 - .* - val_accuracy: [0-9.]+$", plain, re.MULTILINE)) == lines
+    assert "Results in " in plain
 
 
 def test_console_script(small_npz, tmp_path):

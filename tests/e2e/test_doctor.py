@@ -14,7 +14,7 @@ from dptrain.comm import SoloCommunicator
 from dptrain.errors import DeviceError
 from tests.conftest import ROOT
 from tests.emulated import emulated, emulated_ranks, inside_emulator
-from tests.launching import Finished, dptrain
+from tests.launching import Finished, dptrain, on_terminal, shown
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 LABELS = (
@@ -53,6 +53,16 @@ def without(package: str, folder: Path) -> str:
     """Return a PYTHONPATH under which a package cannot be imported."""
     (folder / "sitecustomize.py").write_text(f"import sys; sys.modules[{package!r}] = None")
     return f"{folder}:{ROOT}"
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_lines_are_broken_between_words_on_a_terminal(columns):
+    done = on_terminal([sys.executable, "-m", "dptrain", "doctor"], columns=columns)
+    report = shown(done.out.partition("dptrain: --device cuda would")[0])
+    assert report[0].startswith("dptrain ")
+    # A path of its own stays whole, to be copied.
+    assert [text for text in report if len(text) > columns and " " in text.strip()] == []
+    assert max(map(len, report)) > 40
 
 
 def test_all_is_well():

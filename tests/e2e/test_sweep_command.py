@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import dptrain, in_turn
+from tests.launching import dptrain, find_mpirun, in_turn, on_terminal, shown
 
 QUICK = ("--epochs", "1", "--hidden", "4", "--batch-size", "256")
 
@@ -85,8 +86,21 @@ def test_the_dry_run_trains_nothing(small_npz, tmp_path):
     assert "one trial in 2 goes on after 1 and 2 epochs, judged by its seeds' mean" in done.out
     assert "rank 0: 1 run at a time, " in done.out
     assert "  trial 1: hidden=8" in done.out
+    assert re.search(r"^timing some steps of a run, 2 of 2: hidden=8\nabout ", done.out, re.MULTILINE)
     assert " in all on 1 rank, without evaluation: " in done.out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("launched", "columns"), [(False, 60), (True, 80)])
+def test_a_terminal_gets_a_live_table_and_breaks_no_line(small_npz, tmp_path, launched, columns):
+    launcher = [find_mpirun(), "-n", "1"] if launched else []
+    command = [*launcher, sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz), "--epochs", "1"]
+    options = ["--seeds", "0,1", "--grid", "learning_rate=1e-3,3e-3", "--grid", "hidden=8", "--grid", "dropout=0,0.2"]
+    done = on_terminal([*command, *options], columns=columns, cwd=tmp_path)
+    assert done.code == 0, done.out
+    assert "\x1b[?25l" in done.out, "a live table hides the cursor"
+    assert "8/8 runs done" in done.out
+    assert max(map(len, shown(done.out))) <= columns
 
 
 def test_a_fast_dev_run_leaves_nothing_behind(small_npz, tmp_path):
@@ -226,7 +240,8 @@ def test_wrong_words(small_npz, wrong_alone, tmp_path, ranks, arguments, message
     else:
         here = tmp_path
         done = sweep(small_npz, *arguments, ranks=ranks, cwd=here)
-    assert (done.code, done.out) == (2, "")
+    assert done.code == 2
+    assert [line for line in done.out.splitlines() if not line.startswith(("dptrain ", "measuring "))] == []
     [line] = done.messages
     assert message in line
     assert done.err.splitlines() == [line]

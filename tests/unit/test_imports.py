@@ -1,6 +1,7 @@
 """Imports run downward only, and importing dptrain touches no GPU and no MPI."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,9 +102,55 @@ def test_every_room_is_a_package():
     assert rooms == {path.parent for path in MODULES if path.name == "__init__.py"}
 
 
+# What takes longer to import than Python takes to start.
+SLOW = {"numpy", "rich", "safetensors", "filelock", "threadpoolctl", "scipy", "matplotlib", "mpi4py", "numba"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["doctor", "--help"], ["--version"]])
+def test_help_imports_nothing_slow(arguments):
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['dptrain', *{arguments!r}]\n"
+        "try:\n    runpy.run_module('dptrain', run_name='__main__')\n"
+        "finally:\n    print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    imported = set(ast.literal_eval(done.stderr.splitlines()[0]))
+    assert "dptrain" in imported
+    assert imported & SLOW == set()
+    assert done.stdout
+
+
+def test_a_training_speaks_before_it_imports_anything_slow(small_npz):
+    code = (
+        "import builtins, sys\n"
+        "from dptrain.cli.main import main\n"
+        "show = builtins.print\n"
+        "def note(*words, **more):\n"
+        f"    show(*words, sorted({SLOW!r} & set(sys.modules)), **more)\n"
+        "builtins.print = note\n"
+        f"sys.exit(main(['--data', {str(small_npz)!r}, '--fast-dev-run']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert re.fullmatch(r"dptrain [0-9.]+: loading \S+small.npz \[\]", first), first
+
+
+def test_everything_public_is_there():
+    import dptrain
+
+    for name in dptrain.__all__:
+        assert getattr(dptrain, name) is not None
+        assert name in dir(dptrain)
+    with pytest.raises(AttributeError, match=r"^not supported: dptrain\.Sequentail; did you mean 'Sequential'\?$"):
+        dptrain.Sequentail  # noqa: B018
+
+
 def test_import_touches_no_mpi_no_gpu_and_no_plotting():
     code = (
-        "import sys, dptrain, dptrain.cli.main\n"
+        "import sys, dptrain, dptrain.cli.main, dptrain.cli.sweep, dptrain.cli.doctor\n"
+        "for name in dptrain.__all__: getattr(dptrain, name)\n"
         "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'tensorboardX', "
         "'h5py', 'numba', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"

@@ -7,16 +7,7 @@ import pytest
 from rich.console import Console
 
 from dptrain.callbacks import CallbackList, ProgbarLogger
-from dptrain.callbacks.progbar_logger import for_verbosity
 from tests.unit.callbacks import Rank1, build, toy, trainer
-
-
-@pytest.mark.parametrize(
-    ("verbose", "terminal", "expected"),
-    [("auto", True, 1), ("auto", False, 2), (0, True, 0), (1, False, 1), (2, True, 2)],
-)
-def test_verbosity(verbose, terminal, expected):
-    assert for_verbosity(verbose, terminal) == expected
 
 
 def printed(action) -> str:
@@ -44,6 +35,20 @@ def test_a_live_line_becomes_the_epochs_line(monkeypatch):
     live = re.findall(r"Epoch 1/2 +(\d)/5 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+", text.getvalue())
     assert sorted(set(live)) == ["1", "2", "3", "4", "5"]
     assert len(re.findall(r"Epoch \d/2 - 5 steps - [0-9.]+ s - [0-9,]+ samples/s - loss: ", text.getvalue())) == 2
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 70, 80])
+def test_a_live_line_leaves_out_what_does_not_fit(monkeypatch, width):
+    monkeypatch.setattr("dptrain.callbacks.progbar_logger._REFRESH", 0.0)
+    x, y = toy(50)
+    text = io.StringIO()
+    shown = ProgbarLogger(text, Console(file=text, force_terminal=True, color_system=None, width=width))
+    build().fit(x, y, batch_size=10, verbose=1, callbacks=shown)
+    live = re.findall(r"Epoch 1/1 +[1-5]/5 ETA [-0-9:]+ [0-9,]+ samples/s[^\r\n\x1b]*", text.getvalue())
+    assert live
+    assert max(map(len, live)) <= width
+    assert any("loss: " in line for line in live) == (width >= 60)
+    assert all(re.fullmatch(r".* samples/s( - [a-z_]+: [0-9.]+)*", line.rstrip()) for line in live)
 
 
 def test_an_error_gives_the_terminal_back():
@@ -98,8 +103,26 @@ def test_only_rank_0_shows_anything(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_steps_cost_nothing_where_no_line_is_live():
-    assert not CallbackList(ProgbarLogger(), verbose=2, epochs=1, steps=1).has_batch_hooks("train")
-    live = CallbackList(ProgbarLogger(), verbose=1, epochs=1, steps=1)
-    assert live.has_batch_hooks("train")
-    assert not live.has_batch_hooks("test")
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_ranks_do_not_meet_for_a_line(verbose):
+    hooks = CallbackList(ProgbarLogger(), verbose=verbose, epochs=1, steps=1)
+    assert not hooks.has_batch_hooks("train")
+    assert not hooks.has_batch_hooks("test")
+
+
+@pytest.mark.parametrize(("word", "lines"), [("none", 0), ("lines", 2)])
+def test_the_environment_decides_for_auto(monkeypatch, word, lines):
+    monkeypatch.setenv("DPTRAIN_PROGRESS", word)
+    x, y = toy(50)
+    assert printed(lambda: build().fit(x, y, epochs=2)).count("Epoch ") == lines
+    assert printed(lambda: build().fit(x, y, epochs=2, verbose=2)).count("Epoch ") == 2
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_epoch_lines_on_a_terminal_break_between_logs(monkeypatch, columns):
+    monkeypatch.setattr("dptrain.runtime.terminal.terminal_columns", lambda stream=None: columns)
+    x, y = toy(50)
+    lines = printed(lambda: build().fit(x, y, verbose=2, validation_data=(x, y))).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= columns
+    assert all(re.match(r"  - [a-z_]+: \d", line) for line in lines[1:])

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.cli.config import Config, OptimizerConfig, leaves, read_file, resolve, to_dict, to_yaml
+from dptrain.cli.config import Config, OptimizerConfig, leaves, read_file, resolve, to_dict, to_yaml, verbosity
 from dptrain.errors import ConfigError
 
 
@@ -196,3 +196,26 @@ def test_every_optimizer_can_be_chosen():
 def test_flags_are_unique():
     flags = [leaf.flag for leaf in leaves() if leaf.flag]
     assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "auto"),
+        ({"verbose": 0}, 0),
+        ({"verbose": 2}, 2),
+        ({"progress": "live"}, 1),
+        ({"progress": "lines"}, 2),
+        ({"progress": "none"}, 0),
+        ({"progress": "lines", "verbose": 2}, 2),
+    ],
+)
+def test_verbosity(options, expected):
+    assert verbosity(resolve(options, "-", {})) == expected
+
+
+def test_verbose_and_progress_must_not_differ():
+    config = resolve({"verbose": 0}, "-", {"progress": "live"})
+    message = r"^verbose = 0 and progress = 'live': set one of them \(--verbose none unsets it\)$"
+    with pytest.raises(ConfigError, match=message):
+        verbosity(config)

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from dptrain.cli import run_directory as directory
-from dptrain.cli.curves import draw_curves
+from dptrain.cli.curves import draw_curves, make_figure
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.errors import OutputError
 from dptrain.runtime import files
@@ -89,6 +89,24 @@ def test_curves_are_a_picture():
     assert int.from_bytes(picture[16:20], "big") == 1200
     assert int.from_bytes(picture[20:24], "big") == 432
     assert draw_curves([]) is None
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 40])
+def test_curves_have_whole_epochs_and_the_runs_name(epochs):
+    pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
+    figure = make_figure([{"epoch": n, "loss": 1 / n} for n in range(1, epochs + 1)], "20261121-030717-strokes")
+    figure.canvas.draw()
+    (panel,) = figure.axes
+    low, high = panel.get_xlim()
+    ticks = [tick for tick in panel.get_xticks() if low <= tick <= high]
+    assert ticks
+    assert all(tick == int(tick) for tick in ticks)
+    assert figure.get_suptitle() == "20261121-030717-strokes"
+
+
+def test_a_name_is_no_formula():
+    pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
+    assert draw_curves(EPOCHS, title="a$x_{b$c") is not None
 
 
 def test_no_curves_without_matplotlib(monkeypatch):

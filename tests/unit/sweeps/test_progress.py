@@ -177,7 +177,7 @@ def test_the_live_table(clock):
         "trial  learning_rate  hidden      runs  mean val_accuracy  state",
         "    1  1e-05          128          2/2  0.6250 ± 0.1768    done",
         "    0  0.001          [256, 128]   1/2                     1 running",
-        '    2  1e-05          "[red]x"     0/2                     2 running, epoch 2: 0.5000',
+        '    2  1e-05          "[red]x"     0/2                     epoch 2: 0.5000, 2 running',
         "3/128 runs done (1 failed), 3 running on 2 ranks, 3 runs/min, 1 min 00 s elapsed, about 41 min 40 s left",
     ]
     shown.close()
@@ -253,7 +253,7 @@ def test_states_of_trials_that_wait():
     shown.ended(ending(2, 0, 2, Status.PAUSED, 0.75, epochs=3))
     assert state() == "1/3 0.7500 paused at epoch 3, 1 failed"
     shown.started(Segment(Run(0, 0, 0), 1, 3), 0)
-    assert state() == "1/3 0.7500 1 running, epoch 1"
+    assert state() == "1/3 0.7500 epoch 1, 1 running"
     shown.ended(ending(0, 0, 0, Status.PAUSED, 0.25, epochs=3))
     assert state() == "1/3 0.5000 ± 0.3536 paused at epoch 3, 1 failed"
     shown.ended(ending(2, 0, 2, Status.DONE, 0.875, epochs=9))
@@ -321,7 +321,7 @@ def test_no_drawing_before_its_time(clock):
     assert file.getvalue() == drawn
     clock.now += 0.26
     shown.epoch(Run(0, 0, 0), 101, {"val_accuracy": 0.5})
-    assert "1 running, epoch 101: 0.5000" in file.getvalue()[len(drawn) :]
+    assert "epoch 101: 0.5000, 1 running" in file.getvalue()[len(drawn) :]
     shown.close()
 
 
@@ -352,7 +352,9 @@ def test_failures_and_notes_stand_above_the_table(clock):
     reason = "a long reason " * 6
     shown.ended(ending(0, 0, 0, Status.FAILED, value=None, epochs=0, reason=reason))
     assert "continuing: [bold]3[/bold] of 128 runs were done\n" in file.getvalue()
-    assert f"run 1/128: trial 0 seed 0: failed after 0 epochs, 12.3 s: {reason.strip()}\n" in file.getvalue()
+    said = f"run 1/128: trial 0 seed 0: failed after 0 epochs, 12.3 s: {reason.strip()}\n"
+    assert said in file.getvalue().replace("\n  ", " ")
+    assert said not in file.getvalue(), "60 columns"
     shown.close()
 
 
@@ -395,34 +397,17 @@ def test_closing_what_never_began_shows_nothing():
     assert file.getvalue() == ""
 
 
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
-
-
-class AsciiTerminal(Terminal):
-    encoding = "ascii"
-
-
 @pytest.mark.parametrize(
-    ("file", "term", "options", "kind"),
+    ("options", "kind"),
     [
-        (Terminal(), "xterm", {}, LiveProgress),
-        (io.StringIO(), "xterm", {}, PlainProgress),
-        (Terminal(), "dumb", {}, PlainProgress),
-        (AsciiTerminal(), "xterm", {}, PlainProgress),
-        (Terminal(), "xterm", {"live": False}, PlainProgress),
-        (io.StringIO(), "xterm", {"live": True}, LiveProgress),
-        (Terminal(), "xterm", {"quiet": True}, NoProgress),
-        (io.StringIO(), "xterm", {"quiet": True, "live": True}, NoProgress),
+        ({}, PlainProgress),
+        ({"live": True}, LiveProgress),
+        ({"quiet": True}, NoProgress),
+        ({"quiet": True, "live": True}, NoProgress),
     ],
 )
-def test_which_one(monkeypatch, file, term, options, kind):
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", term)
+def test_which_one(options, kind):
+    file = io.StringIO()
     shown = make_progress("val_accuracy", "max", 2, 1, file=file, **options)
     assert type(shown) is kind
     everything(shown)

@@ -9,7 +9,9 @@ import pytest
 import dptrain as dp
 from dptrain.errors import AgreedError, ConfigError, DataError, DeviceMemoryError, OutputError
 from dptrain.sweeps import capacity, worker
+from dptrain.sweeps.api import _Recipe
 from dptrain.sweeps.records import Run, Segment, Status
+from dptrain.sweeps.space import Space
 from dptrain.sweeps.training import Slot, Training
 
 RNG = np.random.default_rng(5)
@@ -281,7 +283,7 @@ def test_the_frame_of_runs():
 
 
 def test_memory_is_given_back_when_a_run_ends():
-    recipe = dp.sweeps.api._Recipe(build, dp.sweeps.space.Space(grid={"units": [4]}), X, Y, None, FIT)
+    recipe = _Recipe(build, Space(grid={"units": [4]}), X, Y, None, FIT)
     training = Training(recipe, Segment(Run(0, 0, 1)), {"units": 4}, Slot(), b"", lambda *told: None)
     while (ended := training.turn()) is None:
         pass

@@ -1,0 +1,9 @@
+"""Defaults that the command line's help shows, without importing what they are for."""
+
+DEFAULT_MAX_BYTES = 1_000_000_000
+"""The largest array that is read unless the user raises the bound: 20 times MNIST, far below a decompression bomb."""
+
+# As PyTorch DDP's: small enough that the first bucket is on its way while most of a wide model's backward pass is still
+# to come, large enough that no message is about latency.
+DEFAULT_BUCKET_MB = 25.0
+"""10^6 bytes of gradients that travel as one message."""

@@ -1,0 +1,204 @@
+"""What is at the other end of standard output, and what is therefore shown: a live line, plain lines, or nothing.
+
+Under a launcher a rank's own standard output tells nothing: MPICH gives it a pipe and Open MPI a pseudo-terminal,
+wherever `mpirun` itself writes. So the launcher is looked for among this process's ancestors, and what counts is its
+standard output. On another node it is no ancestor; there, as in a file, lines are shown, without escape codes.
+"""
+
+import os
+import stat
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from dptrain.errors import ConfigError
+from dptrain.runtime.launcher import detect_launch
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Progress = Literal["live", "lines", "none"]
+
+# Overrides what is found, for everybody who asks for "auto".
+VARIABLE = "DPTRAIN_PROGRESS"
+# Keras' numbers for them.
+VERBOSITY: dict[str, int] = {"none": 0, "live": 1, "lines": 2}
+# Names of programs that start ranks and write what they print, as the system cuts them.
+_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "mpiexec.gforker", "orterun", "prterun", "srun"}
+# A space at which no line ends.
+NO_BREAK = "\0"
+# Where a terminal does not tell its width.
+_COLUMNS = 80
+
+
+def progress_mode() -> Progress:
+    """Return how progress is shown where nobody asked for one way: DPTRAIN_PROGRESS, or live on a terminal, else lines.
+
+    Raises:
+        ConfigError: DPTRAIN_PROGRESS is another word.
+    """
+    asked = os.environ.get(VARIABLE) or "auto"
+    if asked not in ("auto", *VERBOSITY):
+        raise ConfigError(f"{VARIABLE} = {asked!r}: expected auto, live, lines or none")
+    if asked != "auto":
+        return asked  # type: ignore[return-value]  # one of its words
+    plain = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    encoding = (getattr(sys.stdout, "encoding", None) or "").lower()
+    return "live" if terminal_columns() and not plain and encoding.startswith("utf") else "lines"
+
+
+def verbosity(verbose: str | int) -> int:
+    """Return what is shown in Keras' numbers: 0 nothing, 1 a live line, 2 lines; "auto" is decided here.
+
+    Raises:
+        ConfigError: as `progress_mode`.
+    """
+    return VERBOSITY[progress_mode()] if verbose == "auto" else int(verbose)
+
+
+def terminal_columns(stream: TextIO | None = None) -> int | None:
+    """Return the width of the terminal that shows what is written to a stream, or None where none does.
+
+    Args:
+        stream: standard output by default.
+    """
+    stream = sys.stdout if stream is None else stream
+    if stream is None:  # closed by who started this process
+        return None
+    try:
+        is_terminal, descriptor = stream.isatty(), stream.fileno()
+    except ValueError:  # a stream without a file, or a closed one
+        return None
+    launch = detect_launch() if descriptor == 1 else None  # sys.stdout may be another wrapper of it
+    if launch is not None:
+        with _launcher_output(descriptor) as output:
+            if output is not None:
+                return _columns(output) if os.isatty(output) else None
+        # Slurm's ranks have a terminal only where the user asked for one; Open MPI's have one everywhere.
+        is_terminal = is_terminal and launch.launcher == "Slurm"
+    return _columns(descriptor) if is_terminal else None
+
+
+def say(text: str, *, indent: int = 2, file: TextIO | None = None) -> None:
+    """Print a line: on a terminal wrapped at its words, elsewhere as it is, so that a search finds it whole.
+
+    Args:
+        text: one line, with `NO_BREAK` for spaces at which none may end.
+        indent: of what does not fit on the first line.
+        file: standard output by default.
+    """
+    columns = terminal_columns(file)
+    shown = text.replace(NO_BREAK, " ") if columns is None else wrapped(text, columns, indent=indent)
+    print(shown, file=file, flush=True)
+
+
+def wrapped(text: str, columns: int, *, indent: int = 2) -> str:
+    """Return text in lines of so many columns, broken between words, and where " - " separates, only there.
+
+    Args:
+        text: one line; spaces at its start and runs of spaces stay.
+        columns: of the terminal.
+        indent: of all lines but the first.
+    """
+    if " - " in text:
+        text = text.replace(" ", NO_BREAK).replace(f"{NO_BREAK}-{NO_BREAK}", f" -{NO_BREAK}")
+    lines = textwrap.wrap(
+        text,
+        max(columns, indent + 10),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+    return "\n".join(lines).replace(NO_BREAK, " ")
+
+
+def console(file: TextIO | None = None, *, live: bool = False) -> "Console":
+    """Return what draws tables: as wide as the terminal, and without escape codes where there is none.
+
+    Args:
+        file: standard output by default.
+        live: draw as on a terminal in any case.
+    """
+    from rich.console import Console
+
+    columns = terminal_columns(file)
+    if columns is None and live:
+        columns = _asked_columns() or _COLUMNS
+    # A file has room for any row.
+    return Console(file=file, highlight=False, force_terminal=columns is not None, width=columns or 1000)
+
+
+def _asked_columns() -> int:
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _columns(descriptor: int) -> int:
+    """Return the width of the terminal behind a descriptor."""
+    with suppress(OSError):
+        return _asked_columns() or os.get_terminal_size(descriptor).columns or _COLUMNS
+    return _COLUMNS
+
+
+@contextmanager
+def _launcher_output(descriptor: int) -> Iterator[int | None]:
+    """Open the launcher's standard output, where it is a device and this process's goes to it, else yield None.
+
+    Args:
+        descriptor: of this process's standard output.
+    """
+    found = None
+    with suppress(OSError, ValueError):
+        launcher = _launcher_behind(os.readlink(f"/proc/self/fd/{descriptor}"), os.isatty(descriptor))
+        path = f"/proc/{launcher}/fd/1"
+        # Terminals are character devices; a pipe is not opened, for its writer must learn when nobody reads.
+        if launcher is not None and stat.S_ISCHR(os.stat(path).st_mode):
+            found = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+    try:
+        yield found
+    finally:
+        if found is not None:
+            os.close(found)
+
+
+@cache
+def _launcher_behind(output: str, is_terminal: bool) -> int | None:
+    """Return the PID of the launcher that gets what this process writes; None where a file or another program does.
+
+    Args:
+        output: the system's name of the standard output, such as "pipe:[1234]".
+        is_terminal: whether it is a terminal.
+    """
+    readers = []
+    for pid, name in _ancestors():
+        if name in _LAUNCHERS or name.endswith("proxy"):
+            readers.append(pid)
+        if name in _LAUNCHERS:
+            return pid if is_terminal or any(_holds(reader, output) for reader in readers) else None
+    return None
+
+
+def _holds(pid: int, output: str) -> bool:
+    """Return whether a process has an end of a pipe."""
+    if output.startswith("pipe:"):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.readlink(entry) == output:
+                    return True
+    return False
+
+
+def _ancestors() -> Iterator[tuple[int, str]]:
+    """Yield PID and name of the parent, its parent and so on."""
+    pid = os.getppid()
+    while pid > 0:
+        about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        before, _, after = about.rpartition(")")
+        yield pid, before.partition("(")[2]
+        pid = int(after.split()[1])
