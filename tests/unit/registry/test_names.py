@@ -75,7 +75,7 @@ def test_a_name_that_is_not_there(module, name, message):
 
 def test_the_public_modules_are_all_here():
     found = {name for name in dp.__all__ if inspect.ismodule(getattr(dp, name))}
-    assert found <= set(PUBLIC)
+    assert found <= {*PUBLIC, "errors"}  # which Keras has not
 
 
 @pytest.mark.parametrize("name", PUBLIC)
