@@ -79,6 +79,14 @@ def assign(seen: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, hos
     return chosen
 
 
+def visible_device(mask: str | None, number: int) -> str:
+    """Return the CUDA_VISIBLE_DEVICES that shows device `number` of those that `mask` shows (None: all)."""
+    if mask is None:
+        return str(number)
+    entries = mask.split(",")
+    return entries[number].strip() if number < len(entries) else ""
+
+
 def masked() -> str:
     """Return " (CUDA_VISIBLE_DEVICES=...)" where such a mask stands, for messages."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
