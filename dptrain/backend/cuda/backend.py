@@ -93,7 +93,6 @@ class CudaBackend(Backend):
         self._workspace: DeviceMemory | None = None
         self._library_workspace: DeviceMemory | None = None
         self.gemm: Gemm | None = None
-        self._modules: list[Any] = []
         self._own_kernels: dict[Op, Any] = {}
         self._streams = Streams(gpu)
         self._heap = Heap(gpu, self._streams)
@@ -133,7 +132,6 @@ class CudaBackend(Backend):
         self._workspace = self._library_workspace = None
         self._kernels = {}
         self._own_kernels.clear()
-        self._modules.clear()
 
     # Memory
 
@@ -292,6 +290,7 @@ class CudaBackend(Backend):
     ) -> None:
         """c = activation(op(a) op(b) + bias); see `Gemm.product`."""
         assert self.gemm is not None, "the backend is closed"
+        self._gpu.enter()  # a library queues on the stream's handle
         self.gemm.product(layout, a.pointer, b.pointer, _pointer(bias_N), c_MN.pointer, sizes, activation)
 
     def activation_forward(
@@ -579,24 +578,18 @@ class CudaBackend(Backend):
         launch = op.launch(buffers, numbers)
         if 0 in launch.grid:
             return
-        kernel = self._own_kernels.get(op) or self._own_kernel(op)
+        stream = self._streams.ops
+        kernel = self._own_kernels.get(op)
+        if kernel is None:
+            kernel = self._own_kernels[op] = load_own_kernel(self._gpu, op)
         arguments = [one.pointer if isinstance(one, DeviceArray) else one for one in launch.arguments]
         try:
-            kernel.prepared_async_call(
-                launch.grid, launch.block, self._streams.ops, *arguments, shared_size=launch.shared
-            )
+            kernel.prepared_async_call(launch.grid, launch.block, stream, *arguments, shared_size=launch.shared)
         except Exception as error:  # PyCUDA packs arguments by a struct module of its own, with errors of its own
             raise DeviceError(
                 f"op {op.name!r}: kernel {op.kernel!r} does not launch on grid {launch.grid}, block {launch.block}, "
                 f"arguments {op.arguments!r}: {error}"
             ) from error
-
-    def _own_kernel(self, op: Op) -> Any:
-        """Compile and load a user's kernel."""
-        kernel, module = load_own_kernel(self._gpu, op)
-        self._modules.append(module)
-        self._own_kernels[op] = kernel
-        return kernel
 
     # Flat buffers
 
@@ -761,7 +754,8 @@ class CudaBackend(Backend):
     # Helpers
 
     def _launch(self, kernel: str, grid: tuple[int, ...], block: tuple[int, int, int], *arguments: Any) -> None:
-        self._kernels[kernel].prepared_async_call(grid, block, self._streams.ops, *arguments)
+        stream = self._streams.ops
+        self._kernels[kernel].prepared_async_call(grid, block, stream, *arguments)
 
     def _elementwise(self, kernel: str, size: int, *arguments: Any) -> None:
         """Launch a kernel that loops over `size` elements."""

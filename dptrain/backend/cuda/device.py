@@ -4,8 +4,12 @@ import atexit
 import contextlib
 import ctypes
 import os
+import threading
+import time
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dptrain.backend.cuda.probe import device_uuid
@@ -25,7 +29,15 @@ except ImportError as error:
 __all__ = ["Gpu", "cuda", "open_gpu"]
 
 
-@dataclass(frozen=True, eq=False)
+class _Ending:
+    """Closes the GPU with its thread: PyCUDA ends the process if a context is current in a thread that ends."""
+
+    def __del__(self) -> None:
+        """Close it."""
+        _close_gpu()
+
+
+@dataclass(eq=False)
 class Gpu:
     """The GPU that this process works on, and what its backends share there.
 
@@ -39,6 +51,11 @@ class Gpu:
         backends: those that are to be closed before the GPU.
         loaded: kernels by name and the modules that they are in, by the precision of matrix products.
         samples: samples that backends share, by what tells the host's arrays apart.
+        thread: which opened it, the only one that can use it.
+        owner: identity of that thread, 0 when the GPU is closed.
+        modules: those of users' kernels, by their compiled files.
+        retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
+            rule; they are given back when the last reference goes, which must happen in the GPU's own thread.
     """
 
     device: Any
@@ -50,10 +67,40 @@ class Gpu:
     backends: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
     loaded: dict[str, tuple[dict[str, Any], list[Any]]] = field(default_factory=dict)
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
+    modules: dict[Path, Any] = field(default_factory=dict)
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    owner: int = field(default_factory=threading.get_ident)
+    retired: deque[Any] = field(default_factory=deque)
+
+    def enter(self) -> None:
+        """Make sure that this thread may use the GPU, and free what other threads have dropped.
+
+        Raises:
+            DeviceError: it may not.
+        """
+        if threading.get_ident() != self.owner:
+            whose = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
+            closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
+            raise DeviceError(f"{whose}{threading.current_thread().name!r}" if self.owner else closed)
+        if self.retired:
+            with contextlib.suppress(cuda.Error):
+                self.context.synchronize()
+            while self.retired:
+                self.retired.popleft()
+
+    def retire(self, *handles: Any) -> bool:
+        """In another thread than the GPU's, leave PyCUDA's objects to that thread and return True."""
+        if threading.get_ident() == self.owner:
+            return False
+        self.retired.extend(handles)
+        return True
 
 
 # One process works on one GPU: opened at the first backend, closed at exit.
 _gpu: Gpu | None = None
+_thread = threading.local()
+# Seconds that a thread which has ended may take to close the GPU.
+_PATIENCE = 10.0
 
 
 def open_gpu(number: int, select: str, host: str) -> Gpu:
@@ -67,9 +114,12 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
         host: this node's name, for messages.
 
     Raises:
-        DeviceError: no GPU answers.
+        DeviceError: no GPU answers, or another thread has opened it.
     """
     global _gpu
+    started = time.monotonic()
+    while _gpu is not None and not _gpu.thread.is_alive() and time.monotonic() - started < _PATIENCE:
+        time.sleep(0.001)
     if _gpu is None:
         mask, said = os.environ.get("CUDA_VISIBLE_DEVICES"), masked()
         if select == "mask":
@@ -91,7 +141,10 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
             ) from error
         architecture = "sm_{}{}".format(*device.compute_capability())
         _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), architecture)
+        if _gpu.thread is not threading.main_thread():
+            _thread.ending = _Ending()
         atexit.register(_close_gpu)
+    _gpu.enter()
     return _gpu
 
 
@@ -101,12 +154,15 @@ def _uuid(index: int) -> str | None:
 
 
 def _close_gpu() -> None:
-    """Give everything back before the interpreter takes PyCUDA apart."""
+    """Give everything back before the interpreter takes PyCUDA apart, if this is the thread that can."""
     global _gpu
-    if _gpu is not None:
+    if _gpu is not None and _gpu.owner == threading.get_ident():
         for backend in list(_gpu.backends):
             backend.close()
         _gpu.loaded.clear()
+        _gpu.modules.clear()
+        _gpu.enter()
+        _gpu.owner = 0
         with contextlib.suppress(cuda.Error):
             _gpu.context.pop()
             _gpu.context.detach()

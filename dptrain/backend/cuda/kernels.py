@@ -92,16 +92,17 @@ def load_kernels(gpu: Gpu, precision: str) -> dict[str, Any]:
     return gpu.loaded[precision][0]
 
 
-def load_own_kernel(gpu: Gpu, op: Op) -> tuple[Any, Any]:
-    """Return a user's kernel, compiled if it is not yet, and the module that it is in.
+def load_own_kernel(gpu: Gpu, op: Op) -> Any:
+    """Return a user's prepared kernel, compiled and loaded if it is not yet.
 
     Raises:
         DeviceError: it does not compile or load.
     """
     path = compiled_own(op.name, op.source, gpu.architecture)
     try:
-        module = cuda.module_from_buffer(path.read_bytes())
-        return _prepared(module, op.kernel, op.arguments), module
+        if path not in gpu.modules:
+            gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
+        return _prepared(gpu.modules[path], op.kernel, op.arguments)
     except cuda.Error as error:
         raise DeviceError(
             f'op {op.name!r}: kernel {op.kernel!r} does not load ({error}); is there an extern "C" __global__ '

@@ -14,31 +14,52 @@ from dptrain.errors import DeviceError, DeviceMemoryError
 class Streams:
     """The queues of one backend, none of which waits for the default stream.
 
-    Attributes:
-        ops: what ops are queued on, in order.
-        inward: samples and sums on their way to the device, beside the ops.
-        outward: gradients on their way to the host.
+    Args:
+        gpu: where they are.
 
     Raises:
-        DeviceError: the GPU makes none.
+        DeviceError: the GPU makes none. Who takes one in another thread than the GPU's gets this error too.
     """
 
     def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._streams: list[Any] = []
         non_blocking = 1  # CU_STREAM_NON_BLOCKING
         try:
-            self.ops, self.inward, self.outward = (cuda.Stream(non_blocking) for _ in range(3))
+            self._streams += [cuda.Stream(non_blocking) for _ in range(3)]
         except cuda.Error as error:
             raise DeviceError(f"{gpu.name} makes no streams ({error}); see nvidia-smi") from error
 
+    @property
+    def ops(self) -> Any:
+        """What ops are queued on, in order."""
+        self._gpu.enter()
+        return self._streams[0]
+
+    @property
+    def inward(self) -> Any:
+        """Samples and sums on their way to the device, beside the ops."""
+        self._gpu.enter()
+        return self._streams[1]
+
+    @property
+    def outward(self) -> Any:
+        """Gradients on their way to the host."""
+        self._gpu.enter()
+        return self._streams[2]
+
     def finish(self) -> None:
         """Wait for all of them."""
-        for stream in (self.ops, self.inward, self.outward):
-            if stream is not None:
-                stream.synchronize()
+        for stream in self._streams:
+            stream.synchronize()
 
     def close(self) -> None:
         """Give them back."""
-        self.ops = self.inward = self.outward = None
+        self._streams.clear()
+
+    def __del__(self) -> None:
+        """Leave them to the thread that can give them back."""
+        self._gpu.retire(*self._streams)
 
 
 class DeviceMemory:
@@ -62,10 +83,9 @@ class DeviceMemory:
 
     def free(self) -> None:
         """Free it, after all work queued before."""
-        if self._allocation is not None:
-            self._heap.streams.finish()
-            self._allocation.free()
-            self._allocation = None
+        allocation, self._allocation = self._allocation, None
+        if allocation is not None:
+            self._heap.release(allocation)
 
     def __del__(self) -> None:
         """Free it."""
@@ -89,9 +109,9 @@ class SharedSamples(DeviceMemory):
 
     def free(self) -> None:
         """Free it, after all work queued before on any stream."""
-        if self._allocation is not None:
-            cuda.Context.synchronize()
-        super().free()
+        allocation, self._allocation = self._allocation, None
+        if allocation is not None:
+            self._heap.release(allocation, every_stream=True)
 
 
 class DeviceArray:
@@ -160,6 +180,7 @@ class Pinned:
 
     def __init__(self, heap: "Heap", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._heap = heap
+        heap.enter()
         try:
             self._memory: Any = cuda.pagelocked_empty(max(count(shape), 1), dtype)
             self.queued, self.copied = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
@@ -173,15 +194,15 @@ class Pinned:
 
     def free(self) -> None:
         """Free it, after all copies queued before."""
-        if self._memory is not None:
-            self._heap.streams.finish()
-            self._memory.base.free()
-            self._memory = None
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._heap.release(memory.base)
 
     def __del__(self) -> None:
         """Free it."""
         with contextlib.suppress(cuda.Error, AttributeError):  # as for device memory
             self.free()
+            self._heap.retire(self.queued, self.copied)
 
 
 class Heap:
@@ -208,8 +229,11 @@ class Heap:
 
         Raises:
             DeviceMemoryError: the device has too little left.
+            DeviceError: the GPU is another thread's.
         """
+        self._gpu.enter()
         try:
+            # PyCUDA collects garbage, such as a model that was dropped, and tries again before it gives up.
             return cuda.mem_alloc(nbytes)
         except cuda.MemoryError:
             free, total = cuda.mem_get_info()
@@ -226,6 +250,29 @@ class Heap:
                 free,
                 held,
             ) from None
+
+    def enter(self) -> None:
+        """As `Gpu.enter`."""
+        self._gpu.enter()
+
+    def retire(self, *handles: Any) -> bool:
+        """As `Gpu.retire`."""
+        return self._gpu.retire(*handles)
+
+    def release(self, allocation: Any, *, every_stream: bool = False) -> None:
+        """Free memory, after all work queued before; in another thread than the GPU's, leave that to it.
+
+        Args:
+            allocation: PyCUDA's record, to which nobody else refers.
+            every_stream: other backends' work may use it too.
+        """
+        if self._gpu.retire(allocation):
+            return
+        if every_stream:
+            self._gpu.context.synchronize()
+        else:
+            self.streams.finish()
+        allocation.free()
 
     def close(self) -> None:
         """Free everything."""

@@ -1,5 +1,7 @@
 """The ways between a GPU and the host that run beside the ops: through pinned memory, or by an MPI that knows GPUs."""
-# ruff: noqa: D102 - each method is documented once, in backend/transfers.py
+# ruff: noqa: D102, D105 - each method is documented once, in backend/transfers.py
+
+import contextlib
 
 from dptrain.backend.base import HostArray
 from dptrain.backend.cuda.device import cuda
@@ -11,9 +13,13 @@ class PinnedExchange(Exchange):
     """Through pinned memory, which is where an MPI that knows nothing of GPUs can work."""
 
     def __init__(self, heap: Heap, buffer: DeviceArray) -> None:
-        self._streams, self._buffer = heap.streams, buffer
+        self._heap, self._streams, self._buffer = heap, heap.streams, buffer
         self._out = Pinned(heap, buffer.shape, buffer.dtype)
         self._back = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # where the constructor failed
+            self._heap.retire(self._back)
 
     def begin(self) -> None:
         # This waits for the last `end` too, which the ops' stream has waited for: the pinned memory is free again.
@@ -38,8 +44,12 @@ class DirectExchange(Exchange):
     """For an MPI that reads and writes the device's memory itself."""
 
     def __init__(self, heap: Heap, buffer: DeviceArray) -> None:
-        self._streams, self._buffer = heap.streams, buffer
+        self._heap, self._streams, self._buffer = heap, heap.streams, buffer
         self._complete = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # where the constructor failed
+            self._heap.retire(self._complete)
 
     def begin(self) -> None:
         self._complete.record(self._streams.ops)
