@@ -32,7 +32,7 @@ from dptrain import backend as backends
 from dptrain import comm as comms
 from dptrain.backend import Backend, Place, best_loops
 from dptrain.backend.base import amount
-from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, places
+from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, places, too_new
 from dptrain.backend.cuda.selection import masked, probe
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.backend.transfers import Exchange
@@ -323,8 +323,10 @@ def _nvcc(context: Context) -> list[Row]:
     status, said = _ask([nvcc, "--version"], line=None)
     if status:
         return [Row("nvcc", f"{nvcc} --version fails: {_last(said)}", "bad", "install the CUDA toolkit again")]
-    release = re.search(r"release ([\d.]+)", said)
-    text = f"{release[1] if release else 'of an unknown release'}, {nvcc}"
+    release, known = parse_release(said), context.driver["cuda"]
+    text = f"{'.'.join(map(str, release)) if release else 'of an unknown release'}, {nvcc}"
+    if trouble := too_new(release, known and tuple(map(int, known.split(".")))):
+        return [Row("nvcc", f"{text}: {trouble[0]}", "bad", trouble[1])]
     wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
     status, listed = _ask([nvcc, "--list-gpu-code"], line=None)
     if status or not wanted:

@@ -196,6 +196,13 @@ def test_a_broken_nvcc(tmp_path, text, expected, code):
         refused(done, "nvcc")
 
 
+def test_an_nvcc_that_is_too_new_for_the_driver(tmp_path):
+    done = emulated_ranks(0, "-m", "dptrain", "doctor", EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
+    refused(done, "nvcc is of CUDA 13.0", "nothing newer than CUDA 12.x", "R580 or later")
+    assert "!! nvcc " in line(done, "nvcc")
+    assert "the nvcc of a CUDA 12 toolkit first on PATH" in line(done, "nvcc")
+
+
 def test_a_cache_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path / "file" / "cache"))

@@ -7,6 +7,7 @@ lock keeps the ranks of a node from compiling the same file at once: the first o
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +24,8 @@ from dptrain.runtime.cache import cache_dir
 OPTIONS = ("-O3", "-std=c++17")
 # Seconds that a rank waits for another one to compile.
 _PATIENCE = 600.0
+# The first driver that loads what a major version of CUDA compiles.
+_DRIVERS = {12: "R525 or later", 13: "R580 or later"}
 
 
 def find_nvcc() -> str:
@@ -40,6 +43,42 @@ def find_nvcc() -> str:
     raise DeviceError(
         "no nvcc on PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin: install the CUDA toolkit "
         "(https://developer.nvidia.com/cuda-downloads), or use --device cpu"
+    )
+
+
+def release(nvcc: str) -> tuple[int, int] | None:
+    """Return the CUDA version of an nvcc, or None where it tells none.
+
+    Raises:
+        DeviceError: this nvcc does not work.
+    """
+    return parse_release(_version(nvcc))
+
+
+def parse_release(said: str) -> tuple[int, int] | None:
+    """Return the CUDA version in what `nvcc --version` says, or None where there is none."""
+    found = re.search(r"release (\d+)\.(\d+)", said)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> tuple[str, str] | None:
+    """Return why a driver does not load what an nvcc compiles and what to do about it, or None where it does.
+
+    A driver loads cubins of every nvcc of its own major version and of older ones. PTX would not help: a driver
+    refuses that of any newer version.
+
+    Args:
+        toolkit: CUDA version of the nvcc, None where it is unknown.
+        driver: the latest that the driver knows.
+    """
+    if toolkit is None or driver is None or toolkit[0] <= driver[0]:
+        return None
+    least = _DRIVERS.get(toolkit[0], "")
+    return (
+        f"nvcc is of CUDA {toolkit[0]}.{toolkit[1]}, and this driver loads nothing newer than CUDA {driver[0]}.x "
+        f"(it knows {driver[0]}.{driver[1]})",
+        f"update the NVIDIA driver (CUDA {toolkit[0]} needs {least or 'a newer one'}), or put the nvcc of a "
+        f"CUDA {driver[0]} toolkit first on PATH",
     )
 
 

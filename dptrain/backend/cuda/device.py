@@ -26,7 +26,7 @@ except ImportError as error:
         "or use --device cpu"
     ) from error
 
-__all__ = ["Gpu", "cuda", "open_gpu"]
+__all__ = ["Gpu", "cuda", "driver_version", "open_gpu"]
 
 
 class _Ending:
@@ -146,6 +146,12 @@ def open_gpu(number: int, select: str, host: str) -> Gpu:
         atexit.register(_close_gpu)
     _gpu.enter()
     return _gpu
+
+
+def driver_version() -> tuple[int, int]:
+    """Return the latest CUDA version that the driver knows."""
+    number = cuda.get_driver_version()
+    return number // 1000, number % 1000 // 10
 
 
 def _uuid(index: int) -> str | None:

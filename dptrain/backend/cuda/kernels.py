@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dptrain.backend.cuda.compile import compiled, compiled_own, kernel_cache
-from dptrain.backend.cuda.device import Gpu, cuda
+from dptrain.backend.cuda.compile import compiled, compiled_own, find_nvcc, kernel_cache, release, too_new
+from dptrain.backend.cuda.device import Gpu, cuda, driver_version
 from dptrain.backend.cuda.products import product_kernels
 from dptrain.backend.custom import Op
 from dptrain.errors import DeviceError
@@ -80,6 +80,9 @@ def load_kernels(gpu: Gpu, precision: str) -> dict[str, Any]:
         kernels: dict[str, Any] = {}
         modules: list[Any] = []
         types = _KERNELS | product_kernels(precision)
+        toolkit, driver = release(find_nvcc()), driver_version()
+        if trouble := too_new(toolkit, driver):
+            raise DeviceError("; ".join(trouble))
         for source, path in compiled(tuple(types), gpu.architecture).items():
             try:
                 module = cuda.module_from_buffer(path.read_bytes())
@@ -87,7 +90,10 @@ def load_kernels(gpu: Gpu, precision: str) -> dict[str, Any]:
                 for name, arguments in (_KERNELS.get(source, {}) | product_kernels(precision).get(source, {})).items():
                     kernels[name] = _prepared(module, name, arguments)
             except cuda.Error as error:
-                raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {kernel_cache()}") from error
+                versions = f"nvcc of CUDA {_dotted(toolkit)}, driver for CUDA {_dotted(driver)}"
+                raise DeviceError(
+                    f"{gpu.name}: the kernels do not load ({error}; {versions}); remove {kernel_cache()}"
+                ) from error
         gpu.loaded[precision] = kernels, modules
     return gpu.loaded[precision][0]
 
@@ -108,6 +114,10 @@ def load_own_kernel(gpu: Gpu, op: Op) -> Any:
             f'op {op.name!r}: kernel {op.kernel!r} does not load ({error}); is there an extern "C" __global__ '
             "function of that name in its source?"
         ) from error
+
+
+def _dotted(version: tuple[int, int] | None) -> str:
+    return "unknown" if version is None else f"{version[0]}.{version[1]}"
 
 
 def _prepared(module: Any, name: str, arguments: str) -> Any:

@@ -49,6 +49,19 @@ print(ops.empty((12 << 20,), np.uint8).nbytes)
     assert (done.code, done.out, done.err) == (0, f"{12 << 20}\n", "")
 
 
+def test_samples_find_the_room_of_a_dropped_model():
+    code = """
+from dptrain.batches.feed import ResidentFeed, make_feed
+gc.disable()
+model = Model(ops.empty((12 << 20,), np.uint8))
+del model
+with make_feed(ops, [np.zeros((12, 1 << 20), np.uint8)], 4) as feed:
+    print(type(feed) is ResidentFeed)
+"""
+    done = python(code, EMULATOR_MEMORY="20M")
+    assert (done.code, done.out, done.err) == (0, "True\n", "")
+
+
 def test_what_another_thread_collects_is_freed_by_the_owner():
     code = """
 import pycuda.driver as cuda
