@@ -1,6 +1,6 @@
 """Compiling the CUDA sources once per architecture, into a cache that concurrent processes cannot corrupt.
 
-A compiled file's name is a digest of everything that its content depends on: the source with all headers (`*.cuh`), the
+A compiled file's name is a digest of everything that its content depends on: the source with all headers, the
 architecture, the options and what `nvcc --version` says. It is written under a temporary name and then renamed, and a
 lock keeps the ranks of a node from compiling the same file at once: the first one works, the others find the result.
 """
@@ -105,7 +105,7 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
 
     Args:
         name: for messages and the file's name.
-        source: CUDA C++ as text, or the path of a file, which may include headers (`*.cuh`, `*.h`) beside it.
+        source: CUDA C++ as text, or the path of a file, which may include headers.
         architecture: such as "sm_90".
 
     Raises:
@@ -113,20 +113,30 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
     """
     nvcc = find_nvcc()
     digest = _digest(nvcc, architecture)
-    if isinstance(source, Path):
-        for header in sorted([*source.parent.glob("*.cuh"), *source.parent.glob("*.h")]):
-            digest.update(header.read_bytes())
-    digest.update(source.encode() if isinstance(source, str) else source.read_bytes())
-    place = kernel_cache() / f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
-    if place.is_file():
-        return place
     with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
         path = source
         if isinstance(path, str):
             text, path = path, Path(folder) / f"{name}.cu"
             path.write_text(text, encoding="utf-8")
-        _compile_missing(nvcc, [(path, place)], architecture)
+        for part in _includes(nvcc, path, architecture):
+            digest.update(part.read_bytes())
+        place = kernel_cache() / f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
+        if not place.is_file():
+            _compile_missing(nvcc, [(path, place)], architecture)
     return place
+
+
+def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
+    """Return a source and all that it includes, wherever that is, except system headers.
+
+    Raises:
+        DeviceError: nvcc refuses the source.
+    """
+    said = _run_nvcc([nvcc, "-MM", *_options(architecture), str(source)], source, architecture)
+    # A rule of make: "x.o : x.cu one.h \\", in which a blank inside a name is "\\ ", and a dollar "$$".
+    listed = said.replace("\\\n", " ").partition(":")[2]
+    names = (re.sub(r"\\([ #])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|\S)+", listed))
+    return [Path(name) for name in dict.fromkeys(names)]
 
 
 def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path]:
@@ -147,7 +157,8 @@ def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path
 
 def _digest(nvcc: str, architecture: str) -> "hashlib._Hash":
     """Return the digest of what all compiled files depend on."""
-    digest = hashlib.sha256("\0".join([architecture, *OPTIONS, _version(nvcc)]).encode())
+    added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+    digest = hashlib.sha256("\0".join([architecture, *OPTIONS, *added, _version(nvcc)]).encode())
     for header in sorted(kernels_dir().glob("*.cuh")):
         digest.update(header.read_bytes())
     return digest
@@ -160,7 +171,11 @@ def kernel_cache() -> Path:
 
 def command(nvcc: str, source: Path, target: Path, architecture: str) -> list[str]:
     """Return the command that compiles one source."""
-    return [nvcc, "--cubin", f"-arch={architecture}", *OPTIONS, f"-I{kernels_dir()}", "-o", str(target), str(source)]
+    return [nvcc, "--cubin", *_options(architecture), "-o", str(target), str(source)]
+
+
+def _options(architecture: str) -> list[str]:
+    return [f"-arch={architecture}", *OPTIONS, f"-I{kernels_dir()}"]
 
 
 def _version(nvcc: str) -> str:
@@ -195,19 +210,22 @@ def _compile_missing(nvcc: str, wanted: Sequence[tuple[Path, Path]], architectur
 def _compile(nvcc: str, source: Path, place: Path, architecture: str) -> None:
     with tempfile.TemporaryDirectory(dir=place.parent, prefix="work-") as folder:
         target = Path(folder) / place.name
-        done = subprocess.run(
-            command(nvcc, source, target, architecture),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        if done.returncode:
-            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-            said = next(
-                (line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing"
-            )
-            said = said.strip().replace(f"{source.parent}{os.sep}", "")
-            raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
+        _run_nvcc(command(nvcc, source, target, architecture), source, architecture)
         target.replace(place)
+
+
+def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> str:
+    """Return what nvcc prints.
+
+    Raises:
+        DeviceError: it refuses the source.
+    """
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        said = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing")
+        said = said.strip().replace(f"{source.parent}{os.sep}", "")
+        raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
+    return done.stdout

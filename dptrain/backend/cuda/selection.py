@@ -36,7 +36,15 @@ def probe(with_memory: bool = False) -> dict[str, Any]:
 
 
 def visible_gpus() -> list[str]:
-    """Return an identity of each GPU that CUDA shows this process, in CUDA's order: its UUID where the driver tells."""
+    """Return an identity of each GPU that this process can choose from: its UUID where the driver tells.
+
+    In CUDA's order. Of several MIG slices CUDA shows a process the first alone, and each one to the process whose mask
+    names it alone; so the mask's names are the identities of the others.
+    """
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if all(name.startswith("MIG-") for name in named):
+        shown = probe()["gpus"]
+        return named if shown else []
     return [gpu["uuid"] or f"GPU {number}" for number, gpu in enumerate(probe()["gpus"])]
 
 
