@@ -128,7 +128,25 @@ def test_no_pycuda(tmp_path):
     refused(done, "PyCUDA: not installed")
     assert "!! PyCUDA" in line(done, "PyCUDA")
     assert "pip install 'dptrain[cuda]'" in line(done, "PyCUDA")
+    assert re.search(r"to compile it there is no cuda\.h in \S+/include\n", line(done, "PyCUDA"))  # beside this nvcc
     assert "an NVIDIA driver is here, but no PyCUDA" in done.out
+
+
+def test_what_pycuda_is_compiled_with(tmp_path):
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda.h").touch()
+    options = {"PYTHONPATH": without("pycuda", tmp_path), "CPATH": str(tmp_path / "include")}
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", **options)
+    assert re.search(r"not installed\n", line(done, "PyCUDA"))
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", CXX="no-such-compiler", **options)
+    assert "to compile it there is no C++ compiler (g++)\n" in line(done, "PyCUDA")
+
+
+def test_an_old_pycuda(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import pycuda; pycuda.VERSION_TEXT = '2025.1.2'")
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert "-- PyCUDA        2025.1.2, which does not know CUDA 13" in line(done, "PyCUDA")
+    assert "pip install 'pycuda>=2026.1'" in line(done, "PyCUDA")
 
 
 def test_no_driver(tmp_path):

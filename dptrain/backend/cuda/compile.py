@@ -6,6 +6,7 @@ lock keeps the ranks of a node from compiling the same file at once: the first o
 """
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -29,7 +30,7 @@ _DRIVERS = {12: "R525 or later", 13: "R580 or later"}
 
 
 def find_nvcc() -> str:
-    """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, or in /usr/local/cuda.
+    """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, in /usr/local/cuda, or from NVIDIA's wheels.
 
     Raises:
         DeviceError: it is at none of these places.
@@ -37,13 +38,21 @@ def find_nvcc() -> str:
     found = shutil.which("nvcc")
     if found is not None:
         return found
-    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda", *wheel_roots()):
         if root and os.access(place := Path(root) / "bin" / "nvcc", os.X_OK):
             return str(place)
     raise DeviceError(
         "no nvcc on PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin: install the CUDA toolkit "
-        "(https://developer.nvidia.com/cuda-downloads), or use --device cpu"
+        "(https://developer.nvidia.com/cuda-downloads, or pip install 'dptrain[cuda-toolkit]'), or use --device cpu"
     )
+
+
+def wheel_roots() -> list[Path]:
+    """Return where NVIDIA's wheels keep a toolkit: site-packages/nvidia/cu13, of a newer CUDA first."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else [Path(one) for one in spec.submodule_search_locations or ()]
+    found = {int(root.name[2:]): root for one in folders for root in one.glob("cu*") if root.name[2:].isdigit()}
+    return [found[version] for version in sorted(found, reverse=True)]
 
 
 def release(nvcc: str) -> tuple[int, int] | None:

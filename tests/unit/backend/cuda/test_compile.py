@@ -83,7 +83,7 @@ def test_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(compiling.os, "access", lambda path, mode: False)
-    with pytest.raises(DeviceError, match=r"no nvcc on PATH.*install the CUDA toolkit"):
+    with pytest.raises(DeviceError, match=r"no nvcc on PATH.*install the CUDA toolkit .*dptrain\[cuda-toolkit\]"):
         compiling.find_nvcc()
     monkeypatch.undo()
     (tmp_path / "bin").mkdir()
@@ -92,6 +92,23 @@ def test_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert compiling.find_nvcc() == str(tmp_path / "bin" / "nvcc")
+
+
+def test_nvcc_from_wheels(monkeypatch, tmp_path):
+    for name in ("cu9", "cu12", "cu13", "cublas"):
+        place = tmp_path / "nvidia" / name / "bin" / "nvcc"
+        place.parent.mkdir(parents=True)
+        if name in ("cu9", "cu12"):
+            place.write_text("")
+            place.chmod(0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    real = os.access
+    monkeypatch.setattr(compiling.os, "access", lambda path, mode: "/usr/local" not in str(path) and real(path, mode))
+    assert compiling.find_nvcc() == str(tmp_path / "nvidia" / "cu12" / "bin" / "nvcc")
 
 
 def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path):
