@@ -43,9 +43,9 @@ class Gpu:
 
     Attributes:
         device: PyCUDA's.
-        context: its primary context, current in this process's main thread.
+        context: its primary context, current in the thread that opened it.
         name: the product's.
-        uuid: "GPU-..." as nvidia-smi prints it, or None where the driver does not tell.
+        uuid: "GPU-..." or "MIG-..." as nvidia-smi prints it, or None where the driver does not tell.
         memory: bytes in all.
         architecture: such as "sm_90".
         backends: those that are to be closed before the GPU.
