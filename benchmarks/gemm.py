@@ -114,7 +114,7 @@ class Case:
 def block(case: Case, calls: int, busy: Any) -> tuple[float, bool]:
     """Return the seconds of a call, and whether all calls were queued before the first began."""
     start, end = cuda.Event(), cuda.Event()
-    stream = case.ops._stream
+    stream = case.ops._streams.ops
     if busy is not None:
         for _ in range(max(1, round(calls * FILLS_A_CALL))):
             case.ops.fill(busy, 0.0)

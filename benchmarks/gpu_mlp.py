@@ -214,9 +214,9 @@ class Dptrain(Trainee):
 
                 def timed(*arguments: Any) -> None:
                     before, after = cuda.Event(), cuda.Event()
-                    before.record(backend._stream)
+                    before.record(backend._streams.ops)
                     launch(*arguments)
-                    after.record(backend._stream)
+                    after.record(backend._streams.ops)
                     recorded[-1].append((before, after))
 
                 backend._launch = timed
@@ -226,19 +226,19 @@ class Dptrain(Trainee):
                 self.ahead()
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                self.backend._stream.synchronize()
+                self.backend._streams.ops.synchronize()
                 self.ahead()
 
             def ahead(self) -> None:
-                self.spin(self.backend._stream)
+                self.spin(self.backend._streams.ops)
                 pair = (cuda.Event(), cuda.Event())
                 for event in pair:
-                    event.record(self.backend._stream)
+                    event.record(self.backend._streams.ops)
                 self.pairs = [*getattr(self, "pairs", []), pair]
                 recorded.append([])
 
             def on_train_end(self, logs: Any = None) -> None:
-                self.backend._stream.synchronize()
+                self.backend._streams.ops.synchronize()
                 nothing.extend(after.time_since(before) for before, after in self.pairs)
                 del self.backend._launch
 

@@ -8,7 +8,7 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
-// The numbers that dptrain/backend/cuda/backend.py passes for the activations' names.
+// The numbers that dptrain/backend/cuda/products.py gives for the activations' names.
 // Those from ELU on are too long for the end of a matrix product and have a pass of their own.
 enum Activation {
     LINEAR = 0, RELU = 1, SIGMOID = 2, TANH = 3, LEAKY_RELU = 4,

@@ -4,6 +4,7 @@ A feed is told what an epoch's steps will ask for, and then asked for it in that
 the same values, so that the results do not depend on where the samples are.
 """
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -194,6 +195,9 @@ def make_feed(backend: Backend, arrays: Sequence[HostArray], largest: int, most_
     """
     room = backend.room_for_data() if most_bytes is None else most_bytes
     needed = sum(backend.missing_samples(array) for array in arrays)
+    if most_bytes is None and room is not None and needed > room:
+        gc.collect()  # a model that was dropped, which is a cycle, holds its memory until then
+        room = backend.room_for_data()
     if room is None or needed <= room:
         return ResidentFeed(backend, arrays)
     row = max(1, sum(array[:1].nbytes for array in arrays))

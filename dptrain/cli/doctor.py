@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from dptrain import backend as backends
 from dptrain import comm as comms
 from dptrain.backend import Backend, Place, best_loops
 from dptrain.backend.base import amount
-from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, places
+from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, places, too_new
 from dptrain.backend.cuda.selection import masked, probe
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.backend.transfers import Exchange
@@ -53,6 +54,8 @@ from dptrain.version import __version__
 _PATIENCE = 60
 # Steps that are timed, and those before them that are not.
 _REPEATS, _WARM_UP = 15, 3
+# The first PyCUDA that does.
+_KNOWS_CUDA_13 = (2026, 1)
 _MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 
 
@@ -300,23 +303,53 @@ def _gpus(context: Context) -> list[Row]:
 def _pycuda(context: Context) -> list[Row]:
     status, said = context.pycuda
     if status == 0:
+        if tuple(map(int, re.findall(r"\d+", said)[:2])) < _KNOWS_CUDA_13:
+            fix = "pip install 'pycuda>=2026.1'"
+            return [Row("PyCUDA", f"{said}, which does not know CUDA 13", "note", fix)]
         return [Row("PyCUDA", said)]
     if "No module named 'pycuda'" in said or "pycuda halted" in said:
-        return [Row("PyCUDA", "not installed", "bad", "pip install 'dptrain[cuda]' (needs the CUDA toolkit and g++)")]
+        lacks, place = _lacking(), f"PATH={Path(find_nvcc()).parent}:$PATH " if _nvcc_beside_path() else ""
+        text = f"not installed; to compile it there is no {', no '.join(lacks)}" if lacks else "not installed"
+        return [Row("PyCUDA", text, "bad", f"{place}pip install 'dptrain[cuda]' (needs the CUDA toolkit and g++)")]
     return [Row("PyCUDA", f"does not load: {said}", "bad", "see the NVIDIA driver above, or install PyCUDA again")]
+
+
+def _nvcc_beside_path() -> bool:
+    """Whether there is an nvcc, but not on PATH, where PyCUDA's build looks for it."""
+    with suppress(DptrainError):
+        return bool(find_nvcc()) and shutil.which("nvcc") is None
+    return False
+
+
+def _lacking() -> list[str]:
+    """Return what is missing to compile PyCUDA, which has no wheels."""
+    lacks = [] if shutil.which(os.environ.get("CXX") or "g++") else ["C++ compiler (g++)"]
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        lacks.append("Python.h (the system's package of Python headers)")
+    try:
+        folders = [str(Path(find_nvcc()).parent.parent / "include"), *os.environ.get("CPATH", "").split(os.pathsep)]
+    except DptrainError:
+        return [*lacks, "nvcc", "cuda.h"]
+    there = any(one and (Path(one) / "cuda.h").is_file() for one in folders)
+    return lacks if there else [*lacks, f"cuda.h in {folders[0]}"]
 
 
 def _nvcc(context: Context) -> list[Row]:
     try:
         nvcc = find_nvcc()
     except DptrainError:
-        fix = "install the CUDA toolkit (https://developer.nvidia.com/cuda-downloads) or set CUDA_HOME"
+        fix = (
+            "install the CUDA toolkit (https://developer.nvidia.com/cuda-downloads, or pip install "
+            "'dptrain[cuda-toolkit]') or set CUDA_HOME"
+        )
         return [Row("nvcc", "neither on PATH nor in $CUDA_HOME or /usr/local/cuda", "bad", fix)]
     status, said = _ask([nvcc, "--version"], line=None)
     if status:
         return [Row("nvcc", f"{nvcc} --version fails: {_last(said)}", "bad", "install the CUDA toolkit again")]
-    release = re.search(r"release ([\d.]+)", said)
-    text = f"{release[1] if release else 'of an unknown release'}, {nvcc}"
+    release, known = parse_release(said), context.driver["cuda"]
+    text = f"{'.'.join(map(str, release)) if release else 'of an unknown release'}, {nvcc}"
+    if trouble := too_new(release, known and tuple(map(int, known.split(".")))):
+        return [Row("nvcc", f"{text}: {trouble[0]}", "bad", trouble[1])]
     wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
     status, listed = _ask([nvcc, "--list-gpu-code"], line=None)
     if status or not wanted:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,21 @@ def test_each_rank_has_a_gpu_of_its_own(small_npz, tmp_path):
     assert len(rows) == 2
     assert len({row.split("GPU-")[1][:36] for row in rows}) == 2
     assert "8.0 GiB" in rows[0]
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_epochs_after_the_first_take_and_free_no_memory(tmp_path, ranks):
+    """Freeing waits for all that the device has to do."""
+    script = str(ROOT / "tests" / "e2e" / "scripts" / "epochs_on_cuda.py")
+    counts = []
+    for epochs in (1, 4):
+        trace = tmp_path / f"{epochs}.json"
+        done = emulated_ranks(ranks, script, str(epochs), EMULATOR_TRACE=str(trace), EMULATOR_DEVICES="2")
+        assert (done.code, done.err) == (0, "")
+        events = json.loads((trace.with_name(f"{trace.name}.rank0") if ranks else trace).read_text())["traceEvents"]
+        counts.append(Counter(event["name"] for event in events if event["cat"] == "memory"))
+        assert set(counts[-1]) == {"cuMemAlloc", "cuMemFree", "cuMemHostAlloc", "cuMemFreeHost"}
+    assert counts[0] == counts[1]
 
 
 def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):

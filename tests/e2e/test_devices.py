@@ -99,6 +99,31 @@ def test_selecting_by_mask_and_by_index(tmp_path, monkeypatch, select, mask, see
     assert found[0][2] != found[1][2]
 
 
+def slices(count: int) -> list[str]:
+    """Return the UUIDs of the emulator's MIG slices."""
+    code = "from dptrain.backend.cuda.selection import visible_gpus; print(*visible_gpus())"
+    options = {"EMULATOR_MIG": "1", "EMULATOR_DEVICES": str(count)}
+    told = [emulated(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES=str(n), **options).out for n in range(count)]
+    return [one.strip() for one in told]
+
+
+def test_ranks_on_slices_of_one_gpu(small_npz, tmp_path):
+    one, two, three = own = slices(3)
+    assert all(re.fullmatch(r"MIG-[0-9a-f-]{36}", slice_) for slice_ in own)
+    assert len(set(own)) == 3
+    arguments = ["--data", str(small_npz), "--device", "cuda"]
+    for masks in ([f"{three}, {one}"] * 2, [three, one]):
+        done = masked(masks, tmp_path, *arguments, EMULATOR_MIG="1")
+        assert (done.code, done.err) == (0, "")
+        assert re.findall(r"MIG-[0-9a-f-]{36}", done.out) == [three, one]
+    refused = masked([two, two], tmp_path, *arguments, EMULATOR_MIG="1")
+    assert refused.code == 69
+    assert f"2 ranks, 1 GPU (CUDA_VISIBLE_DEVICES={two})" in refused.messages[0]
+    unknown = masked([f"{one},MIG-none"] * 2, tmp_path, *arguments, EMULATOR_MIG="1")
+    assert unknown.code == 69
+    assert "no GPU answers" in unknown.messages[0]
+
+
 def test_a_gpu_selected_by_index_on_the_command_line(small_npz, tmp_path):
     arguments = ["--data", str(small_npz), "--device", "cuda", "--gpu-select", "index"]
     assert len(set(uuids(masked(["0,1,2", "0,1,2"], tmp_path, *arguments)))) == 2

@@ -138,7 +138,25 @@ def test_no_pycuda(tmp_path):
     refused(done, "PyCUDA: not installed")
     assert "!! PyCUDA" in line(done, "PyCUDA")
     assert "pip install 'dptrain[cuda]'" in line(done, "PyCUDA")
+    assert re.search(r"to compile it there is no cuda\.h in \S+/include\n", line(done, "PyCUDA"))  # beside this nvcc
     assert "an NVIDIA driver is here, but no PyCUDA" in done.out
+
+
+def test_what_pycuda_is_compiled_with(tmp_path):
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda.h").touch()
+    options = {"PYTHONPATH": without("pycuda", tmp_path), "CPATH": str(tmp_path / "include")}
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", **options)
+    assert re.search(r"not installed\n", line(done, "PyCUDA"))
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", CXX="no-such-compiler", **options)
+    assert "to compile it there is no C++ compiler (g++)\n" in line(done, "PyCUDA")
+
+
+def test_an_old_pycuda(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import pycuda; pycuda.VERSION_TEXT = '2025.1.2'")
+    done = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert "-- PyCUDA        2025.1.2, which does not know CUDA 13" in line(done, "PyCUDA")
+    assert "pip install 'pycuda>=2026.1'" in line(done, "PyCUDA")
 
 
 def test_no_driver(tmp_path):
@@ -204,6 +222,13 @@ def test_a_broken_nvcc(tmp_path, text, expected, code):
     assert expected in line(done, "nvcc")
     if code:
         refused(done, "nvcc")
+
+
+def test_an_nvcc_that_is_too_new_for_the_driver(tmp_path):
+    done = emulated_ranks(0, "-m", "dptrain", "doctor", EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
+    refused(done, "nvcc is of CUDA 13.0", "nothing newer than CUDA 12.x", "R580 or later")
+    assert "!! nvcc " in line(done, "nvcc")
+    assert "the nvcc of a CUDA 12 toolkit first on PATH" in line(done, "nvcc")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):

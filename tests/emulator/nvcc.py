@@ -65,7 +65,7 @@ FLAGS = {
     "-expt-relaxed-constexpr", "--expt-extended-lambda", "-extended-lambda", "--extended-lambda", "-res-usage",
     "--restrict", "-restrict", "-Wno-deprecated-gpu-targets", "-dc", "-dlto", "--extra-device-vectorization",
 }  # fmt: skip
-ACTIONS = {"--cubin", "-cubin", "--ptx", "-ptx", "--fatbin", "-fatbin", "--preprocess", "-E", "--version", "-V"}
+ACTIONS = {"--cubin", "-cubin", "--ptx", "-ptx", "--fatbin", "-fatbin", "--preprocess", "-E", "--version", "-V", "-MM"}
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -81,7 +81,7 @@ def parse(argv: list[str]) -> Arguments:
         position += 1
         name, joined, value = word.partition("=")
         if word in ACTIONS:
-            result.action = {"-E": "preprocess", "-V": "version"}.get(word, word.lstrip("-"))
+            result.action = {"-E": "preprocess", "-V": "version", "-MM": "dependencies"}.get(word, word.lstrip("-"))
         elif word in FLAGS:
             result.usage |= word == "-res-usage"
         elif word[:2] in ("-I", "-D", "-U") and not word.startswith("--"):
@@ -470,10 +470,10 @@ def version() -> str:
     )
 
 
-def preprocess(arguments: Arguments, source: str) -> str:
-    """The source behind the emulator's headers, all macros expanded."""
+def preprocess(arguments: Arguments, source: str, action: str = "-E") -> str:
+    """The source behind the emulator's headers, all macros expanded; or with -MM the files that it includes."""
     command = [
-        "g++", "-E", "-x", "c++", f"-std={gnu(arguments.standard)}", f"-I{INCLUDE}",
+        "g++", action, "-x", "c++", f"-std={gnu(arguments.standard)}", f"-I{INCLUDE}",
         "-D__CUDACC__", "-D__NVCC__", f"-D__CUDA_ARCH__={arguments.arch}", "-D__CUDACC_VER_MAJOR__=13",
         "-D__CUDACC_VER_MINOR__=0", "-DDPTRAIN_EMULATOR=1", "-include", "emulator/device.h",
         *(["-DEMU_CHECKED=1"] if checked() else []), *(["-P"] if arguments.no_line_markers else []),
@@ -551,8 +551,8 @@ def main(argv: list[str]) -> None:
         source = arguments.inputs[0]
         if not Path(source).is_file():
             raise CompileError(f"nvcc fatal   : Don't know what to do with '{source}'")
-        if arguments.action == "preprocess":
-            print(preprocess(arguments, source), end="")
+        if arguments.action in ("preprocess", "dependencies"):
+            print(preprocess(arguments, source, "-MM" if arguments.action == "dependencies" else "-E"), end="")
             return
         if arguments.action not in ("cubin", "ptx", "fatbin"):
             raise CompileError("nvcc fatal   : the emulator makes cubins only (--cubin)")

@@ -113,6 +113,8 @@ def test_trace(emulator: Any, tmp_path: Path) -> None:
     assert launch["args"]["block"] == [96, 1, 1]
     assert launch["dur"] > 0
     assert sum(event["cat"] == "memcpy" for event in events) >= 5
+    memory = [event["name"] for event in events if event["cat"] == "memory"]
+    assert memory.count("cuMemAlloc") == memory.count("cuMemFree") > 0
 
 
 IPC = """

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 CHECKED = {"EMULATOR_SANITIZE": "all"}
 LATE = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "1"}
 BACKEND, CUBLASLT = "dptrain/backend/cuda/backend.py", "dptrain/backend/cuda/cublaslt.py"
+TRANSFERS = "dptrain/backend/cuda/transfers.py"
 BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     "no barrier between tiles": (
         "kernels/dense.cu",
@@ -342,42 +343,42 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         {},
     ),
     "MPI reads before the copy is done": (
-        BACKEND,
+        TRANSFERS,
         "self._out.copied.synchronize()  # MPI knows nothing of streams",
         "",
         "test_what_mpi_changes",
         LATE,
     ),
     "a gradient leaves before it is complete": (
-        BACKEND,
-        "self._backend._outward.wait_for_event(self._out.queued)",
+        TRANSFERS,
+        "self._streams.outward.wait_for_event(self._out.queued)",
         "",
         "test_what_mpi_changes or test_a_buffer_travels",
         LATE,
     ),
     "ops do not wait for the sum": (
-        BACKEND,
-        "self._backend._stream.wait_for_event(self._back)",
+        TRANSFERS,
+        "self._streams.ops.wait_for_event(self._back)",
         "",
         "test_what_mpi_changes or test_a_buffer_travels",
         LATE,
     ),
     "ops do not wait for samples": (
-        BACKEND,
-        "self._backend._stream.wait_for_event(self._in.copied)",
+        TRANSFERS,
+        "self._streams.ops.wait_for_event(self._in.copied)",
         "pass",
         "test_staged_rows",
         LATE,
     ),
     "samples overwrite those in use": (
-        BACKEND,
-        "self._backend._inward.wait_for_event(self._in.queued)",
+        TRANSFERS,
+        "self._streams.inward.wait_for_event(self._in.queued)",
         "",
         "test_staged_rows",
         LATE,
     ),
     "the host overwrites samples on their way": (
-        BACKEND,
+        TRANSFERS,
         "self._in.copied.synchronize()",
         "pass",
         "test_staged_rows",

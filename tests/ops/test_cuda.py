@@ -374,7 +374,7 @@ def test_other_precision_is_refused(cuda_ops):
 
 
 def test_a_device_within_a_mask(cuda_ops):
-    from dptrain.backend.cuda.backend import visible_device
+    from dptrain.backend.cuda.selection import visible_device
 
     assert [visible_device(None, n) for n in (0, 3)] == ["0", "3"]
     assert [visible_device("2, 5,GPU-ab", n) for n in (0, 1, 2, 3)] == ["2", "5", "GPU-ab", ""]

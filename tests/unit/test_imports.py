@@ -40,7 +40,7 @@ LAYERS = [
 RANK = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 # Where a third-party library may be imported; every other one is free to use.
 ONLY_IN = {
-    "pycuda": "backend/cuda/backend.py",
+    "pycuda": "backend/cuda/device.py",
     "nvmath": "backend/cuda/cublaslt.py",
     "mpi4py": ("comm/mpi.py", "runtime/launcher.py"),
     "matplotlib": ("cli/curves.py", "sweeps/pictures.py"),

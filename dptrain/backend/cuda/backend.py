@@ -1,4 +1,4 @@
-"""The CUDA backend: our own kernels, launched through PyCUDA on one GPU. The only module that imports PyCUDA.
+"""The CUDA backend: our own kernels, launched through PyCUDA on one GPU.
 
 All work of a backend is queued on one non-blocking stream, in order; the host waits only where it reads. A launch
 costs Python time, so kernels are prepared once, buffers are thin records of a pointer and a shape, and scratch is
@@ -6,97 +6,28 @@ allocated at its first use and kept.
 """
 # ruff: noqa: D102 - each op is documented once, in backend/base.py
 
-import atexit
 import contextlib
-import ctypes
-import os
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import DEFAULT_ALPHA, POINTWISE, Backend, HostArray, RowSum, amount
-from dptrain.backend.cuda.compile import compiled, compiled_own, kernel_cache
-from dptrain.backend.cuda.probe import device_uuid
-from dptrain.backend.cuda.products import ACTIVATION_NUMBERS, FUSED_ACTIVATIONS, Gemm, OwnGemm, product_kernels
-from dptrain.backend.cuda.selection import masked
+from dptrain.backend.cuda.device import cuda, open_gpu
+from dptrain.backend.cuda.kernels import GATHERED, load_kernels, load_own_kernel
+from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, SharedSamples, Streams, count
+from dptrain.backend.cuda.products import ACTIVATION_NUMBERS, FUSED_ACTIVATIONS, Gemm, OwnGemm
+from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
 from dptrain.backend.custom import Op
 from dptrain.backend.transfers import SAMPLES, Exchange, Staging
-from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
+from dptrain.errors import ConfigError, DeviceError
 from dptrain.random import Purpose
 
-try:
-    import pycuda.driver as cuda
-except ModuleNotFoundError as error:
-    raise DeviceError("PyCUDA is not installed: pip install 'dptrain[cuda]', or use --device cpu") from error
-except ImportError as error:
-    raise DeviceError(
-        f"no NVIDIA driver: PyCUDA does not load ({error}); install the driver (nvidia-smi must work), "
-        "or use --device cpu"
-    ) from error
-
-# Argument types of every kernel by source file, in the letters of Python's struct module; P is a pointer. Those of the
-# matrix products are in gemm.py.
-_GATHERED = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
-_KERNELS = {
-    "gather": {f"gather_{name}": "PPPddqi" for name in (*_GATHERED, "uint8_quads", "int8_quads")}
-    | {f"gather_bytes_{n}": "PPPqi" for n in (1, 2, 4, 8)},
-    "dense": {"gemm_finish": "PPPqiii", "dense_gradient": "PPPqiif", "sum_partials": "PPii"},
-    "activation": {
-        "activation_forward": "PPqif",
-        "activation_backward": "PPPqif",
-        "softmax_forward": "PPqi",
-        "softmax_backward": "PPPqi",
-    },
-    "softmax_cross_entropy": {"softmax_cross_entropy": "PPPqPPPqi", "dense_cross_entropy": "PPffPPPqi"},
-    "probability_cross_entropy": {"probability_cross_entropy": "PPPffqPPPqi"},
-    "pointwise": {"pointwise_loss": "PPifffPPPqi"},
-    "metrics": {
-        "highest": "PPqi",
-        "top1_correct": "PPPqi",
-        "label_in_top": "PPiPqi",
-        "confusion": "PPfPPPqi",
-        "labels_other_than": "PqPq",
-        "sum_rows": "PPPPPPPPq",
-        "add_totals": "PPq",
-    },
-    "batch_normalization": {
-        "batch_sums": "PPqi",
-        "batch_squares": "PPPqi",
-        "batch_gradient_sums": "PPPPfPqi",
-        "batch_totals": "PPPPiii",
-        "batch_statistics": "PPffPPPPi",
-        "batch_normalize": "PPPPPfPqi",
-        "batch_normalize_backward": "PPPPPfPPPqi",
-    },
-    "dropout": {"dropout_mask": "PqiIfQQQQQ"},
-    "optimizer": {"adam": "PPPPPqffff", "rmsprop": "PPPPqffff", "sgd": "PPPPqff"},
-    "flat": {
-        "fill_float32": "Pqd",
-        "fill_float64": "Pqd",
-        "add_float32": "PPq",
-        "add_float64": "PPq",
-        "add_float32_float64": "PPq",
-        "affine": "PPqff",
-        "axpby": "PPPqff",
-        **dict.fromkeys(("multiply", "divide", "maximum", "minimum"), "PPPqi"),
-        **dict.fromkeys(("absolute", "sign", "square_root"), "PPq"),
-        "clip": "PPqff",
-        "clip_divisors": "PPPqd",
-        "sum": "PPqi",
-        "squared_norm": "PPqi",
-        "regularize": "PPPPqiff",
-        "count_nonfinite": "PPqi",
-        "sum_chunks": "PPq",
-    },
-}
 # `dtype.name` is put together anew, in 6 us, whenever it is asked for; kernels are named by it several times a step.
-_NAMES = {np.dtype(name): name for name in _GATHERED}
+_NAMES = {np.dtype(name): name for name in GATHERED}
 # Threads of a block of elementwise kernels, and blocks at most: enough to fill any GPU, the rest is a loop.
 _THREADS, _BLOCKS = 256, 2048
 # The part of a GPU's memory that samples leave free, for scratch and for what others do.
@@ -115,321 +46,6 @@ _GRADIENT_ROWS = 64
 _BATCH_ROWS, _BATCH_COLUMNS = 256, 32
 # Compute capability from which tensor cores know TF32.
 _TF32_FROM = 80
-
-
-class _Memory:
-    """One allocation on the device, freed with its last buffer."""
-
-    __slots__ = ("__weakref__", "_allocation", "_backend", "name", "nbytes", "pointer")
-
-    def __init__(self, backend: "CudaBackend", nbytes: int, name: str) -> None:
-        self._backend = backend
-        self.name = name
-        self.nbytes = nbytes
-        self._allocation: Any = backend._allocate(max(nbytes, 1), name)
-        self.pointer = int(self._allocation)
-        backend._memories.add(self)
-
-    def free(self) -> None:
-        """Free it, after all work queued before."""
-        if self._allocation is not None:
-            self._backend._finish()
-            self._allocation.free()
-            self._allocation = None
-
-    def __del__(self) -> None:
-        # What kernels made of a failed context cannot be freed, and an exception here could reach nobody.
-        with contextlib.suppress(cuda.Error, AttributeError):
-            self.free()
-
-
-class _Samples(_Memory):
-    """Memory that kernels of several backends read.
-
-    Attributes:
-        source: the host's array, which is kept so that its address is nobody else's.
-    """
-
-    __slots__ = ("source",)
-
-    def __init__(self, backend: "CudaBackend", source: HostArray) -> None:
-        super().__init__(backend, _stored_bytes(source), SAMPLES)
-        self.source = source
-
-    def free(self) -> None:
-        """Free it, after all work queued before on any stream."""
-        if self._allocation is not None:
-            cuda.Context.synchronize()
-        super().free()
-
-
-class DeviceArray:
-    """A dense array on the device, or a part of one that shares its memory.
-
-    PyCUDA's GPUArray would do; slicing one costs tens of microseconds, several times a step.
-
-    Attributes:
-        pointer: address on the device.
-        shape: its dimensions.
-        dtype: of its elements.
-        size: number of elements.
-    """
-
-    __slots__ = ("_memory", "dtype", "pointer", "shape", "size")
-
-    def __init__(self, memory: _Memory, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._memory = memory
-        self.pointer = pointer
-        self.shape = shape
-        self.dtype = dtype
-        self.size = _count(shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        """Length of the first dimension."""
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> "DeviceArray":
-        """Return rows `start:stop` of the first dimension."""
-        start, stop, step = rows.indices(self.shape[0])
-        if step != 1:
-            raise ValueError(f"a device buffer is cut in steps of 1, not {step}")
-        rest = self.shape[1:]
-        pointer = self.pointer + start * _count(rest) * self.dtype.itemsize
-        return DeviceArray(self._memory, pointer, (max(stop - start, 0), *rest), self.dtype)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """How other libraries (mpi4py among them) find the memory: version 3 of Numba's CUDA Array Interface."""
-        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.pointer, False), "version": 3}
-
-    def reshape(self, *shape: Any) -> "DeviceArray":
-        """Return the same elements in another shape, of which one dimension may be -1."""
-        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        if -1 in wanted:
-            known = _count(tuple(n for n in wanted if n != -1))
-            wanted = tuple((self.size // known if known else 0) if n == -1 else n for n in wanted)
-        if _count(wanted) != self.size:
-            raise ValueError(f"cannot reshape {self.shape} into {wanted}")
-        return DeviceArray(self._memory, self.pointer, wanted, self.dtype)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """The GPU that this process works on.
-
-    Attributes:
-        device: PyCUDA's.
-        context: its primary context, current in this process's main thread.
-        name: the product's.
-        uuid: "GPU-..." as nvidia-smi prints it, or None where the driver does not tell.
-        memory: bytes in all.
-        architecture: such as "sm_90".
-    """
-
-    device: Any
-    context: Any
-    name: str
-    uuid: str | None
-    memory: int
-    architecture: str
-
-
-class _Pinned:
-    """Host memory that copies reach directly, and the events of one way between it and the device.
-
-    Attributes:
-        host: the memory, of the shape asked for.
-    """
-
-    def __init__(self, backend: "CudaBackend", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._backend = backend
-        try:
-            self._memory: Any = cuda.pagelocked_empty(max(_count(shape), 1), dtype)
-            self.queued, self.copied = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
-        except cuda.Error as error:
-            raise DeviceError(
-                f"cannot pin {amount(_count(shape) * dtype.itemsize)} of host memory ({error}): "
-                "see ulimit -l and free memory"
-            ) from error
-        self.host: HostArray = self._memory[: _count(shape)].reshape(shape)
-        backend._pinned_memories.add(self)
-
-    def free(self) -> None:
-        """Free it, after all copies queued before."""
-        if self._memory is not None:
-            self._backend._finish()
-            self._memory.base.free()
-            self._memory = None
-
-    def __del__(self) -> None:
-        with contextlib.suppress(cuda.Error, AttributeError):  # as for device memory
-            self.free()
-
-
-class _PinnedExchange(Exchange):
-    """Through pinned memory, which is where an MPI that knows nothing of GPUs can work."""
-
-    def __init__(self, backend: "CudaBackend", buffer: DeviceArray) -> None:
-        self._backend, self._buffer = backend, buffer
-        self._out = _Pinned(backend, buffer.shape, buffer.dtype)
-        self._back = cuda.Event(cuda.event_flags.DISABLE_TIMING)
-
-    def begin(self) -> None:
-        # This waits for the last `end` too, which the ops' stream has waited for: the pinned memory is free again.
-        self._out.queued.record(self._backend._stream)
-        self._backend._outward.wait_for_event(self._out.queued)
-        if self._buffer.size:
-            cuda.memcpy_dtoh_async(self._out.host, self._buffer.pointer, self._backend._outward)
-        self._out.copied.record(self._backend._outward)
-
-    def values(self) -> HostArray:
-        self._out.copied.synchronize()  # MPI knows nothing of streams
-        return self._out.host
-
-    def end(self) -> None:
-        if self._buffer.size:
-            cuda.memcpy_htod_async(self._buffer.pointer, self._out.host, self._backend._inward)
-        self._back.record(self._backend._inward)
-        self._backend._stream.wait_for_event(self._back)
-
-
-class _DirectExchange(Exchange):
-    """For an MPI that reads and writes the device's memory itself."""
-
-    def __init__(self, backend: "CudaBackend", buffer: DeviceArray) -> None:
-        self._backend, self._buffer = backend, buffer
-        self._complete = cuda.Event(cuda.event_flags.DISABLE_TIMING)
-
-    def begin(self) -> None:
-        self._complete.record(self._backend._stream)
-
-    def values(self) -> DeviceArray:
-        self._complete.synchronize()  # MPI knows nothing of streams
-        return self._buffer
-
-    def end(self) -> None:
-        pass  # MPI has finished when it returns
-
-
-class _PinnedStaging(Staging):
-    """Through pinned memory, on the stream of what comes in."""
-
-    def __init__(self, backend: "CudaBackend", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._backend = backend
-        self.device = backend.empty(shape, dtype, SAMPLES)
-        self._in = _Pinned(backend, shape, dtype)
-        self.host = self._in.host
-
-    def reuse(self) -> None:
-        self._in.copied.synchronize()
-
-    def release(self) -> None:
-        self._in.queued.record(self._backend._stream)
-
-    def send(self, rows: int) -> None:
-        self._backend._inward.wait_for_event(self._in.queued)
-        if self.host[:rows].size:
-            cuda.memcpy_htod_async(self.device.pointer, self.host[:rows], self._backend._inward)
-        self._in.copied.record(self._backend._inward)
-
-    def arrive(self) -> None:
-        self._backend._stream.wait_for_event(self._in.copied)
-
-
-# One process works on one GPU: opened at the first backend, closed at exit.
-_gpu: Gpu | None = None
-_backends: "weakref.WeakSet[CudaBackend]" = weakref.WeakSet()
-# Kernels by name and the modules that they are in, by the precision of matrix products: loaded once.
-_loaded: dict[str, tuple[dict[str, Any], list[Any]]] = {}
-# Samples on the GPU that backends share, by what tells the host's arrays apart.
-_samples: "weakref.WeakValueDictionary[tuple[Any, ...], _Samples]" = weakref.WeakValueDictionary()
-
-
-def open_gpu(number: int, select: str, host: str) -> Gpu:
-    """Start the driver and make a GPU's primary context current.
-
-    Args:
-        number: of the GPU among those that CUDA shows this process.
-        select: "mask" makes the GPU the only visible one, by setting CUDA_VISIBLE_DEVICES within a mask that already
-            stands before the driver is initialised, so that no library of this process touches another; "index"
-            leaves the mask as it is, which CUDA IPC needs in some MPI libraries.
-        host: this node's name, for messages.
-
-    Raises:
-        DeviceError: no GPU answers.
-    """
-    global _gpu
-    if _gpu is None:
-        mask, said = os.environ.get("CUDA_VISIBLE_DEVICES"), masked()
-        if select == "mask":
-            os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, number)
-        try:
-            cuda.init()
-            # Under a mask one device is visible now, unless the user's own code had started the driver before.
-            index = min(number, cuda.Device.count() - 1)
-            device = cuda.Device(index)
-            context = device.retain_primary_context()
-            context.push()
-        except cuda.Error as error:
-            if mask is None:
-                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-            else:
-                os.environ["CUDA_VISIBLE_DEVICES"] = mask
-            raise DeviceError(
-                f"host {host}: no GPU answers{said} ({error}); see nvidia-smi, or use --device cpu"
-            ) from error
-        architecture = "sm_{}{}".format(*device.compute_capability())
-        _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), architecture)
-        atexit.register(_close_gpu)
-    return _gpu
-
-
-def visible_device(mask: str | None, number: int) -> str:
-    """Return the CUDA_VISIBLE_DEVICES that shows device `number` of those that `mask` shows (None: all)."""
-    if mask is None:
-        return str(number)
-    entries = mask.split(",")
-    return entries[number].strip() if number < len(entries) else ""
-
-
-def _uuid(index: int) -> str | None:
-    """Return a device's UUID, which PyCUDA does not tell."""
-    return device_uuid(ctypes.CDLL("libcuda.so.1"), index)
-
-
-def _load_kernels(gpu: Gpu, precision: str) -> dict[str, Any]:
-    """Return the prepared kernels of the GPU by name, compiled if they are not yet."""
-    if precision not in _loaded:
-        kernels: dict[str, Any] = {}
-        modules: list[Any] = []
-        types = _KERNELS | product_kernels(precision)
-        for source, path in compiled(tuple(types), gpu.architecture).items():
-            module = cuda.module_from_buffer(path.read_bytes())
-            modules.append(module)
-            for name, arguments in (_KERNELS.get(source, {}) | product_kernels(precision).get(source, {})).items():
-                function = module.get_function(name)
-                function.prepare(arguments)
-                kernels[name] = function
-        _loaded[precision] = kernels, modules
-    return _loaded[precision][0]
-
-
-def _close_gpu() -> None:
-    """Give everything back before the interpreter takes PyCUDA apart."""
-    global _gpu
-    for backend in list(_backends):
-        backend.close()
-    _loaded.clear()
-    if _gpu is not None:
-        with contextlib.suppress(cuda.Error):
-            _gpu.context.pop()
-            _gpu.context.detach()
-        _gpu = None
 
 
 class CudaBackend(Backend):
@@ -471,28 +87,17 @@ class CudaBackend(Backend):
                 "use --precision float32"
             )
         self.gpu = gpu.uuid
-        self._memories: weakref.WeakSet[_Memory] = weakref.WeakSet()
         # Ranks that may put samples on the same GPU.
         self._sharers = sharers
-        self._pinned_memories: weakref.WeakSet[_Pinned] = weakref.WeakSet()
-        self._last_samples: deque[_Samples] = deque(maxlen=_KEPT_SAMPLES)
-        self._workspace: _Memory | None = None
-        self._library_workspace: _Memory | None = None
-        self._stream: Any = None
-        self._inward: Any = None
-        self._outward: Any = None
+        self._last_samples: deque[SharedSamples] = deque(maxlen=_KEPT_SAMPLES)
+        self._workspace: DeviceMemory | None = None
+        self._library_workspace: DeviceMemory | None = None
         self.gemm: Gemm | None = None
-        self._kernels: dict[str, Any] = {}
-        self._modules: list[Any] = []
         self._own_kernels: dict[Op, Any] = {}
-        try:
-            # CU_STREAM_NON_BLOCKING: never waits for the default stream. Samples and gradients travel beside the ops,
-            # on a stream each way.
-            self._stream, self._inward, self._outward = (cuda.Stream(1) for _ in range(3))
-            self._kernels = _load_kernels(gpu, precision)
-        except cuda.Error as error:
-            raise DeviceError(f"{gpu.name}: the kernels do not load ({error}); remove {kernel_cache()}") from error
-        _backends.add(self)
+        self._streams = Streams(gpu)
+        self._heap = Heap(gpu, self._streams)
+        self._kernels = load_kernels(gpu, precision)
+        gpu.backends.add(self)
         self.gemm = self._provider(gemm, precision)
         self.numerics = f"cuda, {self.dtype}, {gpu.architecture}, {self.gemm.numerics}"
         products_by = "" if gemm == "dptrain" else f", products by {gemm}"
@@ -506,13 +111,13 @@ class CudaBackend(Backend):
         from dptrain.backend.cuda.cublaslt import CublasLtGemm
 
         def allocate(nbytes: int) -> int:
-            self._library_workspace = _Memory(self, nbytes, "workspace of cuBLASLt")
+            self._library_workspace = DeviceMemory(self._heap, nbytes, "workspace of cuBLASLt")
             return self._library_workspace.pointer
 
         def activate(address: int, size: int, activation: str) -> None:
             self._activation("activation_forward", activation, None, size, address, address)
 
-        return CublasLtGemm(precision, self._stream.handle, allocate, activate, own)
+        return CublasLtGemm(precision, self._streams.ops.handle, allocate, activate, own)
 
     def close(self) -> None:
         """Give the device's memory back; the backend cannot be used afterwards."""
@@ -522,30 +127,24 @@ class CudaBackend(Backend):
             self.gemm.close()
             self.gemm = None
         self._last_samples.clear()
-        for memory in list(self._memories):
-            with contextlib.suppress(cuda.Error):
-                memory.free()
-        for pinned in list(self._pinned_memories):
-            with contextlib.suppress(cuda.Error):
-                pinned.free()
+        self._heap.close()
+        self._streams.close()
         self._workspace = self._library_workspace = None
         self._kernels = {}
         self._own_kernels.clear()
-        self._modules.clear()
-        self._stream = self._inward = self._outward = None
 
     # Memory
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
         kind = self.dtype if dtype is None else np.dtype(dtype)
         shape = tuple(int(n) for n in shape)
-        memory = _Memory(self, _count(shape) * kind.itemsize, name or "other buffers")
+        memory = DeviceMemory(self._heap, count(shape) * kind.itemsize, name or "other buffers")
         return DeviceArray(memory, memory.pointer, shape, kind)
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
         buffer = self.empty(shape, dtype, name)
         if buffer.nbytes:
-            cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self._stream)
+            cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self._streams.ops)
         return buffer
 
     def upload(self, array: HostArray, name: str = "") -> DeviceArray:
@@ -556,7 +155,7 @@ class CudaBackend(Backend):
     def download(self, buffer: DeviceArray) -> HostArray:
         host = np.empty(buffer.shape, buffer.dtype)
         if buffer.size:
-            cuda.memcpy_dtoh_async(host, buffer.pointer, self._stream)
+            cuda.memcpy_dtoh_async(host, buffer.pointer, self._streams.ops)
             self._wait()
         return host
 
@@ -565,15 +164,16 @@ class CudaBackend(Backend):
         if host.shape != buffer.shape:
             raise ValueError(f"cannot write an array of shape {host.shape} to a buffer of shape {buffer.shape}")
         if buffer.size:
-            cuda.memcpy_htod_async(buffer.pointer, host, self._stream)
+            cuda.memcpy_htod_async(buffer.pointer, host, self._streams.ops)
             self._wait()  # the array is the caller's again
 
     def upload_samples(self, array: HostArray) -> DeviceArray:
         if not self.shares_samples:
             return self.upload(array, SAMPLES)
-        memory, is_new = _samples.get(_identity(array)), False
+        samples, identity = self._gpu.samples, _identity(array)
+        memory, is_new = samples.get(identity), False
         if memory is None:
-            memory = _samples[_identity(array)] = _Samples(self, array)
+            memory = samples[identity] = SharedSamples(self._heap, _stored_bytes(array), SAMPLES, array)
             is_new = True
         self._last_samples.append(memory)
         buffer = DeviceArray(memory, memory.pointer, array.shape, _stored(array.dtype))
@@ -582,13 +182,13 @@ class CudaBackend(Backend):
         return buffer
 
     def missing_samples(self, array: HostArray) -> int:
-        return 0 if self.shares_samples and _identity(array) in _samples else _stored_bytes(array)
+        return 0 if self.shares_samples and _identity(array) in self._gpu.samples else _stored_bytes(array)
 
     def exchange(self, buffer: DeviceArray, *, direct: bool = False) -> Exchange:
-        return _DirectExchange(self, buffer) if direct else _PinnedExchange(self, buffer)
+        return (DirectExchange if direct else PinnedExchange)(self._heap, buffer)
 
     def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
-        return _PinnedStaging(self, shape, _stored(np.dtype(dtype)))
+        return PinnedStaging(self._heap, self.empty(shape, _stored(np.dtype(dtype)), SAMPLES))
 
     def room_for_data(self) -> int | None:
         free, total = cuda.mem_get_info()
@@ -600,14 +200,14 @@ class CudaBackend(Backend):
     # Batches
 
     def gather(self, x_NF: DeviceArray, rows_B: DeviceArray, scale: float, offset: float, out_BF: DeviceArray) -> None:
-        kernel, features = f"gather_{_NAMES[x_NF.dtype]}", _count(out_BF.shape[1:])
+        kernel, features = f"gather_{_NAMES[x_NF.dtype]}", count(out_BF.shape[1:])
         if x_NF.dtype.itemsize == 1 and features % 4 == 0 and x_NF.pointer % 4 == 0 and out_BF.pointer % 16 == 0:
             kernel, features = f"{kernel}_quads", features // 4
         self._gather(kernel, features, x_NF, rows_B, out_BF, float(scale), float(offset))
 
     def gather_targets(self, y_N: DeviceArray, rows_B: DeviceArray, out_B: DeviceArray) -> None:
         _same_dtype(y_N, out_B)
-        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", _count(out_B.shape[1:]), y_N, rows_B, out_B)
+        self._gather(f"gather_bytes_{y_N.dtype.itemsize}", count(out_B.shape[1:]), y_N, rows_B, out_B)
 
     def _gather(
         self, kernel: str, features: int, x: DeviceArray, rows: DeviceArray, out: DeviceArray, *scaling: float
@@ -690,6 +290,7 @@ class CudaBackend(Backend):
     ) -> None:
         """c = activation(op(a) op(b) + bias); see `Gemm.product`."""
         assert self.gemm is not None, "the backend is closed"
+        self._gpu.enter()  # a library queues on the stream's handle
         self.gemm.product(layout, a.pointer, b.pointer, _pointer(bias_N), c_MN.pointer, sizes, activation)
 
     def activation_forward(
@@ -741,7 +342,7 @@ class CudaBackend(Backend):
     def copy(self, source: DeviceArray, out: DeviceArray) -> None:
         _same_dtype(source, out)
         if out.size and out.pointer != source.pointer:
-            cuda.memcpy_dtod_async(out.pointer, source.pointer, out.nbytes, self._stream)
+            cuda.memcpy_dtod_async(out.pointer, source.pointer, out.nbytes, self._streams.ops)
 
     # Batch normalization
 
@@ -977,31 +578,18 @@ class CudaBackend(Backend):
         launch = op.launch(buffers, numbers)
         if 0 in launch.grid:
             return
-        kernel = self._own_kernels.get(op) or self._own_kernel(op)
+        stream = self._streams.ops
+        kernel = self._own_kernels.get(op)
+        if kernel is None:
+            kernel = self._own_kernels[op] = load_own_kernel(self._gpu, op)
         arguments = [one.pointer if isinstance(one, DeviceArray) else one for one in launch.arguments]
         try:
-            kernel.prepared_async_call(launch.grid, launch.block, self._stream, *arguments, shared_size=launch.shared)
+            kernel.prepared_async_call(launch.grid, launch.block, stream, *arguments, shared_size=launch.shared)
         except Exception as error:  # PyCUDA packs arguments by a struct module of its own, with errors of its own
             raise DeviceError(
                 f"op {op.name!r}: kernel {op.kernel!r} does not launch on grid {launch.grid}, block {launch.block}, "
                 f"arguments {op.arguments!r}: {error}"
             ) from error
-
-    def _own_kernel(self, op: Op) -> Any:
-        """Compile and load a user's kernel."""
-        path = compiled_own(op.name, op.source, self._gpu.architecture)
-        try:
-            module = cuda.module_from_buffer(path.read_bytes())
-            kernel = module.get_function(op.kernel)
-            kernel.prepare(op.arguments)
-        except cuda.Error as error:
-            raise DeviceError(
-                f'op {op.name!r}: kernel {op.kernel!r} does not load ({error}); is there an extern "C" __global__ '
-                "function of that name in its source?"
-            ) from error
-        self._modules.append(module)
-        self._own_kernels[op] = kernel
-        return kernel
 
     # Flat buffers
 
@@ -1166,7 +754,8 @@ class CudaBackend(Backend):
     # Helpers
 
     def _launch(self, kernel: str, grid: tuple[int, ...], block: tuple[int, int, int], *arguments: Any) -> None:
-        self._kernels[kernel].prepared_async_call(grid, block, self._stream, *arguments)
+        stream = self._streams.ops
+        self._kernels[kernel].prepared_async_call(grid, block, stream, *arguments)
 
     def _elementwise(self, kernel: str, size: int, *arguments: Any) -> None:
         """Launch a kernel that loops over `size` elements."""
@@ -1185,41 +774,16 @@ class CudaBackend(Backend):
         if self._workspace is None or self._workspace.nbytes < nbytes:
             if self._workspace is not None:
                 self._workspace.free()
-            self._workspace = _Memory(self, nbytes, "scratch of ops")
+            self._workspace = DeviceMemory(self._heap, nbytes, "scratch of ops")
         return self._workspace.pointer
 
     def _wait(self) -> None:
-        self._stream.synchronize()
-
-    def _finish(self) -> None:
-        """Wait for all streams."""
-        for stream in (self._stream, self._inward, self._outward):
-            if stream is not None:
-                stream.synchronize()
-
-    def _allocate(self, nbytes: int, name: str) -> Any:
-        try:
-            return cuda.mem_alloc(nbytes)
-        except cuda.MemoryError:
-            free, total = cuda.mem_get_info()
-            held: dict[str, int] = {}
-            for memory in self._memories:
-                held[memory.name] = held.get(memory.name, 0) + memory.nbytes
-            largest = sorted(held.items(), key=lambda one: (-one[1], one[0]))[:4]
-            listed = ", ".join(f"{one} {amount(size)}" for one, size in largest) or "none"
-            raise DeviceMemoryError(
-                f"CUDA out of memory on {self._gpu.name}: asked for {amount(nbytes)} ({name}), {amount(free)} of "
-                f"{amount(total)} are free; largest buffers here: {listed}",
-                name,
-                nbytes,
-                free,
-                held,
-            ) from None
+        self._streams.ops.synchronize()
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The type on the device of samples: types that no kernel reads become the next one that holds their values."""
-    if dtype.name in _GATHERED:
+    if dtype.name in GATHERED:
         return dtype.newbyteorder("=")
     return np.dtype({"bool": np.uint8, "float16": np.float32}.get(dtype.name, np.float64))
 
@@ -1231,13 +795,6 @@ def _stored_bytes(array: HostArray) -> int:
 def _identity(array: HostArray) -> tuple[Any, ...]:
     """Return what tells an array apart from all others that are alive."""
     return array.ctypes.data, array.shape, array.strides, array.dtype.str
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def _pointer(buffer: DeviceArray | None) -> int:

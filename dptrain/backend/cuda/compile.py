@@ -1,12 +1,14 @@
 """Compiling the CUDA sources once per architecture, into a cache that concurrent processes cannot corrupt.
 
-A compiled file's name is a digest of everything that its content depends on: the source with all headers (`*.cuh`), the
+A compiled file's name is a digest of everything that its content depends on: the source with all headers, the
 architecture, the options and what `nvcc --version` says. It is written under a temporary name and then renamed, and a
 lock keeps the ranks of a node from compiling the same file at once: the first one works, the others find the result.
 """
 
 import hashlib
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,10 +25,12 @@ from dptrain.runtime.cache import cache_dir
 OPTIONS = ("-O3", "-std=c++17")
 # Seconds that a rank waits for another one to compile.
 _PATIENCE = 600.0
+# The first driver that loads what a major version of CUDA compiles.
+_DRIVERS = {12: "R525 or later", 13: "R580 or later"}
 
 
 def find_nvcc() -> str:
-    """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, or in /usr/local/cuda.
+    """Return the path of nvcc: on PATH, under $CUDA_HOME or $CUDA_PATH, in /usr/local/cuda, or from NVIDIA's wheels.
 
     Raises:
         DeviceError: it is at none of these places.
@@ -34,12 +38,56 @@ def find_nvcc() -> str:
     found = shutil.which("nvcc")
     if found is not None:
         return found
-    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda", *wheel_roots()):
         if root and os.access(place := Path(root) / "bin" / "nvcc", os.X_OK):
             return str(place)
     raise DeviceError(
         "no nvcc on PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin: install the CUDA toolkit "
-        "(https://developer.nvidia.com/cuda-downloads), or use --device cpu"
+        "(https://developer.nvidia.com/cuda-downloads, or pip install 'dptrain[cuda-toolkit]'), or use --device cpu"
+    )
+
+
+def wheel_roots() -> list[Path]:
+    """Return where NVIDIA's wheels keep a toolkit: site-packages/nvidia/cu13, of a newer CUDA first."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else [Path(one) for one in spec.submodule_search_locations or ()]
+    found = {int(root.name[2:]): root for one in folders for root in one.glob("cu*") if root.name[2:].isdigit()}
+    return [found[version] for version in sorted(found, reverse=True)]
+
+
+def release(nvcc: str) -> tuple[int, int] | None:
+    """Return the CUDA version of an nvcc, or None where it tells none.
+
+    Raises:
+        DeviceError: this nvcc does not work.
+    """
+    return parse_release(_version(nvcc))
+
+
+def parse_release(said: str) -> tuple[int, int] | None:
+    """Return the CUDA version in what `nvcc --version` says, or None where there is none."""
+    found = re.search(r"release (\d+)\.(\d+)", said)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> tuple[str, str] | None:
+    """Return why a driver does not load what an nvcc compiles and what to do about it, or None where it does.
+
+    A driver loads cubins of every nvcc of its own major version and of older ones. PTX would not help: a driver
+    refuses that of any newer version.
+
+    Args:
+        toolkit: CUDA version of the nvcc, None where it is unknown.
+        driver: the latest that the driver knows.
+    """
+    if toolkit is None or driver is None or toolkit[0] <= driver[0]:
+        return None
+    least = _DRIVERS.get(toolkit[0], "")
+    return (
+        f"nvcc is of CUDA {toolkit[0]}.{toolkit[1]}, and this driver loads nothing newer than CUDA {driver[0]}.x "
+        f"(it knows {driver[0]}.{driver[1]})",
+        f"update the NVIDIA driver (CUDA {toolkit[0]} needs {least or 'a newer one'}), or put the nvcc of a "
+        f"CUDA {driver[0]} toolkit first on PATH",
     )
 
 
@@ -66,7 +114,7 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
 
     Args:
         name: for messages and the file's name.
-        source: CUDA C++ as text, or the path of a file, which may include headers (`*.cuh`, `*.h`) beside it.
+        source: CUDA C++ as text, or the path of a file, which may include headers.
         architecture: such as "sm_90".
 
     Raises:
@@ -74,20 +122,30 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
     """
     nvcc = find_nvcc()
     digest = _digest(nvcc, architecture)
-    if isinstance(source, Path):
-        for header in sorted([*source.parent.glob("*.cuh"), *source.parent.glob("*.h")]):
-            digest.update(header.read_bytes())
-    digest.update(source.encode() if isinstance(source, str) else source.read_bytes())
-    place = kernel_cache() / f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
-    if place.is_file():
-        return place
     with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
         path = source
         if isinstance(path, str):
             text, path = path, Path(folder) / f"{name}.cu"
             path.write_text(text, encoding="utf-8")
-        _compile_missing(nvcc, [(path, place)], architecture)
+        for part in _includes(nvcc, path, architecture):
+            digest.update(part.read_bytes())
+        place = kernel_cache() / f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
+        if not place.is_file():
+            _compile_missing(nvcc, [(path, place)], architecture)
     return place
+
+
+def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
+    """Return a source and all that it includes, wherever that is, except system headers.
+
+    Raises:
+        DeviceError: nvcc refuses the source.
+    """
+    said = _run_nvcc([nvcc, "-MM", *_options(architecture), str(source)], source, architecture)
+    # A rule of make: "x.o : x.cu one.h \\", in which a blank inside a name is "\\ ", and a dollar "$$".
+    listed = said.replace("\\\n", " ").partition(":")[2]
+    names = (re.sub(r"\\([ #])", r"\1", name).replace("$$", "$") for name in re.findall(r"(?:\\.|\S)+", listed))
+    return [Path(name) for name in dict.fromkeys(names)]
 
 
 def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path]:
@@ -108,7 +166,8 @@ def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path
 
 def _digest(nvcc: str, architecture: str) -> "hashlib._Hash":
     """Return the digest of what all compiled files depend on."""
-    digest = hashlib.sha256("\0".join([architecture, *OPTIONS, _version(nvcc)]).encode())
+    added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+    digest = hashlib.sha256("\0".join([architecture, *OPTIONS, *added, _version(nvcc)]).encode())
     for header in sorted(kernels_dir().glob("*.cuh")):
         digest.update(header.read_bytes())
     return digest
@@ -121,7 +180,11 @@ def kernel_cache() -> Path:
 
 def command(nvcc: str, source: Path, target: Path, architecture: str) -> list[str]:
     """Return the command that compiles one source."""
-    return [nvcc, "--cubin", f"-arch={architecture}", *OPTIONS, f"-I{kernels_dir()}", "-o", str(target), str(source)]
+    return [nvcc, "--cubin", *_options(architecture), "-o", str(target), str(source)]
+
+
+def _options(architecture: str) -> list[str]:
+    return [f"-arch={architecture}", *OPTIONS, f"-I{kernels_dir()}"]
 
 
 def _version(nvcc: str) -> str:
@@ -156,19 +219,22 @@ def _compile_missing(nvcc: str, wanted: Sequence[tuple[Path, Path]], architectur
 def _compile(nvcc: str, source: Path, place: Path, architecture: str) -> None:
     with tempfile.TemporaryDirectory(dir=place.parent, prefix="work-") as folder:
         target = Path(folder) / place.name
-        done = subprocess.run(
-            command(nvcc, source, target, architecture),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-        if done.returncode:
-            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-            said = next(
-                (line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing"
-            )
-            said = said.strip().replace(f"{source.parent}{os.sep}", "")
-            raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
+        _run_nvcc(command(nvcc, source, target, architecture), source, architecture)
         target.replace(place)
+
+
+def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> str:
+    """Return what nvcc prints.
+
+    Raises:
+        DeviceError: it refuses the source.
+    """
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        said = next((line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "nothing")
+        said = said.strip().replace(f"{source.parent}{os.sep}", "")
+        raise DeviceError(f"nvcc cannot compile {source.name} for {architecture}, it says: {said}")
+    return done.stdout

@@ -62,13 +62,23 @@ def _gpu(driver: ctypes.CDLL, index: int, with_memory: bool) -> dict[str, Any]:
 
 
 def device_uuid(driver: ctypes.CDLL, index: int) -> str | None:
-    """Return a device's UUID as nvidia-smi prints it, or None where the driver does not tell."""
+    """Return the UUID of a GPU or of a MIG slice as nvidia-smi prints it, or None where the driver does not tell."""
+    # The first version of the call tells the GPU that a slice is of, the second the slice.
+    whole, own = (_uuid(driver, call, index) for call in ("cuDeviceGetUuid", "cuDeviceGetUuid_v2"))
+    if own is None:
+        return None if whole is None else f"GPU-{whole}"
+    name = ctypes.create_string_buffer(256)
+    driver.cuDeviceGetName(name, 256, index)
+    is_slice = own != (whole or own) or b" MIG " in name.value
+    return f"MIG-{own}" if is_slice else f"GPU-{own}"
+
+
+def _uuid(driver: ctypes.CDLL, call: str, index: int) -> str | None:
     data = (ctypes.c_ubyte * 16)()
-    for name in ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"):  # the newer one knows parts of GPUs
-        with contextlib.suppress(AttributeError):
-            if getattr(driver, name)(data, index) == 0:
-                text = bytes(data).hex()
-                return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    with contextlib.suppress(AttributeError):
+        if getattr(driver, call)(data, index) == 0:
+            text = bytes(data).hex()
+            return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
     return None
 
 

@@ -36,7 +36,15 @@ def probe(with_memory: bool = False) -> dict[str, Any]:
 
 
 def visible_gpus() -> list[str]:
-    """Return an identity of each GPU that CUDA shows this process, in CUDA's order: its UUID where the driver tells."""
+    """Return an identity of each GPU that this process can choose from: its UUID where the driver tells.
+
+    In CUDA's order. Of several MIG slices CUDA shows a process the first alone, and each one to the process whose mask
+    names it alone; so the mask's names are the identities of the others.
+    """
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if all(name.startswith("MIG-") for name in named):
+        shown = probe()["gpus"]
+        return named if shown else []
     return [gpu["uuid"] or f"GPU {number}" for number, gpu in enumerate(probe()["gpus"])]
 
 
@@ -77,6 +85,14 @@ def assign(seen: Sequence[Sequence[str]], ranks: Sequence[int], share: bool, hos
         if own:
             taken.setdefault(own[number], ranks[local_rank])
     return chosen
+
+
+def visible_device(mask: str | None, number: int) -> str:
+    """Return the CUDA_VISIBLE_DEVICES that shows device `number` of those that `mask` shows (None: all)."""
+    if mask is None:
+        return str(number)
+    entries = mask.split(",")
+    return entries[number].strip() if number < len(entries) else ""
 
 
 def masked() -> str:

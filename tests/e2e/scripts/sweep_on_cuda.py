@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 import dptrain as dp
-from dptrain.backend.cuda import backend as cuda
+from dptrain.backend.cuda import device
 from dptrain.sweeps import worker
 
 with np.load(sys.argv[1]) as arrays:
@@ -24,7 +24,7 @@ turn = worker.Worker.turn
 
 def look(self):
     going_on = turn(self)
-    held.append({memory.source.nbytes: memory.pointer for memory in cuda._samples.values()})
+    held.append({memory.source.nbytes: memory.pointer for memory in device._gpu.samples.values()})
     return going_on
 
 
@@ -35,7 +35,7 @@ assert [run["status"] for run in result.runs] == ["done"] * 6, result.runs
 assert {size for one in held for size in one} == {x.nbytes, y.nbytes}, held
 places = {tuple(one.values()) for one in held if one}
 assert len(places) == 1, places
-assert len(cuda._samples) == 0
-held_now = {memory.name: memory.nbytes for backend in cuda._backends for memory in backend._memories}
-assert held_now == {}, held_now
+assert len(device._gpu.samples) == 0
+left = {memory.name: memory.nbytes for backend in device._gpu.backends for memory in backend._heap.memories}
+assert left == {}, left
 print("once")

@@ -44,7 +44,7 @@ CUuuid device_uuid(int physical) {
 }
 
 std::string uuid_text(const CUuuid &uuid) {
-    std::string result = "GPU-";
+    std::string result = options().slices ? "MIG-" : "GPU-";
     for (int i = 0; i < 16; ++i) {
         if (i == 4 || i == 6 || i == 8 || i == 10) result += '-';
         result += text("%02x", static_cast<unsigned char>(uuid.bytes[i]));
@@ -59,7 +59,7 @@ std::vector<int> visible_devices() {
     int count = static_cast<int>(options().devices);
     const char *mask = getenv("CUDA_VISIBLE_DEVICES");
     if (!mask) {
-        for (int i = 0; i < count; ++i) result.push_back(i);
+        for (int i = 0; i < (options().slices ? 1 : count); ++i) result.push_back(i);
         return result;
     }
     std::string list = mask;
@@ -69,7 +69,7 @@ std::vector<int> visible_devices() {
         at = end + 1;
         item.erase(0, item.find_first_not_of(' '));
         int found = -1;
-        if (item.rfind("GPU-", 0) == 0) {
+        if (item.rfind(options().slices ? "MIG-" : "GPU-", 0) == 0) {
             for (int i = 0; i < count; ++i)
                 if (uuid_text(device_uuid(i)).rfind(item, 0) == 0) found = found == -1 ? i : -2;
         } else if (!item.empty() && isdigit(static_cast<unsigned char>(item[0]))) {
@@ -78,6 +78,7 @@ std::vector<int> visible_devices() {
             if (n >= 0 && n < count && *rest == 0) found = static_cast<int>(n);
         }
         if (found < 0) break;
+        if (options().slices && !result.empty()) break;  // a process sees one slice, however many are named
         if (std::find(result.begin(), result.end(), found) != result.end()) return {};
         result.push_back(found);
     }
@@ -548,7 +549,7 @@ CUresult CUDAAPI cuInit(unsigned flags) {
 
 CUresult CUDAAPI cuDriverGetVersion(int *version) {
     NEED(version);
-    *version = CUDA_VERSION;
+    *version = options().version;
     return CUDA_SUCCESS;
 }
 
@@ -571,8 +572,8 @@ CUresult CUDAAPI cuDeviceGetName(char *name, int length, CUdevice device) {
     READY;
     NEED(name && length > 0);
     if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-    snprintf(name, static_cast<size_t>(length), "Emulated GPU (compute capability %d.%d)", capability_major,
-             capability_minor);
+    snprintf(name, static_cast<size_t>(length), "Emulated GPU (compute capability %d.%d)%s", capability_major,
+             capability_minor, options().slices ? " MIG 1g.8gb" : "");
     return CUDA_SUCCESS;
 }
 
@@ -581,6 +582,16 @@ CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     NEED(uuid);
     if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
     *uuid = device_uuid(visible[static_cast<size_t>(device)]);
+    return CUDA_SUCCESS;
+}
+
+// The first version of cuDeviceGetUuid tells the GPU that a slice is of.
+#undef cuDeviceGetUuid
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
+    READY;
+    NEED(uuid);
+    if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
+    *uuid = device_uuid(options().slices ? -1 : visible[static_cast<size_t>(device)]);
     return CUDA_SUCCESS;
 }
 
@@ -1235,6 +1246,7 @@ static CUresult allocate_device(CUdeviceptr *result, size_t bytes, Kind kind) {
     if (!allocation) return CUDA_ERROR_OUT_OF_MEMORY;
     in_use += bytes;
     *result = allocation->base;
+    note(context->null_stream, "cuMemAlloc", "memory", now(), bytes);
     return CUDA_SUCCESS;
 }
 
@@ -1265,6 +1277,7 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
     }
     finish_everything();  // freeing waits for the device
     DeviceContext *context = allocation->context;
+    note(context->null_stream, "cuMemFree", "memory", now(), allocation->bytes);
     used[static_cast<size_t>(allocation->device)] -= allocation->bytes;
     if (!release(allocation) && context->error == CUDA_SUCCESS) context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
     return context->error;
@@ -1297,6 +1310,7 @@ CUresult CUDAAPI cuMemHostAlloc(void **result, size_t bytes, unsigned flags) {
     if (!allocation) return CUDA_ERROR_OUT_OF_MEMORY;
     allocation->flags = flags | CU_MEMHOSTALLOC_DEVICEMAP;
     *result = reinterpret_cast<void *>(allocation->base);
+    note(context->null_stream, "cuMemHostAlloc", "memory", now(), bytes);
     return CUDA_SUCCESS;
 }
 
@@ -1308,6 +1322,7 @@ CUresult CUDAAPI cuMemFreeHost(void *address) {
     Allocation *allocation = find_allocation(reinterpret_cast<uintptr_t>(address));
     NEED(allocation && allocation->base == reinterpret_cast<uintptr_t>(address) && allocation->kind == Kind::pinned);
     finish_everything();
+    note(allocation->context->null_stream, "cuMemFreeHost", "memory", now(), allocation->bytes);
     release(allocation);
     return CUDA_SUCCESS;
 }

@@ -44,6 +44,8 @@ struct Options {
     size_t stack = 64 * 1024;
     double timeout = 60;
     std::string trace;
+    int version = CUDA_VERSION;  // what the driver says of itself
+    bool slices = false;         // devices are MIG slices of one GPU
 
     bool checked() const { return check_memory || check_races; }
 };

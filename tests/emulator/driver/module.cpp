@@ -81,6 +81,8 @@ CUresult load_module(Module *&result, const void *image, size_t bytes, DeviceCon
         say("cuModuleLoadData: a cubin for a real GPU; compile with the emulator's nvcc");
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
+    // Minor versions are compatible, a newer major version is not.
+    if (options().version / 1000 < CUDA_VERSION / 1000) return CUDA_ERROR_INVALID_IMAGE;
     if (!bytes) bytes = image_bytes(elf);
     auto module = std::make_unique<Module>();
     module->context = context;

@@ -80,6 +80,13 @@ Options read_options() {
     o.stack = (number("EMULATOR_STACK", 64 * 1024, 16 * 1024) + page_bytes - 1) / page_bytes * page_bytes;
     o.timeout = static_cast<double>(number("EMULATOR_TIMEOUT", 60, 1));
     o.trace = variable("EMULATOR_TRACE");
+    o.slices = choice("EMULATOR_MIG", false, {{"0", false}, {"1", true}});
+    if (std::string version = variable("EMULATOR_DRIVER"); !version.empty()) {
+        int major = 0, minor = 0;
+        if (sscanf(version.c_str(), "%d.%d", &major, &minor) != 2)
+            refuse("EMULATOR_DRIVER", version, "a CUDA version, such as 12.4");
+        o.version = 1000 * major + 10 * minor;
+    }
     return o;
 }
 }  // namespace

@@ -29,8 +29,9 @@ def test_without_numba_numpy_does_it(monkeypatch):
 
 
 def without_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make `dptrain.backend.cuda.backend` be imported again, by this test alone."""
-    for name in ("dptrain.backend.cuda.backend", "pycuda", "pycuda.driver"):
+    """Make what imports PyCUDA be imported again, by this test alone."""
+    ours = (f"dptrain.backend.cuda.{name}" for name in ("backend", "device", "kernels", "memory", "transfers"))
+    for name in (*ours, "pycuda", "pycuda.driver"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr(backend, "cuda", raising=False)
 

@@ -1,6 +1,7 @@
 """Compiling kernels into the cache, with a stand-in for nvcc that notes its calls."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,15 @@ import pytest
 from dptrain.backend.cuda import compile as compiling
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
+from tests.emulated import emulated, inside_emulator
 
 NVCC = """\
 #!/bin/sh
 if [ "$1" = --version ]; then cat "{folder}/version"; exit 0; fi
+if [ -e "{folder}/broken" ]; then echo "in file included" >&2; echo "x.cu(3): error: no such thing" >&2; exit 1; fi
+if [ "$1" = -MM ]; then shift $(($# - 1)); echo "x.o : $1 $(cat "{folder}/includes" 2>/dev/null)"; exit 0; fi
 echo "$@" >> "{folder}/calls"
 while [ $# -gt 1 ]; do [ "$1" = -o ] && target=$2; shift; done
-if [ -e "{folder}/broken" ]; then echo "in file included" >&2; echo "x.cu(3): error: no such thing" >&2; exit 1; fi
 echo "$1" > "$target"
 """
 
@@ -80,7 +83,7 @@ def test_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(compiling.os, "access", lambda path, mode: False)
-    with pytest.raises(DeviceError, match=r"no nvcc on PATH.*install the CUDA toolkit"):
+    with pytest.raises(DeviceError, match=r"no nvcc on PATH.*install the CUDA toolkit .*dptrain\[cuda-toolkit\]"):
         compiling.find_nvcc()
     monkeypatch.undo()
     (tmp_path / "bin").mkdir()
@@ -89,6 +92,23 @@ def test_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     assert compiling.find_nvcc() == str(tmp_path / "bin" / "nvcc")
+
+
+def test_nvcc_from_wheels(monkeypatch, tmp_path):
+    for name in ("cu9", "cu12", "cu13", "cublas"):
+        place = tmp_path / "nvidia" / name / "bin" / "nvcc"
+        place.parent.mkdir(parents=True)
+        if name in ("cu9", "cu12"):
+            place.write_text("")
+            place.chmod(0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nothing"))
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    real = os.access
+    monkeypatch.setattr(compiling.os, "access", lambda path, mode: "/usr/local" not in str(path) and real(path, mode))
+    assert compiling.find_nvcc() == str(tmp_path / "nvidia" / "cu12" / "bin" / "nvcc")
 
 
 def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path):
@@ -109,9 +129,36 @@ def test_a_users_source_is_compiled_once_and_again_when_it_or_a_header_changes(n
     path.parent.mkdir()
     path.write_text("text")
     assert compiling.compiled_own("swish", path, "sm_90") == first  # the same content
-    (path.parent / "mine.cuh").write_text("header")
-    assert compiling.compiled_own("swish", path, "sm_90") != first
+    header = tmp_path / "other place" / "mine.cuh"
+    header.parent.mkdir()
+    header.write_text("header")
+    (nvcc / "includes").write_text("\\\n " + str(header).replace(" ", "\\ "))
+    second = compiling.compiled_own("swish", path, "sm_90")
+    header.write_text("another header")
+    assert len({first, second, compiling.compiled_own("swish", path, "sm_90")}) == 3
     assert f"-I{kernels_dir()}" in (nvcc / "calls").read_text()
+
+
+@pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+def test_headers_of_other_folders_count_too(tmp_path):
+    source, beside, elsewhere = tmp_path / "a b" / "twice.cu", tmp_path / "x.h", tmp_path / "include" / "y.h"
+    for place in (source, elsewhere):
+        place.parent.mkdir()
+    source.write_text('#include "../x.h"\n#include <y.h>\nextern "C" __global__ void twice(float *x) { *x = X + Y; }\n')
+    found = []
+    for x, y in [(1, 1), (1, 1), (2, 1), (2, 2), (1, 1)]:
+        beside.write_text(f"#define X {x}\n")
+        elsewhere.write_text(f"#define Y {y}\n")
+        code = (
+            "from pathlib import Path; from dptrain.backend.cuda.compile import compiled_own; "
+            f"print(compiled_own('twice', Path({str(source)!r}), 'sm_90'))"
+        )
+        cache = str(tmp_path / "cache")
+        done = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=cache, CPATH=str(elsewhere.parent))
+        assert (done.code, done.err) == (0, "")
+        found.append(done.out)
+    assert len(set(found)) == 3
+    assert found[0] == found[1] == found[4]
 
 
 def test_a_users_mistake_is_one_line_without_the_folder(nvcc):

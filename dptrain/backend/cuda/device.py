@@ -1,0 +1,175 @@
+"""The GPU that this process works on: PyCUDA's driver, opening and closing. The only module that imports PyCUDA."""
+
+import atexit
+import contextlib
+import ctypes
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dptrain.backend.cuda.probe import device_uuid
+from dptrain.backend.cuda.selection import masked, visible_device
+from dptrain.errors import DeviceError
+
+try:
+    import pycuda.driver as cuda
+except ModuleNotFoundError as error:
+    raise DeviceError("PyCUDA is not installed: pip install 'dptrain[cuda]', or use --device cpu") from error
+except ImportError as error:
+    raise DeviceError(
+        f"no NVIDIA driver: PyCUDA does not load ({error}); install the driver (nvidia-smi must work), "
+        "or use --device cpu"
+    ) from error
+
+__all__ = ["Gpu", "cuda", "driver_version", "open_gpu"]
+
+
+class _Ending:
+    """Closes the GPU with its thread: PyCUDA ends the process if a context is current in a thread that ends."""
+
+    def __del__(self) -> None:
+        """Close it."""
+        _close_gpu()
+
+
+@dataclass(eq=False)
+class Gpu:
+    """The GPU that this process works on, and what its backends share there.
+
+    Attributes:
+        device: PyCUDA's.
+        context: its primary context, current in the thread that opened it.
+        name: the product's.
+        uuid: "GPU-..." or "MIG-..." as nvidia-smi prints it, or None where the driver does not tell.
+        memory: bytes in all.
+        architecture: such as "sm_90".
+        backends: those that are to be closed before the GPU.
+        loaded: kernels by name and the modules that they are in, by the precision of matrix products.
+        samples: samples that backends share, by what tells the host's arrays apart.
+        thread: which opened it, the only one that can use it.
+        owner: identity of that thread, 0 when the GPU is closed.
+        modules: those of users' kernels, by their compiled files.
+        retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
+            rule; they are given back when the last reference goes, which must happen in the GPU's own thread.
+    """
+
+    device: Any
+    context: Any
+    name: str
+    uuid: str | None
+    memory: int
+    architecture: str
+    backends: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    loaded: dict[str, tuple[dict[str, Any], list[Any]]] = field(default_factory=dict)
+    samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
+    modules: dict[Path, Any] = field(default_factory=dict)
+    thread: threading.Thread = field(default_factory=threading.current_thread)
+    owner: int = field(default_factory=threading.get_ident)
+    retired: deque[Any] = field(default_factory=deque)
+
+    def enter(self) -> None:
+        """Make sure that this thread may use the GPU, and free what other threads have dropped.
+
+        Raises:
+            DeviceError: it may not.
+        """
+        if threading.get_ident() != self.owner:
+            whose = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
+            closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
+            raise DeviceError(f"{whose}{threading.current_thread().name!r}" if self.owner else closed)
+        if self.retired:
+            with contextlib.suppress(cuda.Error):
+                self.context.synchronize()
+            while self.retired:
+                self.retired.popleft()
+
+    def retire(self, *handles: Any) -> bool:
+        """In another thread than the GPU's, leave PyCUDA's objects to that thread and return True."""
+        if threading.get_ident() == self.owner:
+            return False
+        self.retired.extend(handles)
+        return True
+
+
+# One process works on one GPU: opened at the first backend, closed at exit.
+_gpu: Gpu | None = None
+_thread = threading.local()
+# Seconds that a thread which has ended may take to close the GPU.
+_PATIENCE = 10.0
+
+
+def open_gpu(number: int, select: str, host: str) -> Gpu:
+    """Start the driver and make a GPU's primary context current.
+
+    Args:
+        number: of the GPU among those that CUDA shows this process.
+        select: "mask" makes the GPU the only visible one, by setting CUDA_VISIBLE_DEVICES within a mask that already
+            stands before the driver is initialised, so that no library of this process touches another; "index"
+            leaves the mask as it is, which CUDA IPC needs in some MPI libraries.
+        host: this node's name, for messages.
+
+    Raises:
+        DeviceError: no GPU answers, or another thread has opened it.
+    """
+    global _gpu
+    started = time.monotonic()
+    while _gpu is not None and not _gpu.thread.is_alive() and time.monotonic() - started < _PATIENCE:
+        time.sleep(0.001)
+    if _gpu is None:
+        mask, said = os.environ.get("CUDA_VISIBLE_DEVICES"), masked()
+        if select == "mask":
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible_device(mask, number)
+        try:
+            cuda.init()
+            # Under a mask one device is visible now, unless the user's own code had started the driver before.
+            index = min(number, cuda.Device.count() - 1)
+            device = cuda.Device(index)
+            context = device.retain_primary_context()
+            context.push()
+        except cuda.Error as error:
+            if mask is None:
+                os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+            else:
+                os.environ["CUDA_VISIBLE_DEVICES"] = mask
+            raise DeviceError(
+                f"host {host}: no GPU answers{said} ({error}); see nvidia-smi, or use --device cpu"
+            ) from error
+        architecture = "sm_{}{}".format(*device.compute_capability())
+        _gpu = Gpu(device, context, device.name(), _uuid(index), device.total_memory(), architecture)
+        if _gpu.thread is not threading.main_thread():
+            _thread.ending = _Ending()
+        atexit.register(_close_gpu)
+    _gpu.enter()
+    return _gpu
+
+
+def driver_version() -> tuple[int, int]:
+    """Return the latest CUDA version that the driver knows."""
+    number = cuda.get_driver_version()
+    return number // 1000, number % 1000 // 10
+
+
+def _uuid(index: int) -> str | None:
+    """Return a device's UUID, which PyCUDA does not tell."""
+    return device_uuid(ctypes.CDLL("libcuda.so.1"), index)
+
+
+def _close_gpu() -> None:
+    """Give everything back before the interpreter takes PyCUDA apart, if this is the thread that can."""
+    global _gpu
+    if _gpu is not None and _gpu.owner == threading.get_ident():
+        for backend in list(_gpu.backends):
+            backend.close()
+        _gpu.loaded.clear()
+        _gpu.modules.clear()
+        _gpu.enter()
+        _gpu.owner = 0
+        with contextlib.suppress(cuda.Error):
+            _gpu.context.pop()
+            _gpu.context.detach()
+        _gpu = None

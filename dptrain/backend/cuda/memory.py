@@ -1,0 +1,290 @@
+"""Memory of a GPU and pinned memory of the host, with the streams that use them."""
+
+import contextlib
+import weakref
+from typing import Any
+
+import numpy as np
+
+from dptrain.backend.base import HostArray, amount
+from dptrain.backend.cuda.device import Gpu, cuda
+from dptrain.errors import DeviceError, DeviceMemoryError
+
+
+class Streams:
+    """The queues of one backend, none of which waits for the default stream.
+
+    Args:
+        gpu: where they are.
+
+    Raises:
+        DeviceError: the GPU makes none. Who takes one in another thread than the GPU's gets this error too.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._streams: list[Any] = []
+        non_blocking = 1  # CU_STREAM_NON_BLOCKING
+        try:
+            self._streams += [cuda.Stream(non_blocking) for _ in range(3)]
+        except cuda.Error as error:
+            raise DeviceError(f"{gpu.name} makes no streams ({error}); see nvidia-smi") from error
+
+    @property
+    def ops(self) -> Any:
+        """What ops are queued on, in order."""
+        self._gpu.enter()
+        return self._streams[0]
+
+    @property
+    def inward(self) -> Any:
+        """Samples and sums on their way to the device, beside the ops."""
+        self._gpu.enter()
+        return self._streams[1]
+
+    @property
+    def outward(self) -> Any:
+        """Gradients on their way to the host."""
+        self._gpu.enter()
+        return self._streams[2]
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        for stream in self._streams:
+            stream.synchronize()
+
+    def close(self) -> None:
+        """Give them back."""
+        self._streams.clear()
+
+    def __del__(self) -> None:
+        """Leave them to the thread that can give them back."""
+        self._gpu.retire(*self._streams)
+
+
+class DeviceMemory:
+    """One allocation on the device, freed with its last buffer.
+
+    Attributes:
+        name: what it holds, for messages.
+        nbytes: its size.
+        pointer: its address.
+    """
+
+    __slots__ = ("__weakref__", "_allocation", "_heap", "name", "nbytes", "pointer")
+
+    def __init__(self, heap: "Heap", nbytes: int, name: str) -> None:
+        self._heap = heap
+        self.name = name
+        self.nbytes = nbytes
+        self._allocation: Any = heap.allocate(max(nbytes, 1), name)
+        self.pointer = int(self._allocation)
+        heap.memories.add(self)
+
+    def free(self) -> None:
+        """Free it, after all work queued before."""
+        allocation, self._allocation = self._allocation, None
+        if allocation is not None:
+            self._heap.release(allocation)
+
+    def __del__(self) -> None:
+        """Free it."""
+        # What kernels made of a failed context cannot be freed, and an exception here could reach nobody.
+        with contextlib.suppress(cuda.Error, AttributeError):
+            self.free()
+
+
+class SharedSamples(DeviceMemory):
+    """Memory that kernels of several backends read.
+
+    Attributes:
+        source: the host's array, which is kept so that its address is nobody else's.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, heap: "Heap", nbytes: int, name: str, source: HostArray) -> None:
+        super().__init__(heap, nbytes, name)
+        self.source = source
+
+    def free(self) -> None:
+        """Free it, after all work queued before on any stream."""
+        allocation, self._allocation = self._allocation, None
+        if allocation is not None:
+            self._heap.release(allocation, every_stream=True)
+
+
+class DeviceArray:
+    """A dense array on the device, or a part of one that shares its memory.
+
+    PyCUDA's GPUArray would do; slicing one costs tens of microseconds, several times a step.
+
+    Attributes:
+        pointer: address on the device.
+        shape: its dimensions.
+        dtype: of its elements.
+        size: number of elements.
+    """
+
+    __slots__ = ("_memory", "dtype", "pointer", "shape", "size")
+
+    def __init__(self, memory: DeviceMemory, pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._memory = memory
+        self.pointer = pointer
+        self.shape = shape
+        self.dtype = dtype
+        self.size = count(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        """Length of the first dimension."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> "DeviceArray":
+        """Return rows `start:stop` of the first dimension."""
+        start, stop, step = rows.indices(self.shape[0])
+        if step != 1:
+            raise ValueError(f"a device buffer is cut in steps of 1, not {step}")
+        rest = self.shape[1:]
+        pointer = self.pointer + start * count(rest) * self.dtype.itemsize
+        return DeviceArray(self._memory, pointer, (max(stop - start, 0), *rest), self.dtype)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """How other libraries (mpi4py among them) find the memory: version 3 of Numba's CUDA Array Interface."""
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.pointer, False), "version": 3}
+
+    def reshape(self, *shape: Any) -> "DeviceArray":
+        """Return the same elements in another shape, of which one dimension may be -1."""
+        wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        if -1 in wanted:
+            known = count(tuple(n for n in wanted if n != -1))
+            wanted = tuple((self.size // known if known else 0) if n == -1 else n for n in wanted)
+        if count(wanted) != self.size:
+            raise ValueError(f"cannot reshape {self.shape} into {wanted}")
+        return DeviceArray(self._memory, self.pointer, wanted, self.dtype)
+
+
+class Pinned:
+    """Host memory that copies reach directly, and the events of one way between it and the device.
+
+    Attributes:
+        host: the memory, of the shape asked for.
+        queued: recorded where work is queued that a copy waits for.
+        copied: recorded behind a copy.
+    """
+
+    def __init__(self, heap: "Heap", shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._heap = heap
+        heap.enter()
+        try:
+            self._memory: Any = cuda.pagelocked_empty(max(count(shape), 1), dtype)
+            self.queued, self.copied = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
+        except cuda.Error as error:
+            raise DeviceError(
+                f"cannot pin {amount(count(shape) * dtype.itemsize)} of host memory ({error}): "
+                "see ulimit -l and free memory"
+            ) from error
+        self.host: HostArray = self._memory[: count(shape)].reshape(shape)
+        heap.pinned.add(self)
+
+    def free(self) -> None:
+        """Free it, after all copies queued before."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._heap.release(memory.base)
+
+    def __del__(self) -> None:
+        """Free it."""
+        with contextlib.suppress(cuda.Error, AttributeError):  # as for device memory
+            self.free()
+            self._heap.retire(self.queued, self.copied)
+
+
+class Heap:
+    """The memory of one backend.
+
+    Args:
+        gpu: where it is.
+        streams: what uses it.
+
+    Attributes:
+        streams: as given.
+        memories: allocations on the device that are alive.
+        pinned: those on the host.
+    """
+
+    def __init__(self, gpu: Gpu, streams: Streams) -> None:
+        self._gpu = gpu
+        self.streams = streams
+        self.memories: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()
+        self.pinned: weakref.WeakSet[Pinned] = weakref.WeakSet()
+
+    def allocate(self, nbytes: int, name: str) -> Any:
+        """Return PyCUDA's record of new memory.
+
+        Raises:
+            DeviceMemoryError: the device has too little left.
+            DeviceError: the GPU is another thread's.
+        """
+        self._gpu.enter()
+        try:
+            # PyCUDA collects garbage, such as a model that was dropped, and tries again before it gives up.
+            return cuda.mem_alloc(nbytes)
+        except cuda.MemoryError:
+            free, total = cuda.mem_get_info()
+            held: dict[str, int] = {}
+            for memory in self.memories:
+                held[memory.name] = held.get(memory.name, 0) + memory.nbytes
+            largest = sorted(held.items(), key=lambda one: (-one[1], one[0]))[:4]
+            listed = ", ".join(f"{one} {amount(size)}" for one, size in largest) or "none"
+            raise DeviceMemoryError(
+                f"CUDA out of memory on {self._gpu.name}: asked for {amount(nbytes)} ({name}), {amount(free)} of "
+                f"{amount(total)} are free; largest buffers here: {listed}",
+                name,
+                nbytes,
+                free,
+                held,
+            ) from None
+
+    def enter(self) -> None:
+        """As `Gpu.enter`."""
+        self._gpu.enter()
+
+    def retire(self, *handles: Any) -> bool:
+        """As `Gpu.retire`."""
+        return self._gpu.retire(*handles)
+
+    def release(self, allocation: Any, *, every_stream: bool = False) -> None:
+        """Free memory, after all work queued before; in another thread than the GPU's, leave that to it.
+
+        Args:
+            allocation: PyCUDA's record, to which nobody else refers.
+            every_stream: other backends' work may use it too.
+        """
+        if self._gpu.retire(allocation):
+            return
+        if every_stream:
+            self._gpu.context.synchronize()
+        else:
+            self.streams.finish()
+        allocation.free()
+
+    def close(self) -> None:
+        """Free everything."""
+        held: list[DeviceMemory | Pinned] = [*self.memories, *self.pinned]
+        for memory in held:
+            with contextlib.suppress(cuda.Error):
+                memory.free()
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """Return the number of elements."""
+    size = 1
+    for n in shape:
+        size *= n
+    return size

@@ -1,0 +1,57 @@
+"""Loading kernels, and what is said where they do not load; on the emulated driver."""
+
+import sys
+
+import pytest
+
+from dptrain.backend.cuda.compile import parse_release, too_new
+from tests.emulated import emulated, inside_emulator
+
+OPEN = """
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.errors import DeviceError
+try:
+    CudaBackend()
+    print("loaded")
+except DeviceError as error:
+    print(error)
+"""
+outside_emulator = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+
+
+def test_which_drivers_load_what_an_nvcc_makes():
+    assert parse_release("Cuda compilation tools, release 12.8, V12.8.93") == (12, 8)
+    assert parse_release("release 2") is None
+    for toolkit, driver in [
+        ((12, 8), (12, 4)),
+        ((12, 0), (13, 0)),
+        ((13, 0), (13, 0)),
+        (None, (12, 0)),
+        ((13, 0), None),
+    ]:
+        assert too_new(toolkit, driver) is None
+    assert too_new((13, 0), (12, 4)) == (
+        "nvcc is of CUDA 13.0, and this driver loads nothing newer than CUDA 12.x (it knows 12.4)",
+        "update the NVIDIA driver (CUDA 13 needs R580 or later), or put the nvcc of a CUDA 12 toolkit first on PATH",
+    )
+
+
+@outside_emulator
+def test_a_driver_that_is_too_old_for_the_nvcc(tmp_path):
+    done = emulated(sys.executable, "-c", OPEN, EMULATOR_DRIVER="12.4", DPTRAIN_CACHE=str(tmp_path))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(
+        "nvcc is of CUDA 13.0, and this driver loads nothing newer than CUDA 12.x (it knows 12.4)"
+    )
+    assert not list(tmp_path.rglob("*.cubin")), "nothing is compiled in vain"
+
+
+@outside_emulator
+def test_kernels_that_do_not_load_for_another_reason(tmp_path):
+    done = emulated(sys.executable, "-c", OPEN, DPTRAIN_CACHE=str(tmp_path))
+    assert (done.code, done.out) == (0, "loaded\n")
+    for path in tmp_path.rglob("flat-*.cubin"):
+        path.write_bytes(b"damaged")
+    done = emulated(sys.executable, "-c", OPEN, DPTRAIN_CACHE=str(tmp_path))
+    assert "the kernels do not load (cuModuleLoadDataEx failed: device kernel image is invalid" in done.out
+    assert f"nvcc of CUDA 13.0, driver for CUDA 13.0); remove {tmp_path}" in done.out

@@ -1,0 +1,152 @@
+"""Memory of the GPU, of dropped models and of other threads; on the emulated driver."""
+
+import sys
+
+import pytest
+
+from tests.emulated import emulated, inside_emulator
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+
+OPEN = """
+import gc, threading
+import numpy as np
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.errors import DeviceError
+ops = CudaBackend()
+
+class Model:
+    def __init__(self, *buffers):
+        self.buffers, self.itself = buffers, self  # a cycle, as layers and their model are one
+
+def on_another_thread(function):
+    caught = []
+    def work():
+        try:
+            function()
+        except BaseException as error:
+            caught.append(error)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return caught
+"""
+
+
+def python(code: str, **options: str):
+    return emulated(sys.executable, "-W", "error", "-c", OPEN + code, **options)
+
+
+def test_memory_of_a_dropped_model_is_collected_before_it_is_missing():
+    code = """
+gc.disable()
+for _ in range(3):
+    model = Model(ops.empty((12 << 20,), np.uint8))
+    del model
+print(ops.empty((12 << 20,), np.uint8).nbytes)
+"""
+    done = python(code, EMULATOR_MEMORY="20M")
+    assert (done.code, done.out, done.err) == (0, f"{12 << 20}\n", "")
+
+
+def test_samples_find_the_room_of_a_dropped_model():
+    code = """
+from dptrain.batches.feed import ResidentFeed, make_feed
+gc.disable()
+model = Model(ops.empty((12 << 20,), np.uint8))
+del model
+with make_feed(ops, [np.zeros((12, 1 << 20), np.uint8)], 4) as feed:
+    print(type(feed) is ResidentFeed)
+"""
+    done = python(code, EMULATOR_MEMORY="20M")
+    assert (done.code, done.out, done.err) == (0, "True\n", "")
+
+
+def test_what_another_thread_collects_is_freed_by_the_owner():
+    code = """
+import pycuda.driver as cuda
+gc.disable()
+before = cuda.mem_get_info()[0]
+x = ops.zeros((100, 100))
+model = Model(ops.empty((12 << 20,), np.uint8), ops.staging((1 << 20,), np.float32), ops.exchange(x))
+del model
+assert on_another_thread(gc.collect) == []
+assert before - cuda.mem_get_info()[0] > 16 << 20
+ops.fill(x, 1)
+print(before - cuda.mem_get_info()[0], ops.download(x).sum())
+"""
+    done = python(code)
+    assert (done.code, done.out, done.err) == (0, "40000 10000.0\n", "")
+
+
+def test_what_another_thread_collects_last_is_freed_at_the_end():
+    done = python("model = Model(ops.zeros((9,)), ops)\ndel model, ops\nassert on_another_thread(gc.collect) == []")
+    assert (done.code, done.err) == (0, "")
+
+
+USES = {
+    "an op": "ops.fill(x, 1)",
+    "a product": "ops.dense_forward(x, x, None, 'linear', x)",
+    "an allocation": "ops.empty((3,))",
+    "pinned memory": "ops.staging((3,), np.float32)",
+    "a download": "ops.download(x)",
+    "an upload": "ops.upload(np.zeros(3))",
+    "a copy": "ops.copy(x, y)",
+    "an exchange": "exchange.begin()",
+    "a user's op": "double(ops, x, y)",
+}
+
+
+def test_another_thread_is_refused():
+    code = f"""
+import dptrain as dp
+
+@dp.ops.op(arguments="PPq", source='extern "C" __global__ void double(const float *x, float *y, long long n) {{}}')
+def double(x, y):
+    y[...] = 2 * x
+
+x, y = ops.zeros((3, 3)), ops.zeros((3, 3))
+exchange = ops.exchange(x)
+for name, use in {USES}.items():
+    (error,) = on_another_thread(lambda: eval(use))
+    assert type(error) is DeviceError, (name, repr(error))
+print(error)
+ops.fill(x, 2)
+print(ops.download(x).sum())
+"""
+    code = code.replace("void double(", "void twice(").replace('arguments="PPq"', 'arguments="PPq", kernel="twice"')
+    done = python(code)
+    assert (done.code, done.err) == (0, "")
+    told, total = done.out.splitlines()
+    assert (
+        told
+        == "the GPU belongs to thread 'MainThread', which opened it: call it from there, not from 'Thread-9 (work)'"
+    )
+    assert total == "18.0"
+
+
+def test_a_thread_that_trains_and_ends_leaves_the_gpu_to_the_next():
+    code = """
+import dptrain.backend.cuda.device as device
+ops.close()
+device._close_gpu()
+kept = []
+
+def train():
+    ops = CudaBackend()
+    kept.append((ops, ops.zeros((2,))))
+    print(ops.download(kept[-1][1]).tolist())
+
+for _ in range(3):
+    assert on_another_thread(train) == []
+train()
+try:
+    kept[0][0].fill(kept[0][1], 1)
+except DeviceError as error:
+    print(error)
+"""
+    done = python(code)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (
+        "[0.0, 0.0]\n" * 4 + "the GPU belonged to thread 'Thread-1 (work)', and was closed when that ended\n"
+    )
