@@ -310,8 +310,8 @@ def _build_parser(command: str) -> _Parser:
         prog="dptrain",
         usage=f"python -m dptrain [{'|'.join(COMMANDS)}] [options]",
         description=_DESCRIPTION,
-        epilog="Every option can also be written with its group, as in a file: --optimizer.learning_rate. "
-        "The command line overrides the file.",
+        epilog="Every option can also be written with its group, as in a file:\n"
+        "--optimizer.learning_rate. The command line overrides the file.",
         formatter_class=_Help,
         allow_abbrev=False,
     )
