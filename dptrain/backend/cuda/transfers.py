@@ -1,5 +1,5 @@
 """The ways between a GPU and the host that run beside the ops: through pinned memory, or by an MPI that knows GPUs."""
-# ruff: noqa: D102, D105 - each method is documented once, in backend/transfers.py
+# ruff: noqa: D102 - each method is documented once, in backend/transfers.py
 
 import contextlib
 
