@@ -85,7 +85,7 @@ namespace emu {
 template <class T, unsigned Id>
 struct StaticShared {
     struct Entry : EmuSharedSlot {
-        Entry() : EmuSharedSlot{"", sizeof(T), alignof(T) < 16 ? 16 : alignof(T), Id, 0, nullptr} {
+        Entry() : EmuSharedSlot{"", sizeof(T), alignof(T), Id, 0, nullptr} {
             emu_register_slot(this);
         }
     };
