@@ -128,6 +128,16 @@ __global__ void add_one(float *x, int n) {
     if (i < n) x[i] += 1.0f;
 }
 __global__ void misaligned_store(float *y) { *reinterpret_cast<float4 *>(y + 1) = make_float4(1, 2, 3, 4); }
+__global__ void lockstep_sum(const float *x, float *y) {
+    __shared__ float a[64];
+    a[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        volatile float *lane = a;
+        for (int distance = 32; distance > 0; distance /= 2) lane[threadIdx.x] += lane[threadIdx.x + distance];
+    }
+    if (threadIdx.x == 0) y[0] = a[0];
+}
 __global__ void far_row(const float *x, float *y, long long row) { y[0] = x[row * 1024]; }
 }
 #include <mma.h>
@@ -267,6 +277,13 @@ def missing_syncthreads_global() -> None:
 @bug
 def missing_syncwarp() -> None:
     run("mirror_warp", zeros(32), zeros(32))
+
+
+@bug
+def lockstep() -> list[float]:
+    y = zeros(1)
+    run("lockstep_sum", cuda.to_device(np.ones(64, np.float32)), y, block=64)
+    return floats(y, 1)
 
 
 @bug
@@ -418,6 +435,12 @@ def out_of_memory() -> None:
     first = cuda.mem_alloc(600 << 20)
     cuda.mem_alloc(600 << 20)
     first.free()
+
+
+@bug
+def modules_linked() -> None:
+    """No bug: PyCUDA's linker, which reads the error from the log."""
+    cuda.Linker()
 
 
 @bug

@@ -50,6 +50,7 @@ struct EmuKernelInfo {
     emu_uint3 cluster;        // __cluster_dims__, zeros when absent
     const uint32_t *shared_ids;  // EmuSharedSlot ids this kernel can reach
     uint32_t shared_count;
+    const char *lockstep;  // a volatile pointer to shared memory that it uses without __syncwarp, null for none
 };
 
 struct EmuSite {
