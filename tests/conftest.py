@@ -10,7 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 MNIST = Path(os.environ.get("DPTRAIN_TEST_MNIST") or ROOT.parent / "shared" / "data" / "mnist")
@@ -20,6 +20,8 @@ ABOUT_GPUS = ("ops", "gpu", "emulator")
 # The same examples on every run: a change is judged by what it changed. `--hypothesis-profile fuzz` looks for new ones.
 settings.register_profile("same", derandomize=True, database=None)
 settings.register_profile("fuzz")
+# For bugs that are planted: an example that fails is enough, without a search for the smallest.
+settings.register_profile("first", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("same")
 
 

@@ -41,6 +41,8 @@ def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **env
     _build_once()
     defaults: dict[str, str | None] = {
         "EMULATOR_LEAKS": "fail",
+        # Of addresses: tests that reach far ones touch few pages.
+        "EMULATOR_MEMORY": "32G",
         "PYTHONPATH": str(ROOT),
         "PYTHONDONTWRITEBYTECODE": "1",
         # A mask of this machine's GPUs, which a scheduler or an earlier test has set, is not one of the emulator's.

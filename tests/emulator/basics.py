@@ -104,6 +104,37 @@ def pitched() -> None:
 
 
 @check
+def boxes() -> None:
+    """3-D copies: a box out of the middle to the device, on the device, and back into pinned memory."""
+    x = np.arange(5 * 6 * 8, dtype=np.int32).reshape(5, 6, 8)
+    first, second, stream = cuda.mem_alloc(3 * 4 * 16), cuda.mem_alloc(3 * 5 * 32), cuda.Stream()
+    into = cuda.Memcpy3D()
+    into.set_src_host(x)
+    into.set_dst_device(first)
+    into.src_x_in_bytes, into.src_y, into.src_z = 2 * 4, 1, 2
+    into.src_pitch, into.src_height, into.dst_pitch, into.dst_height = 8 * 4, 6, 4 * 4, 4
+    into.width_in_bytes, into.height, into.depth = 4 * 4, 4, 3
+    into()
+    across = cuda.Memcpy3D()
+    across.set_src_device(first)
+    across.set_dst_device(second)
+    across.dst_x_in_bytes, across.dst_y = 3 * 4, 1
+    across.src_pitch, across.src_height, across.dst_pitch, across.dst_height = 4 * 4, 4, 32, 5
+    across.width_in_bytes, across.height, across.depth = 4 * 4, 4, 3
+    across(stream)
+    out = cuda.pagelocked_zeros((3, 4, 4), np.int32)
+    back = cuda.Memcpy3D()
+    back.set_src_device(second)
+    back.set_dst_host(out)
+    back.src_x_in_bytes, back.src_y = 3 * 4, 1
+    back.src_pitch, back.src_height, back.dst_pitch, back.dst_height = 32, 5, 4 * 4, 4
+    back.width_in_bytes, back.height, back.depth = 4 * 4, 4, 3
+    back(stream)
+    stream.synchronize()
+    assert (out == x[2:5, 1:5, 2:6]).all()
+
+
+@check
 def pinned_and_async() -> None:
     host = cuda.pagelocked_empty(1000, np.float32)
     host[:] = np.arange(1000)

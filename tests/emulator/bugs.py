@@ -127,6 +127,28 @@ __global__ void add_one(float *x, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] += 1.0f;
 }
+__global__ void misaligned_store(float *y) { *reinterpret_cast<float4 *>(y + 1) = make_float4(1, 2, 3, 4); }
+__global__ void lockstep_sum(const float *x, float *y) {
+    __shared__ float a[64];
+    a[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        volatile float *lane = a;
+        for (int distance = 32; distance > 0; distance /= 2) lane[threadIdx.x] += lane[threadIdx.x + distance];
+    }
+    if (threadIdx.x == 0) y[0] = a[0];
+}
+__global__ void far_row(const float *x, float *y, long long row) { y[0] = x[row * 1024]; }
+}
+#include <mma.h>
+extern "C" __global__ void fragment(const float *x, float *y, int pitch) {
+    using namespace nvcuda::wmma;
+    __shared__ __align__(16) float a[16 * 16];  // a fragment needs 32
+    for (int i = threadIdx.x; i < 16 * 16; i += 32) a[i] = x[i];
+    __syncwarp();
+    nvcuda::wmma::fragment<matrix_a, 16, 16, 8, precision::tf32, row_major> in;
+    load_matrix_sync(in, pitch == 16 ? a : x, pitch);
+    y[threadIdx.x] = in.x[0];
 }
 """
 
@@ -258,6 +280,13 @@ def missing_syncwarp() -> None:
 
 
 @bug
+def lockstep() -> list[float]:
+    y = zeros(1)
+    run("lockstep_sum", cuda.to_device(np.ones(64, np.float32)), y, block=64)
+    return floats(y, 1)
+
+
+@bug
 def race_between_blocks() -> None:
     run("neighbours", zeros(5), grid=4)
 
@@ -290,6 +319,26 @@ def shuffle_without_all() -> None:
 @bug
 def misaligned_vector() -> None:
     run("misaligned", zeros(8), zeros(1), block=1)
+
+
+@bug
+def misaligned_vector_store() -> None:
+    run("misaligned_store", zeros(8), block=1)
+
+
+@bug
+def address_beyond_all() -> None:
+    run("far_row", zeros(8), zeros(1), np.int64(2**51), block=1)
+
+
+@bug
+def misaligned_fragment() -> None:
+    run("fragment", zeros(16 * 16), zeros(32), np.int32(16))
+
+
+@bug
+def misaligned_fragment_rows() -> None:
+    run("fragment", zeros(16 * 18), zeros(32), np.int32(18))
 
 
 @bug
@@ -386,6 +435,12 @@ def out_of_memory() -> None:
     first = cuda.mem_alloc(600 << 20)
     cuda.mem_alloc(600 << 20)
     first.free()
+
+
+@bug
+def modules_linked() -> None:
+    """No bug: PyCUDA's linker, which reads the error from the log."""
+    cuda.Linker()
 
 
 @bug

@@ -141,6 +141,7 @@ class Kernel:
     cluster: str = ""
     words: set[str] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
+    lockstep: str = ""  # a volatile pointer to shared memory in a kernel without __syncwarp
 
 
 @dataclass
@@ -202,6 +203,15 @@ ALIGNMENT = re.compile(
     r"__attribute__\s*\(\(\s*aligned\s*\([^()]*(?:\([^()]*\))?[^()]*\)\s*\)\)|\balignas\s*\([^()]*\)"
 )
 SPECIFIERS = re.compile(rf"((?:\b(?:static|extern|volatile|const|inline)\b|{ALIGNMENT.pattern}|\s)*)$")
+
+
+def lockstep_pointer(body: str) -> str:
+    """The volatile pointer to shared memory in a kernel that synchronises no warp: it counts on lockstep."""
+    if re.search(r"\b(__syncwarp|cooperative_groups)\b", body):
+        return ""
+    shared = set(re.findall(r"\b__shared__\b[^;]*?(\w+)\s*(?:\[[^;]*)?;", body))
+    pointers = re.findall(r"\bvolatile\b[\w\s:<>]*\*\s*(\w+)\s*=\s*(?:\([^()]*\)\s*)?&?\s*(\w+)", body)
+    return next((pointer for pointer, target in pointers if target in shared), "")
 
 
 class Rewriter:
@@ -312,7 +322,9 @@ class Rewriter:
         if scope.namespace is not None or (self.scopes and self.scopes[-1].namespace is None):
             return
         if scope.kernel:
-            scope.kernel.words |= set(re.findall(r"\w+", self.text[scope.start : brace]))
+            body = self.text[scope.start : brace]
+            scope.kernel.words |= set(re.findall(r"\w+", body))
+            scope.kernel.lockstep = lockstep_pointer(body)
         if scope.function and ("__shared__" in self.text[scope.start : brace] or self.is_user_text(scope.start)):
             words, _ = self.functions.setdefault(scope.function, (set(), set()))
             words |= set(re.findall(r"\w+", self.text[scope.start : brace]))
@@ -418,11 +430,12 @@ class Rewriter:
             ids = ", ".join(str(number) for number in sorted(reach)) or "0"
             bounds = kernel.launch_bounds or "0"
             name = kernel.name.replace('"', "")
+            lockstep = f'"{kernel.lockstep}"' if kernel.lockstep else "nullptr"
             lines.append(
                 f"static const uint32_t emu_shared_ids_{index}[] = {{{ids}}};\n"
                 f'static emu::Registration emu_registration_{index}(emu::Trampoline<&{name}>{{}}, "{name}", '
                 f"reinterpret_cast<void *>(&{name}), emu::first({bounds}), emu_cluster({kernel.cluster}), "
-                f"emu_shared_ids_{index}, {len(reach)});"
+                f"emu_shared_ids_{index}, {len(reach)}, {lockstep});"
             )
         return "\n".join(lines) + "\n"
 

@@ -42,6 +42,10 @@ ROWS = [
     Row("host_pointer", "which is no device memory", ILLEGAL_ADDRESS, ADDRESS),
     Row("constant_written", "to a __constant__ variable", ILLEGAL_ADDRESS, ADDRESS),
     Row("misaligned_vector", "misaligned address: 'const struct float4' at", "misaligned address", ADDRESS),
+    Row("misaligned_vector_store", "misaligned address: access at", "misaligned address"),
+    Row("address_beyond_all", "which is no device memory, in kernel far_row at bugs.cu:122", ILLEGAL_ADDRESS),
+    Row("misaligned_fragment", "which is not a multiple of 32, in kernel fragment", "misaligned address"),
+    Row("misaligned_fragment_rows", "rows 72 bytes apart, which is not a multiple of 16", "misaligned address"),
     Row("use_after_free", "use after free: write of 4 bytes at", ILLEGAL_ADDRESS, ADDRESS),
     Row("use_after_free", "use after free: access at", ILLEGAL_ADDRESS),
     Row("memset_after_free", "cuMemsetD8: use after free: 64 bytes at", "invalid argument"),
@@ -52,6 +56,8 @@ ROWS = [
     Row("missing_syncthreads", "race: write at bugs.cu:36", LAUNCH_FAILURE, RACE),
     Row("missing_syncthreads_global", "race: write at bugs.cu:41", LAUNCH_FAILURE, RACE),
     Row("missing_syncwarp", "race: write at bugs.cu:47", LAUNCH_FAILURE, RACE),
+    Row("lockstep", "kernel lockstep_sum exchanges values through lane, a volatile pointer", LAUNCH_FAILURE),
+    Row("lockstep", "race: write at bugs.cu:118", LAUNCH_FAILURE, RACE),
     Row("race_between_blocks", "race: read at bugs.cu:52", LAUNCH_FAILURE, RACE),
     Row("lost_updates", "race: read at bugs.cu:54", LAUNCH_FAILURE, RACE),
     Row("atomic_beside_store", "race: atomic at bugs.cu:58", LAUNCH_FAILURE, RACE),
@@ -65,6 +71,7 @@ ROWS = [
     Row("too_much_shared_memory", "49156 of dynamic shared memory; 49152 of dynamic are allowed", "invalid argument"),
     Row("grid_too_large", "grid (1,65536,1) is outside", "invalid argument"),
     Row("wrong_argument_size", "wrong argument size: 20 bytes of arguments", "invalid argument"),
+    Row("modules_linked", "cuLinkCreate: the emulator links no modules", "not supported - the emulator links"),
     Row("out_of_memory", "", "out of memory", {"EMULATOR_MEMORY": "1G"}),
     Row("leak", "leak at exit: 12345-byte allocation 1 of device 0 was never freed"),
 ]
@@ -130,3 +137,9 @@ def test_reports_can_be_collected_without_ending_the_kernel(emulator: Any) -> No
 def test_lenient_barriers_let_threads_leave(emulator: Any) -> None:
     done = emulator.python("bugs.py", "barrier_after_exit", EMULATOR_BARRIERS="lenient")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_that_counts_on_lockstep_runs_when_asked_to(emulator: Any) -> None:
+    done = emulator.python("bugs.py", "lockstep", EMULATOR_ON_REPORT="continue")
+    assert "lockstep: kernel lockstep_sum" in done.stderr
+    assert done.stdout.startswith("result: [")

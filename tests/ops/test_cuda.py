@@ -4,11 +4,13 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dptrain.backend.base import RowSum
 from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.batches import feed
+from dptrain.batches.sampling import Shard
 from dptrain.errors import ConfigError, DeviceError
 from tests.ops.conftest import poisoned
 from tests.tolerances import assert_near
@@ -90,6 +92,21 @@ def test_which_gathers_take_four_bytes_a_thread(cuda_ops, monkeypatch):
     ]
 
 
+# The kernels' common code takes rows times elements: bytes one by one, bytes in fours, and bytes without a cast.
+@pytest.mark.parametrize(("op", "F", "unit"), [("gather", 1021, 1), ("gather", 4096, 4), ("gather_targets", 1021, 1)])
+def test_rows_that_begin_beyond_32_bits(cuda_ops, op, F, unit):
+    """Row times elements is more than 2^31, and then 2^32. Nothing but two rows is written: no memory is filled."""
+    rows = [2**31 * unit // F + 1, 2**32 * unit // F + 1]
+    if cuda_ops.room_for_data() < (rows[1] + 1) * F:
+        pytest.skip(f"needs {(rows[1] + 1) * F / 2**30:.1f} GiB of free device memory (EMULATOR_MEMORY=32G)")
+    x, stored = cuda_ops.empty((rows[1] + 1, F), np.uint8), np.random.default_rng(0).integers(0, 256, (2, F), np.uint8)
+    for row, values in zip(rows, stored, strict=True):
+        cuda_ops.write(x[row : row + 1], values[None])
+    out = poisoned(cuda_ops, (2, F), np.float32 if op == "gather" else np.uint8)
+    getattr(cuda_ops, op)(x, cuda_ops.upload(np.array(rows)), *((1.0, 0.0) if op == "gather" else ()), out)
+    assert np.array_equal(cuda_ops.download(out), stored)
+
+
 @pytest.mark.parametrize("stored", ["bool", "int16", "float32", "int64"])
 def test_targets_of_every_size_and_shape(cuda_ops, stored):
     y = np.random.default_rng(1).integers(0, 2, (20, 3, 2)).astype(stored)
@@ -110,6 +127,10 @@ def test_targets_of_every_size_and_shape(cuda_ops, stored):
     B=st.integers(1, 9),
     F=st.integers(1, 40),
 )
+# Places and steps on both sides of 2^32, where a counter of 32 bits begins anew.
+@example(rate=0.5, seed=7, step=2, layer=1, first_row=2**31 - 2, B=5, F=12)
+@example(rate=0.5, seed=7, step=2, layer=1, first_row=2**32 - 2, B=5, F=3)
+@example(rate=0.5, seed=2**40 + 7, step=2**32 + 2, layer=1, first_row=2**32 + 9, B=2, F=9)
 def test_dropout_has_the_bits_of_numpy(cuda_ops, rate, seed, step, layer, first_row, B, F):
     numpy_ops = NumpyBackend()
     mine, theirs = poisoned(cuda_ops, (B, F)), numpy_ops.empty((B, F))
@@ -229,6 +250,27 @@ def test_staged_rows_arrive_and_are_not_overwritten_too_early(cuda_ops, dtype):
         slot.release()
         expected[:count] += x
     np.testing.assert_array_equal(cuda_ops.download(total), expected)
+
+
+def test_streamed_chunks_are_not_refilled_too_early(cuda_ops):
+    """The host meets no other wait: what is gathered into a chunk's memory waits for that memory's last copy."""
+    rng = np.random.default_rng(0)
+    samples, chunk, features = 48, 4, 500
+    x, order = rng.random((samples, features), np.float32), rng.permutation(samples)
+    shards = [Shard(begin, begin + chunk, 0) for begin in range(0, samples, chunk)]
+    batch, total = cuda_ops.empty((chunk, features)), cuda_ops.zeros((chunk, features))
+    with feed.StreamedFeed(cuda_ops, [x], chunk) as streamed:
+        for _ in range(2):
+            streamed.start(order, shards)
+            for shard in shards:
+                rows = streamed.rows(shard)
+                cuda_ops.gather(rows.arrays[0], rows.chosen, 1.0, 0.0, batch)
+                cuda_ops.add(batch, total)
+        found = cuda_ops.download(total)
+    expected = np.zeros((chunk, features), np.float32)
+    for part in [*np.split(x[order], len(shards))] * 2:
+        expected += part
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_room_for_data_is_what_is_left(cuda_ops):
@@ -351,6 +393,65 @@ def test_a_sum_of_more_than_one_grid(cuda_ops):
     cuda_ops.fill(x, 1)
     cuda_ops.sum(x, total)
     assert cuda_ops.download(total).tolist() == [7 + P]
+
+
+# Calls of every kernel that loops over elements: a, b and c are 900 float32 each, d is 900 float64, w is one float32.
+LOOPS = {
+    "fill": lambda ops, a, b, c, d, w: (ops.fill(a, 2.0), ops.fill(d, 3.0)),
+    "add": lambda ops, a, b, c, d, w: (ops.add(a, b), ops.add(a, d), ops.add(d, d)),
+    "affine": lambda ops, a, b, c, d, w: ops.affine(a, 2.0, 1.0, b),
+    "axpby": lambda ops, a, b, c, d, w: ops.axpby(2.0, a, 3.0, b, c),
+    "multiply": lambda ops, a, b, c, d, w: ops.multiply(a, b, c),
+    "divide": lambda ops, a, b, c, d, w: ops.divide(a, b, c),
+    "maximum": lambda ops, a, b, c, d, w: ops.maximum(a, b, c),
+    "minimum": lambda ops, a, b, c, d, w: ops.minimum(a, b, c),
+    "absolute": lambda ops, a, b, c, d, w: ops.absolute(a, c),
+    "sign": lambda ops, a, b, c, d, w: ops.sign(a, c),
+    "square_root": lambda ops, a, b, c, d, w: ops.sqrt(a, c),
+    "clip": lambda ops, a, b, c, d, w: ops.clip(a, -0.5, 0.5, c),
+    "clip_divisors": lambda ops, a, b, c, d, w: ops.clip_divisors(d, w, 0.5, c),
+    "adam": lambda ops, a, b, c, d, w: ops.adam(a, a, b, c, w, 0.1, 0.9, 0.999, 1e-7),
+    "rmsprop": lambda ops, a, b, c, d, w: ops.rmsprop(a, a, c, w, 0.1, 0.9, 1e-7),
+    "sgd": lambda ops, a, b, c, d, w: ops.sgd(a, a, c, w, 0.1, 0.9),
+    "activation_forward": lambda ops, a, b, c, d, w: ops.activation_forward(a, "gelu", b),
+    "activation_backward": lambda ops, a, b, c, d, w: ops.activation_backward(a, b, "tanh", c),
+    "dropout_mask": lambda ops, a, b, c, d, w: ops.dropout_mask(0.5, 1, 2, 3, 4, c.reshape(900, 1)),
+    "labels_other_than": lambda ops, a, b, c, d, w: ops.labels_other_than(ops.upload(np.arange(900)), 5, c),
+    "add_totals": lambda ops, a, b, c, d, w: ops.add_totals(a, d),
+    "gemm_finish": lambda ops, a, b, c, d, w: ops._elementwise(
+        *("gemm_finish", 450, a.pointer, b.pointer, c.pointer, 10, 45, 2, 1)
+    ),
+    "sum_partials": lambda ops, a, b, c, d, w: ops._elementwise("sum_partials", 450, a.pointer, c.pointer, 450, 2),
+    "batch_totals": lambda ops, a, b, c, d, w: ops.batch_sums(a.reshape(1, 900), d),
+    "batch_statistics": lambda ops, a, b, c, d, w: ops.batch_statistics(
+        *(ops.upload(np.full(901, 2.0)), d, 0.9, a, b, c, a)
+    ),
+    "batch_normalize": lambda ops, a, b, c, d, w: ops.batch_normalize(
+        *(a.reshape(30, 30), b[:30], b[30:60], None, None, 1e-3, c.reshape(30, 30))
+    ),
+    "batch_normalize_backward": lambda ops, a, b, c, d, w: ops.batch_normalize_backward(
+        *(a.reshape(30, 30), b.reshape(30, 30), b[:30], b[30:60], None, 1e-3, None, None, c.reshape(30, 30))
+    ),
+}
+
+
+@pytest.mark.parametrize("kernel", LOOPS)
+def test_a_grid_smaller_than_the_buffer(cuda_ops, monkeypatch, kernel):
+    """In training it is, from 524,289 elements on; here a single block has to loop over 900."""
+    import dptrain.backend.cuda.backend as module
+
+    launched: set[str] = set()
+    launch = cuda_ops._launch
+    monkeypatch.setattr(cuda_ops, "_launch", lambda name, *more: (launched.add(name), launch(name, *more)))
+    found = []
+    for blocks in (module._BLOCKS, 1):
+        monkeypatch.setattr(module, "_BLOCKS", blocks)
+        rng = np.random.default_rng(1)
+        buffers = [cuda_ops.upload(rng.uniform(0.1, 2, 900).astype(dtype)) for dtype in "fffd"]
+        LOOPS[kernel](cuda_ops, *buffers, cuda_ops.upload(np.ones(1, np.float32)))
+        found.append([cuda_ops.download(buffer).tobytes() for buffer in buffers])
+    assert found[0] == found[1]
+    assert any(name.startswith(kernel) for name in launched)
 
 
 def test_sums_take_the_backends_dtype(cuda_ops):

@@ -97,9 +97,12 @@ def check_dense(products, seed: int, B: int, I: int, O: int, activation: str, us
     ops.dense_backward(
         device["x"], device["kernel"], y, device["dy"], activation, dkernel, dbias if use_bias else None, dx
     )
-    dz = rounded(ops.download(device["dy"]), precision)  # the gradient before the activation, as the device has it
+    unrounded = ops.download(device["dy"])  # the gradient before the activation, as the device has it
+    dz = rounded(unrounded, precision)
     assert_near(ops.download(dkernel), rounded(x, precision).T @ dz, precision, scale=4 * B)
     assert_near(ops.download(dx), dz @ rounded(kernel, precision).T, precision, scale=4 * O)
+    if use_bias:
+        assert_near(ops.download(dbias), unrounded.astype(np.float64).sum(0), "float32", scale=4 * B)
 
 
 @relaxed
@@ -146,6 +149,37 @@ def test_slices_of_a_batch_begin_anywhere(products):
         ops.dense_forward(x_device[first : first + 4], kernel_device, None, "linear", y)
         expected = rounded(x[first : first + 4], precision) @ rounded(kernel, precision)
         assert_near(ops.download(y), expected, precision, scale=4 * 33)
+
+
+@pytest.mark.parametrize("shifted", ["a", "b", "c", "none"])
+@pytest.mark.parametrize("layout", ["nn", "tn", "nt"])
+def test_products_from_and_to_any_address(own, layout, shifted):
+    """One array at a time begins 4 bytes beyond a multiple of 16, in sizes that allow four floats at once or not."""
+    ops, precision = own
+    for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 33, 36):
+        a, b = normal(n, (n, n), (n, n))
+        start = {name: 1 if name == shifted else 0 for name in "abc"}
+        left, right = (
+            ops.upload(np.concatenate([np.zeros(start[name], np.float32), factor.ravel()]))[start[name] :]
+            for name, factor in (("a", a.T if layout == "tn" else a), ("b", b.T if layout == "nt" else b))
+        )
+        out = poisoned(ops, (start["c"] + n * n + 1,))
+        ops._product(layout, left, right, None, out[start["c"] :], (n, n, n), "linear")
+        host = ops.download(out)
+        expected = rounded(a, precision) @ rounded(b, precision)
+        assert_near(host[start["c"] : -1].reshape(n, n), expected, precision, scale=4 * n)
+        assert np.isnan(host[[*range(start["c"]), -1]]).all()
+
+
+@pytest.mark.parametrize("rows", [1023, 1024, 1025, 2200])
+def test_bias_gradients_of_many_rows(own, rows):
+    ops, _ = own
+    y, dy = normal(rows, (rows, 3), (rows, 3))
+    device, dbias = ops.upload(dy), poisoned(ops, (3,))
+    ops.dense_backward(
+        *(ops.zeros((rows, 1)), ops.zeros((1, 3)), ops.upload(y), device, "relu", poisoned(ops, (1, 3)), dbias, None)
+    )
+    assert_near(ops.download(dbias), (dy * (y > 0)).astype(np.float64).sum(0), "float32", scale=4 * rows)
 
 
 def test_layers_of_one_shape_have_their_own_bias(products):

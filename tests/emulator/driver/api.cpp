@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include "driver.hpp"
 
@@ -284,39 +285,73 @@ CUresult set_memory(const char *name, Stream &stream, CUdeviceptr to, size_t pit
     return CUDA_SUCCESS;
 }
 
-CUresult copy_2d(const char *name, Stream &stream, const CUDA_MEMCPY2D &c, bool async) {
-    if (!c.WidthInBytes || !c.Height) return CUDA_SUCCESS;
-    auto side = [&](CUmemorytype type, const void *host, CUdeviceptr device, size_t x, size_t y, size_t pitch,
-                    uintptr_t &start) -> CUresult {
-        if (pitch && pitch < x + c.WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
-        size_t offset = y * pitch + x, extent = (c.Height - 1) * pitch + c.WidthInBytes;
-        if (type == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
-        bool on_host = type == CU_MEMORYTYPE_HOST;
-        start = (on_host ? reinterpret_cast<uintptr_t>(host) : device) + offset;
-        if (type == CU_MEMORYTYPE_DEVICE && !device_range(name, start, extent)) return CUDA_ERROR_INVALID_VALUE;
+// A 2-D copy is a 3-D one of depth 1. Rows and slices without a pitch and a height lie without gaps.
+CUresult copy_3d(const char *name, Stream &stream, const CUDA_MEMCPY3D &c, bool async) {
+    if (!c.WidthInBytes || !c.Height || !c.Depth) return CUDA_SUCCESS;
+    struct Side {
+        uintptr_t start = 0;
+        size_t pitch = 0, slice = 0;
+        uintptr_t row(size_t y, size_t z) const { return start + z * slice + y * pitch; }
+    };
+    auto side = [&](CUmemorytype type, const void *host, CUdeviceptr device, size_t x, size_t y, size_t z, size_t lod,
+                    size_t pitch, size_t height, Side &result) -> CUresult {
+        if (type == CU_MEMORYTYPE_ARRAY) {
+            say("%s: arrays are not modelled", name);
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
+        if (lod) return CUDA_ERROR_INVALID_VALUE;
+        result.pitch = pitch ? pitch : x + c.WidthInBytes;
+        result.slice = (height ? height : y + c.Height) * result.pitch;
+        if (result.pitch < x + c.WidthInBytes || (height && height < y + c.Height)) return CUDA_ERROR_INVALID_VALUE;
+        result.start = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uintptr_t>(host) : device;
+        result.start = result.row(y, z) + x;
+        size_t extent = result.row(c.Height - 1, c.Depth - 1) + c.WidthInBytes - result.start;
+        if (type == CU_MEMORYTYPE_DEVICE && !device_range(name, result.start, extent)) return CUDA_ERROR_INVALID_VALUE;
         return CUDA_SUCCESS;
     };
-    uintptr_t from = 0, to = 0;
-    size_t from_pitch = c.srcPitch ? c.srcPitch : c.WidthInBytes, to_pitch = c.dstPitch ? c.dstPitch : c.WidthInBytes;
-    CUresult result = side(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY, from_pitch, from);
+    Side from, to;
+    CUresult result = side(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY, c.srcZ, c.srcLOD, c.srcPitch,
+                           c.srcHeight, from);
     if (result == CUDA_SUCCESS)
-        result = side(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY, to_pitch, to);
+        result = side(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY, c.dstZ, c.dstLOD, c.dstPitch,
+                      c.dstHeight, to);
     if (result != CUDA_SUCCESS) return result;
-    size_t width = c.WidthInBytes, height = c.Height;
+    size_t width = c.WidthInBytes, height = c.Height, depth = c.Depth;
     auto operation = enqueue(stream, name, [=, &stream] {
         double start = now();
-        for (size_t y = 0; y < height; ++y) {
-            memmove(reinterpret_cast<void *>(to + y * to_pitch), reinterpret_cast<void *>(from + y * from_pitch), width);
-            copy_written(to + y * to_pitch, from + y * from_pitch, width);
-        }
-        note(stream, name, "memcpy", start, width * height);
+        for (size_t z = 0; z < depth; ++z)
+            for (size_t y = 0; y < height; ++y) {
+                memmove(reinterpret_cast<void *>(to.row(y, z)), reinterpret_cast<void *>(from.row(y, z)), width);
+                copy_written(to.row(y, z), from.row(y, z), width);
+            }
+        note(stream, name, "memcpy", start, width * height * depth);
         return CUDA_SUCCESS;
     });
-    bool host = c.srcMemoryType == CU_MEMORYTYPE_HOST || c.dstMemoryType == CU_MEMORYTYPE_HOST;
-    if (host && (!async || !is_page_locked(reinterpret_cast<void *>(from), 1) ||
-                 !is_page_locked(reinterpret_cast<void *>(to), 1)))
-        finish(operation);
+    auto waits = [&](CUmemorytype type, const Side &one) {
+        return type == CU_MEMORYTYPE_HOST && (!async || !is_page_locked(reinterpret_cast<void *>(one.start), 1));
+    };
+    if (waits(c.srcMemoryType, from) || waits(c.dstMemoryType, to)) finish(operation);
     return CUDA_SUCCESS;
+}
+
+CUresult copy_2d(const char *name, Stream &stream, const CUDA_MEMCPY2D &flat, bool async) {
+    CUDA_MEMCPY3D c{};
+    c.srcMemoryType = flat.srcMemoryType;
+    c.srcHost = flat.srcHost;
+    c.srcDevice = flat.srcDevice;
+    c.srcXInBytes = flat.srcXInBytes;
+    c.srcY = flat.srcY;
+    c.srcPitch = flat.srcPitch;
+    c.dstMemoryType = flat.dstMemoryType;
+    c.dstHost = flat.dstHost;
+    c.dstDevice = flat.dstDevice;
+    c.dstXInBytes = flat.dstXInBytes;
+    c.dstY = flat.dstY;
+    c.dstPitch = flat.dstPitch;
+    c.WidthInBytes = flat.WidthInBytes;
+    c.Height = flat.Height;
+    c.Depth = 1;
+    return copy_3d(name, stream, c, async);
 }
 
 // ---------------------------------------------------------------- launches
@@ -361,6 +396,18 @@ CUresult gather_arguments(const Function &function, void **parameters, void **ex
     }
     if (buffer) memcpy(packed.data(), buffer, std::min<size_t>(bytes, info.argument_bytes));
     return CUDA_SUCCESS;
+}
+
+// Warps here are not in lockstep, so such a kernel computes wrong numbers: race mode names the lines, others say this.
+bool counts_on_lockstep(const Function &function) {
+    if (!function.info.lockstep || options().check_races) return false;
+    static std::set<std::string> said;
+    if (said.insert(function.symbol).second)
+        say("lockstep: kernel %s exchanges values through %s, a volatile pointer to shared memory, without __syncwarp: "
+            "it counts on the lanes of a warp running in lockstep, which no GPU since Volta promises; results are wrong "
+            "(EMULATOR_SANITIZE=race names the lines, EMULATOR_ON_REPORT=continue runs it)",
+            function.info.name, function.info.lockstep);
+    return !options().continue_after_report;
 }
 
 CUresult queue_launch(Function *function, Launch launch, CUstream handle, void **parameters, void **extra) {
@@ -419,7 +466,7 @@ CUresult queue_launch(Function *function, Launch launch, CUstream handle, void *
     auto shared = std::make_shared<Launch>(std::move(launch));
     enqueue(*stream, function->info.name, [shared, stream] {
         double start = now();
-        CUresult code = execute(*shared);
+        CUresult code = counts_on_lockstep(*shared->function) ? CUDA_ERROR_LAUNCH_FAILED : execute(*shared);
         if (!options().trace.empty()) {
             const Launch &l = *shared;
             trace(l.function->info.name, "kernel", l.device, stream->number, start, now(),
@@ -974,6 +1021,24 @@ CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *result, const void *image, unsigne
     return load(result, image, 0);
 }
 
+// Linking is not modelled. The logs say so: callers read them, and take the sizes from the options.
+CUresult CUDAAPI cuLinkCreate(unsigned count, CUjit_option *options, void **values, CUlinkState *) {
+    static constexpr char why[] = "the emulator links no modules: it has no dynamic parallelism and no device libraries";
+    say("cuLinkCreate: %s", why);
+    char *buffer = nullptr;
+    for (unsigned i = 0; i < count; ++i) {
+        if (options[i] == CU_JIT_ERROR_LOG_BUFFER) buffer = static_cast<char *>(values[i]);
+        if (options[i] == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES) values[i] = nullptr;
+    }
+    for (unsigned i = 0; i < count; ++i) {
+        if (options[i] != CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) continue;
+        size_t room = reinterpret_cast<size_t>(values[i]), written = buffer ? std::min(room, sizeof why - 1) : 0;
+        if (written) memcpy(buffer, why, written);
+        values[i] = reinterpret_cast<void *>(written);
+    }
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult CUDAAPI cuModuleLoad(CUmodule *result, const char *name) {
     NEED(name);
     FILE *file = fopen(name, "rb");
@@ -1470,6 +1535,17 @@ CUresult CUDAAPI cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream handle) {
     STREAM(handle);
     NEED(copy);
     return copy_2d("cuMemcpy2DAsync", *stream, *copy, true);
+}
+
+CUresult CUDAAPI cuMemcpy3D(const CUDA_MEMCPY3D *copy) {
+    CONTEXT;
+    NEED(copy);
+    return copy_3d("cuMemcpy3D", context->null_stream, *copy, false);
+}
+CUresult CUDAAPI cuMemcpy3DAsync(const CUDA_MEMCPY3D *copy, CUstream handle) {
+    STREAM(handle);
+    NEED(copy);
+    return copy_3d("cuMemcpy3DAsync", *stream, *copy, true);
 }
 
 CUresult CUDAAPI cuMemsetD8(CUdeviceptr to, unsigned char value, size_t n) {

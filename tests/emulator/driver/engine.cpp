@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "driver.hpp"
+#include "fault.hpp"
 
 extern "C" {
 __thread EmuThread *emu_self __attribute__((tls_model("initial-exec"))) = nullptr;
@@ -53,8 +54,7 @@ struct Worker {
     Context scheduler;
     sigjmp_buf escape;
     volatile sig_atomic_t running_kernel = 0;
-    volatile uintptr_t fault_address = 0;
-    volatile uintptr_t fault_pc = 0;
+    Fault fault{};
     volatile int fault_signal = 0;
     int failed = CUDA_SUCCESS;
     uint64_t idle_spins = 0;
@@ -355,16 +355,25 @@ void Worker::run_unit(uint64_t unit) {
             // A signal ended a CUDA thread: the stack it ran on is not used again before the unit ends.
             running_kernel = 0;
             emu_self = nullptr;
-            uintptr_t address = fault_address;
-            std::string what = fault_signal == SIGFPE    ? "integer division by zero"
-                               : fault_signal == SIGILL  ? "illegal instruction"
-                               : fault_signal == SIGABRT ? "abort"
-                               : std::string(find_freed(address) ? "use after free" : "out of bounds") +
-                                     ": access at " + describe_address(address, 1);
+            uintptr_t address = fault.address;
             failed = CUDA_ERROR_ILLEGAL_ADDRESS;
+            std::string what;
+            if (fault_signal != SIGSEGV && fault_signal != SIGBUS) {
+                what = fault_signal == SIGFPE   ? "integer division by zero"
+                       : fault_signal == SIGILL ? "illegal instruction"
+                                                : "abort";
+                failed = CUDA_ERROR_LAUNCH_FAILED;
+            } else if (fault.alignment) {
+                what = text("misaligned address: access at %s, which is not a multiple of %u",
+                            describe_address(address, 1).c_str(), fault.alignment);
+                failed = CUDA_ERROR_MISALIGNED_ADDRESS;
+            } else {
+                what = std::string(find_freed(address) ? "use after free" : "out of bounds") + ": access at " +
+                       describe_address(address, 1);
+            }
+            // A fault is at its instruction; code_text looks before a return address.
             say("%s, in kernel %s at %s", what.c_str(), kernel_name().c_str(),
-                code_text(reinterpret_cast<void *>(fault_pc)).c_str());
-            if (fault_signal != SIGSEGV && fault_signal != SIGBUS) failed = CUDA_ERROR_LAUNCH_FAILED;
+                code_text(reinterpret_cast<void *>(fault.pc + 1)).c_str());
         }
         // A spinning thread asked for company: blocks that a real device would already run beside this one.
         if (!failed && idle_spins && !launch->cooperative && blocks_used < resident_blocks_limit) {
@@ -602,13 +611,8 @@ constexpr size_t signal_stack_bytes = 64 * 1024;
 void on_fault(int number, siginfo_t *info, void *context) {
     Worker *worker = this_worker;
     if (worker && worker->running_kernel && emu_self) {
-        worker->fault_address = reinterpret_cast<uintptr_t>(info->si_addr);
+        worker->fault = fault_of(*info, context);
         worker->fault_signal = number;
-#if defined(__x86_64__)
-        worker->fault_pc = static_cast<uintptr_t>(static_cast<ucontext_t *>(context)->uc_mcontext.gregs[REG_RIP]);
-#elif defined(__aarch64__)
-        worker->fault_pc = static_cast<ucontext_t *>(context)->uc_mcontext.pc;
-#endif
         worker->running_kernel = 0;
         siglongjmp(worker->escape, 1);
     }
@@ -1000,6 +1004,16 @@ void emu_spin(void) {
     }
     worker.ready.push_back(&fiber);
     worker.wait(&fiber);
+}
+
+void emu_misaligned_matrix(const void *place, unsigned long stride, const char *what, EmuSite site) {
+    auto address = reinterpret_cast<uintptr_t>(place);
+    std::string why = address % 32
+                          ? text("0x%llx, which is not a multiple of 32", static_cast<unsigned long long>(address))
+                          : text("rows %lu bytes apart, which is not a multiple of 16", stride);
+    fail_launch(CUDA_ERROR_MISALIGNED_ADDRESS,
+                text("misaligned address: %s with %s, in kernel %s, %s, at %s", what, why.c_str(),
+                     kernel_name().c_str(), thread_text(*self()).c_str(), site_text(site).c_str()));
 }
 
 void emu_trap(EmuSite site) {

@@ -17,6 +17,8 @@ namespace {
 constexpr size_t alignment = 512;
 constexpr uint32_t poison_word = 0x7FF7A55A;  // NaN as float and as the halves of a double, absurd as an index
 constexpr uint8_t canary = 0xC7;
+// Poison takes real memory; what is larger than this stays empty (zeros), and only its touched pages take any.
+constexpr size_t poisoned_limit = size_t{1} << 30;
 constexpr size_t freed_limit = 4096;
 const char name_prefix[] = "/dptrain-emulator-";
 
@@ -127,7 +129,7 @@ Allocation *allocate(Kind kind, size_t bytes, DeviceContext *context, int device
     allocation->device = device;
     allocation->number = ++counter;
     auto *start = reinterpret_cast<char *>(allocation->base);
-    fill_poison(start, bytes);
+    if (bytes <= poisoned_limit) fill_poison(start, bytes);
     memset(start + bytes, canary, room - bytes);
     if (options().check_memory && kind == Kind::device)  // the host writes to the other kinds unseen
         allocation->written = static_cast<uint8_t *>(reserve(bytes));

@@ -105,10 +105,12 @@ CUresult load_module(Module *&result, const void *image, size_t bytes, DeviceCon
         return CUDA_ERROR_INVALID_IMAGE;
     }
     module->checked = dlsym(module->handle, "emu_checked_build") != nullptr;
-    // Places of the static shared variables; checked runs leave a gap after each.
+    // Places of the static shared variables, aligned as declared and no better, so that what needs more shows; checked
+    // runs leave a gap after each.
     unsigned offset = 0;
     for (EmuSharedSlot *slot : module->slots) {
         offset = (offset + slot->align - 1) / slot->align * slot->align;
+        if (offset % (2 * slot->align) == 0) offset += slot->align;
         slot->offset = offset;
         offset += slot->size + (options().checked() ? 32 : 0);
     }

@@ -59,6 +59,14 @@ EMU_INLINE void fill_fragment(fragment<Use, M, N, K, T, Layout> &f, V value) {
 }
 
 namespace emulated {
+// What the hardware's loads and stores need: 32 bytes' alignment of the first element, and rows 16 bytes apart or a
+// multiple of that.
+template <class S>
+EMU_INLINE void check_place(const S *place, unsigned stride, const char *what, EmuSite site) {
+    if (reinterpret_cast<uintptr_t>(place) % 32 || stride * sizeof(S) % 16)
+        emu_misaligned_matrix(place, stride * sizeof(S), what, site);
+}
+
 template <class Fragment, class S>
 EMU_INLINE void load(Fragment &f, const S *from, unsigned stride, bool by_rows) {
     for (int i = 0; i < Fragment::num_elements; ++i) {
@@ -103,12 +111,14 @@ void multiply(void **lanes, unsigned) {
 template <class Use, int M, int N, int K, class T, class Layout, class S>
 EMU_INLINE void load_matrix_sync(fragment<Use, M, N, K, T, Layout> &f, const S *from, unsigned stride, EMU_SITE) {
     static_assert(!std::is_same_v<Use, accumulator>, "an accumulator needs a layout_t");
+    emulated::check_place(from, stride, "load_matrix_sync", emu_site);
     emu_warp_collective(0xffffffffu, nullptr, nullptr, "load_matrix_sync", emu_site);
     emulated::load(f, from, stride, std::is_same_v<Layout, row_major>);
 }
 template <int M, int N, int K, class T, class S>
 EMU_INLINE void load_matrix_sync(fragment<accumulator, M, N, K, T> &f, const S *from, unsigned stride, layout_t layout,
                                  EMU_SITE) {
+    emulated::check_place(from, stride, "load_matrix_sync", emu_site);
     emu_warp_collective(0xffffffffu, nullptr, nullptr, "load_matrix_sync", emu_site);
     emulated::load(f, from, stride, layout == mem_row_major);
 }
@@ -116,6 +126,7 @@ template <int M, int N, int K, class T, class S>
 EMU_INLINE void store_matrix_sync(S *to, const fragment<accumulator, M, N, K, T> &f, unsigned stride, layout_t layout,
                                   EMU_SITE) {
     using F = fragment<accumulator, M, N, K, T>;
+    emulated::check_place(to, stride, "store_matrix_sync", emu_site);
     emu_warp_collective(0xffffffffu, nullptr, nullptr, "store_matrix_sync", emu_site);
     for (int i = 0; i < F::num_elements; ++i) {
         unsigned e = static_cast<unsigned>(i) * 32 + emu_self->lane;

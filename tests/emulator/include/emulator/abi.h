@@ -50,6 +50,7 @@ struct EmuKernelInfo {
     emu_uint3 cluster;        // __cluster_dims__, zeros when absent
     const uint32_t *shared_ids;  // EmuSharedSlot ids this kernel can reach
     uint32_t shared_count;
+    const char *lockstep;  // a volatile pointer to shared memory that it uses without __syncwarp, null for none
 };
 
 struct EmuSite {
@@ -78,6 +79,8 @@ void emu_warp_barrier(unsigned mask, struct EmuSite site);
 // Every lane of `mask` hands in a pointer; the last one to arrive runs `combine` over all of them, then all go on.
 void emu_warp_collective(unsigned mask, void *mine, void (*combine)(void **lanes, unsigned mask), const char *what,
                          struct EmuSite site);
+// Ends the launch: a fragment's place in memory or the distance of its rows, in bytes, is not aligned.
+void emu_misaligned_matrix(const void *place, unsigned long stride, const char *what, struct EmuSite site);
 uint64_t emu_barrier_arrive(enum EmuScope scope, struct EmuSite site);
 void emu_barrier_wait(enum EmuScope scope, uint64_t token, struct EmuSite site);
 unsigned emu_active_mask(void);

@@ -85,7 +85,7 @@ namespace emu {
 template <class T, unsigned Id>
 struct StaticShared {
     struct Entry : EmuSharedSlot {
-        Entry() : EmuSharedSlot{"", sizeof(T), alignof(T) < 16 ? 16 : alignof(T), Id, 0, nullptr} {
+        Entry() : EmuSharedSlot{"", sizeof(T), alignof(T), Id, 0, nullptr} {
             emu_register_slot(this);
         }
     };
@@ -575,9 +575,10 @@ struct Trampoline<Function, void (*)(P...)> {
 struct Registration {
     template <class T>
     Registration(T, const char *name, void *function, unsigned max_threads, emu_uint3 cluster,
-                 const uint32_t *shared, uint32_t shared_count) {
-        EmuKernelInfo info{name,          function,          T::entry,    T::layout.offsets, T::layout.sizes, T::count,
-                           T::layout.end, max_threads,       cluster,     shared,            shared_count};
+                 const uint32_t *shared, uint32_t shared_count, const char *lockstep) {
+        EmuKernelInfo info{name,     function,      T::entry,    T::layout.offsets, T::layout.sizes,
+                           T::count, T::layout.end, max_threads, cluster,           shared,
+                           shared_count, lockstep};
         emu_register_kernel(&info);
     }
 };
