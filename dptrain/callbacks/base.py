@@ -46,7 +46,7 @@ class Callback:
         same_on_all_ranks: names of attributes that must be the same on all ranks, because the hooks wait for the other
             ranks or change what is trained; None where a rank may have the callback alone (not in Keras).
         shows_only: whether its hooks neither stop the training nor wait for other ranks, so that ranks need not meet
-            after a batch for its sake (not in Keras).
+            after a batch for its sake; said by a class of itself, not of its subclasses (not in Keras).
     """
 
     params: dict[str, Any]
@@ -163,7 +163,7 @@ class CallbackList(Callback):
         Who only shows them does not count: ranks need not meet after each for its sake.
         """
         heard = (self._with_hook[f"on_{mode}_batch_{when}"] for when in ("begin", "end"))
-        return any(not callback.shows_only for callbacks in heard for callback in callbacks)
+        return any(not vars(type(callback)).get("shows_only") for callbacks in heard for callback in callbacks)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Hand over the parameters."""

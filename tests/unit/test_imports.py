@@ -137,6 +137,31 @@ def test_a_training_speaks_before_it_imports_anything_slow(small_npz):
     assert re.fullmatch(r"dptrain [0-9.]+: loading \S+small.npz \[\]", first), first
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from dptrain.activations import relu",
+        "from dptrain.callbacks import EarlyStopping",
+        "from dptrain.datasets import mnist",
+        "from dptrain.datasets.mnist import load_data",
+        "from dptrain.initializers import HeNormal",
+        "from dptrain.layers import Dense",
+        "from dptrain.losses import MeanSquaredError",
+        "from dptrain.metrics import Precision",
+        "from dptrain.models import Sequential, load_model",
+        "from dptrain.ops import matmul",
+        "from dptrain.optimizers import Adam",
+        "from dptrain.optimizers.schedules import ExponentialDecay",
+        "from dptrain.regularizers import L2",
+        "from dptrain.saving import load_model",
+        "from dptrain.utils import to_categorical",
+        "import dptrain as keras; keras.optimizers.schedules.CosineDecay",
+    ],
+)
+def test_import_paths_of_keras(line):
+    exec(line, {})
+
+
 def test_everything_public_is_there():
     import dptrain
 

@@ -126,3 +126,12 @@ def test_epoch_lines_on_a_terminal_break_between_logs(monkeypatch, columns):
     assert len(lines) > 1
     assert max(map(len, lines)) <= columns
     assert all(re.match(r"  - [a-z_]+: \d", line) for line in lines[1:])
+
+
+def test_a_subclass_may_do_more_than_show():
+    class Impatient(ProgbarLogger):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    assert not CallbackList(ProgbarLogger()).has_batch_hooks("train")
+    assert CallbackList(Impatient()).has_batch_hooks("train")
