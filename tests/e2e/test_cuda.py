@@ -180,7 +180,7 @@ def test_each_rank_has_a_gpu_of_its_own(small_npz, tmp_path):
     rows = [line for line in done.out.splitlines() if "Emulated GPU" in line]
     assert len(rows) == 2
     assert len({row.split("GPU-")[1][:36] for row in rows}) == 2
-    assert "8.0 GiB" in rows[0]
+    assert "32.0 GiB" in rows[0]
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

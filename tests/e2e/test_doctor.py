@@ -70,7 +70,7 @@ def test_all_is_well():
     assert (done.code, done.err) == (0, "")
     for label in LABELS:
         assert len(re.findall(rf"^  (?:ok|--) {re.escape(label)} ", done.out, re.MULTILINE)) == 1, label
-    assert re.search(r"GPU-[0-9a-f-]{36}, 8\.0 GiB, 8\.0 GiB free, sm_90$", line(done, "GPU 0"))
+    assert re.search(r"GPU-[0-9a-f-]{36}, 32\.0 GiB, 32\.0 GiB free, sm_90$", line(done, "GPU 0"))
     assert "as NumPy computes it" in line(done, "one op")
     assert "none: one process" in line(done, "launcher")
     assert "--device auto -> Emulated GPU" in done.out

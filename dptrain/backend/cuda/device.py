@@ -72,13 +72,16 @@ class Gpu:
     owner: int = field(default_factory=threading.get_ident)
     retired: deque[Any] = field(default_factory=deque)
 
+    # Held by the class: when the process ends, the module's names go before the last buffers do.
+    _ident = staticmethod(threading.get_ident)
+
     def enter(self) -> None:
         """Make sure that this thread may use the GPU, and free what other threads have dropped.
 
         Raises:
             DeviceError: it may not.
         """
-        if threading.get_ident() != self.owner:
+        if self._ident() != self.owner:
             whose = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
             closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
             raise DeviceError(f"{whose}{threading.current_thread().name!r}" if self.owner else closed)
@@ -90,7 +93,7 @@ class Gpu:
 
     def retire(self, *handles: Any) -> bool:
         """In another thread than the GPU's, leave PyCUDA's objects to that thread and return True."""
-        if threading.get_ident() == self.owner:
+        if self._ident() == self.owner:
             return False
         self.retired.extend(handles)
         return True
