@@ -49,7 +49,8 @@ class Op:
     """One entry of the vocabulary. `dptrain.ops` has them by family; how to write one is in `docs/program.md`.
 
     Args:
-        compute: the NumPy function of the inputs' arrays, and of the attributes by keyword.
+        compute: the NumPy function of the inputs' arrays, and of the attributes by keyword. It writes the array `out`;
+            that of a view returns it.
         shape: the output's shape, of the inputs' shapes and the attributes.
         sharing: how inputs that are sharded by rows make the output.
         dtype: the output's type, of the inputs' types and the attributes.
@@ -64,7 +65,7 @@ class Op:
 
     def __init__(
         self,
-        compute: Callable[..., Array],
+        compute: Callable[..., Any],
         shape: Callable[..., Shape],
         sharing: SharingRule,
         dtype: Callable[..., npt.DTypeLike],
@@ -114,7 +115,11 @@ class Op:
             attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
         if rows is not None:
             attributes = {name: _local(value, rows) for name, value in attributes.items()}
-        return np.asarray(self.compute(*arrays, **attributes)).astype(made.dtype, copy=False)
+        if self.is_view:
+            return np.asarray(self.compute(*arrays, **attributes))
+        out = np.empty(made.shape if rows is None else local(made.shape, rows), made.dtype)
+        self.compute(*arrays, **attributes, out=out)
+        return out
 
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Register the gradient: `rule(made, dy, *inputs)` returns a tensor or None for each input, written in ops."""
@@ -136,10 +141,10 @@ def _local(value: Any, rows: int) -> Any:
 OPS: dict[str, Op] = {}
 
 
-def op(**record: Any) -> Callable[[Callable[..., Array]], Op]:
+def op(**record: Any) -> Callable[[Callable[..., Any]], Op]:
     """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`."""
 
-    def make(compute: Callable[..., Array]) -> Op:
+    def make(compute: Callable[..., Any]) -> Op:
         made = OPS[compute.__name__] = Op(compute, **record)
         return made
 
