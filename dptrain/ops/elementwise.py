@@ -23,7 +23,7 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise,
 # Two operands
 
 
-@op(**_ARITHMETIC, linear="joint")
+@op(**_ARITHMETIC, linear="joint", in_place=True)
 def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
     np.add(x1, x2, out=out)
@@ -34,7 +34,7 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     return unbroadcast(dy, x1), unbroadcast(dy, x2)
 
 
-@op(**_ARITHMETIC, linear="joint")
+@op(**_ARITHMETIC, linear="joint", in_place=True)
 def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
     np.subtract(x1, x2, out=out)
@@ -45,7 +45,7 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy, x1), unbroadcast(-dy, x2)
 
 
-@op(**_ARITHMETIC, linear="each")
+@op(**_ARITHMETIC, linear="each", in_place=True)
 def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
     np.multiply(x1, x2, out=out)
@@ -56,7 +56,7 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy * x2, x1), unbroadcast(dy * x1, x2)
 
 
-@op(**_FUNCTION, linear="each", linear_in=(0,))
+@op(**_FUNCTION, linear="each", linear_in=(0,), in_place=True)
 def divide(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2."""
     np.divide(x1, x2, out=out)
@@ -92,7 +92,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC)
+@op(**_ARITHMETIC, in_place=True)
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where one is."""
     np.maximum(x1, x2, out=out)
@@ -103,7 +103,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _to_the_chosen(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC)
+@op(**_ARITHMETIC, in_place=True)
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where one is."""
     np.minimum(x1, x2, out=out)
