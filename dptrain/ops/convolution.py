@@ -73,12 +73,11 @@ _SETTINGS = {"dtype": common_dtype, "linear": "each"}
     sharing=_batch_sharing,
     **_SETTINGS,
 )
-def conv2d(x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair) -> Array:
+def conv2d(x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
     """y_BHWO = sum over r, s, I of x_BHWI, at the place that r and s see, times kernel_RSIO; `size` of y."""
-    y = np.zeros((len(x), *size, kernel.shape[3]), np.result_type(x, kernel))
+    out.fill(0)
     for (r, s), (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(x.shape[1:3], size):
-        y[:, h, w] += x[:, image[0], image[1]] @ kernel[r, s]
-    return y
+        out[:, h, w] += x[:, image[0], image[1]] @ kernel[r, s]
 
 
 @conv2d.gradient
@@ -93,12 +92,13 @@ def _conv2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, T
     sharing=_batch_sharing,
     **_SETTINGS,
 )
-def conv2d_input(dy: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair) -> Array:
+def conv2d_input(
+    dy: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array
+) -> None:
     """The gradient of `conv2d` in x, of this `size`: every element of dy_BHWO goes back to what it was made of."""
-    dx = np.zeros((len(dy), *size, kernel.shape[2]), np.result_type(dy, kernel))
+    out.fill(0)
     for (r, s), (h, w), image in Window(kernel.shape[:2], strides, dilation, before).places(size, dy.shape[1:3]):
-        dx[:, image[0], image[1]] += dy[:, h, w] @ kernel[r, s].T
-    return dx
+        out[:, image[0], image[1]] += dy[:, h, w] @ kernel[r, s].T
 
 
 @conv2d_input.gradient
@@ -113,12 +113,10 @@ def _conv2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tuple[Te
     sharing=_sum_sharing,
     **_SETTINGS,
 )
-def conv2d_kernel(x: Array, dy: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair) -> Array:
+def conv2d_kernel(x: Array, dy: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
     """The gradient of `conv2d` in the kernel, of this `size`: sums over the batch and all places."""
-    dkernel = np.zeros((*size, x.shape[3], dy.shape[3]), np.result_type(x, dy))
     for (r, s), (h, w), image in Window(size, strides, dilation, before).places(x.shape[1:3], dy.shape[1:3]):
-        dkernel[r, s] = np.tensordot(x[:, image[0], image[1]], dy[:, h, w], ((0, 1, 2), (0, 1, 2)))
-    return dkernel
+        out[r, s] = np.tensordot(x[:, image[0], image[1]], dy[:, h, w], ((0, 1, 2), (0, 1, 2)))
 
 
 @conv2d_kernel.gradient
@@ -211,12 +209,11 @@ def max_pool(inputs: Any, pool_size: int | Pair, strides: int | Pair | None = No
     sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
     dtype=first_dtype,
 )
-def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pair) -> Array:
+def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pair, out: Array) -> None:
     """The greatest element of each window, of what of it lies in the image."""
-    y = np.full((len(x), *size, x.shape[3]), -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min, x.dtype)
+    out.fill(-np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min)
     for _, (h, w), image in Window(window, strides, (1, 1), before).places(x.shape[1:3], size):
-        np.maximum(y[:, h, w], x[:, image[0], image[1]], out=y[:, h, w])
-    return y
+        np.maximum(out[:, h, w], x[:, image[0], image[1]], out=out[:, h, w])
 
 
 @max_pool2d.gradient
@@ -236,12 +233,11 @@ def _pool_input_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attribu
     linear="each",
     linear_in=(2,),
 )
-def max_pool2d_input(x: Array, y: Array, dy: Array, *, window: Pair, strides: Pair, before: Pair) -> Array:
+def max_pool2d_input(x: Array, y: Array, dy: Array, *, window: Pair, strides: Pair, before: Pair, out: Array) -> None:
     """The gradient of `max_pool2d` in x: each element of dy goes to the first of its window's greatest elements."""
-    dx = np.zeros(x.shape, dy.dtype)
+    out.fill(0)
     for chosen, (h, w), image in _chosen(x, y, Window(window, strides, (1, 1), before)):
-        dx[:, image[0], image[1]] += np.where(chosen, dy[:, h, w], 0)
-    return dx
+        out[:, image[0], image[1]] += np.where(chosen, dy[:, h, w], 0)
 
 
 @max_pool2d_input.gradient
@@ -256,12 +252,13 @@ def _max_pool2d_input(dx: Tensor, g: Tensor, x: Tensor, y: Tensor, dy: Tensor) -
     linear="each",
     linear_in=(2,),
 )
-def max_pool2d_take(x: Array, y: Array, values: Array, *, window: Pair, strides: Pair, before: Pair) -> Array:
+def max_pool2d_take(
+    x: Array, y: Array, values: Array, *, window: Pair, strides: Pair, before: Pair, out: Array
+) -> None:
     """What stands in `values`, of x's shape, where x has the first of each window's greatest elements."""
-    taken = np.zeros(y.shape, values.dtype)
+    out.fill(0)
     for chosen, (h, w), image in _chosen(x, y, Window(window, strides, (1, 1), before)):
-        taken[:, h, w] += np.where(chosen, values[:, image[0], image[1]], 0)
-    return taken
+        out[:, h, w] += np.where(chosen, values[:, image[0], image[1]], 0)
 
 
 @max_pool2d_take.gradient

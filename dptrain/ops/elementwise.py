@@ -23,10 +23,10 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise,
 # Two operands
 
 
-@op(**_ARITHMETIC, linear="joint")
-def add(x1: Array, x2: Array) -> Array:
+@op(**_ARITHMETIC, linear="joint", in_place=True)
+def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
-    return np.add(x1, x2)
+    np.add(x1, x2, out=out)
 
 
 @add.gradient
@@ -34,10 +34,10 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     return unbroadcast(dy, x1), unbroadcast(dy, x2)
 
 
-@op(**_ARITHMETIC, linear="joint")
-def subtract(x1: Array, x2: Array) -> Array:
+@op(**_ARITHMETIC, linear="joint", in_place=True)
+def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
-    return np.subtract(x1, x2)
+    np.subtract(x1, x2, out=out)
 
 
 @subtract.gradient
@@ -45,10 +45,10 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy, x1), unbroadcast(-dy, x2)
 
 
-@op(**_ARITHMETIC, linear="each")
-def multiply(x1: Array, x2: Array) -> Array:
+@op(**_ARITHMETIC, linear="each", in_place=True)
+def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
-    return np.multiply(x1, x2)
+    np.multiply(x1, x2, out=out)
 
 
 @multiply.gradient
@@ -56,10 +56,10 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy * x2, x1), unbroadcast(dy * x1, x2)
 
 
-@op(**_FUNCTION, linear="each", linear_in=(0,))
-def divide(x1: Array, x2: Array) -> Array:
+@op(**_FUNCTION, linear="each", linear_in=(0,), in_place=True)
+def divide(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2."""
-    return np.asarray(np.divide(x1, x2))
+    np.divide(x1, x2, out=out)
 
 
 @divide.gradient
@@ -68,9 +68,9 @@ def _divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tens
 
 
 @op(**_ARITHMETIC)
-def floor_divide(x1: Array, x2: Array) -> Array:
+def floor_divide(x1: Array, x2: Array, *, out: Array) -> None:
     """The greatest integer that is at most x1 / x2."""
-    return np.asarray(np.floor_divide(x1, x2))
+    np.floor_divide(x1, x2, out=out)
 
 
 @floor_divide.gradient
@@ -79,9 +79,9 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
 
 
 @op(**_ARITHMETIC)
-def power(x1: Array, x2: Array) -> Array:
+def power(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 to the power of x2."""
-    return np.asarray(np.power(x1, x2))
+    np.power(x1, x2, out=out)
 
 
 @power.gradient
@@ -92,10 +92,10 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC)
-def maximum(x1: Array, x2: Array) -> Array:
+@op(**_ARITHMETIC, in_place=True)
+def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where one is."""
-    return np.maximum(x1, x2)
+    np.maximum(x1, x2, out=out)
 
 
 @maximum.gradient
@@ -103,10 +103,10 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _to_the_chosen(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC)
-def minimum(x1: Array, x2: Array) -> Array:
+@op(**_ARITHMETIC, in_place=True)
+def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where one is."""
-    return np.minimum(x1, x2)
+    np.minimum(x1, x2, out=out)
 
 
 @minimum.gradient
@@ -121,8 +121,8 @@ def _to_the_chosen(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[T
 
 
 def _comparison(name: str, function: Any) -> Any:
-    def compute(x1: Array, x2: Array) -> Array:
-        return np.asarray(function(x1, x2))
+    def compute(x1: Array, x2: Array, *, out: Array) -> None:
+        function(x1, x2, out=out)
 
     compute.__name__, compute.__doc__ = name, f"Whether x1 and x2 are in this relation: numpy.{name}."
     return op(**_COMPARISON)(compute)
@@ -139,9 +139,9 @@ logical_or = _comparison("logical_or", np.logical_or)
 
 
 @op(**_COMPARISON)
-def logical_not(x: Array) -> Array:
+def logical_not(x: Array, *, out: Array) -> None:
     """Whether x is false."""
-    return np.logical_not(x)
+    np.logical_not(x, out=out)
 
 
 def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
@@ -149,9 +149,10 @@ def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
 
 
 @op(shape=broadcast_shape, sharing=elementwise, dtype=_where_dtype, linear="joint", linear_in=(1, 2))
-def where(condition: Array, x1: Array, x2: Array) -> Array:
+def where(condition: Array, x1: Array, x2: Array, *, out: Array) -> None:
     """x1 where the condition is true, else x2."""
-    return np.where(condition, x1, x2)
+    np.copyto(out, x2)
+    np.copyto(out, x1, where=condition)
 
 
 @where.gradient
@@ -163,9 +164,9 @@ def _where(y: Tensor, dy: Tensor, condition: Tensor, x1: Tensor, x2: Tensor) -> 
 
 
 @op(**_ARITHMETIC, linear="each")
-def negative(x: Array) -> Array:
+def negative(x: Array, *, out: Array) -> None:
     """-x."""
-    return np.negative(x)
+    np.negative(x, out=out)
 
 
 @negative.gradient
@@ -174,9 +175,9 @@ def _negative(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_ARITHMETIC)
-def absolute(x: Array) -> Array:
+def absolute(x: Array, *, out: Array) -> None:
     """|x|."""
-    return np.absolute(x)
+    np.absolute(x, out=out)
 
 
 @absolute.gradient
@@ -185,9 +186,9 @@ def _absolute(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_ARITHMETIC)
-def sign(x: Array) -> Array:
+def sign(x: Array, *, out: Array) -> None:
     """-1, 0 or 1."""
-    return np.sign(x)
+    np.sign(x, out=out)
 
 
 @sign.gradient
@@ -196,9 +197,9 @@ def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
 
 
 @op(**_FUNCTION)
-def exp(x: Array) -> Array:
+def exp(x: Array, *, out: Array) -> None:
     """e to the power of x."""
-    return np.exp(x)
+    np.exp(x, out=out)
 
 
 @exp.gradient
@@ -207,9 +208,9 @@ def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def log(x: Array) -> Array:
+def log(x: Array, *, out: Array) -> None:
     """The natural logarithm."""
-    return np.log(x)
+    np.log(x, out=out)
 
 
 @log.gradient
@@ -218,9 +219,9 @@ def _log(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def log1p(x: Array) -> Array:
+def log1p(x: Array, *, out: Array) -> None:
     """The natural logarithm of 1 + x, exact near 0."""
-    return np.log1p(x)
+    np.log1p(x, out=out)
 
 
 @log1p.gradient
@@ -229,9 +230,9 @@ def _log1p(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def sqrt(x: Array) -> Array:
+def sqrt(x: Array, *, out: Array) -> None:
     """The square root."""
-    return np.sqrt(x)
+    np.sqrt(x, out=out)
 
 
 @sqrt.gradient
@@ -240,9 +241,9 @@ def _sqrt(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_ARITHMETIC)
-def square(x: Array) -> Array:
+def square(x: Array, *, out: Array) -> None:
     """x^2."""
-    return np.square(x)
+    np.square(x, out=out)
 
 
 @square.gradient
@@ -251,9 +252,9 @@ def _square(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def sin(x: Array) -> Array:
+def sin(x: Array, *, out: Array) -> None:
     """The sine of x radians."""
-    return np.sin(x)
+    np.sin(x, out=out)
 
 
 @sin.gradient
@@ -262,9 +263,9 @@ def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def cos(x: Array) -> Array:
+def cos(x: Array, *, out: Array) -> None:
     """The cosine of x radians."""
-    return np.cos(x)
+    np.cos(x, out=out)
 
 
 @cos.gradient
@@ -273,9 +274,9 @@ def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def tanh(x: Array) -> Array:
+def tanh(x: Array, *, out: Array) -> None:
     """The hyperbolic tangent."""
-    return np.tanh(x)
+    np.tanh(x, out=out)
 
 
 @tanh.gradient
@@ -284,10 +285,10 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def sigmoid(x: Array) -> Array:
+def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
     small = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
+    np.divide(np.where(x >= 0, 1, small), 1 + small, out=out)
 
 
 @sigmoid.gradient
@@ -296,9 +297,9 @@ def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def softplus(x: Array) -> Array:
+def softplus(x: Array, *, out: Array) -> None:
     """log(1 + e^x), without overflow."""
-    return np.logaddexp(x, 0)
+    np.logaddexp(x, 0, out=out)
 
 
 @softplus.gradient
@@ -307,9 +308,9 @@ def _softplus(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def relu(x: Array) -> Array:
+def relu(x: Array, *, out: Array) -> None:
     """max(x, 0); NaN stays NaN."""
-    return np.maximum(x, 0)
+    np.maximum(x, 0, out=out)
 
 
 @relu.gradient
@@ -318,9 +319,10 @@ def _relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def leaky_relu(x: Array, *, negative_slope: float = 0.2) -> Array:
+def leaky_relu(x: Array, *, out: Array, negative_slope: float = 0.2) -> None:
     """x where it is positive, else negative_slope x."""
-    return np.where(x > 0, x, negative_slope * x)
+    np.multiply(x, negative_slope, out=out)
+    np.copyto(out, x, where=x > 0)
 
 
 @leaky_relu.gradient
@@ -329,9 +331,10 @@ def _leaky_relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(**_FUNCTION)
-def elu(x: Array, *, alpha: float = 1.0) -> Array:
+def elu(x: Array, *, out: Array, alpha: float = 1.0) -> None:
     """x where it is positive, else alpha (e^x - 1)."""
-    return np.asarray(np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))))
+    np.multiply(np.expm1(np.minimum(x, 0)), alpha, out=out)
+    np.copyto(out, x, where=x > 0)
 
 
 @elu.gradient
@@ -349,9 +352,9 @@ def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
 
 
 @op(shape=broadcast_shape, sharing=elementwise, dtype=_cast_dtype, linear="each")
-def cast_to(x: Array, *, dtype: str) -> Array:
+def cast_to(x: Array, *, out: Array, dtype: str) -> None:
     """x in another type."""
-    return x.astype(dtype)
+    np.copyto(out, x, casting="unsafe")
 
 
 @cast_to.gradient
@@ -375,9 +378,9 @@ def clip(x: Any, x_min: float, x_max: float) -> Tensor:
 
 
 @op(shape=broadcast_shape, sharing=elementwise, dtype=first_dtype)
-def stop_gradient(x: Array) -> Array:
+def stop_gradient(x: Array, *, out: Array) -> None:
     """X as it is, without a gradient."""
-    return x
+    np.copyto(out, x)
 
 
 @stop_gradient.gradient

@@ -26,9 +26,9 @@ def _take_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: M
     linear="each",
     linear_in=(0,),
 )
-def take_rows(table: Array, places: Array) -> Array:
+def take_rows(table: Array, places: Array, *, out: Array) -> None:
     """table[places]."""
-    return table[places]
+    out[...] = table[places]
 
 
 @take_rows.gradient
@@ -51,11 +51,10 @@ def _add_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Ma
     linear="each",
     linear_in=(0,),
 )
-def add_rows(values: Array, places: Array, *, length: int) -> Array:
+def add_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
     """Zeros to whose rows `places` the values are added."""
-    made = np.zeros((length, *values.shape[places.ndim :]), values.dtype)
-    np.add.at(made, places, values)
-    return made
+    out.fill(0)
+    np.add.at(out, places, values)
 
 
 @add_rows.gradient
@@ -87,9 +86,9 @@ def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
     sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
     dtype=lambda labels, *, classes, dtype: np.dtype(dtype),
 )
-def one_hot_last(x: Array, *, classes: int, dtype: str) -> Array:
+def one_hot_last(x: Array, *, classes: int, dtype: str, out: Array) -> None:
     """1 at each label's place along a new last axis, 0 elsewhere; nothing for labels outside."""
-    return np.equal(x[..., None], np.arange(classes)).astype(dtype)
+    out[...] = np.equal(x[..., None], np.arange(classes))
 
 
 def one_hot(x: Any, num_classes: int, dtype: npt.DTypeLike = FLOATX) -> Tensor:

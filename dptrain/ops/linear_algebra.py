@@ -40,9 +40,9 @@ def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mappin
 
 
 @op(shape=_shape, sharing=_sharing, dtype=common_dtype, linear="each")
-def batch_matmul(x1: Array, x2: Array) -> Array:
+def batch_matmul(x1: Array, x2: Array, *, out: Array) -> None:
     """Products of matrices: the last two axes; those before are broadcast."""
-    return np.asarray(np.matmul(x1, x2))
+    np.matmul(x1, x2, out=out)
 
 
 @batch_matmul.gradient

@@ -20,9 +20,9 @@ from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, o
     sharing=made_of_nothing,
     dtype=lambda *, shape, value, dtype: np.dtype(dtype),
 )
-def full(*, shape: Shape, value: float, dtype: str) -> Array:
+def full(*, shape: Shape, value: float, dtype: str, out: Array) -> None:
     """One number everywhere."""
-    return np.full(shape, value, dtype)
+    out.fill(value)
 
 
 def zeros(shape: Sequence[int], dtype: npt.DTypeLike = FLOATX) -> Tensor:
@@ -249,11 +249,10 @@ def _put_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Ma
 
 
 @op(shape=lambda old, *, key, shape: shape, sharing=_put_sharing, dtype=first_dtype, linear="each")
-def put(x: Array, *, key: Key, shape: Shape) -> Array:
+def put(x: Array, *, key: Key, shape: Shape, out: Array) -> None:
     """Zeros of a shape with x as the part that `getitem` takes."""
-    made = np.zeros(shape, x.dtype)
-    made[_index(key)] = x
-    return made
+    out.fill(0)
+    out[_index(key)] = x
 
 
 @put.gradient
@@ -277,9 +276,9 @@ def _join_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: M
 
 
 @op(shape=_joined_shape, sharing=_join_sharing, dtype=common_dtype, linear="joint")
-def concatenate_along(*xs: Array, axis: int) -> Array:
+def concatenate_along(*xs: Array, axis: int, out: Array) -> None:
     """The inputs one after the other along an axis; along the rows of the batch each rank joins its own."""
-    return np.concatenate(xs, axis)
+    np.concatenate(xs, axis, out=out)
 
 
 @concatenate_along.gradient

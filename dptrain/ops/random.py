@@ -32,14 +32,14 @@ def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mappin
     by_row=True,
 )
 def random_bits(
-    count: Array, *, shape: Shape, seed: int, purpose: int, number: int, first_row: int = 0
-) -> npt.NDArray[Any]:
+    count: Array, *, shape: Shape, seed: int, purpose: int, number: int, first_row: int = 0, out: Array
+) -> None:
     """32 random bits for each element of (rows, features); a row begins a block of eight of them."""
     rows, features = shape
     blocks = -(-features // 8)
     generator = stream(seed, Purpose(purpose), int(count), number, offset=first_row * blocks).bit_generator
     raw = np.asarray(generator.random_raw(rows * blocks * 4))
-    return raw.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
+    out[...] = raw.astype("<u8", copy=False).view("<u4").reshape(rows, blocks * 8)[:, :features]
 
 
 class SeedGenerator:

@@ -37,9 +37,9 @@ def _sum_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
 
 
 @op(shape=_reduced_shape, sharing=_sharing("sum"), dtype=_sum_dtype, linear="each")
-def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Array:
+def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The sum over axes."""
-    return np.asarray(np.sum(x, axis=axes, keepdims=keepdims))
+    np.sum(x, axis=axes, keepdims=keepdims, dtype=out.dtype, out=out)
 
 
 @reduce_sum.gradient
@@ -48,10 +48,10 @@ def _reduce_sum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 
 
 @op(shape=_reduced_shape, sharing=_sharing("max"), dtype=common_dtype)
-def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool) -> Array:
+def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of no elements the least number that there is."""
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    return np.asarray(np.max(x, axis=axes, keepdims=keepdims, initial=lowest))
+    np.max(x, axis=axes, keepdims=keepdims, initial=lowest, out=out)
 
 
 @reduce_max.gradient
@@ -151,9 +151,9 @@ def _argmax_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes:
     sharing=_argmax_sharing,
     dtype=lambda dtype, *, axis: np.int64,
 )
-def argmax_along(x: Array, *, axis: int) -> Array:
+def argmax_along(x: Array, *, axis: int, out: Array) -> None:
     """The place of the greatest element along an axis, the first of equal ones."""
-    return np.asarray(np.argmax(x, axis=axis))
+    np.argmax(x, axis=axis, out=out)
 
 
 def argmax(x: Any, axis: int = -1) -> Tensor:

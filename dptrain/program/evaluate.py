@@ -7,7 +7,7 @@ import numpy as np
 
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
-from dptrain.program.messages import stages
+from dptrain.program.messages import all_reduce, stages
 from dptrain.program.placement import OWN_ROWS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, local
@@ -74,12 +74,6 @@ def _all_reduced(parts: list[Array], over: str, comm: Communicator | None) -> li
     if comm is None or comm.size == 1:
         return parts
     flat = np.concatenate([part.reshape(-1) for part in parts])
-    if over == "max":  # each rank's candidates in a place of their own, zeros elsewhere
-        candidates = np.zeros((comm.size, flat.size), flat.dtype)
-        candidates[comm.rank] = flat
-        comm.allreduce_sum(candidates)
-        flat = candidates.max(axis=0)
-    else:
-        comm.allreduce_sum(flat)
+    all_reduce(flat, over, comm)
     ends = np.cumsum([part.size for part in parts])
     return [piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends[:-1]), parts, strict=True)]

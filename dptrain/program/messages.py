@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from dptrain.comm.base import Communicator
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Array, Tensor
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,14 @@ def _together(reductions: Iterable[Tensor]) -> list[list[Tensor]]:
 def count(program: PlacedProgram) -> int:
     """Return how many messages one execution sends."""
     return sum(len(stage.messages) for stage in stages(program))
+
+
+def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
+    """Replace a flat array by its sum over the ranks, or by the greatest of each element."""
+    if over == "sum":
+        comm.allreduce_sum(flat)
+        return
+    candidates = np.zeros((comm.size, flat.size), flat.dtype)  # each rank's in a row of its own
+    candidates[comm.rank] = flat
+    comm.allreduce_sum(candidates)
+    candidates.max(axis=0, out=flat)

@@ -49,13 +49,15 @@ class Op:
     """One entry of the vocabulary. `dptrain.ops` has them by family; how to write one is in `docs/program.md`.
 
     Args:
-        compute: the NumPy function of the inputs' arrays, and of the attributes by keyword.
+        compute: the NumPy function of the inputs' arrays, and of the attributes by keyword. It writes the array `out`;
+            that of a view returns it.
         shape: the output's shape, of the inputs' shapes and the attributes.
         sharing: how inputs that are sharded by rows make the output.
         dtype: the output's type, of the inputs' types and the attributes.
         linear: see `Linear`; None for an op that is not.
         linear_in: the inputs in which it is linear; by default all.
         is_view: the output shares the input's memory.
+        in_place: the NumPy function may write over an input that has the output's shape and type.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
 
     Attributes:
@@ -64,18 +66,20 @@ class Op:
 
     def __init__(
         self,
-        compute: Callable[..., Array],
+        compute: Callable[..., Any],
         shape: Callable[..., Shape],
         sharing: SharingRule,
         dtype: Callable[..., npt.DTypeLike],
         linear: Linear | None = None,
         linear_in: tuple[int, ...] | None = None,
         is_view: bool = False,
+        in_place: bool = False,
         by_row: bool = False,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
-        self.linear, self.linear_in, self.is_view, self.by_row = linear, linear_in, is_view, by_row
+        self.linear, self.linear_in = linear, linear_in
+        self.is_view, self.in_place, self.by_row = is_view, in_place, by_row
         self.gradient_rule: Callable[..., Any] | None = None
         self.__doc__ = compute.__doc__
 
@@ -108,13 +112,20 @@ class Op:
             rows: of the batch that the rank has; None for all.
             first_row: the global number of the first of them.
         """
+        attributes = self.local_attributes(made, rows, first_row)
+        if self.is_view:
+            return np.asarray(self.compute(*arrays, **attributes))
+        out = np.empty(made.shape if rows is None else local(made.shape, rows), made.dtype)
+        self.compute(*arrays, **attributes, out=out)
+        return out
+
+    def local_attributes(self, made: "Tensor", rows: int | None, first_row: int) -> dict[str, Any]:
+        """Return the attributes of a tensor as a rank with these rows has them; as `execute`."""
         attributes = made.attributes
         if self.by_row:
             counted = next((n for n in made.shape if isinstance(n, Rows)), None)
             attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
-        if rows is not None:
-            attributes = {name: _local(value, rows) for name, value in attributes.items()}
-        return np.asarray(self.compute(*arrays, **attributes)).astype(made.dtype, copy=False)
+        return attributes if rows is None else {name: _local(value, rows) for name, value in attributes.items()}
 
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Register the gradient: `rule(made, dy, *inputs)` returns a tensor or None for each input, written in ops."""
@@ -136,10 +147,10 @@ def _local(value: Any, rows: int) -> Any:
 OPS: dict[str, Op] = {}
 
 
-def op(**record: Any) -> Callable[[Callable[..., Array]], Op]:
+def op(**record: Any) -> Callable[[Callable[..., Any]], Op]:
     """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`."""
 
-    def make(compute: Callable[..., Array]) -> Op:
+    def make(compute: Callable[..., Any]) -> Op:
         made = OPS[compute.__name__] = Op(compute, **record)
         return made
 

@@ -1,0 +1,160 @@
+"""Executing a program many times with NumPy: calls on views that are cut once, in memory that is planned once.
+
+What does not change from step to step is done when an `Executable` is made: shapes for a rank's rows, views, the arrays
+that ops write, and which of them share memory. A step is then a list of calls.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError
+from dptrain.program.memory import Plan, plan
+from dptrain.program.messages import all_reduce, stages
+from dptrain.program.placement import OWN_ROWS
+from dptrain.program.program import Program
+from dptrain.program.shapes import Rows, local
+from dptrain.program.tensor import Array, Tensor
+
+Call = Callable[[], Any]
+
+
+class Executable:
+    """A program for one number of rows. The state that it updates lives here, see `state`.
+
+    Args:
+        program: what is executed.
+        state: the first values of its inputs that are no data, by name; copied.
+        rows: of the global batch that this rank has; None for all.
+        first_row: the global number of the first of them.
+        comm: the ranks; None for one.
+
+    Attributes:
+        state: values of the state by name; a step changes them in place.
+        plan: where in memory its tensors are.
+
+    Raises:
+        ConfigError: a value of the state has another shape.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        state: Mapping[str, Any],
+        *,
+        rows: int | None = None,
+        first_row: int = 0,
+        comm: Communicator | None = None,
+    ) -> None:
+        self._program, self._rows, self._first_row, self._comm = program, rows, first_row, comm
+        self.plan: Plan = plan(program, rows)
+        self._arena = np.empty(self.plan.size, np.uint8)
+        self._arrays: dict[int, Array] = {}
+        self._calls: list[Call] = []
+        self.state: dict[str, Array] = {}
+        self._data: dict[str, Array] = {}
+        for name, one in program.inputs.items():
+            array = np.empty(self._shape(one), one.dtype)
+            if name in state:
+                self.state[name] = array
+                array[...] = _checked(name, state[name], array)
+            else:
+                self._data[name] = array
+            self._arrays[id(one)] = array
+        for stage in stages(program):
+            for tensor in stage.tensors:
+                if id(tensor) not in self._arrays:
+                    self._prepare(tensor)
+            for message in stage.messages:
+                self._prepare_message(message)
+        for name, one in program.updates.items():
+            source, target = self._arrays[id(one)], self.state[name]
+            if source.ctypes.data != target.ctypes.data:
+                self._calls.append(partial(np.copyto, target, source))
+        self._outputs = {name: self._arrays[id(one)] for name, one in program.outputs.items()}
+
+    def __call__(self, **data: Any) -> dict[str, Array]:
+        """Execute it once. Collective where the program is a placed one.
+
+        Args:
+            data: this rank's rows, by name.
+
+        Returns:
+            What comes out, by name: copies.
+
+        Raises:
+            ConfigError: data is missing or has another shape.
+        """
+        for name, array in self._data.items():
+            if name not in data:
+                raise ConfigError(f"input {name!r} is missing")
+            np.copyto(array, _checked(name, data[name], array), casting="same_kind")
+        for call in self._calls:
+            call()
+        return {name: array.copy() for name, array in self._outputs.items()}
+
+    def _shape(self, tensor: Tensor) -> tuple[int, ...]:
+        return tuple(tensor.shape) if self._rows is None else local(tensor.shape, self._rows)
+
+    def _prepare(self, tensor: Tensor) -> None:
+        """Give a tensor its array, and note the call that computes it, if there is anything to compute."""
+        op, inputs = tensor.op, [self._arrays[id(one)] for one in tensor.inputs]
+        if op is None:
+            array = tensor.numpy()
+        elif op is OWN_ROWS:
+            array = _own_rows(tensor, inputs[0], self._rows, self._first_row)
+        elif op.is_view:
+            array = op.execute(inputs, tensor, self._rows)
+            if array.size and not np.may_share_memory(array, inputs[0]):  # strides cannot say this reshape: a copy
+                array = self._place(tensor)
+                self._calls.append(partial(_copy_of, op, inputs, tensor, self._rows, array))
+        else:
+            array = self._place(tensor)
+            attributes = op.local_attributes(tensor, self._rows, self._first_row)
+            self._calls.append(partial(op.compute, *inputs, **attributes, out=array))
+        self._arrays[id(tensor)] = array
+
+    def _prepare_message(self, message: list[Tensor]) -> None:
+        """Give sums their arrays, one behind the other, and note the calls that fill and sum them."""
+        over, parts = message[0].attributes["over"], [self._arrays[id(one.inputs[0])] for one in message]
+        if self._comm is None or self._comm.size == 1:
+            self._arrays |= {id(one): part for one, part in zip(message, parts, strict=True)}
+            return
+        flat = np.empty(sum(part.size for part in parts), parts[0].dtype)
+        places = np.split(flat, np.cumsum([part.size for part in parts])[:-1])
+        for one, part, place in zip(message, parts, places, strict=True):
+            self._arrays[id(one)] = place.reshape(part.shape)
+            self._calls.append(partial(np.copyto, self._arrays[id(one)], part))
+        self._calls.append(partial(all_reduce, flat, over, self._comm))
+
+    def _place(self, tensor: Tensor) -> Array:
+        """Return the array that an op is to write: the state that it replaces, or a place in the arena."""
+        replaced = self.plan.in_place.get(id(tensor))
+        if replaced is not None:
+            return self._arrays[id(replaced)]
+        start, shape = self.plan.offsets[id(tensor)], self._shape(tensor)
+        size = int(np.prod(shape, dtype=np.int64)) * tensor.dtype.itemsize
+        return self._arena[start : start + size].view(tensor.dtype).reshape(shape)
+
+
+def _own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
+    axis, length = tensor.attributes["axis"], tensor.shape[tensor.attributes["axis"]]
+    if rows is None:
+        return array
+    assert isinstance(length, Rows)
+    own = slice(first_row * length.scale, (first_row + rows) * length.scale)
+    return np.asarray(array[(slice(None),) * axis + (own,)])
+
+
+def _copy_of(op: Any, inputs: list[Array], tensor: Tensor, rows: int | None, out: Array) -> None:
+    np.copyto(out, op.execute(inputs, tensor, rows))
+
+
+def _checked(name: str, value: Any, like: Array) -> Array:
+    array = np.asarray(value)
+    if array.shape != like.shape:
+        raise ConfigError(f"input {name!r} has shape {array.shape}: expected {like.shape}")
+    return array

@@ -1,0 +1,97 @@
+"""Where the tensors of a program lie in memory: in one arena, those that are never alive together in the same place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dptrain.program.messages import stages
+from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
+from dptrain.program.program import Program
+from dptrain.program.shapes import local, size
+from dptrain.program.tensor import Tensor
+
+# A cache line: where arrays begin.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory of an executable.
+
+    Attributes:
+        size: of the arena in bytes.
+        offsets: where in it tensors begin, by their `id`; those without a place there share memory with others.
+        in_place: the state that a tensor is written over, by the tensor's `id`.
+        alone: bytes that the same tensors would take if each had memory of its own.
+    """
+
+    size: int
+    offsets: Mapping[int, int]
+    in_place: Mapping[int, Tensor]
+    alone: int
+
+
+def plan(program: Program, rows: int | None = None) -> Plan:
+    """Return where tensors go.
+
+    A tensor is alive from the op that makes it to the last one that reads it or a view of it; what comes out is alive
+    to the end. Tensors take, the largest first, the lowest place that is free all their life.
+
+    An update of the state is written over the state itself where nothing reads the old value any more, by an op that
+    may (`Op.in_place`) and has the state for an input.
+
+    Args:
+        program: as it is executed, see `messages.stages`.
+        rows: of a rank; None for all.
+    """
+    order = [one for stage in stages(program) for one in (*stage.tensors, *(x for m in stage.messages for x in m))]
+    at = {id(one): number for number, one in enumerate(order)}
+    roots = _roots(order)
+    last: dict[int, int] = {}
+    for one in order:
+        for read in one.inputs:
+            last[roots[id(read)]] = max(last.get(roots[id(read)], 0), at[id(one)])
+    for one in program.results:
+        last[roots[id(one)]] = len(order)
+    in_place = _in_place(program, at, last)
+    wanted = [one for one in order if roots[id(one)] == id(one) and one.op is not None and id(one) not in in_place]
+    # A view that NumPy must copy (a reshape across strides) needs a place as well; it is not known here which do.
+    wanted += [one for one in order if one.op is not None and one.op.is_view and one.op.name == "reshape_to"]
+    sizes = {id(one): _bytes(one, rows) for one in wanted}
+    placed: list[tuple[int, int, int, int]] = []  # begin and end in memory, birth and death
+    offsets: dict[int, int] = {}
+    for one in sorted(wanted, key=lambda tensor: (-sizes[id(tensor)], at[id(tensor)])):
+        birth, death = at[id(one)], last.get(roots[id(one)], at[id(one)])
+        start = 0
+        for begin, end, born, died in sorted(placed):
+            if born <= death and birth <= died and begin < start + sizes[id(one)] and start < end:
+                start = end
+        offsets[id(one)] = start
+        placed.append((start, start + sizes[id(one)], birth, death))
+    arena = max((end for _, end, _, _ in placed), default=0)
+    return Plan(arena, offsets, in_place, sum(sizes.values()))
+
+
+def _bytes(tensor: Tensor, rows: int | None) -> int:
+    shape = tensor.shape if rows is None else local(tensor.shape, rows)
+    return -(-size(shape) * tensor.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def _roots(order: list[Tensor]) -> dict[int, int]:
+    """Return whose memory each tensor has: its own, or that of what it is a view of."""
+    roots: dict[int, int] = {}
+    for one in order:
+        shares = one.op is not None and (one.op.is_view or one.op in (ALL_REDUCE, OWN_ROWS))
+        roots[id(one)] = roots[id(one.inputs[0])] if shares else id(one)
+    return roots
+
+
+def _in_place(program: Program, at: Mapping[int, int], last: Mapping[int, int]) -> dict[int, Tensor]:
+    """Return the updates that can be written over the state."""
+    found: dict[int, Tensor] = {}
+    for name, new in program.updates.items():
+        old = program.inputs[name]
+        reads_it = new.op is not None and new.op.in_place and any(one is old for one in new.inputs)
+        alike = new.shape == old.shape and new.dtype == old.dtype
+        if reads_it and alike and last[id(old)] == at[id(new)]:
+            found[id(new)] = old
+    return found
