@@ -165,7 +165,7 @@ def _python(context: Context) -> list[Row]:
 
 
 def _dptrain(context: Context) -> list[Row]:
-    return [Row("dptrain", f"{__version__} in {Path(__file__).parent}; CUDA sources in {kernels_dir()}")]
+    return [Row("dptrain", f"{__version__} in {Path(__file__).parents[1]}; CUDA sources in {kernels_dir()}")]
 
 
 def _numpy(context: Context) -> list[Row]:
