@@ -1,8 +1,5 @@
 """A prepared program has the bits of one that is evaluated op by op, step after step, and takes less memory."""
 
-import threading
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +14,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 from tests.unit.program.test_placement import DATA, ROWS, SPECS, batch_normalization, cross_entropy, steps, weights
+from tests.unit.program.virtual_ranks import on_ranks
 
 
 def network(variables, seed=None):
@@ -34,23 +32,26 @@ def network(variables, seed=None):
     return step
 
 
+def compare_steps(program, state, steps):
+    """Assert that a prepared program has the bits of an evaluated one; return it, and what came out."""
+    executable, came_out = Executable(program, state), []
+    for _ in range(steps):
+        expected, updates = evaluate(program, DATA | state)
+        state = state | updates
+        came_out.append(executable(**DATA))
+        for found, wanted in ((came_out[-1], expected), (executable.state, state)):
+            for name, value in wanted.items():
+                assert found[name].tobytes() == np.asarray(value).tobytes(), name
+    return executable, came_out
+
+
 def test_bits_over_many_steps():
     seed = random.SeedGenerator(3)
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
     program = trace(network(variables, seed), SPECS, [*variables.values(), seed.count])
     state = {one.name: one.numpy() for one in variables.values()} | {"seed_generator": np.int64(0)}
-    executable = Executable(program, state)
-    losses = []
-    for _ in range(10):
-        expected, updates = evaluate(program, DATA | state)
-        state = state | updates
-        found = executable(**DATA)
-        for name, value in expected.items():
-            assert found[name].tobytes() == value.tobytes(), name
-        for name, value in state.items():
-            assert executable.state[name].tobytes() == np.asarray(value).tobytes(), name
-        losses.append(float(found["loss"]))
-    assert losses[-1] < losses[0]
+    executable, came_out = compare_steps(program, state, 10)
+    assert came_out[-1]["loss"] < came_out[0]["loss"]
     # Weights are written over; what lives shortly shares its place with others.
     # (w2 is copied: its new value is made early, for `right`, and the reverse pass still reads the old one.)
     assert sorted(one.name for one in executable.plan.in_place.values()) == ["b1", "gamma", "seed_generator", "w1"]
@@ -64,30 +65,16 @@ def test_on_ranks(shards):
     state = {one.name: one.numpy() for one in variables.values()}
     whole = Executable(program, state)
     placed, starts = place(program), np.cumsum([0, *shards])
-    barrier, parts = threading.Barrier(len(shards), timeout=30), [np.zeros(0)] * len(shards)
-    found = [None] * len(shards)
 
-    def run(rank):
-        def allreduce_sum(buffer):
-            parts[rank] = buffer.copy()
-            barrier.wait()
-            total = np.sum(parts, axis=0)
-            barrier.wait()
-            buffer[...] = total
-
-        comm = SimpleNamespace(rank=rank, size=len(shards), allreduce_sum=allreduce_sum)
-        own = {name: value[starts[rank] : starts[rank + 1]] for name, value in DATA.items()}
-        step = Executable(placed, state, rows=shards[rank], first_row=int(starts[rank]), comm=comm)
+    def work(comm):
+        own = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
+        place = {"rows": shards[comm.rank], "first_row": int(starts[comm.rank])}
+        step = Executable(placed, state, **place, comm=comm)
         outputs = [step(**own) for _ in range(5)]
-        found[rank] = outputs[-1], step.state
+        return outputs[-1], step.state
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(shards))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
     expected = [whole(**DATA) for _ in range(5)][-1]
-    for outputs, own in found:
+    for outputs, own in on_ranks(len(shards), work):
         for name, value in expected.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
         for name, value in whole.state.items():
@@ -110,15 +97,7 @@ def test_random_programs(step):
 
     program = trace(traced, SPECS, list(variables.values()))
     state = {one.name: one.numpy() for one in variables.values()}
-    executable = Executable(program, state)
-    for _ in range(2):
-        expected, updates = evaluate(program, DATA | state)
-        state = state | updates
-        found = executable(**DATA)
-        for name, value in expected.items():
-            assert found[name].tobytes() == value.tobytes(), name
-        for name, value in state.items():
-            assert executable.state[name].tobytes() == value.tobytes(), name
+    compare_steps(program, state, 2)
 
 
 def test_state_that_is_still_read_is_not_written_over():

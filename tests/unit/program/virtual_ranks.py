@@ -1,13 +1,57 @@
 """Several ranks in one process: a thread each, which meet at every all-reduce."""
 
 import threading
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from dptrain.program.evaluate import evaluate
 from dptrain.program.placement import PlacedProgram
+
+
+class VirtualRanks:
+    """What the ranks share: the parts of the sum at hand."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier, self.parts = threading.Barrier(size, timeout=30), [np.zeros(0)] * size
+
+
+class VirtualComm:
+    """The communicator of one rank, as far as programs need it; `messages` counts them."""
+
+    def __init__(self, ranks: VirtualRanks, rank: int) -> None:
+        self._ranks, self.rank, self.size, self.messages = ranks, rank, len(ranks.parts), 0
+
+    def allreduce_sum(self, buffer: np.ndarray) -> None:
+        self.messages += 1
+        self._ranks.parts[self.rank] = buffer.copy()
+        self._ranks.barrier.wait()
+        total = np.sum(self._ranks.parts, axis=0)
+        self._ranks.barrier.wait()
+        buffer[...] = total
+
+
+def on_ranks(size: int, work: Callable[[Any], Any]) -> list[Any]:
+    """Return what `work` returns for the communicator of each rank."""
+    ranks, found = VirtualRanks(size), [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = work(VirtualComm(ranks, rank))
+        except BaseException as error:
+            found[rank] = error
+            ranks.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in found:
+        if isinstance(one, BaseException) and not isinstance(one, threading.BrokenBarrierError):
+            raise one
+    return found
 
 
 def run_on_ranks(
@@ -21,37 +65,15 @@ def run_on_ranks(
         shards: rows of each rank.
         axes: along which inputs are cut, by name; those without stay whole.
     """
-    ranks, starts = len(shards), np.cumsum([0, *shards])
-    barrier, parts = threading.Barrier(ranks, timeout=30), [np.zeros(0)] * ranks
-    found: list[Any] = [None] * ranks
-    messages = [0] * ranks
+    starts = np.cumsum([0, *shards])
 
-    def run(rank: int) -> None:
-        def allreduce_sum(buffer: np.ndarray) -> None:
-            messages[rank] += 1
-            parts[rank] = buffer.copy()
-            barrier.wait()
-            total = np.sum(parts, axis=0)
-            barrier.wait()
-            buffer[...] = total
-
-        comm: Any = SimpleNamespace(rank=rank, size=ranks, allreduce_sum=allreduce_sum)
+    def work(comm: Any) -> tuple[Any, int]:
         own = {
-            name: value if axes.get(name) is None else np.split(value, starts[1:-1], axes[name])[rank]
+            name: value if axes.get(name) is None else np.split(value, starts[1:-1], axes[name])[comm.rank]
             for name, value in values.items()
         }
-        try:
-            found[rank] = evaluate(program, own, rows=shards[rank], first_row=int(starts[rank]), comm=comm)
-        except BaseException as error:
-            found[rank] = error
-            barrier.abort()
+        place = {"rows": shards[comm.rank], "first_row": int(starts[comm.rank])}
+        return evaluate(program, own, **place, comm=comm), comm.messages
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one in found:
-        if isinstance(one, BaseException) and not isinstance(one, threading.BrokenBarrierError):
-            raise one
-    return found, messages[0]
+    found = on_ranks(len(shards), work)
+    return [results for results, _ in found], found[0][1]
