@@ -5,6 +5,7 @@ and libraries that could take the process with them are asked in processes of th
 function that returns rows and put it into `CHECKS`.
 """
 
+import argparse
 import os
 import platform
 import re
@@ -37,9 +38,11 @@ from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.backend.transfers import Exchange
 from dptrain.batches.feed import Feed, ResidentFeed
 from dptrain.batches.sampling import Shard
+from dptrain.cli.building import build_model
 from dptrain.cli.config import Config, device_options
 from dptrain.cli.ranks import show_ranks
 from dptrain.comm import Communicator
+from dptrain.data.loading import LoadedData, Split
 from dptrain.data.parts import cut
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.runtime.cache import cache_dir
@@ -105,13 +108,13 @@ class Context:
         return _ask([sys.executable, "-W", "ignore", "-c", code], line=0)
 
 
-def examine(config: Config, comm: Communicator, sample_model: Callable[[], Sequential]) -> int:
+def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
     """Print the report on rank 0, and return 0 where `--device cuda` would run. Collective.
 
     Args:
         config: as for training.
         comm: the ranks.
-        sample_model: makes the configured model for images of 28x28 and ten classes, for timing.
+        parsed: the command line, which has no more for the doctor.
 
     Raises:
         AgreedError: `--device cuda` would not run.
@@ -144,7 +147,7 @@ def examine(config: Config, comm: Communicator, sample_model: Callable[[], Seque
     show(f"  --device {config.device} -> {used}")
     if comm.size > 1 and backend is not None:
         show("\nOne step of the configured model (28x28 inputs, ten classes)")
-        for line in _split_of_a_step(config, comm, sample_model):
+        for line in _split_of_a_step(config, comm):
             show(f"  {line}")
     if trouble is not None:
         raise AgreedError(
@@ -460,10 +463,11 @@ def _what_would_be_used(config: Config, comm: Communicator) -> tuple[Backend | N
 # What a step's time is made of
 
 
-def _split_of_a_step(config: Config, comm: Communicator, sample_model: Callable[[], Sequential]) -> list[str]:
+def _split_of_a_step(config: Config, comm: Communicator) -> list[str]:
     """Measure a step on all ranks and on one, and say whether more ranks pay. Collective."""
     try:
-        times = _measure(config, comm, sample_model())
+        images = Split.whole(np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.int64), 0, 1)
+        times = _measure(config, comm, build_model(config, LoadedData("doctor", images, images, 10)))
     except DptrainError as error:
         return [f"could not be measured: {error}"]
     alone, compute, copy, mpi = (max(column) for column in zip(*comm.allgather(times), strict=True))

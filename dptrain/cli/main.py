@@ -1,13 +1,10 @@
 """The command line: `python -m dptrain [train|sweep|doctor] [options]`."""
 
 import argparse
-import os
 import platform
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -16,7 +13,6 @@ from dptrain.cli.sweep_options import add_options
 from dptrain.errors import AgreedError, ConfigError
 from dptrain.registry.names import lookup, suggestion
 from dptrain.runtime import failure, terminal
-from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.streams import outlive_readers
 from dptrain.version import __version__
@@ -24,11 +20,9 @@ from dptrain.version import __version__
 # What takes long to import, NumPy to begin with, is imported by the functions that use it, so that help and the first
 # line of a training come at once.
 if TYPE_CHECKING:
-    from dptrain.callbacks import Callback
-    from dptrain.cli.run_directory import RunDirectory
     from dptrain.comm import Communicator
-    from dptrain.data.loading import LoadedData
-    from dptrain.sequential import Sequential
+
+    Command = Callable[[Config, Communicator, argparse.Namespace], int]
 
 T = TypeVar("T")
 
@@ -66,7 +60,7 @@ def _run(argv: Sequence[str]) -> int:
     configure = _tried(lambda: _configure(parse()))
     _announce(command, parse, configure)
     comm = _communicator(command)
-    run = comm.agree("command line", lambda: lookup("command", command, COMMANDS))
+    run = comm.agree("command line", lambda: _command(command))
     parsed = comm.agree("command line", parse)
     config = comm.agree("configuration", lambda: _checked(configure()))
     failure.show_traceback = config.debug
@@ -106,101 +100,19 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
         terminal.say(f"dptrain {__version__}{ranks}: loading {config.data.name}")
 
 
-def train(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
-    """Train as configured, and leave a run directory."""
-    import numpy as np
-
-    from dptrain.callbacks import EpochRecorder, StopOnDivergence
-    from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler
-    from dptrain.train.trainer import run_to_end
-
-    started = time.time()
-    phase.enter("data")
-    data = load_data(config, comm)
-    phase.enter("model")
-    sampler = comm.agree("configuration", lambda: make_sampler(config, data, comm))
-    model = comm.agree("model", lambda: build_model(config, data))
-    device = model.describe_device(comm)
-    quiet = config.verbose == 0
-    devices = _show_start(config, data, model, sampler.steps, device, comm, quiet)
-    with ExitStack() as stack:
-        run = _open_run(config, data, comm, stack)
-        callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch)]
-        steps = model.fit_splits_steps(
-            data.train,
-            data.test,
-            sampler,
-            epochs=epochs_of(config),
-            verbose=verbosity(config),
-            callbacks=[*callbacks, StopOnDivergence()],
-        )
-        run_to_end(steps)
-        history = model.history
-        assert history is not None
-        phase.enter("saving")
-        final = {key: values[-1] for key, values in history.history.items()}
-        seconds = round(time.time() - started, 3)
-
-        def write_results() -> list[str]:
-            if run is None:
-                return []
-            summary = {
-                "metrics": final,
-                "epochs": len(history.epoch),
-                "seconds": seconds,
-                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
-                "world_size": comm.size,
-                "devices": devices,
-                "data": {"name": data.name, "train": data.train.total, "test": data.test.total},
-                "parameters": model.count_params(),
-                "versions": {
-                    "dptrain": __version__,
-                    "python": platform.python_version(),
-                    "numpy": np.__version__,
-                    "communicator": comm.description,
-                },
-            }
-            architecture = [{"class": type(layer).__name__, "config": layer.config()} for layer in model.layers]
-            return run.finish(model.named_weights(), architecture, summary)
-
-        files = comm.agree("saving", write_results)
-        if run is not None and not quiet:
-            if config.fast_dev_run and config.out is None:
-                terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
-            else:
-                missing = "" if "curves.png" in files else " (no curves.png: pip install 'dptrain[plots]')"
-                terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
-    return 0
+# Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
+COMMANDS = ("train", "sweep", "doctor")
 
 
-def sweep(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
-    """Train every setting with every seed."""
-    from dptrain.cli.sweep import sweep as run_sweep
+def _command(name: str) -> "Command":
+    """Return what carries out a subcommand, for which its libraries are imported.
 
-    return run_sweep(config, comm, parsed)
-
-
-def doctor(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
-    """Say what is there, what is missing and what would be used."""
-    import numpy as np
-
-    from dptrain.cli.building import build_model
-    from dptrain.cli.doctor import examine
-    from dptrain.data.loading import LoadedData, Split
-
-    def sample_model() -> "Sequential":
-        images = Split.whole(np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.int64), 0, 1)
-        return build_model(config, LoadedData("doctor", images, images, 10))
-
-    return examine(config, comm, sample_model)
-
-
-# Subcommands by name; the first is what runs where none is given.
-COMMANDS: dict[str, Callable[[Config, "Communicator", argparse.Namespace], int]] = {
-    "train": train,
-    "sweep": sweep,
-    "doctor": doctor,
-}
+    Raises:
+        ConfigError: there is no such subcommand.
+    """
+    lookup("command", name, dict.fromkeys(COMMANDS))
+    found: Command = getattr(import_module(f"dptrain.cli.{name}"), name)
+    return found
 
 
 def _communicator(command: str) -> "Communicator":
@@ -213,45 +125,6 @@ def _communicator(command: str) -> "Communicator":
         if command != "doctor":
             raise
         return comms.SoloCommunicator()
-
-
-def _open_run(config: Config, data: "LoadedData", comm: "Communicator", stack: ExitStack) -> "RunDirectory | None":
-    """Claim the run directory on rank 0, before anything is trained; a fast dev run's is removed in the end."""
-    from dptrain.cli.building import run_name
-    from dptrain.cli.run_directory import RunDirectory
-
-    def claim() -> RunDirectory | None:
-        if comm.rank != 0:
-            return None
-        if config.out is not None:
-            path = Path(config.out)
-        elif config.fast_dev_run:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-")))
-        else:
-            return RunDirectory.in_free_place(run_name(config, data), to_yaml(config))
-        return RunDirectory(path, to_yaml(config))
-
-    return comm.agree("output", claim)
-
-
-def _show_start(
-    config: Config, data: "LoadedData", model: "Sequential", steps: int, device: str, comm: "Communicator", quiet: bool
-) -> list[list[Any]]:
-    """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
-    from dptrain.cli.ranks import show_ranks
-
-    rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
-    if comm.rank == 0 and not quiet:
-        show_ranks(rows)
-        network = " -> ".join(
-            ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
-        )
-        terminal.say(
-            f"{data.name}: {data.train.total:,} + {data.test.total:,} samples; "
-            f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
-            f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
-        )
-    return rows
 
 
 def _check_same_everywhere(comm: "Communicator", config: Config) -> None:
@@ -277,7 +150,7 @@ def _at(tree: dict[str, Any], path: str) -> Any:
 def _split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
-    return next(iter(COMMANDS)), list(argv)
+    return COMMANDS[0], list(argv)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
