@@ -11,7 +11,7 @@ from mpi4py import MPI
 from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.errors import AgreedError, ConfigError
-from dptrain.runtime.launcher import Launch
+from dptrain.runtime.launcher import LaunchInfo
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
@@ -28,7 +28,7 @@ class MpiCommunicator(Communicator):
             or `srun` without PMI).
     """
 
-    def __init__(self, launch: Launch | None) -> None:
+    def __init__(self, launch: LaunchInfo | None) -> None:
         world = MPI.COMM_WORLD
         if launch is not None and launch.size != world.size:
             raise AgreedError(

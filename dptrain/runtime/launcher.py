@@ -35,7 +35,7 @@ THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchInfo:
     """How a launcher started this process.
 
     Attributes:
@@ -51,12 +51,12 @@ class Launch:
     local_size: int
 
 
-def detect_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
+def detect_launch(environ: Mapping[str, str] = os.environ) -> LaunchInfo | None:
     """Return how this process was launched, or None where no launcher is at work."""
     for launcher, size, rank, local_size, _ in _VARIABLES:
         if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
             local = environ.get(local_size, "1")
-            return Launch(launcher, int(environ[size]), int(environ[rank]), int(local) if local.isdigit() else 1)
+            return LaunchInfo(launcher, int(environ[size]), int(environ[rank]), int(local) if local.isdigit() else 1)
     return None
 
 

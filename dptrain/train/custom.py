@@ -10,7 +10,7 @@ from dptrain.backend.base import Backend, Buffer
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.metrics.tracking import MeanTracker, Reading, Tracker
-from dptrain.train.explicit import Batch, ExplicitReplica, StepLog
+from dptrain.train.explicit import ExplicitReplica, StepData, StepLog
 
 # What makes a model one with steps of its own.
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -31,7 +31,7 @@ class Steps:
 
     # To override
 
-    def train_step(self, data: Batch) -> StepLog:
+    def train_step(self, data: StepData) -> StepLog:
         """Make one update from this rank's part of a global batch. Collective.
 
         Override it to train in a way of your own. It may call `forward`, `backward` and `apply_gradients` as often as
@@ -51,7 +51,7 @@ class Steps:
         self.apply_gradients()
         return logs
 
-    def test_step(self, data: Batch) -> StepLog:
+    def test_step(self, data: StepData) -> StepLog:
         """Evaluate this rank's part of a batch. Not collective: ranks may have different numbers of batches.
 
         Args:
@@ -212,7 +212,7 @@ class Steps:
         own = [one for one in vars(self).values() if isinstance(one, Tracker)]
         return [*own, *self._explicit().measured, *(one for part in self.parts() for one in part._trackers())]
 
-    def _loss(self, data: Batch, y_pred: Buffer, *, training: bool) -> tuple[Buffer, Buffer | None]:
+    def _loss(self, data: StepData, y_pred: Buffer, *, training: bool) -> tuple[Buffer, Buffer | None]:
         found = self.compute_loss(data.x, data.y, y_pred, data.sample_weight, training=training)
         if isinstance(found, tuple) and len(found) == 2:
             return found

@@ -36,7 +36,7 @@ _STEP_BITS = 40
 StepLog = Mapping[str, Any]
 
 
-class Batch(tuple[Buffer | None, ...]):
+class StepData(tuple[Buffer | None, ...]):
     """This rank's part of a global batch, on the device: as in Keras a tuple (x, y), with weights (x, y, weights).
 
     Attributes:
@@ -77,11 +77,11 @@ class NoLoss(Loss):
 class StepOwner(Protocol):
     """The model whose methods the loop calls."""
 
-    def train_step(self, data: Batch) -> StepLog:
+    def train_step(self, data: StepData) -> StepLog:
         """Make one step."""
         ...
 
-    def test_step(self, data: Batch) -> StepLog:
+    def test_step(self, data: StepData) -> StepLog:
         """Evaluate one batch."""
         ...
 
@@ -239,14 +239,14 @@ class ExplicitReplica(Replica):
         self.tally.count(1, batch.rows)
         self.tally.end_step()
 
-    def _begin(self, rows: Rows | None, first_row: int, *, testing: bool) -> Batch:
+    def _begin(self, rows: Rows | None, first_row: int, *, testing: bool) -> StepData:
         """Return the batch of a step, which all models that take part in it are told of."""
         self.tally.bind()
         for replica in self._partners:
             replica.first_row, replica._testing = first_row, testing
         return self._batch(rows, first_row)
 
-    def _batch(self, rows: Rows | None, first_row: int) -> Batch:
+    def _batch(self, rows: Rows | None, first_row: int) -> StepData:
         count = 0 if rows is None else len(rows.chosen)
         x = self.buffer("batch of the step", (count, *self.architecture.input_shape))
         shape, dtype, has_weights = *self._target_like, self._has_weights
@@ -260,7 +260,7 @@ class ExplicitReplica(Replica):
                 self.backend.gather_targets(rows.arrays[1], rows.chosen, y)
             if weights is not None:
                 self.backend.gather_targets(rows.arrays[2], rows.chosen, weights)
-        return Batch(x, y, weights, count, first_row)
+        return StepData(x, y, weights, count, first_row)
 
     # What a step is made of
 

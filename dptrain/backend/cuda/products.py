@@ -27,11 +27,11 @@ _WANTED_BLOCKS, _WANTED_WARPS = 64, 1024
 _LEAST_SPLIT, _LEAST_SLICE, _MOST_SLICES = 512, 64, 32
 
 # kernel, grid, block, arguments: queue a launch.
-Launch = Callable[..., None]
+LaunchKernel = Callable[..., None]
 # kernel, elements, arguments: queue a launch of a kernel that loops over elements.
 LaunchElementwise = Callable[..., None]
 # bytes -> address of memory for one op's intermediate results.
-Scratch = Callable[[int], int]
+AllocateScratch = Callable[[int], int]
 
 
 class Gemm(ABC):
@@ -76,7 +76,9 @@ class OwnGemm(Gemm):
         scratch: memory for parts of sums.
     """
 
-    def __init__(self, precision: str, launch: Launch, elementwise: LaunchElementwise, scratch: Scratch) -> None:
+    def __init__(
+        self, precision: str, launch: LaunchKernel, elementwise: LaunchElementwise, scratch: AllocateScratch
+    ) -> None:
         self.name = "dptrain"
         self.numerics = f"products by dptrain in {precision}"
         self._prefix = "gemm" if precision == "float32" else f"gemm_{precision}"

@@ -8,19 +8,19 @@ import pytest
 
 from dptrain.errors import AgreedError
 from dptrain.runtime import launcher
-from dptrain.runtime.launcher import Launch, detect_launch, prepare_blas_before_numpy, refuse_other_launchers
+from dptrain.runtime.launcher import LaunchInfo, detect_launch, prepare_blas_before_numpy, refuse_other_launchers
 
 
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
         ({}, None),
-        ({"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "4"}, Launch("MPICH", 4, 2, 4)),
-        ({"PMI_SIZE": "4", "PMI_RANK": "2"}, Launch("MPICH", 4, 2, 1)),
-        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, Launch("Open MPI", 3, 0, 1)),
+        ({"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "4"}, LaunchInfo("MPICH", 4, 2, 4)),
+        ({"PMI_SIZE": "4", "PMI_RANK": "2"}, LaunchInfo("MPICH", 4, 2, 1)),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, LaunchInfo("Open MPI", 3, 0, 1)),
         # sbatch's own shell has SLURM_NTASKS, but only a step started by srun is a rank
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
-        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, Launch("Slurm", 8, 5, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5"}, LaunchInfo("Slurm", 8, 5, 1)),
         ({"PMI_SIZE": "x", "PMI_RANK": "0"}, None),
     ],
 )
