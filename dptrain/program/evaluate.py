@@ -8,9 +8,9 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.messages import all_reduce, stages
-from dptrain.program.placement import OWN_ROWS
+from dptrain.program.placement import OWN_ROWS, own_rows
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, local
+from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor
 
 
@@ -59,13 +59,7 @@ def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int
     if tensor.op is None:
         return tensor.numpy()
     if tensor.op is OWN_ROWS:
-        axis = tensor.attributes["axis"]
-        length = tensor.shape[axis]
-        if rows is None:
-            return inputs[0]
-        assert isinstance(length, Rows)
-        own = slice(first_row * length.scale, (first_row + rows) * length.scale)
-        return np.asarray(inputs[0][(slice(None),) * axis + (own,)])
+        return own_rows(tensor, inputs[0], rows, first_row)
     return tensor.op.execute(inputs, tensor, rows, first_row)
 
 

@@ -14,9 +14,9 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.memory import Plan, plan
 from dptrain.program.messages import all_reduce, stages
-from dptrain.program.placement import OWN_ROWS
+from dptrain.program.placement import OWN_ROWS, own_rows
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, local
+from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor
 
 Call = Callable[[], Any]
@@ -54,6 +54,7 @@ class Executable:
         self._arena = np.empty(self.plan.size, np.uint8)
         self._arrays: dict[int, Array] = {}
         self._calls: list[Call] = []
+        self._moves: list[Call] = []
         self.state: dict[str, Array] = {}
         self._data: dict[str, Array] = {}
         for name, one in program.inputs.items():
@@ -70,10 +71,7 @@ class Executable:
                     self._prepare(tensor)
             for message in stage.messages:
                 self._prepare_message(message)
-        for name, one in program.updates.items():
-            source, target = self._arrays[id(one)], self.state[name]
-            if source.ctypes.data != target.ctypes.data:
-                self._calls.append(partial(np.copyto, target, source))
+        self._prepare_updates()
         self._outputs = {name: self._arrays[id(one)] for name, one in program.outputs.items()}
 
     def __call__(self, **data: Any) -> dict[str, Array]:
@@ -94,7 +92,10 @@ class Executable:
             np.copyto(array, _checked(name, data[name], array), casting="same_kind")
         for call in self._calls:
             call()
-        return {name: array.copy() for name, array in self._outputs.items()}
+        outputs = {name: array.copy() for name, array in self._outputs.items()}  # of the old state, where they are
+        for call in self._moves:
+            call()
+        return outputs
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
         return tuple(tensor.shape) if self._rows is None else local(tensor.shape, self._rows)
@@ -105,7 +106,7 @@ class Executable:
         if op is None:
             array = tensor.numpy()
         elif op is OWN_ROWS:
-            array = _own_rows(tensor, inputs[0], self._rows, self._first_row)
+            array = own_rows(tensor, inputs[0], self._rows, self._first_row)
         elif op.is_view:
             array = op.execute(inputs, tensor, self._rows)
             if array.size and not np.may_share_memory(array, inputs[0]):  # strides cannot say this reshape: a copy
@@ -130,6 +131,16 @@ class Executable:
             self._calls.append(partial(np.copyto, self._arrays[id(one)], part))
         self._calls.append(partial(all_reduce, flat, over, self._comm))
 
+    def _prepare_updates(self) -> None:
+        """Note the calls that give the state the new values which were not written over it."""
+        moves = [(self._arrays[id(one)], self.state[name]) for name, one in self._program.updates.items()]
+        moves = [(new, old) for new, old in moves if new is not old]
+        for number, (new, old) in enumerate(moves):
+            if any(np.may_share_memory(new, state) for state in self.state.values()):  # which may be replaced before
+                moves[number] = np.empty_like(old), old
+                self._moves.append(partial(np.copyto, moves[number][0], new))
+        self._moves += [partial(np.copyto, old, new) for new, old in moves]
+
     def _place(self, tensor: Tensor) -> Array:
         """Return the array that an op is to write: the state that it replaces, or a place in the arena."""
         replaced = self.plan.in_place.get(id(tensor))
@@ -138,15 +149,6 @@ class Executable:
         start, shape = self.plan.offsets[id(tensor)], self._shape(tensor)
         size = int(np.prod(shape, dtype=np.int64)) * tensor.dtype.itemsize
         return self._arena[start : start + size].view(tensor.dtype).reshape(shape)
-
-
-def _own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
-    axis, length = tensor.attributes["axis"], tensor.shape[tensor.attributes["axis"]]
-    if rows is None:
-        return array
-    assert isinstance(length, Rows)
-    own = slice(first_row * length.scale, (first_row + rows) * length.scale)
-    return np.asarray(array[(slice(None),) * axis + (own,)])
 
 
 def _copy_of(op: Any, inputs: list[Array], tensor: Tensor, rows: int | None, out: Array) -> None:

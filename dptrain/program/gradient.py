@@ -6,8 +6,6 @@ Nothing here knows of ranks or devices: a function is differentiated as if one d
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from dptrain.errors import ConfigError
 from dptrain.program.tensor import OPS, Tensor, Variable, constant
 
@@ -69,8 +67,3 @@ def backward(target: Tensor, gradient: Any = None) -> None:
         variable = leaf.variable
         if found is not None and isinstance(variable, Variable):
             variable.grad = found if variable.grad is None else variable.grad + found
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements of a tensor with a value are finite."""
-    return bool(np.isfinite(tensor.numpy()).all())

@@ -26,7 +26,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, row_axis, size
-from dptrain.program.tensor import OPS, Op, Sharing, Tensor
+from dptrain.program.tensor import OPS, Array, Op, Sharing, Tensor
 
 
 @dataclass(frozen=True)
@@ -250,3 +250,14 @@ class _Placing:
         self.placements[id(tensor)] = placement
         self._kept.append(tensor)
         return _Part(tensor, placement, divisor)
+
+
+def own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
+    """Return what `OWN_ROWS` makes of a whole array: the view of the rank's rows."""
+    axis, length = tensor.attributes["axis"], tensor.shape[tensor.attributes["axis"]]
+    if rows is None:
+        return array
+    assert isinstance(length, Rows)
+    own = slice(first_row * length.scale, (first_row + rows) * length.scale)
+    found: Array = array[(slice(None),) * axis + (own,)]
+    return found

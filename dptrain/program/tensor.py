@@ -386,9 +386,9 @@ class Variable(Operand):
         self.tensor = self._own(constant(value))
 
     def _own(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as this variable's; one with a value forgets how it was made, or steps would pile up."""
+        """Return a tensor as this variable's: a value is copied and forgets how it was made, or steps would pile up."""
         if tensor.value is not None:
-            tensor = Tensor(None, (), {}, tensor.shape, tensor.dtype, tensor.value, self.name)
+            tensor = Tensor(None, (), {}, tensor.shape, tensor.dtype, tensor.value.copy(), self.name)
             tensor.variable = self
         return tensor
 

@@ -123,6 +123,30 @@ def test_state_that_is_still_read_is_not_written_over():
         np.testing.assert_allclose(found["new"], found["old"] + 2 * added)
 
 
+def test_variables_that_change_places():
+    a, b = Variable(np.arange(3.0), "a"), Variable(np.arange(3.0) + 10, "b")
+
+    def step(x, y, sample_weight):
+        old = a.value
+        a.assign(b)
+        b.assign(old)
+        return {"of a": a * 1, "old": old, "a view of it": old[1:]}
+
+    program = trace(step, SPECS, [a, b])
+    executable, _ = compare_steps(program, {"a": a.numpy(), "b": b.numpy()}, 3)
+    np.testing.assert_array_equal(executable.state["a"], [10, 11, 12])
+
+
+def test_a_variable_that_is_transposed():
+    w = Variable(np.arange(9.0).reshape(3, 3), "w")
+
+    def step(x, y, sample_weight):
+        w.assign(ops.transpose(w))
+        return {}
+
+    compare_steps(trace(step, SPECS, [w]), {"w": w.numpy()}, 3)
+
+
 def test_lives_do_not_overlap_in_memory():
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
     program = trace(network(variables), SPECS, list(variables.values()))

@@ -84,6 +84,16 @@ def test_a_variable_forgets_how_its_value_was_made():
         w.assign(np.zeros(2))
 
 
+def test_a_variable_has_memory_of_its_own():
+    array = np.zeros(3)
+    w = Variable(array, "w")
+    array[:] = 1
+    np.testing.assert_array_equal(w.numpy(), [0, 0, 0])
+    w.assign(array)
+    array[:] = 2
+    np.testing.assert_array_equal(w.numpy(), [1, 1, 1])
+
+
 def test_gradients_of_gradients():
     x = constant(np.array(2.0))
     (first,) = gradients(x**3, [x])
