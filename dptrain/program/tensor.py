@@ -135,11 +135,7 @@ class Op:
 
 def _local(value: Any, rows: int) -> Any:
     if isinstance(value, tuple):
-        return (
-            tuple(_local(one, rows) for one in value)
-            if any(isinstance(n, tuple) for n in value)
-            else local(value, rows)
-        )
+        return tuple(_local(one, rows) for one in value)
     return value.scale * rows if isinstance(value, Rows) else value
 
 

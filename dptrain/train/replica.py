@@ -431,9 +431,8 @@ class Replica:
         batch = Batch(y, target, weights, scratch)
         activation = self.loss.fused_activation if self._fused else None
         outputs: Buffer | None = y if activation is None else None
-        fused_metric = (
-            None  # the loss finds the values of one metric that it knows of, the others have an op of their own
-        )
+        # The loss finds the values of one metric that it knows of, the others have an op of their own.
+        metric_sum = None
         # Metrics first: the loss may write the gradient over memory that a view layer shares with y.
         for one, place in zip(self.metrics, self._states, strict=True):
             metric, seen = one.metric, y
@@ -443,11 +442,11 @@ class Replica:
                     outputs = scratch("outputs of the batch", tuple(y.shape[1:]))
                     ops.activation_forward(y, str(activation), outputs)
                 seen = outputs
-            if fused_metric is None and type(metric) is self.loss.fused_metric and isinstance(metric, Mean):
-                fused_metric = metric.row_sum(scratch("values that the loss finds"), mine, tail[place])
+            if metric_sum is None and type(metric) is self.loss.fused_metric and isinstance(metric, Mean):
+                metric_sum = metric.row_sum(scratch("values that the loss finds"), mine, tail[place])
             else:
                 metric.update(ops, Batch(seen, target, mine, scratch), tail[place])
-        self.loss.compute(ops, batch, self._fused or self.loss.from_logits, dy, tail, fused_metric)
+        self.loss.compute(ops, batch, self._fused or self.loss.from_logits, dy, tail, metric_sum)
 
     # Memory, cut to the rows at hand
 
