@@ -225,8 +225,9 @@ def _slice_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: 
     return Sharing((axis,), place) if counted else Sharing((None,), None)
 
 
-def _index(key: Key) -> tuple[slice | int, ...]:
-    return tuple(slice(*one) if isinstance(one, tuple) else one for one in key)
+def _index(key: Key) -> tuple[Any, ...]:
+    """Return what NumPy takes; with the ellipsis a single element is a view as well."""
+    return (*(slice(*one) if isinstance(one, tuple) else one for one in key), ...)
 
 
 @op(shape=_sliced_shape, sharing=_slice_sharing, dtype=first_dtype, linear="each", is_view=True)

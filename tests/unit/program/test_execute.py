@@ -147,6 +147,24 @@ def test_a_variable_that_is_transposed():
     compare_steps(trace(step, SPECS, [w]), {"w": w.numpy()}, 3)
 
 
+def test_views_of_every_kind():
+    """Of one element, of strides that no reshape can keep, of nothing."""
+    w = Variable(np.arange(12.0).reshape(3, 4), "w")
+
+    def step(x, y, sample_weight):
+        w.assign(w * 2)
+        columns = ops.transpose(w)
+        return {
+            "one": w[1, 2],
+            "row": w[-1] + 1,
+            "flat": ops.reshape(columns, (-1,)) + w[1, 2],
+            "none": columns[2:2],
+            "spread": ops.broadcast_to(w[:, 1], (2, 3)),
+        }
+
+    compare_steps(trace(step, SPECS, [w]), {"w": w.numpy()}, 3)
+
+
 def test_lives_do_not_overlap_in_memory():
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
     program = trace(network(variables), SPECS, list(variables.values()))
