@@ -1,5 +1,6 @@
 """Sums, means and extremes over axes. Over the rows of the batch they are those of the whole batch."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from dptrain.ops.elementwise import cast, equal, exp, log, sqrt, square, stop_gradient
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.sharing import Axes, common_dtype
-from dptrain.program.shapes import Shape, normalized_axes, size
+from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
 
 
@@ -87,8 +88,8 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
     """Return the mean over axes, as `sum`; NaN of nothing."""
     (tensor,) = as_tensors([x])
     tensor = tensor if tensor.dtype.kind == "f" else cast(tensor, "float32")
-    count = size(tensor.shape[one] for one in normalized_axes(axis, tensor.ndim))
-    return sum(tensor, axis, keepdims) / float(count)
+    count = math.prod(tensor.shape[one] for one in normalized_axes(axis, tensor.ndim))  # marked, if it counts rows
+    return sum(tensor, axis, keepdims) / count
 
 
 def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:

@@ -11,22 +11,24 @@ from dptrain.program.messages import all_reduce, stages
 from dptrain.program.placement import OWN_ROWS, own_rows
 from dptrain.program.program import Program
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor
+from dptrain.program.tensor import Array, Tensor, Variable
 
 
 def evaluate(
     program: Program,
     values: Mapping[str, Any],
+    state: Mapping[Variable, Array] | None = None,
     *,
     rows: int | None = None,
     first_row: int = 0,
     comm: Communicator | None = None,
-) -> tuple[dict[str, Array], dict[str, Array]]:
+) -> tuple[dict[str, Array], dict[Variable, Array]]:
     """Return what comes out of a program, and the new values of its state. Collective where it is a placed one.
 
     Args:
         program: what is executed.
         values: of its inputs, by name: this rank's rows of what is sharded.
+        state: values of variables; those that are not in it have their own.
         rows: of the global batch that this rank has; None for all.
         first_row: the global number of the first of them.
         comm: the ranks; None for one.
@@ -43,6 +45,9 @@ def evaluate(
         if array.shape != tuple(expected):
             raise ConfigError(f"input {name!r} has shape {array.shape}: expected {tuple(map(int, expected))}")
         found[id(one)] = array
+    for variable, one in program.state.items():
+        known = None if state is None else state.get(variable)
+        found[id(one)] = variable.numpy() if known is None else known
     for stage in stages(program):
         for tensor in stage.tensors:
             if id(tensor) not in found:
@@ -52,7 +57,7 @@ def evaluate(
             sums = _all_reduced(parts, message[0].attributes["over"], comm)
             found |= {id(one): value for one, value in zip(message, sums, strict=True)}
     outputs = {name: found[id(one)] for name, one in program.outputs.items()}
-    return outputs, {name: found[id(one)] for name, one in program.updates.items()}
+    return outputs, {variable: found[id(one)] for variable, one in program.updates.items()}
 
 
 def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int) -> Array:

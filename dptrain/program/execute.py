@@ -4,7 +4,7 @@ What does not change from step to step is done when an `Executable` is made: sha
 that ops write, and which of them share memory. A step is then a list of calls.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,35 +15,64 @@ from dptrain.errors import ConfigError
 from dptrain.program.memory import Plan, plan
 from dptrain.program.messages import all_reduce, stages
 from dptrain.program.placement import OWN_ROWS, own_rows
-from dptrain.program.program import Program
+from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor
+from dptrain.program.tensor import Array, Tensor, Variable
 
 Call = Callable[[], Any]
 
 
+class HostMemory:
+    """The arrays of variables that executables read and write in place; a `Home`."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[Variable, Array] = {}
+
+    def adopt(self, variables: Iterable[Variable]) -> None:
+        """Let variables live here; those that do already stay as they are."""
+        for one in variables:
+            if one.home is not self:
+                self._arrays[one] = one.numpy()
+                one.move(self)
+
+    def array(self, variable: Variable) -> Array:
+        """Return a variable's own array."""
+        return self._arrays[variable]
+
+    def read(self, variable: Variable) -> Array:
+        """Return a copy of its value."""
+        return self._arrays[variable].copy()
+
+    def write(self, variable: Variable, value: Array) -> None:
+        """Replace its value."""
+        np.copyto(self._arrays[variable], value)
+
+
 class Executable:
-    """A program for one number of rows. The state that it updates lives here, see `state`.
+    """A program for one number of rows.
 
     Args:
         program: what is executed.
-        state: the first values of its inputs that are no data, by name; copied.
+        memory: where its state lives, and goes on to live.
+        arrays: what its inputs read at every step, by name: this rank's rows of what is sharded. Of the input `ROWS`,
+            the numbers of stored rows, it is those of many steps, of which each reads its own.
         rows: of the global batch that this rank has; None for all.
         first_row: the global number of the first of them.
         comm: the ranks; None for one.
 
     Attributes:
-        state: values of the state by name; a step changes them in place.
         plan: where in memory its tensors are.
+        outputs: what the last step made, by name.
 
     Raises:
-        ConfigError: a value of the state has another shape.
+        ConfigError: an array is missing or has another shape.
     """
 
     def __init__(
         self,
         program: Program,
-        state: Mapping[str, Any],
+        memory: HostMemory,
+        arrays: Mapping[str, Array],
         *,
         rows: int | None = None,
         first_row: int = 0,
@@ -55,16 +84,19 @@ class Executable:
         self._arrays: dict[int, Array] = {}
         self._calls: list[Call] = []
         self._moves: list[Call] = []
-        self.state: dict[str, Array] = {}
-        self._data: dict[str, Array] = {}
+        self.outputs: dict[str, Array] = {}
+        self._order = self._window = np.empty(0, np.int64)
         for name, one in program.inputs.items():
-            array = np.empty(self._shape(one), one.dtype)
-            if name in state:
-                self.state[name] = array
-                array[...] = _checked(name, state[name], array)
+            if name not in arrays:
+                raise ConfigError(f"input {name!r} is missing")
+            if name == ROWS:
+                self._order, self._window = arrays[name], np.empty(self._shape(one), one.dtype)
+                self._arrays[id(one)] = self._window
             else:
-                self._data[name] = array
-            self._arrays[id(one)] = array
+                self._arrays[id(one)] = _checked(name, arrays[name], self._shape(one))
+        memory.adopt(program.state)
+        self.state = {variable: memory.array(variable) for variable in program.state}
+        self._arrays |= {id(one): self.state[variable] for variable, one in program.state.items()}
         for stage in stages(program):
             for tensor in stage.tensors:
                 if id(tensor) not in self._arrays:
@@ -72,30 +104,22 @@ class Executable:
             for message in stage.messages:
                 self._prepare_message(message)
         self._prepare_updates()
-        self._outputs = {name: self._arrays[id(one)] for name, one in program.outputs.items()}
+        self._results = {name: self._arrays[id(one)] for name, one in program.outputs.items()}
 
-    def __call__(self, **data: Any) -> dict[str, Array]:
-        """Execute it once. Collective where the program is a placed one.
+    def run(self, starts: Sequence[int] = (0,)) -> None:
+        """Execute it as often as there are starts. Collective where the program is a placed one.
 
         Args:
-            data: this rank's rows, by name.
-
-        Returns:
-            What comes out, by name: copies.
-
-        Raises:
-            ConfigError: data is missing or has another shape.
+            starts: where in the array `ROWS` each step's rows begin.
         """
-        for name, array in self._data.items():
-            if name not in data:
-                raise ConfigError(f"input {name!r} is missing")
-            np.copyto(array, _checked(name, data[name], array), casting="same_kind")
-        for call in self._calls:
-            call()
-        outputs = {name: array.copy() for name, array in self._outputs.items()}  # of the old state, where they are
-        for call in self._moves:
-            call()
-        return outputs
+        for number, start in enumerate(starts, 1):
+            self._window[...] = self._order[start : start + len(self._window)]
+            for call in self._calls:
+                call()
+            if number == len(starts):  # before the moves: outputs may be of the old state
+                self.outputs = {name: array.copy() for name, array in self._results.items()}
+            for call in self._moves:
+                call()
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
         return tuple(tensor.shape) if self._rows is None else local(tensor.shape, self._rows)
@@ -133,7 +157,7 @@ class Executable:
 
     def _prepare_updates(self) -> None:
         """Note the calls that give the state the new values which were not written over it."""
-        moves = [(self._arrays[id(one)], self.state[name]) for name, one in self._program.updates.items()]
+        moves = [(self._arrays[id(one)], self.state[variable]) for variable, one in self._program.updates.items()]
         moves = [(new, old) for new, old in moves if new is not old]
         for number, (new, old) in enumerate(moves):
             if any(np.may_share_memory(new, state) for state in self.state.values()):  # which may be replaced before
@@ -155,8 +179,8 @@ def _copy_of(op: Any, inputs: list[Array], tensor: Tensor, rows: int | None, out
     np.copyto(out, op.execute(inputs, tensor, rows))
 
 
-def _checked(name: str, value: Any, like: Array) -> Array:
+def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
     array = np.asarray(value)
-    if array.shape != like.shape:
-        raise ConfigError(f"input {name!r} has shape {array.shape}: expected {like.shape}")
+    if array.shape != shape:
+        raise ConfigError(f"input {name!r} has shape {array.shape}: expected {shape}")
     return array

@@ -44,7 +44,7 @@ def explain(program: Program) -> str:
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    results = {**program.outputs, **program.updates}
+    results = {**program.outputs, **{variable.path: one for variable, one in program.updates.items()}}
     table += [f"{name} = {names[id(one)]}" for name, one in results.items()]
     total = f"{len(lines) - 1} ops, {operations:,} operations, {moved:,} bytes written"
     if isinstance(program, PlacedProgram):

@@ -66,4 +66,5 @@ def backward(target: Tensor, gradient: Any = None) -> None:
     for leaf, found in zip(leaves, gradients(target, leaves, gradient), strict=True):
         variable = leaf.variable
         if found is not None and isinstance(variable, Variable):
-            variable.grad = found if variable.grad is None else variable.grad + found
+            before = variable.grad
+            variable.grad = found if before is None else before + found

@@ -88,8 +88,8 @@ def _roots(order: list[Tensor]) -> dict[int, int]:
 def _in_place(program: Program, at: Mapping[int, int], last: Mapping[int, int]) -> dict[int, Tensor]:
     """Return the updates that can be written over the state."""
     found: dict[int, Tensor] = {}
-    for name, new in program.updates.items():
-        old = program.inputs[name]
+    for variable, new in program.updates.items():
+        old = program.state[variable]
         reads_it = new.op is not None and new.op.in_place and any(one is old for one in new.inputs)
         alike = new.shape == old.shape and new.dtype == old.dtype
         if reads_it and alike and last[id(old)] == at[id(new)]:

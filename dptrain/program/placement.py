@@ -114,8 +114,8 @@ def place(program: Program) -> PlacedProgram:
     for tensor in program.tensors:
         placing.add(tensor)
     outputs = {name: placing.finished(one) for name, one in program.outputs.items()}
-    updates = {name: placing.finished(one) for name, one in program.updates.items()}
-    return PlacedProgram(program.inputs, outputs, updates, placing.placements)
+    updates = {variable: placing.finished(one) for variable, one in program.updates.items()}
+    return PlacedProgram(program.inputs, program.state, outputs, updates, placing.placements)
 
 
 class _Placing:

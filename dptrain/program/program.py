@@ -1,15 +1,18 @@
 """A program: what one execution reads, and what it makes of it; traced from a Python function."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError
 from dptrain.program.gradient import topological
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, Variable, as_tensors, placeholder, tracing
+
+
+# The input that holds numbers of stored rows: an executable is given those of many steps, and reads its own at each.
+ROWS = "rows"
 
 
 @dataclass(frozen=True)
@@ -17,14 +20,16 @@ class Program:
     """The ops of one step as data.
 
     Attributes:
-        inputs: placeholders by name: the data, and the state that is read, such as "dense/kernel".
+        inputs: placeholders of the data, by name.
+        state: placeholders of the variables that are read or updated.
         outputs: what comes out, by name.
-        updates: the new values of the state, by name.
+        updates: the new values of variables.
     """
 
     inputs: Mapping[str, Tensor]
+    state: Mapping[Variable, Tensor]
     outputs: Mapping[str, Tensor]
-    updates: Mapping[str, Tensor]
+    updates: Mapping[Variable, Tensor]
 
     @property
     def results(self) -> list[Tensor]:
@@ -37,35 +42,22 @@ class Program:
         return topological(self.results)
 
 
-def trace(
-    function: Callable[..., Mapping[str, Any]],
-    inputs: Mapping[str, tuple[Shape, npt.DTypeLike]],
-    variables: Sequence[Variable] = (),
-) -> Program:
+def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple[Shape, npt.DTypeLike]]) -> Program:
     """Return the program of a function, which is called once, on placeholders.
 
     Args:
-        function: takes the inputs by position, and returns what comes out by name; it may read and assign variables.
+        function: takes the inputs by position, and returns what comes out by name; it may read and assign variables,
+            which stay as they are.
         inputs: shape and dtype by name; lengths that count rows of the batch are `Rows`.
-        variables: the state, whose names differ; afterwards it is as before.
 
     Raises:
-        ConfigError: names are not unique, or the function decides by a value.
+        ConfigError: the function decides by a value.
     """
-    names = [*inputs, *(one.name for one in variables)]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"names of inputs and variables must differ: {sorted(names)}")
     data = {name: placeholder(shape, dtype, name) for name, (shape, dtype) in inputs.items()}
-    state = {one.name: placeholder(one.shape, one.dtype, one.name, one) for one in variables}
-    before = [(one, one.tensor, one.grad) for one in variables]
-    try:
-        for one in variables:
-            one.tensor, one.grad = state[one.name], None
-        with tracing():
-            found = function(*data.values())
+    with tracing() as seen:
+        found = function(*data.values())
         outputs = dict(zip(found, as_tensors(list(found.values())), strict=True))
-        updates = {one.name: one.tensor for one in variables if one.tensor is not state[one.name]}
-    finally:
-        for one, tensor, grad in before:
-            one.tensor, one.grad = tensor, grad
-    return Program({**data, **state}, outputs, updates)
+        for variable in seen.written:
+            seen.placeholder_of(variable)
+    updates = {variable: leaf.inputs[0] for variable, leaf in seen.written.items()}
+    return Program(data, seen.read, outputs, updates)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,8 @@ class Op:
         dtype = np.dtype(self.dtype(*(one.dtype for one in tensors), **attributes))
         made = Tensor(self, tensors, attributes, shape, dtype)
         traced = is_tracing()
-        if any(one.value is None for one in tensors) or (traced and any(isinstance(n, Rows) for n in shape)):
+        by_rows = any(isinstance(n, Rows) for n in shape) or any(one.counts_rows for one in tensors)
+        if any(one.value is None for one in tensors) or (traced and by_rows):
             return made
         made.value = self.execute([one.value for one in tensors], made)
         # In a trace it is the same at every execution: a constant.
@@ -226,9 +227,23 @@ class Tensor(Operand):
         value: the elements, or None inside a trace.
         name: of a placeholder or a variable, for messages.
         variable: whose value it is, or None.
+        logits: of what softmax or sigmoid made: their input.
+        history: of what a layer made of symbolic tensors: that call.
     """
 
-    __slots__ = ("__weakref__", "attributes", "dtype", "inputs", "name", "op", "shape", "value", "variable")
+    __slots__ = (
+        "history",
+        "logits",
+        "__weakref__",
+        "attributes",
+        "dtype",
+        "inputs",
+        "name",
+        "op",
+        "shape",
+        "value",
+        "variable",
+    )
 
     def __init__(
         self,
@@ -243,6 +258,13 @@ class Tensor(Operand):
         self.op, self.inputs, self.attributes = op, tuple(inputs), dict(attributes)
         self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
         self.variable: Variable | None = None
+        self.logits: Tensor | None = None
+        self.history: Any = None
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it is the number of rows of the batch, a constant that differs from batch to batch."""
+        return self.op is None and "rows" in self.attributes
 
     @property
     def grad(self) -> "Tensor | None":
@@ -343,7 +365,10 @@ def as_tensors(inputs: Sequence[Any]) -> list[Tensor]:
             dtype = max(floats, default=FLOATX)
         elif isinstance(one, int) and not isinstance(one, bool) and met:
             dtype = np.result_type(*met) if np.result_type(*met) != np.bool_ else None
-        found.append(constant(one, dtype))
+        made = constant(one, dtype)
+        if isinstance(one, Rows):
+            made.attributes["rows"] = one.scale
+        found.append(made)
     return found
 
 
@@ -359,87 +384,202 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     return Tensor(None, (), {}, array.shape, array.dtype, array)
 
 
+class Home(Protocol):
+    """A device's memory, as the variables see it that live there."""
+
+    def read(self, variable: "Variable") -> Array:
+        """Return a copy of a variable's value."""
+
+    def write(self, variable: "Variable", value: Array) -> None:
+        """Replace a variable's value, by one of its shape and dtype."""
+
+
 class Variable(Operand):
     """A tensor that stays from step to step: a weight, a slot of an optimizer, a metric's total, a seed.
 
-    Inside a trace `assign` is written down; the program then has the new value among its outputs.
+    Inside a trace `assign` is written down; the program then has the new value among its updates.
 
     Args:
         value: the first.
         name: for messages and files.
         trainable: whether it has a gradient.
+        dtype: of the value, which is cast to it.
+        regularizer: what computes its penalty, called with the variable.
+        aggregation: "sum" where ranks may each keep a summand of it, as of a metric's total; else "none".
 
     Attributes:
         name: as above.
+        path: unique in a model, "layer/name" of a weight; by default the name.
         trainable: as above.
-        tensor: what reading it gives.
-        grad: what `backward` has added up since it was last set to None.
+        regularizer: as above.
+        aggregation: as above.
+        home: the device that its value lives on, or None for this object's own memory.
     """
 
-    def __init__(self, value: Any, name: str = "variable", trainable: bool = True) -> None:
-        self.name, self.trainable = name, trainable
-        self.grad: Tensor | None = None
-        self.tensor = self._own(constant(value))
+    def __init__(
+        self,
+        value: Any,
+        name: str = "variable",
+        trainable: bool = True,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        regularizer: Callable[["Variable"], Any] | None = None,
+        aggregation: Literal["none", "sum"] = "none",
+    ) -> None:
+        self.name = self.path = name
+        self.trainable, self.regularizer, self.aggregation = trainable, regularizer, aggregation
+        self.home: Home | None = None
+        self._grad: Tensor | None = None
+        self._held = self._own(constant(value, dtype).numpy())
 
-    def _own(self, tensor: Tensor) -> Tensor:
-        """Return a tensor as this variable's: a value is copied and forgets how it was made, or steps would pile up."""
-        if tensor.value is not None:
-            tensor = Tensor(None, (), {}, tensor.shape, tensor.dtype, tensor.value.copy(), self.name)
-            tensor.variable = self
+    def _own(self, value: Array) -> Tensor:
+        """Return a value as this variable's: a copy that does not know how it was made, or steps would pile up."""
+        tensor = Tensor(None, (), {}, value.shape, value.dtype, np.array(value, order="C"), self.name)
+        tensor.variable = self
         return tensor
 
     @property
-    def value(self) -> Tensor:
-        """What reading it gives now."""
-        return self.tensor
+    def tensor(self) -> Tensor:
+        """What reading it gives: its value, or inside a trace what stands for it."""
+        trace = _trace.get()
+        if trace is not None:
+            return trace.value_of(self)
+        return self._held if self.home is None else self._own(self.home.read(self))
+
+    value = tensor
+
+    @property
+    def grad(self) -> Tensor | None:
+        """What `backward` has added up since it was last set to None; inside a trace, in that trace."""
+        trace = _trace.get()
+        return self._grad if trace is None else trace.gradients.get(self)
+
+    @grad.setter
+    def grad(self, grad: Tensor | None) -> None:
+        trace = _trace.get()
+        if trace is None:
+            self._grad = grad
+        elif grad is None:
+            trace.gradients.pop(self, None)
+        else:
+            trace.gradients[self] = grad
 
     @property
     def shape(self) -> Shape:
         """Of the value."""
-        return self.tensor.shape
+        return self._held.shape
 
     @property
     def dtype(self) -> DType:
         """Of the value."""
-        return self.tensor.dtype
+        return self._held.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
 
     def numpy(self) -> Array:
-        """Return the value; as `Tensor.numpy`."""
-        return self.tensor.numpy()
+        """Return a copy of the value; as `Tensor.numpy`."""
+        return np.array(self.tensor.numpy())
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.numpy(), dtype)
+
+    def __float__(self) -> float:
+        return float(self.tensor)
+
+    def __int__(self) -> int:
+        return int(self.tensor)
 
     def assign(self, value: Any) -> None:
-        """Give it a new value of the same shape.
+        """Give it a new value of the same shape, which is cast to its dtype.
 
         Raises:
             ConfigError: the shape is another.
         """
         found = as_tensors([value])[0]
         if found.shape != self.shape:
-            raise ConfigError(f"variable {self.name!r} has shape {self.shape}; assigned shape {found.shape}")
+            raise ConfigError(f"variable {self.path!r} has shape {self.shape}; assigned shape {found.shape}")
         if found.dtype != self.dtype:
             found = OPS["cast_to"](found, dtype=self.dtype.name)
-        self.tensor = self._own(found)
+        trace = _trace.get()
+        if trace is not None:
+            trace.write(self, found)
+        elif self.home is not None:
+            self.home.write(self, found.numpy())
+        else:
+            self._held = self._own(found.numpy())
+
+    def assign_add(self, value: Any) -> None:
+        """Add to it."""
+        self.assign(self + value)
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtract from it."""
+        self.assign(self - value)
+
+    def move(self, home: Home | None) -> None:
+        """Let the value live on a device, which has it already, or (None) come back from there."""
+        if home is None and self.home is not None:
+            self._held = self._own(self.home.read(self))
+        self.home = home
 
     def __repr__(self) -> str:
-        return f"<variable {self.name} {self.shape} {self.dtype.name}>"
+        return f"<variable {self.path} {self.shape} {self.dtype.name}>"
+
+    __hash__ = object.__hash__
 
 
-_traces: ContextVar[bool] = ContextVar("tracing", default=False)
+class Trace:
+    """What a function has read and written while it was traced.
+
+    Attributes:
+        read: placeholders of the variables that were read.
+        written: new values of those that were assigned.
+        gradients: `Variable.grad` of those that have one.
+    """
+
+    def __init__(self) -> None:
+        self.read: dict[Variable, Tensor] = {}
+        self.written: dict[Variable, Tensor] = {}
+        self.gradients: dict[Variable, Tensor] = {}
+
+    def value_of(self, variable: Variable) -> Tensor:
+        """Return what stands for a variable: what was assigned last, else its placeholder."""
+        return self.written[variable] if variable in self.written else self.placeholder_of(variable)
+
+    def placeholder_of(self, variable: Variable) -> Tensor:
+        """Return what stands for a variable's value before the step."""
+        if variable not in self.read:
+            self.read[variable] = placeholder(variable.shape, variable.dtype, variable.path, variable)
+        return self.read[variable]
+
+    def write(self, variable: Variable, value: Tensor) -> None:
+        """Note a new value; gradients end at it, as they do outside of a trace."""
+        leaf = Tensor(OPS["stop_gradient"], (value,), {}, value.shape, value.dtype, name=variable.path)
+        leaf.variable = variable
+        self.written[variable] = leaf
+
+
+_trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 def is_tracing() -> bool:
     """Whether ops are written down instead of executed."""
-    return _traces.get()
+    return _trace.get() is not None
 
 
 @contextmanager
-def tracing() -> Iterator[None]:
+def tracing() -> Iterator[Trace]:
     """Write down the ops that are called in this context, where they depend on placeholders or on the rows."""
-    token = _traces.set(True)
+    token = _trace.set(Trace())
     try:
-        yield
+        found = _trace.get()
+        assert found is not None
+        yield found
     finally:
-        _traces.reset(token)
+        _trace.reset(token)
 
 
 def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variable | None = None) -> Tensor:
