@@ -10,7 +10,6 @@ from dptrain.program.gradient import topological
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, Variable, as_tensors, placeholder, tracing
 
-
 # The input that holds numbers of stored rows: an executable is given those of many steps, and reads its own at each.
 ROWS = "rows"
 

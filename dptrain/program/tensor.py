@@ -232,12 +232,12 @@ class Tensor(Operand):
     """
 
     __slots__ = (
-        "history",
-        "logits",
         "__weakref__",
         "attributes",
         "dtype",
+        "history",
         "inputs",
+        "logits",
         "name",
         "op",
         "shape",
