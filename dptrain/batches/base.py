@@ -16,11 +16,11 @@ class Batches(ABC):
 
     Attributes:
         steps: of an epoch, the same on all ranks; None where only the end of the data will tell.
-        capacity: rows of this rank's largest shard, as far as it is known before the first step.
+        looks_ahead: whether steps can be asked of `epoch` before the rows of those before them.
     """
 
     steps: int | None
-    capacity: int
+    looks_ahead: bool = False
 
     @abstractmethod
     def open(self, backend: Backend, most_bytes: int | None) -> Self:
@@ -53,8 +53,8 @@ class Batches(ABC):
             raise ConfigError(f"not supported: going on after step {step} of an epoch with {type(self).__name__}")
 
     @abstractmethod
-    def rows(self, shard: Shard) -> Rows:
-        """Return the samples of the next shard of the step at hand that has any."""
+    def rows(self, shards: Sequence[Shard]) -> Rows:
+        """Return the samples of the next shards, of as many of those given as lie in memory; see `Feed.rows`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -80,6 +80,8 @@ class ArrayBatches(Batches):
         restarts: every epoch begins with the first step, as evaluations do.
     """
 
+    looks_ahead = True
+
     def __init__(
         self,
         arrays: Sequence[HostArray],
@@ -91,7 +93,6 @@ class ArrayBatches(Batches):
         self._arrays, self._sampler, self._steps_per_epoch = arrays, sampler, steps_per_epoch
         self._restarts = restarts
         self.steps = steps_per_epoch or sampler.steps
-        self.capacity = sampler.capacity
         self._feed: Feed | None = None
         # Where the next epoch goes on, with steps_per_epoch.
         self._pass, self._done = 0, 0
@@ -100,7 +101,7 @@ class ArrayBatches(Batches):
 
     def open(self, backend: Backend, most_bytes: int | None) -> Self:
         """Put the arrays on the device, or prepare to stream them."""
-        self._feed = make_feed(backend, self._arrays, self.capacity, most_bytes)
+        self._feed = make_feed(backend, self._arrays, self._sampler.capacity, most_bytes)
         return self
 
     def epoch(self, number: int) -> Iterator[Sequence[Shard]]:
@@ -137,10 +138,10 @@ class ArrayBatches(Batches):
         if self._done == self._sampler.steps:
             self._pass, self._done = self._pass + 1, 0
 
-    def rows(self, shard: Shard) -> Rows:
+    def rows(self, shards: Sequence[Shard]) -> Rows:
         """Ask the feed."""
         assert self._feed is not None
-        return self._feed.rows(shard)
+        return self._feed.rows(shards)
 
     def close(self) -> None:
         """Close the feed."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +26,17 @@ Order = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples on the device.
+    """Samples on the device, of one or more shards.
 
     Attributes:
         arrays: features, targets and what else belongs to a sample, each (stored rows, ...).
-        chosen: (rows,) int64, which of the stored rows, in order.
+        order: int64, numbers of stored rows.
+        starts: where in `order` each shard's begin.
     """
 
     arrays: tuple[Buffer, ...]
-    chosen: Buffer
-
-
-class RowSource(Protocol):
-    """What a replica asks for samples."""
-
-    def rows(self, shard: Shard) -> Rows:
-        """Return the samples of the next shard, which has at least one; valid until the next call."""
-        ...
+    order: Buffer
+    starts: list[int]
 
 
 class Feed(ABC):
@@ -66,8 +60,12 @@ class Feed(ABC):
         """
 
     @abstractmethod
-    def rows(self, shard: Shard) -> Rows:
-        """Return the samples of the next shard, which has at least one; valid until the next call."""
+    def rows(self, shards: Sequence[Shard]) -> Rows:
+        """Return the samples of the next shards, of as many of those given as lie in memory; valid until the next call.
+
+        Args:
+            shards: what comes next, in the order that `start` was told.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -94,9 +92,9 @@ class ResidentFeed(Feed):
             self._order = self._backend.empty(order.shape, np.int64)
         self._backend.write(self._order, order)
 
-    def rows(self, shard: Shard) -> Rows:
-        """Return all samples, and the shard's part of the order."""
-        return Rows(self._arrays, self._order[shard.start : shard.stop])
+    def rows(self, shards: Sequence[Shard]) -> Rows:
+        """Return all samples and the whole order."""
+        return Rows(self._arrays, self._order, [shard.start for shard in shards])
 
     def close(self) -> None:
         """Nothing runs."""
@@ -139,16 +137,21 @@ class StreamedFeed(Feed):
         if self._chunks:
             self._fill(0)
 
-    def rows(self, shard: Shard) -> Rows:
-        """Return the chunk that holds the shard, and the shard's rows in it."""
-        if self._left == 0:
+    def rows(self, shards: Sequence[Shard]) -> Rows:
+        """Return the chunk that holds the next shard, with the shards that lie in it as well."""
+        if self._left == 0 and shards[0].rows:
             self._enter(self._current + 1)
         elif self._filling is not None and self._filling.done():
             self._send()
-        begin, self._next_row = self._next_row, self._next_row + shard.rows
-        self._left -= 1
-        arrays = tuple(staging.device for staging in self._slots[self._current % 2])
-        return Rows(arrays, self._identity[begin : begin + shard.rows])
+        starts = []
+        for shard in shards:
+            if shard.rows and not self._left:
+                break
+            starts.append(self._next_row)
+            self._next_row += shard.rows
+            self._left -= bool(shard.rows)
+        arrays = tuple(staging.device for staging in self._slots[max(self._current, 0) % 2])
+        return Rows(arrays, self._identity, starts)
 
     def close(self) -> None:
         """End the thread, whatever it met."""

@@ -125,7 +125,7 @@ class StreamBatches(Batches):
                 self._source.on_epoch_end()
                 return
             begin, stop, total = rows
-            yield [Shard(seen + begin, seen + stop, begin)]
+            yield [Shard(seen + begin, seen + stop, begin, total)]
             seen += total
         if self._num_batches is not None and self._asked >= self._num_batches:
             self._pass = None
@@ -133,9 +133,10 @@ class StreamBatches(Batches):
                 warn_of_the_end()
         self._source.on_epoch_end()
 
-    def rows(self, shard: Shard) -> Rows:
+    def rows(self, shards: Sequence[Shard]) -> Rows:
         """Send this rank's part of the step's batch to the device, which may still work on the one before."""
         assert self._drawn is not None
+        (shard,) = shards
         for staging in self._slots[self._turn]:
             staging.release()
         self._turn = 1 - self._turn
@@ -145,7 +146,7 @@ class StreamBatches(Batches):
             staging.host[: shard.rows] = array
             staging.send(shard.rows)
             staging.arrive()
-        return Rows(tuple(staging.device for staging in slot), self._identity[: shard.rows])
+        return Rows(tuple(staging.device for staging in slot), self._identity, [0])
 
     def close(self) -> None:
         """End the threads."""
