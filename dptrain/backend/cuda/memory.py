@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.base import HostArray, amount
 from dptrain.backend.cuda.device import Gpu, cuda
+from dptrain.backend.transfers import HostArray, amount
 from dptrain.errors import DeviceError, DeviceMemoryError
 
 

@@ -20,7 +20,7 @@ FUSED_ACTIVATIONS = ("linear", "relu", "sigmoid", "tanh", "leaky_relu")
 LAYOUTS = ("nn", "tn", "nt")
 TILES = (128, 64, 32)
 # Threads of a block, by tile. A TF32 block of 32 x 32 has a warp for each fragment of 16 x 16.
-_THREADS = {"float32": {128: 256, 64: 256, 32: 64}, "tf32": {128: 256, 64: 128, 32: 128}}
+THREADS = {"float32": {128: 256, 64: 256, 32: 64}, "tf32": {128: 256, 64: 128, 32: 128}}
 # What `product_plan` aims at. Constants, not the GPU's number of processors, so that the order of sums, and with it the
 # bits, depend on shapes alone.
 _WANTED_BLOCKS, _WANTED_WARPS = 64, 1024
@@ -82,7 +82,7 @@ class OwnGemm(Gemm):
         self.name = "dptrain"
         self.numerics = f"products by dptrain in {precision}"
         self._prefix = "gemm" if precision == "float32" else f"gemm_{precision}"
-        self._threads = _THREADS[precision]
+        self._threads = THREADS[precision]
         self._launch, self._elementwise, self._scratch = launch, elementwise, scratch
 
     def product(
@@ -135,7 +135,7 @@ def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
     tile = next(fitting, TILES[-1])
     slices = 1
     if K >= _LEAST_SPLIT:
-        warps = blocks(tile) * _THREADS["float32"][tile] // 32
+        warps = blocks(tile) * THREADS["float32"][tile] // 32
         slices = max(1, min(_WANTED_WARPS // warps, K // _LEAST_SLICE, _MOST_SLICES))
     depth = -(-K // (slices * 32)) * 32
     return tile, max(1, -(-K // depth)) if depth else 1, depth
