@@ -20,7 +20,7 @@ from dptrain.layers.weight import Weight
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
-from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, tracing
+from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.names import snake_case
@@ -243,7 +243,7 @@ class Layer(Configurable):
         if "training" in accepted:
             bound.arguments["training"] = training
         symbolic = any(is_symbolic(one) for one in leaves([arguments, keywords]))
-        with _calling(training), tracing() if symbolic else _as_it_is():
+        with scope(self.label), _calling(training), tracing() if symbolic else _as_it_is():
             if outer is None:
                 self._clear_losses()
             outputs = self._called(bound)
