@@ -7,10 +7,9 @@ from dptrain.errors import ConfigError
 from dptrain.optimizers import schedules
 from dptrain.optimizers.adam import Adam
 from dptrain.optimizers.adamw import AdamW
-from dptrain.optimizers.base import Optimizer, Update
+from dptrain.optimizers.base import Optimizer
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
-from dptrain.optimizers.updater import Updater
 from dptrain.registry import serialization
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Registry
@@ -25,8 +24,6 @@ __all__ = [
     "AdamW",
     "Optimizer",
     "RMSprop",
-    "Update",
-    "Updater",
     "deserialize",
     "get",
     "schedules",
