@@ -35,6 +35,11 @@ class HostMemory:
                 self._arrays[one] = one.numpy()
                 one.move(self)
 
+    def release(self, variables: Iterable[Variable]) -> None:
+        """Forget variables."""
+        for one in variables:
+            self._arrays.pop(one, None)
+
     def array(self, variable: Variable) -> Array:
         """Return a variable's own array."""
         return self._arrays[variable]

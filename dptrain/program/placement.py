@@ -17,8 +17,8 @@ Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization 
 arXiv:2105.04663, and DTensor of PyTorch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +26,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, row_axis, size
-from dptrain.program.tensor import OPS, Array, Op, Sharing, Tensor
+from dptrain.program.tensor import OPS, Array, Op, Sharing, Tensor, Variable
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,11 @@ class PlacedProgram(Program):
 
     Attributes:
         placements: of every tensor, by its `id`.
+        summed: variables of which each rank has a summand.
     """
 
-    placements: Mapping[int, Placement]
+    placements: Mapping[int, Placement] = field(default_factory=dict)
+    summed: frozenset[Variable] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -100,28 +102,41 @@ class _Part:
     divisor: Tensor | None = None
 
 
-def place(program: Program) -> PlacedProgram:
+def place(program: Program, summed: Collection[Variable] = ()) -> PlacedProgram:
     """Return the program of one rank.
 
     Args:
         program: inputs whose shape counts rows come in sharded, the others replicated. What comes out is replicated,
             but for outputs whose shape counts rows, of which each rank has its own.
+        summed: variables of which each rank is to keep a summand (totals of metrics, to be summed when they are read),
+            where their updates allow it; `PlacedProgram.summed` says of which it does.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once.
     """
-    placing = _Placing()
-    for tensor in program.tensors:
-        placing.add(tensor)
+    chosen = set(summed)
+    while True:
+        placing = _Placing(chosen)
+        for tensor in program.tensors:
+            placing.add(tensor)
+        refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
+        if not refused:
+            break
+        chosen -= refused  # their values must be whole: placed again, as all that has been made of them
     outputs = {name: placing.finished(one) for name, one in program.outputs.items()}
-    updates = {variable: placing.finished(one) for variable, one in program.updates.items()}
-    return PlacedProgram(program.inputs, program.state, outputs, updates, placing.placements)
+    updates = {
+        variable: placing.parts[id(one)].tensor if variable in chosen else placing.finished(one)
+        for variable, one in program.updates.items()
+    }
+    placed = (program.inputs, program.state, outputs, updates, program.readings)
+    return PlacedProgram(*placed, placing.placements, frozenset(chosen))
 
 
 class _Placing:
     """The work of `place`."""
 
-    def __init__(self) -> None:
+    def __init__(self, summed: Collection[Variable]) -> None:
+        self._summed = summed
         self.parts: dict[int, _Part] = {}
         self.placements: dict[int, Placement] = {}
         self._reduced: dict[int, Tensor] = {}
@@ -131,15 +146,23 @@ class _Placing:
         """Place a tensor, whose inputs have been placed."""
         if tensor.op is None:
             axis = row_axis(tensor.shape) if tensor.value is None else None
-            self.parts[id(tensor)] = self._note(tensor, Placement(axis))
+            partial = PARTIAL if tensor.variable in self._summed else None
+            self.parts[id(tensor)] = self._note(tensor, partial or Placement(axis))
         else:
             self.parts[id(tensor)] = self._place(tensor.op, tensor, [self.parts[id(one)] for one in tensor.inputs])
+
+    def stays_partial(self, tensor: Tensor | None) -> bool:
+        """Whether a new value of a variable is a summand as the old one was."""
+        part = None if tensor is None else self.parts[id(tensor)]
+        return part is None or (part.placement == PARTIAL and part.divisor is None)
 
     def finished(self, tensor: Tensor) -> Tensor:
         """Return a result as it is handed out: summed and divided."""
         return self._whole(self.parts[id(tensor)]).tensor
 
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
+        if op is OPS["cast_to"] and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
+            parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
         if op is OPS["divide"] and self._can_wait(tensor, *parts):
             return self._note(parts[0].tensor, parts[0].placement, self._number(parts[1]))
         parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]

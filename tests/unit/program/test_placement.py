@@ -36,16 +36,16 @@ def weights(**shapes):
 
 def compare(step, variables, shards):
     """Assert that ranks compute what one does; return the messages of a rank, and the placed program."""
-    program = trace(step, SPECS, list(variables.values()))
-    values = DATA | {name: one.numpy() for name, one in variables.items()}
-    outputs, updates = evaluate(program, values)
+    program = trace(step, SPECS)
+    assert set(program.state) <= set(variables.values())
+    outputs, updates = evaluate(program, DATA)
     placed = place(program)
-    found, messages = run_on_ranks(placed, values, shards, AXES)
+    found, messages = run_on_ranks(placed, DATA, shards, AXES)
     for own_outputs, own_updates in found:
         for expected, own in ((outputs, own_outputs), (updates, own_updates)):
             assert own.keys() == expected.keys()
             for name, value in own.items():
-                np.testing.assert_allclose(value, expected[name], rtol=1e-13, atol=1e-14, err_msg=name)
+                np.testing.assert_allclose(value, expected[name], rtol=1e-13, atol=1e-14, err_msg=str(name))
     return messages, placed
 
 
@@ -233,12 +233,11 @@ def test_random_steps(step, shards):
         found = gradients(loss, [one.tensor for one in variables.values()])
         return {"loss": loss} | {name: one for name, one in zip(variables, found, strict=True) if one is not None}
 
-    program = trace(traced, SPECS, list(variables.values()))
-    values = DATA | {name: one.numpy() for name, one in variables.items()}
-    whole, _ = evaluate(program, values)
+    program = trace(traced, SPECS)
+    whole, _ = evaluate(program, DATA)
     eager = step(variables, *(ops.add(array, 0) for array in DATA.values()))
     assert eager.numpy().tobytes() == whole["loss"].tobytes()
-    for outputs, _ in run_on_ranks(place(program), values, shards, AXES)[0]:
+    for outputs, _ in run_on_ranks(place(program), DATA, shards, AXES)[0]:
         for name, value in outputs.items():
             np.testing.assert_allclose(value, whole[name], rtol=1e-10, atol=1e-11, err_msg=name)
     for name, variable in variables.items():
