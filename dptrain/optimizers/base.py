@@ -336,13 +336,13 @@ class Optimizer(ABC):
     def _apply(self, grads: list[Tensor], variables: list[Variable]) -> None:
         rate, every = self._learning_rate(), self.gradient_accumulation_steps
         if every is None:
-            self._update(grads, variables, rate)
+            self.update(grads, variables, rate)
         else:
             due = _is_multiple(self._iterations + 1, every)
             old = {one: one.value for one in (*variables, *self._added)}
             accumulators = [self._slots[one]["gradient_accumulator"] for one in variables]
             sums = [total + grad for total, grad in zip(accumulators, grads, strict=True)]
-            self._update([one * (1 / every) for one in sums], variables, rate)
+            self.update([one * (1 / every) for one in sums], variables, rate)
             for one, value in old.items():
                 if one.value is not value:
                     one.assign(where(due, one, value))
@@ -352,14 +352,14 @@ class Optimizer(ABC):
             self._average()
         self._iterations.assign_add(1)
 
-    def _update(self, grads: list[Tensor], variables: list[Variable], rate: Tensor) -> None:
-        """Clip the gradients, let the variables decay, and follow the optimizer's rule."""
+    def update(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
+        """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable."""
         grads = self._clipped(grads)
         for one in variables:
             if self.decays(one):
-                one.assign(one * self.number(self._kept, rate, one.dtype))
+                one.assign(one * self.number(self._kept, learning_rate, one.dtype))
         for grad, one in zip(grads, variables, strict=True):
-            self.update_step(grad, one, rate)
+            self.update_step(grad, one, learning_rate)
 
     def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
         """Return the gradients within the limit; as in Keras one of 0 or below limits nothing."""
@@ -510,7 +510,8 @@ def _rate(rate: Any) -> float:
 
 
 def _is_multiple(count: Any, of: int) -> Tensor:
-    return equal(count // of * of, count)
+    found: Tensor = equal(count // of * of, count)
+    return found
 
 
 def _squared_norm(gradient: Tensor) -> Tensor:
