@@ -1983,7 +1983,7 @@ static void *find_symbol(const std::string &name, int version) {
         {"cuDeviceGetUuid", {{9020, "cuDeviceGetUuid"}, {11040, "cuDeviceGetUuid_v2"}}},
         {"cuGetProcAddress", {{11030, nullptr}, {12000, "cuGetProcAddress_v2"}}},
         {"cuGraphExecUpdate", {{10020, nullptr}, {12000, "cuGraphExecUpdate_v2"}}},
-        {"cuGraphGetEdges", {{10000, nullptr}, {12030, "cuGraphGetEdges_v2"}}},
+        {"cuGraphGetEdges", {{10000, "cuGraphGetEdges"}, {12030, "cuGraphGetEdges_v2"}}},
         {"cuGraphInstantiate", {{10000, "cuGraphInstantiate_v2"}, {12000, "cuGraphInstantiateWithFlags"}}},
         {"cuLaunchHostFunc", {{10000, "cuLaunchHostFunc"}, {13020, nullptr}}},
         {"cuStreamBeginCapture", {{10000, nullptr}, {10010, "cuStreamBeginCapture_v2"}}},

@@ -30,7 +30,8 @@ struct Capture {
     std::thread::id thread;
     Stream *origin = nullptr;
     std::unique_ptr<Graph> graph = std::make_unique<Graph>();
-    std::vector<CUgraphNode> told;  // dependencies that cuStreamGetCaptureInfo pointed to
+    std::vector<CUgraphNode> told;  // what cuStreamGetCaptureInfo pointed to
+    std::vector<CUgraphEdgeData> told_edges;
     bool invalid = false, ended = false;
 };
 
@@ -312,12 +313,14 @@ CUresult CUDAAPI cuStreamGetCaptureInfo(CUstream handle, CUstreamCaptureStatus *
               : capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                  : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (!capture) return CUDA_SUCCESS;
+    if (capture->invalid) return CUDA_SUCCESS;
     capture->told.clear();
     for (size_t index : stream->tail) capture->told.push_back(node_handle(*capture->graph, index));
     if (id) *id = capture->number;
     if (graph) *graph = reinterpret_cast<CUgraph>(capture->graph.get());
     if (dependencies) *dependencies = capture->told.data();
-    if (edges) *edges = nullptr;
+    capture->told_edges.assign(capture->told.size(), {});
+    if (edges) *edges = capture->told_edges.data();
     if (count) *count = capture->told.size();
     return CUDA_SUCCESS;
 }
@@ -379,6 +382,11 @@ CUresult CUDAAPI cuGraphGetEdges(CUgraph handle, CUgraphNode *from, CUgraphNode 
     if (to) fill(ends, to, &room);
     if (data) std::fill_n(data, *count, CUgraphEdgeData{});
     return CUDA_SUCCESS;
+}
+
+#undef cuGraphGetEdges
+CUresult CUDAAPI cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count) {
+    return cuGraphGetEdges_v2(graph, from, to, nullptr, count);
 }
 
 CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType *type) {
