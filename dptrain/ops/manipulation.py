@@ -19,6 +19,7 @@ from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, o
     shape=lambda *, shape, value, dtype: shape,
     sharing=made_of_nothing,
     dtype=lambda *, shape, value, dtype: np.dtype(dtype),
+    c="{value}",
 )
 def full(*, shape: Shape, value: float, dtype: str, out: Array) -> None:
     """One number everywhere."""

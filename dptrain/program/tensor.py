@@ -59,6 +59,9 @@ class Op:
         is_view: the output shares the input's memory.
         in_place: the NumPy function may write over an input that has the output's shape and type.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
+        c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
+            types of `program/fuse.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last
+            axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
 
     Attributes:
         name: of the NumPy function.
@@ -75,11 +78,12 @@ class Op:
         is_view: bool = False,
         in_place: bool = False,
         by_row: bool = False,
+        c: str | None = None,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
         self.linear, self.linear_in = linear, linear_in
-        self.is_view, self.in_place, self.by_row = is_view, in_place, by_row
+        self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
         self.gradient_rule: Callable[..., Any] | None = None
         self.__doc__ = compute.__doc__
 
