@@ -8,7 +8,14 @@ beside each other.
 from typing import TYPE_CHECKING
 
 from dptrain.ops.convolution import conv, conv_transpose, max_pool
+from dptrain.ops.cross_entropy import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    in_top_k,
+    sparse_categorical_crossentropy,
+)
 from dptrain.ops.custom import LETTERS, Launch, Op, op
+from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import (
     absolute,
     add,
@@ -74,14 +81,17 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
+    "binary_crossentropy",
     "broadcast_to",
     "cast",
+    "categorical_crossentropy",
     "clip",
     "concatenate",
     "conv",
     "conv_transpose",
     "cos",
     "divide",
+    "divide_no_nan",
     "elu",
     "equal",
     "exp",
@@ -89,6 +99,7 @@ __all__ = [
     "floor_divide",
     "greater",
     "greater_equal",
+    "in_top_k",
     "leaky_relu",
     "less",
     "less_equal",
@@ -122,6 +133,7 @@ __all__ = [
     "sin",
     "softmax",
     "softplus",
+    "sparse_categorical_crossentropy",
     "sqrt",
     "square",
     "squeeze",

@@ -132,13 +132,17 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow."""
     (tensor,) = as_tensors([x])
     powers = exp(tensor - stop_gradient(max(tensor, axis, keepdims=True)))
-    return powers / sum(powers, axis, keepdims=True)
+    made = powers / sum(powers, axis, keepdims=True)
+    if axis % tensor.ndim == tensor.ndim - 1:
+        made.logits = tensor
+    return made
 
 
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, exact where that is nearly 0."""
     (tensor,) = as_tensors([x])
-    return tensor - logsumexp(tensor, axis, keepdims=True)
+    shifted = tensor - stop_gradient(max(tensor, axis, keepdims=True))
+    return shifted - log(sum(exp(shifted), axis, keepdims=True))
 
 
 def _argmax_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:

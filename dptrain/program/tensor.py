@@ -62,6 +62,7 @@ class Op:
         c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
             types of `program/fuse.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last
             axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
+        keeps_logits: the output knows its input, as `Tensor.logits`.
 
     Attributes:
         name: of the NumPy function.
@@ -79,11 +80,13 @@ class Op:
         in_place: bool = False,
         by_row: bool = False,
         c: str | None = None,
+        keeps_logits: bool = False,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
         self.linear, self.linear_in = linear, linear_in
         self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
+        self.keeps_logits = keeps_logits
         self.gradient_rule: Callable[..., Any] | None = None
         self.__doc__ = compute.__doc__
 
@@ -100,6 +103,7 @@ class Op:
         shape = self.shape(*(one.shape for one in tensors), **attributes)
         dtype = np.dtype(self.dtype(*(one.dtype for one in tensors), **attributes))
         made = Tensor(self, tensors, attributes, shape, dtype)
+        made.logits = tensors[0] if self.keeps_logits else None
         traced = is_tracing()
         by_rows = any(isinstance(n, Rows) for n in shape) or any(one.counts_rows for one in tensors)
         if any(one.value is None for one in tensors) or (traced and by_rows):
