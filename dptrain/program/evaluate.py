@@ -11,7 +11,7 @@ from dptrain.program.messages import all_reduce, stages
 from dptrain.program.placement import OWN_ROWS, own_rows
 from dptrain.program.program import Program
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor, Variable
+from dptrain.program.tensor import Array, Tensor, Variable, watch
 
 
 def evaluate(
@@ -52,6 +52,8 @@ def evaluate(
         for tensor in stage.tensors:
             if id(tensor) not in found:
                 found[id(tensor)] = _value(tensor, [found[id(one)] for one in tensor.inputs], rows, first_row)
+                if tensor.op is not None:
+                    watch(tensor, found[id(tensor)])
         for message in stage.messages:
             parts = [found[id(one.inputs[0])] for one in message]
             sums = _all_reduced(parts, message[0].attributes["over"], comm)

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DivergenceError
 from dptrain.program.shapes import Rows, Shape, local
 
 Array = npt.NDArray[Any]
@@ -102,13 +102,16 @@ class Op:
         tensors = as_tensors(inputs)
         shape = self.shape(*(one.shape for one in tensors), **attributes)
         dtype = np.dtype(self.dtype(*(one.dtype for one in tensors), **attributes))
-        made = Tensor(self, tensors, attributes, shape, dtype)
+        made = Tensor(self, tensors, attributes, shape, dtype, name=_scope.get())
         made.logits = tensors[0] if self.keeps_logits else None
         traced = is_tracing()
         by_rows = any(isinstance(n, Rows) for n in shape) or any(one.counts_rows for one in tensors)
         if any(one.value is None for one in tensors) or (traced and by_rows):
             return made
         made.value = self.execute([one.value for one in tensors], made)
+        check = _watch.get()
+        if check is not None:
+            check(made)
         # In a trace it is the same at every execution: a constant.
         return Tensor(None, (), {}, shape, dtype, made.value) if traced else made
 
@@ -571,6 +574,48 @@ class Trace:
 
 
 _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
+# What looks at every value that is computed outside of a trace.
+_watch: ContextVar[Callable[[Tensor], None] | None] = ContextVar("watch", default=None)
+# The layer that ops are called in, which their tensors are named after.
+_scope: ContextVar[str] = ContextVar("scope", default="")
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Name tensors that ops make in this context after a layer, for messages and tables."""
+    token = _scope.set(name)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Stop at the first NaN that an op makes in this context of inputs that have none."""
+    token = _watch.set(_refuse_nan)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def watch(made: Tensor, value: Array) -> None:
+    """Show a value that has been computed to whoever is watching."""
+    check = _watch.get()
+    if check is not None:
+        check(Tensor(made.op, made.inputs, made.attributes, made.shape, made.dtype, value, made.name))
+
+
+def _refuse_nan(made: Tensor) -> None:
+    assert made.value is not None
+    if made.dtype.kind == "f" and np.isnan(made.value).any():
+        place = [int(n) for n in np.argwhere(np.isnan(made.value))[0]]
+        within = f" of layer {made.name!r}" if made.name else ""
+        assert made.op is not None
+        raise DivergenceError(
+            f"op {made.op.name!r}{within} is the first to make a NaN, at {place} of shape {made.value.shape}"
+        )
 
 
 def is_tracing() -> bool:
