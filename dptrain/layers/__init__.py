@@ -1,52 +1,46 @@
-"""Layers: what to compute, with no device code. A new layer is one class here and one line in this file."""
+"""Layers, as Keras has them: what to compute, in ops. A new layer is one class here and one line in this file."""
 
 from typing import TYPE_CHECKING
 
-from dptrain.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
-from dptrain.layers.base import Layer, LayerBuffers, StepContext
-from dptrain.layers.batch_normalization import BatchNormalization
+from dptrain.layers.activation import ELU, Activation, Identity, LeakyReLU, ReLU, Softmax
+from dptrain.layers.base import Layer
 from dptrain.layers.dense import Dense
-from dptrain.layers.dropout import Dropout
-from dptrain.layers.flatten import Flatten, Reshape
 from dptrain.layers.input import Input, InputLayer
+from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.rescaling import Rescaling
+from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape, UpSampling2D, ZeroPadding2D
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Registry
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {
-    "Activation": Activation,
-    "BatchNormalization": BatchNormalization,
-    "Dense": Dense,
-    "Dropout": Dropout,
-    "ELU": ELU,
-    "Flatten": Flatten,
-    "InputLayer": InputLayer,
-    "LeakyReLU": LeakyReLU,
-    "ReLU": ReLU,
-    "Rescaling": Rescaling,
-    "Reshape": Reshape,
-    "Softmax": Softmax,
+    cls.__name__: cls
+    for cls in (
+        *(Activation, Dense, ELU, Flatten, Identity, InputLayer, LeakyReLU, Permute, ReLU, RepeatVector, Rescaling),
+        *(Reshape, Softmax, UpSampling2D, ZeroPadding2D),
+    )
 }
 
 __all__ = [
     "ELU",
     "LAYERS",
     "Activation",
-    "BatchNormalization",
     "Dense",
-    "Dropout",
     "Flatten",
+    "Identity",
     "Input",
     "InputLayer",
+    "InputSpec",
     "Layer",
-    "LayerBuffers",
     "LeakyReLU",
+    "Permute",
     "ReLU",
+    "RepeatVector",
     "Rescaling",
     "Reshape",
     "Softmax",
-    "StepContext",
+    "UpSampling2D",
+    "ZeroPadding2D",
     "deserialize",
     "serialize",
 ]

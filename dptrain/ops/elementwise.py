@@ -291,7 +291,7 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
-@op(**_FUNCTION, c="dp_sigmoid({0})", keeps_logits=True)
+@op(**_FUNCTION, c="dp_sigmoid({0})")
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
     small = np.exp(-np.abs(x))

@@ -132,10 +132,7 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow."""
     (tensor,) = as_tensors([x])
     powers = exp(tensor - stop_gradient(max(tensor, axis, keepdims=True)))
-    made = powers / sum(powers, axis, keepdims=True)
-    if axis % tensor.ndim == tensor.ndim - 1:
-        made.logits = tensor
-    return made
+    return powers / sum(powers, axis, keepdims=True)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Tensor:

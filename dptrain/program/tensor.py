@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
-from dptrain.program.shapes import Rows, Shape, local
+from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, local, without_rows
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
@@ -62,7 +62,6 @@ class Op:
         c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
             types of `program/fuse.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last
             axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
-        keeps_logits: the output knows its input, as `Tensor.logits`.
 
     Attributes:
         name: of the NumPy function.
@@ -80,13 +79,11 @@ class Op:
         in_place: bool = False,
         by_row: bool = False,
         c: str | None = None,
-        keeps_logits: bool = False,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
         self.linear, self.linear_in = linear, linear_in
         self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
-        self.keeps_logits = keeps_logits
         self.gradient_rule: Callable[..., Any] | None = None
         self.__doc__ = compute.__doc__
 
@@ -103,7 +100,6 @@ class Op:
         shape = self.shape(*(one.shape for one in tensors), **attributes)
         dtype = np.dtype(self.dtype(*(one.dtype for one in tensors), **attributes))
         made = Tensor(self, tensors, attributes, shape, dtype, name=_scope.get())
-        made.logits = tensors[0] if self.keeps_logits else None
         traced = is_tracing()
         by_rows = any(isinstance(n, Rows) for n in shape) or any(one.counts_rows for one in tensors)
         if any(one.value is None for one in tensors) or (traced and by_rows):
@@ -200,6 +196,9 @@ class Operand:
 
     def __pow__(self, other: Any) -> "Tensor":
         return OPS["power"](self, other)
+
+    def __rpow__(self, other: Any) -> "Tensor":
+        return OPS["power"](other, self)
 
     def __matmul__(self, other: Any) -> "Tensor":
         return OPS["batch_matmul"](self, other)
@@ -319,7 +318,10 @@ class Tensor(Operand):
 
     def __repr__(self) -> str:
         made = self.name or (self.op.name if self.op else "constant")
-        return f"<tensor {made} {tuple(map(int, self.shape))} {self.dtype.name}>"
+        symbolic = any(isinstance(n, Rows) and n.rows == SYMBOLIC_ROWS for n in self.shape)
+        return (
+            f"<tensor {made} {without_rows(self.shape) if symbolic else tuple(map(int, self.shape))} {self.dtype.name}>"
+        )
 
     __hash__ = object.__hash__
 
