@@ -60,7 +60,7 @@ class Metric(Configurable):
             aggregation: "sum" if it is a sum over samples, of which each rank may keep a summand; else "none".
             name: for files and messages.
         """
-        value = initializers.get("zeros" if initializer is None else initializer)(tuple(shape), 0, 0)
+        value = initializers.get("zeros" if initializer is None else initializer)(tuple(shape))
         value = np.asarray(value, dtype or np.float64)
         made = Variable(value, name or "variable", trainable=False, aggregation=aggregation)
         self._variables.append(made)
