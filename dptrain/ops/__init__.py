@@ -30,7 +30,14 @@ from dptrain.ops.activation import (
     threshold,
 )
 from dptrain.ops.convolution import conv, conv_transpose, max_pool
+from dptrain.ops.cross_entropy import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    in_top_k,
+    sparse_categorical_crossentropy,
+)
 from dptrain.ops.custom import LETTERS, Launch, Op, op
+from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import (
     absolute,
     add,
@@ -96,8 +103,10 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
+    "binary_crossentropy",
     "broadcast_to",
     "cast",
+    "categorical_crossentropy",
     "celu",
     "clip",
     "concatenate",
@@ -105,6 +114,7 @@ __all__ = [
     "conv_transpose",
     "cos",
     "divide",
+    "divide_no_nan",
     "elu",
     "equal",
     "erf",
@@ -118,6 +128,7 @@ __all__ = [
     "hard_sigmoid",
     "hard_silu",
     "hard_tanh",
+    "in_top_k",
     "leaky_relu",
     "less",
     "less_equal",
@@ -158,6 +169,7 @@ __all__ = [
     "softmax",
     "softplus",
     "softsign",
+    "sparse_categorical_crossentropy",
     "sparse_plus",
     "sparse_sigmoid",
     "sqrt",

@@ -94,12 +94,25 @@ class _Part:
     Attributes:
         tensor: of the placed program.
         placement: of `tensor`.
-        divisor: a partial number by whose sum `tensor` is still to be divided, or None.
+        divisor: by which `tensor` is still to be divided, or None.
     """
 
     tensor: Tensor
     placement: Placement
-    divisor: Tensor | None = None
+    divisor: "_Divisor | None" = None
+
+
+@dataclass(frozen=True)
+class _Divisor:
+    """What a quotient still waits for.
+
+    Attributes:
+        tensor: a partial number.
+        op: that divides by its sum.
+    """
+
+    tensor: Tensor
+    op: Op
 
 
 def place(program: Program, summed: Collection[Variable] = ()) -> PlacedProgram:
@@ -163,8 +176,8 @@ class _Placing:
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
         if op is OPS["cast_to"] and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
-        if op is OPS["divide"] and self._can_wait(tensor, *parts):
-            return self._note(parts[0].tensor, parts[0].placement, self._number(parts[1]))
+        if op in (OPS["divide"], OPS["divide_no_nan"]) and self._can_wait(tensor, *parts):
+            return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
         parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
@@ -211,14 +224,14 @@ class _Placing:
         made = Tensor(OPS["reshape_to"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
         return self._note(made, PARTIAL).tensor
 
-    def _common_divisor(self, op: Op, parts: list[_Part]) -> Tensor | None:
+    def _common_divisor(self, op: Op, parts: list[_Part]) -> _Divisor | None:
         """Return the divisor that an op's output can take over from its inputs, or None."""
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
         linear_in = list(range(len(parts)) if op.linear_in is None else op.linear_in)
         if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
             return divisors[known[0]]
-        if op.linear == "joint" and known == linear_in and len({id(one) for one in divisors if one is not None}) == 1:
+        if op.linear == "joint" and known == linear_in and len({one for one in divisors if one is not None}) == 1:
             return divisors[known[0]]
         return None
 
@@ -227,8 +240,8 @@ class _Placing:
         if part.divisor is None:
             return part
         whole = part if part.placement.partial is None else self._reduce(part)
-        by = self._reduce(_Part(part.divisor, PARTIAL))
-        made = Tensor(OPS["divide"], (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
+        by = self._reduce(_Part(part.divisor.tensor, PARTIAL))
+        made = Tensor(part.divisor.op, (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
         return self._note(made, whole.placement)
 
     def _whole(self, part: _Part) -> _Part:
@@ -269,7 +282,7 @@ class _Placing:
             return tensor
         return Tensor(op, inputs, tensor.attributes, tensor.shape, tensor.dtype, name=tensor.name)
 
-    def _note(self, tensor: Tensor, placement: Placement, divisor: Tensor | None = None) -> _Part:
+    def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[id(tensor)] = placement
         self._kept.append(tensor)
         return _Part(tensor, placement, divisor)
