@@ -344,7 +344,7 @@ class Model(Fitting, Files, Layer):
 
     def _find_outputs(self) -> None:
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
-        if self._outputs is None and self._compiled is not None:
+        if self._outputs is None and self._compiled is not None and self._output_shapes is not None:
             shapes = _flat_shapes(self._output_shapes)
             if self._graph is not None:
                 names = self.output_names
@@ -401,6 +401,12 @@ class Model(Fitting, Files, Layer):
     def metrics_names(self) -> list[str]:
         """The keys of logs."""
         return [self._key(one) for one in self.metrics]
+
+    @property
+    def metrics_by_key(self) -> dict[str, Metric]:
+        """The metrics by their keys in logs."""
+        self._find_outputs()
+        return {self._key(one): one for one in self.metrics}
 
     def _key(self, metric: Metric) -> str:
         compiled = {} if self._outputs is None else self._outputs.metrics
@@ -610,9 +616,13 @@ class Model(Fitting, Files, Layer):
             found += metric.variables
         return list({id(one): one for one in found}.values())
 
-    def nonfinite_weight(self) -> str | None:
-        """Return the path of a weight that has become NaN or infinite, or None."""
-        return next((one.path for one in self.weights if not np.isfinite(one.numpy()).all()), None)
+    def nonfinite_weight(self) -> tuple[str, int] | None:
+        """Return the path of a weight that has become NaN or infinite, and in how many elements; or None."""
+        for one in self.weights:
+            wrong = int(np.count_nonzero(~np.isfinite(one.numpy())))
+            if wrong:
+                return one.path, wrong
+        return None
 
     # Together with the other ranks
 
