@@ -148,7 +148,8 @@ def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
     weights = ops.cast(weights, values.dtype)
     if weights.ndim == values.ndim + 1:
         weights = ops.squeeze(weights, -1)
-    return ops.reshape(weights, (*weights.shape, *(1,) * (values.ndim - weights.ndim))) if weights.ndim else weights
+    fewer = values.ndim - weights.ndim
+    return ops.reshape(weights, (*weights.shape, *(1,) * fewer)) if weights.ndim and fewer else weights
 
 
 def reduce_weighted_values(

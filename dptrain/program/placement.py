@@ -17,7 +17,7 @@ Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization 
 arXiv:2105.04663, and DTensor of PyTorch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -199,7 +199,7 @@ class _Placing:
         partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
         if partial and op.linear is not None:
             linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
-            if op.linear == "joint" and partial == list(linear_in):
+            if op.linear == "joint" and partial == _not_zero(parts, linear_in):
                 return parts, PARTIAL
             candidates = [number for number in partial if number in linear_in]
             if op.linear == "each" and candidates:
@@ -228,10 +228,15 @@ class _Placing:
         """Return the divisor that an op's output can take over from its inputs, or None."""
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
-        linear_in = list(range(len(parts)) if op.linear_in is None else op.linear_in)
+        linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
         if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
             return divisors[known[0]]
-        if op.linear == "joint" and known == linear_in and len({one for one in divisors if one is not None}) == 1:
+        if (
+            op.linear == "joint"
+            and known
+            and known == _not_zero(parts, linear_in)
+            and len({one for one in divisors if one is not None}) == 1
+        ):
             return divisors[known[0]]
         return None
 
@@ -286,6 +291,16 @@ class _Placing:
         self.placements[id(tensor)] = placement
         self._kept.append(tensor)
         return _Part(tensor, placement, divisor)
+
+
+def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
+    """Return which parts are not the constant 0, which is its own summand and quotient."""
+
+    def is_zero(tensor: Tensor) -> bool:
+        known = tensor.value if tensor.op is None and not tensor.counts_rows else None
+        return known is not None and known.size == 1 and not known.any()
+
+    return [number for number in numbers if not is_zero(parts[number].tensor)]
 
 
 def own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
