@@ -2,10 +2,9 @@
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dptrain.backend.base import Backend
-from dptrain.backend.cpu.loops import Loops, NumpyLoops
 from dptrain.backend.cuda.products import PRECISIONS, PROVIDERS
 from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
@@ -113,7 +112,7 @@ def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str) 
     return CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
 
 
-def best_loops(choice: str = "auto") -> Loops:
+def best_loops(choice: str = "auto") -> "Any":
     """Return the loops to use.
 
     Args:

@@ -1,4 +1,4 @@
-"""Activation functions: of single elements, softmax of vectors. Those without a note are as in `dptrain.activations`."""
+"""Activation functions: of single elements, softmax of vectors; more are in `dptrain.activations`."""
 
 import math
 from typing import Any
