@@ -29,7 +29,7 @@ from dptrain.ops.activation import (
     tanh_shrink,
     threshold,
 )
-from dptrain.ops.convolution import conv, conv_transpose, max_pool
+from dptrain.ops.convolution import average_pool, conv, conv_transpose, max_pool
 from dptrain.ops.custom import LETTERS, Launch, Op, op
 from dptrain.ops.elementwise import (
     absolute,
@@ -96,6 +96,7 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
+    "average_pool",
     "broadcast_to",
     "cast",
     "celu",
