@@ -197,6 +197,9 @@ class Operand:
     def __pow__(self, other: Any) -> "Tensor":
         return OPS["power"](self, other)
 
+    def __rpow__(self, other: Any) -> "Tensor":
+        return OPS["power"](other, self)
+
     def __matmul__(self, other: Any) -> "Tensor":
         return OPS["batch_matmul"](self, other)
 
