@@ -185,7 +185,7 @@ class Fitting:
                 "seed": self.seed,
                 "layers": self._describe_layers(),
                 "trainable": self.trainable,
-                "compiled": self._describe_compiled(),
+                "compiled": self.describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
         watched = _watched(comm, hooks, "test")

@@ -387,6 +387,14 @@ class Model(Fitting, Files, Layer):
         """What `compile` was told about the device: keywords of `dptrain.train.devices.open_backend`."""
         return dict(self._compiled.device) if self._compiled else {}
 
+    def describe_compiled(self) -> list[Any]:
+        """Return optimizer, loss and metrics as JSON can carry them: what must be the same on all ranks."""
+        assert self._compiled is not None
+        given = self._compiled
+        optimizer = [type(given.optimizer).__name__, given.optimizer.describe()]
+        rest = (given.loss, given.loss_weights, given.metrics, given.weighted_metrics)
+        return [optimizer, *(tree.map_leaves(lambda path, one: _description(one), each) for each in rest)]
+
     # Metrics
 
     @property
@@ -684,6 +692,16 @@ def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
         )
     x, y, weights = [*data, None, None][:3]
     return x, y, weights
+
+
+def _description(given: Any) -> Any:
+    """Return a loss or a metric, a name or a function, as JSON can carry it."""
+    if isinstance(given, str | int | float):
+        return given
+    try:
+        return [type(given).__name__, given.get_config()]
+    except (AttributeError, ConfigError, NotImplementedError, TypeError):
+        return getattr(given, "__name__", type(given).__name__)
 
 
 def _rows_of(x: Any, y_pred: Any) -> int:
