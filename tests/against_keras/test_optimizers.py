@@ -91,19 +91,19 @@ def test_two_hundred_steps(keras, name, number, common):
     for mine, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11 * np.abs(theirs).max())
     moved = max(np.abs(a - b).max() for a, b in zip(results[0], start.values(), strict=False))
-    assert moved > 1e-3, "the comparison would say little"
+    assert moved > 1e-4, "the comparison would say little"
     for optimizer in pair:
         assert int(optimizer.iterations) == STEPS // COMMON[common].get("gradient_accumulation_steps", 1)
 
 
 @pytest.mark.parametrize(("name", "number"), ALL)
 def test_the_names_of_variables(keras, name, number):
-    """Paths but for the optimizer's name, of which Keras' is not always the class's in snake case."""
+    """Slots' paths but for the optimizer's name, of which Keras' is not always the class's in snake case."""
     found = []
     for kind, variable in ((optimizers, Variable), (keras.optimizers, keras.Variable)):
         optimizer = getattr(kind, name)(gradient_accumulation_steps=2, **OWN[name][number])
         optimizer.build([variable(np.zeros(shape), name=path) for path, shape in SHAPES.items()])
-        found.append([one.path.partition("/")[2] for one in optimizer.variables if "u_product" not in one.path][:-1])
+        found.append([one.path.partition("/")[2] for one in optimizer.variables if one.shape])
     assert found[0] == found[1]
 
 
