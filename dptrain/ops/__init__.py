@@ -7,8 +7,41 @@ beside each other.
 
 from typing import TYPE_CHECKING
 
+from dptrain.ops.activation import (
+    celu,
+    erf,
+    gelu,
+    hard_shrink,
+    hard_sigmoid,
+    hard_silu,
+    hard_tanh,
+    log_sigmoid,
+    mish,
+    relu6,
+    selu,
+    sigmoid,
+    soft_shrink,
+    softmax,
+    softsign,
+    sparse_plus,
+    sparse_sigmoid,
+    squareplus,
+    tanh_shrink,
+    threshold,
+)
+<<<<<<< HEAD
 from dptrain.ops.convolution import conv, conv_transpose, max_pool
+from dptrain.ops.cross_entropy import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    in_top_k,
+    sparse_categorical_crossentropy,
+)
+=======
+from dptrain.ops.convolution import average_pool, conv, conv_transpose, max_pool
+>>>>>>> layers
 from dptrain.ops.custom import LETTERS, Launch, Op, op
+from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import (
     absolute,
     add,
@@ -37,7 +70,6 @@ from dptrain.ops.elementwise import (
     not_equal,
     power,
     relu,
-    sigmoid,
     sign,
     silu,
     sin,
@@ -57,6 +89,7 @@ from dptrain.ops.manipulation import (
     expand_dims,
     ones,
     ones_like,
+    pad,
     reshape,
     squeeze,
     stack,
@@ -64,7 +97,7 @@ from dptrain.ops.manipulation import (
     zeros,
     zeros_like,
 )
-from dptrain.ops.reduction import argmax, log_softmax, logsumexp, max, mean, min, softmax, std, sum, var
+from dptrain.ops.reduction import argmax, log_softmax, logsumexp, max, mean, min, std, sum, var
 from dptrain.registry.names import not_there
 
 __all__ = [
@@ -74,26 +107,42 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
+<<<<<<< HEAD
+    "binary_crossentropy",
+=======
+    "average_pool",
+>>>>>>> layers
     "broadcast_to",
     "cast",
+    "categorical_crossentropy",
+    "celu",
     "clip",
     "concatenate",
     "conv",
     "conv_transpose",
     "cos",
     "divide",
+    "divide_no_nan",
     "elu",
     "equal",
+    "erf",
     "exp",
     "expand_dims",
     "floor_divide",
+    "gelu",
     "greater",
     "greater_equal",
+    "hard_shrink",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_tanh",
+    "in_top_k",
     "leaky_relu",
     "less",
     "less_equal",
     "log",
     "log1p",
+    "log_sigmoid",
     "log_softmax",
     "logical_and",
     "logical_not",
@@ -106,6 +155,7 @@ __all__ = [
     "mean",
     "min",
     "minimum",
+    "mish",
     "multiply",
     "negative",
     "not_equal",
@@ -113,17 +163,26 @@ __all__ = [
     "ones",
     "ones_like",
     "op",
+    "pad",
     "power",
     "relu",
+    "relu6",
     "reshape",
+    "selu",
     "sigmoid",
     "sign",
     "silu",
     "sin",
+    "soft_shrink",
     "softmax",
     "softplus",
+    "softsign",
+    "sparse_categorical_crossentropy",
+    "sparse_plus",
+    "sparse_sigmoid",
     "sqrt",
     "square",
+    "squareplus",
     "squeeze",
     "stack",
     "std",
@@ -132,6 +191,8 @@ __all__ = [
     "sum",
     "take",
     "tanh",
+    "tanh_shrink",
+    "threshold",
     "transpose",
     "var",
     "where",

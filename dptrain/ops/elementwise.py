@@ -14,7 +14,7 @@ from dptrain.ops.sharing import (
     floating_dtype,
     unbroadcast,
 )
-from dptrain.program.tensor import Array, Tensor, op
+from dptrain.program.tensor import Array, Tensor, as_tensors, op
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
 _FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": floating_dtype}
@@ -23,7 +23,7 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise,
 # Two operands
 
 
-@op(**_ARITHMETIC, linear="joint", in_place=True)
+@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} + {1}")
 def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
     np.add(x1, x2, out=out)
@@ -34,7 +34,7 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     return unbroadcast(dy, x1), unbroadcast(dy, x2)
 
 
-@op(**_ARITHMETIC, linear="joint", in_place=True)
+@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} - {1}")
 def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
     np.subtract(x1, x2, out=out)
@@ -45,7 +45,7 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy, x1), unbroadcast(-dy, x2)
 
 
-@op(**_ARITHMETIC, linear="each", in_place=True)
+@op(**_ARITHMETIC, linear="each", in_place=True, c="{0} * {1}")
 def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
     np.multiply(x1, x2, out=out)
@@ -56,7 +56,7 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy * x2, x1), unbroadcast(dy * x1, x2)
 
 
-@op(**_FUNCTION, linear="each", linear_in=(0,), in_place=True)
+@op(**_FUNCTION, linear="each", linear_in=(0,), in_place=True, c="{0} / {1}")
 def divide(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2."""
     np.divide(x1, x2, out=out)
@@ -67,7 +67,7 @@ def _divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tens
     return unbroadcast(dy / x2, x1), unbroadcast(-(dy * y) / x2, x2)
 
 
-@op(**_ARITHMETIC)
+@op(**_ARITHMETIC, c="dp_floor_divide({0}, {1})")
 def floor_divide(x1: Array, x2: Array, *, out: Array) -> None:
     """The greatest integer that is at most x1 / x2."""
     np.floor_divide(x1, x2, out=out)
@@ -78,7 +78,7 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
     return None, None
 
 
-@op(**_ARITHMETIC)
+@op(**_ARITHMETIC, c="dp_power({0}, {1})")
 def power(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 to the power of x2."""
     np.power(x1, x2, out=out)
@@ -92,7 +92,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True)
+@op(**_ARITHMETIC, in_place=True, c="dp_maximum({0}, {1})")
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where one is."""
     np.maximum(x1, x2, out=out)
@@ -103,7 +103,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _to_the_chosen(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True)
+@op(**_ARITHMETIC, in_place=True, c="dp_minimum({0}, {1})")
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where one is."""
     np.minimum(x1, x2, out=out)
@@ -120,25 +120,25 @@ def _to_the_chosen(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[T
     return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
 
 
-def _comparison(name: str, function: Any) -> Any:
+def _comparison(name: str, function: Any, sign: str) -> Any:
     def compute(x1: Array, x2: Array, *, out: Array) -> None:
         function(x1, x2, out=out)
 
     compute.__name__, compute.__doc__ = name, f"Whether x1 and x2 are in this relation: numpy.{name}."
-    return op(**_COMPARISON)(compute)
+    return op(**_COMPARISON, c=f"{{0}} {sign} {{1}}")(compute)
 
 
-equal = _comparison("equal", np.equal)
-not_equal = _comparison("not_equal", np.not_equal)
-less = _comparison("less", np.less)
-less_equal = _comparison("less_equal", np.less_equal)
-greater = _comparison("greater", np.greater)
-greater_equal = _comparison("greater_equal", np.greater_equal)
-logical_and = _comparison("logical_and", np.logical_and)
-logical_or = _comparison("logical_or", np.logical_or)
+equal = _comparison("equal", np.equal, "==")
+not_equal = _comparison("not_equal", np.not_equal, "!=")
+less = _comparison("less", np.less, "<")
+less_equal = _comparison("less_equal", np.less_equal, "<=")
+greater = _comparison("greater", np.greater, ">")
+greater_equal = _comparison("greater_equal", np.greater_equal, ">=")
+logical_and = _comparison("logical_and", np.logical_and, "&&")
+logical_or = _comparison("logical_or", np.logical_or, "||")
 
 
-@op(**_COMPARISON)
+@op(**_COMPARISON, c="!{0}")
 def logical_not(x: Array, *, out: Array) -> None:
     """Whether x is false."""
     np.logical_not(x, out=out)
@@ -148,7 +148,14 @@ def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
     return np.result_type(*dtypes)
 
 
-@op(shape=broadcast_shape, sharing=elementwise, dtype=_where_dtype, linear="joint", linear_in=(1, 2))
+@op(
+    shape=broadcast_shape,
+    sharing=elementwise,
+    dtype=_where_dtype,
+    linear="joint",
+    linear_in=(1, 2),
+    c="{0} ? {1} : {2}",
+)
 def where(condition: Array, x1: Array, x2: Array, *, out: Array) -> None:
     """x1 where the condition is true, else x2."""
     np.copyto(out, x2)
@@ -163,7 +170,7 @@ def _where(y: Tensor, dy: Tensor, condition: Tensor, x1: Tensor, x2: Tensor) -> 
 # One operand
 
 
-@op(**_ARITHMETIC, linear="each")
+@op(**_ARITHMETIC, linear="each", c="-{0}")
 def negative(x: Array, *, out: Array) -> None:
     """-x."""
     np.negative(x, out=out)
@@ -174,7 +181,7 @@ def _negative(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -dy
 
 
-@op(**_ARITHMETIC)
+@op(**_ARITHMETIC, c="dp_absolute({0})")
 def absolute(x: Array, *, out: Array) -> None:
     """|x|."""
     np.absolute(x, out=out)
@@ -185,7 +192,7 @@ def _absolute(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sign(x)
 
 
-@op(**_ARITHMETIC)
+@op(**_ARITHMETIC, c="dp_sign({0})")
 def sign(x: Array, *, out: Array) -> None:
     """-1, 0 or 1."""
     np.sign(x, out=out)
@@ -196,7 +203,7 @@ def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_exp({0})")
 def exp(x: Array, *, out: Array) -> None:
     """e to the power of x."""
     np.exp(x, out=out)
@@ -207,7 +214,7 @@ def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_log({0})")
 def log(x: Array, *, out: Array) -> None:
     """The natural logarithm."""
     np.log(x, out=out)
@@ -218,7 +225,7 @@ def _log(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / x
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_log1p({0})")
 def log1p(x: Array, *, out: Array) -> None:
     """The natural logarithm of 1 + x, exact near 0."""
     np.log1p(x, out=out)
@@ -229,7 +236,7 @@ def _log1p(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / (x + 1)
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_sqrt({0})")
 def sqrt(x: Array, *, out: Array) -> None:
     """The square root."""
     np.sqrt(x, out=out)
@@ -240,7 +247,7 @@ def _sqrt(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 0.5 / y
 
 
-@op(**_ARITHMETIC)
+@op(**_ARITHMETIC, c="{0} * {0}")
 def square(x: Array, *, out: Array) -> None:
     """x^2."""
     np.square(x, out=out)
@@ -251,7 +258,7 @@ def _square(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 2 * x
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_sin({0})")
 def sin(x: Array, *, out: Array) -> None:
     """The sine of x radians."""
     np.sin(x, out=out)
@@ -262,7 +269,7 @@ def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * cos(x)
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_cos({0})")
 def cos(x: Array, *, out: Array) -> None:
     """The cosine of x radians."""
     np.cos(x, out=out)
@@ -273,7 +280,7 @@ def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -(dy * sin(x))
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_tanh({0})")
 def tanh(x: Array, *, out: Array) -> None:
     """The hyperbolic tangent."""
     np.tanh(x, out=out)
@@ -284,7 +291,7 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_sigmoid({0})")
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
     small = np.exp(-np.abs(x))
@@ -296,7 +303,7 @@ def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y * (1 - y)
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="dp_softplus({0})")
 def softplus(x: Array, *, out: Array) -> None:
     """log(1 + e^x), without overflow."""
     np.logaddexp(x, 0, out=out)
@@ -307,7 +314,7 @@ def _softplus(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sigmoid(x)
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="{0} < 0 ? 0 : {0}")
 def relu(x: Array, *, out: Array) -> None:
     """max(x, 0); NaN stays NaN."""
     np.maximum(x, 0, out=out)
@@ -318,7 +325,7 @@ def _relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return where(y > 0, dy, 0)
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="{0} > 0 ? {0} : {0} * {negative_slope}")
 def leaky_relu(x: Array, *, out: Array, negative_slope: float = 0.2) -> None:
     """x where it is positive, else negative_slope x."""
     np.multiply(x, negative_slope, out=out)
@@ -330,7 +337,7 @@ def _leaky_relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return where(x > 0, dy, dy * float(y.attributes.get("negative_slope", 0.2)))
 
 
-@op(**_FUNCTION)
+@op(**_FUNCTION, c="{0} > 0 ? {0} : {alpha} * dp_expm1({0})")
 def elu(x: Array, *, out: Array, alpha: float = 1.0) -> None:
     """x where it is positive, else alpha (e^x - 1)."""
     np.multiply(np.expm1(np.minimum(x, 0)), alpha, out=out)
@@ -351,7 +358,7 @@ def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
     return np.dtype(dtype)
 
 
-@op(shape=broadcast_shape, sharing=elementwise, dtype=_cast_dtype, linear="each")
+@op(shape=broadcast_shape, sharing=elementwise, dtype=_cast_dtype, linear="each", c="{0}")
 def cast_to(x: Array, *, out: Array, dtype: str) -> None:
     """x in another type."""
     np.copyto(out, x, casting="unsafe")
@@ -369,7 +376,8 @@ def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
         x: a tensor or an array.
         dtype: such as "float32".
     """
-    return cast_to(x, dtype=np.dtype(dtype).name)
+    (tensor,) = as_tensors([x])
+    return tensor if tensor.dtype == dtype else cast_to(tensor, dtype=np.dtype(dtype).name)
 
 
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:

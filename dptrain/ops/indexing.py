@@ -85,6 +85,7 @@ def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
     shape=lambda shape, *, classes, dtype: (*shape, classes),
     sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
     dtype=lambda labels, *, classes, dtype: np.dtype(dtype),
+    c="{0} == {last}",
 )
 def one_hot_last(x: Array, *, classes: int, dtype: str, out: Array) -> None:
     """1 at each label's place along a new last axis, 0 elsewhere; nothing for labels outside."""

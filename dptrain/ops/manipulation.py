@@ -19,6 +19,7 @@ from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, o
     shape=lambda *, shape, value, dtype: shape,
     sharing=made_of_nothing,
     dtype=lambda *, shape, value, dtype: np.dtype(dtype),
+    c="{value}",
 )
 def full(*, shape: Shape, value: float, dtype: str, out: Array) -> None:
     """One number everywhere."""
@@ -259,6 +260,21 @@ def put(x: Array, *, key: Key, shape: Shape, out: Array) -> None:
 @put.gradient
 def _put(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return getitem(dy, key=y.attributes["key"])
+
+
+def pad(x: Any, pad_width: Sequence[Sequence[int]]) -> Tensor:
+    """Return x with zeros before and behind it along every axis.
+
+    Args:
+        x: a tensor or an array.
+        pad_width: (before, behind) for each axis.
+    """
+    (tensor,) = as_tensors([x])
+    widths = list(zip(tensor.shape, pad_width, strict=True))
+    key = tuple((before, before + n if before else n, 1) for n, (before, _) in widths)
+    return put(
+        tensor, key=key, shape=tuple(before + n + behind if before + behind else n for n, (before, behind) in widths)
+    )
 
 
 def _joined_shape(*shapes: Shape, axis: int) -> Shape:

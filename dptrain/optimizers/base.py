@@ -223,6 +223,11 @@ class Optimizer(ABC):
             self._rate.assign(rate if isinstance(rate, Operand) and is_tracing() else np.float64(_rate(rate)))
 
     @property
+    def version(self) -> int:
+        """What a program depends on that was traced with this optimizer: another one needs another trace."""
+        return id(self._schedule)
+
+    @property
     def follows_schedule(self) -> bool:
         """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
         return self._schedule is not None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
-from dptrain.program.shapes import Rows, Shape, local
+from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, local, without_rows
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
@@ -59,6 +59,9 @@ class Op:
         is_view: the output shares the input's memory.
         in_place: the NumPy function may write over an input that has the output's shape and type.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
+        c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
+            types of `program/fuse.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last
+            axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
 
     Attributes:
         name: of the NumPy function.
@@ -75,11 +78,12 @@ class Op:
         is_view: bool = False,
         in_place: bool = False,
         by_row: bool = False,
+        c: str | None = None,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
         self.linear, self.linear_in = linear, linear_in
-        self.is_view, self.in_place, self.by_row = is_view, in_place, by_row
+        self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
         self.gradient_rule: Callable[..., Any] | None = None
         self.__doc__ = compute.__doc__
 
@@ -161,7 +165,7 @@ class Operand:
     """What can stand in an expression: tensors, and variables, which mean their value."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # `array * tensor` is the tensor's to compute
+    __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
 
     def __add__(self, other: Any) -> "Tensor":
         return OPS["add"](self, other)
@@ -314,7 +318,10 @@ class Tensor(Operand):
 
     def __repr__(self) -> str:
         made = self.name or (self.op.name if self.op else "constant")
-        return f"<tensor {made} {tuple(map(int, self.shape))} {self.dtype.name}>"
+        symbolic = any(isinstance(n, Rows) and n.rows == SYMBOLIC_ROWS for n in self.shape)
+        return (
+            f"<tensor {made} {without_rows(self.shape) if symbolic else tuple(map(int, self.shape))} {self.dtype.name}>"
+        )
 
     __hash__ = object.__hash__
 

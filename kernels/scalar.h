@@ -1,0 +1,172 @@
+// Functions of single elements, for code that is generated from `Op.c`: the C++ of a CPU and CUDA alike.
+//
+// Semantics are NumPy's: NaN goes through maximum and minimum, integer division rounds down. On a CPU exp, log, tanh and
+// what is made of them are polynomials without branches, so that loops over them become vector instructions; every
+// element has the same bits wherever it stands in a vector. Error of exp and log below 1 ulp, of tanh below 3 ulp.
+//
+// Source of the polynomials: S. Moshier, Cephes mathematical library (expf.c, logf.c, tanhf.c).
+#ifndef DPTRAIN_SCALAR_H
+#define DPTRAIN_SCALAR_H
+
+#ifdef __CUDACC__
+#define DP_INLINE __device__ __forceinline__
+#define DP_INFINITY __int_as_float(0x7f800000)
+#define DP_NAN __int_as_float(0x7fffffff)
+#else
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#define DP_INLINE static inline
+#define DP_INFINITY __builtin_inff()
+#define DP_NAN __builtin_nanf("")
+#endif
+
+template <class T> DP_INLINE T dp_maximum(T a, T b) { return (a > b || a != a) ? a : b; }
+template <class T> DP_INLINE T dp_minimum(T a, T b) { return (a < b || a != a) ? a : b; }
+template <class T> DP_INLINE T dp_absolute(T x) { return x < 0 ? (T)(-x) : x; }
+template <class T> DP_INLINE T dp_sign(T x) { return x > 0 ? (T)1 : x < 0 ? (T)(-1) : x == 0 ? (T)0 : x; }
+
+DP_INLINE float dp_absolute(float x) { return fabsf(x); }
+DP_INLINE double dp_absolute(double x) { return fabs(x); }
+
+// The greatest integer that is at most a / b; 0 where integers are divided by 0, as NumPy.
+template <class T> DP_INLINE T dp_floor_divide(T a, T b) {
+    if (b == 0) return 0;
+    T quotient = (T)(a / b);
+    return (a % b != 0 && (a < 0) != (b < 0)) ? (T)(quotient - 1) : quotient;
+}
+DP_INLINE double dp_floor_divide(double a, double b) {
+    if (b == 0) return a / b;
+    double rest = fmod(a, b);
+    double quotient = (a - rest) / b;
+    if (rest != 0 && (b < 0) != (rest < 0)) quotient -= 1;
+    if (quotient == 0) return copysign(0.0, a / b);
+    double whole = floor(quotient);
+    return quotient - whole > 0.5 ? whole + 1 : whole;
+}
+DP_INLINE float dp_floor_divide(float a, float b) {
+    if (b == 0) return a / b;
+    float rest = fmodf(a, b);
+    float quotient = (a - rest) / b;
+    if (rest != 0 && (b < 0) != (rest < 0)) quotient -= 1;
+    if (quotient == 0) return copysignf(0.0f, a / b);
+    float whole = floorf(quotient);
+    return quotient - whole > 0.5f ? whole + 1 : whole;
+}
+
+template <class T> DP_INLINE T dp_power(T a, T b) {
+    T result = 1;
+    for (; b > 0; b = (T)(b / 2), a = (T)(a * a))
+        if (b % 2 != 0) result = (T)(result * a);
+    return result;
+}
+DP_INLINE float dp_power(float a, float b) { return powf(a, b); }
+DP_INLINE double dp_power(double a, double b) { return pow(a, b); }
+
+DP_INLINE double dp_exp(double x) { return exp(x); }
+DP_INLINE double dp_expm1(double x) { return expm1(x); }
+DP_INLINE double dp_log(double x) { return log(x); }
+DP_INLINE double dp_log1p(double x) { return log1p(x); }
+DP_INLINE double dp_tanh(double x) { return tanh(x); }
+DP_INLINE double dp_sqrt(double x) { return sqrt(x); }
+DP_INLINE double dp_sin(double x) { return sin(x); }
+DP_INLINE double dp_cos(double x) { return cos(x); }
+DP_INLINE double dp_erf(double x) { return erf(x); }
+DP_INLINE float dp_expm1(float x) { return expm1f(x); }
+DP_INLINE float dp_log1p(float x) { return log1pf(x); }
+DP_INLINE float dp_sqrt(float x) { return sqrtf(x); }
+DP_INLINE float dp_sin(float x) { return sinf(x); }
+DP_INLINE float dp_cos(float x) { return cosf(x); }
+DP_INLINE float dp_erf(float x) { return erff(x); }
+
+#ifdef __CUDACC__
+DP_INLINE float dp_exp(float x) { return expf(x); }
+DP_INLINE float dp_log(float x) { return logf(x); }
+DP_INLINE float dp_tanh(float x) { return tanhf(x); }
+#else
+DP_INLINE float dp_bits_to_float(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+DP_INLINE int32_t dp_float_to_bits(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+// e^x = 2^n e^r with |r| <= log(2) / 2. Below -87.3 the result is 0, above 88.7 infinity.
+DP_INLINE float dp_exp(float x) {
+    float inside = x < -87.3f ? -87.3f : x > 88.7f ? 88.7f : x;  // NaN stays
+    float rounded = inside * 1.44269504f + 12582912.0f;         // 1.5 2^23: the integer is in the lowest bits
+    float n = rounded - 12582912.0f;
+    float r = inside - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    // 2^n in two factors: n can be 128.
+    int32_t exponent = dp_float_to_bits(rounded) - 0x4b400000;
+    int32_t half = exponent >> 1;
+    float y = p * dp_bits_to_float((half + 127) << 23) * dp_bits_to_float((exponent - half + 127) << 23);
+    y = x < -87.3f ? 0.0f : y;
+    y = x > 88.72283f ? DP_INFINITY : y;
+    return x != x ? x : y;
+}
+
+// log(x) = e log(2) + log(m) with m in [sqrt(1/2), sqrt(2)).
+DP_INLINE float dp_log(float x) {
+    float scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;  // denormal numbers
+    int32_t bits = dp_float_to_bits(scaled);
+    int32_t shifted = bits - 0x3f3504f3;
+    int32_t exponent = shifted >> 23;
+    float e = (float)exponent - (x < 1.17549435e-38f ? 23.0f : 0.0f);
+    float m = dp_bits_to_float(bits - (int32_t)((uint32_t)exponent << 23)) - 1.0f;
+    float z = m * m;
+    float p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    p = p * m * z;
+    p = p + e * -2.12194440e-4f;
+    p = p - 0.5f * z;
+    float y = m + p;
+    y = y + e * 0.693359375f;
+    y = x == 0.0f ? -DP_INFINITY : y;
+    y = x < 0.0f ? DP_NAN : y;
+    y = x > 3.4028235e38f ? x : y;
+    return x != x ? x : y;
+}
+
+DP_INLINE float dp_tanh(float x) {
+    float a = fabsf(x);
+    float z = x * x;
+    float p = -5.70498872745e-3f;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    p = p * z * x + x;
+    float far = 1.0f - 2.0f / (dp_exp(2.0f * a) + 1.0f);
+    far = x < 0 ? -far : far;
+    return a < 0.625f ? p : far;
+}
+#endif
+
+// Without overflow.
+template <class T> DP_INLINE T dp_sigmoid(T x) {
+    T small = dp_exp(-dp_absolute(x));
+    return (x < 0 ? small : (T)1) / ((T)1 + small);
+}
+template <class T> DP_INLINE T dp_softplus(T x) { return (x < 0 ? (T)0 : x) + dp_log1p(dp_exp(-dp_absolute(x))); }
+
+#endif
