@@ -324,6 +324,9 @@ class _Fusing:
                     inputs[number] = whole(self._copy(one, tensor.dtype))
             self._append(Product(tensor, (inputs[0], inputs[1])))
         elif _has_code(tensor, inputs):
+            if self._join and space_of(tensor.shape) and _is_uniform(tensor, inputs):
+                inputs = [Source(one.root, tuple(Place(None, place.first) for place in one.places)) for one in inputs]
+                tensor = self._single(tensor, inputs)
             self._add_member(tensor, inputs)
         else:
             self._append(Call(tensor, tuple(inputs)))
@@ -354,7 +357,7 @@ class _Fusing:
         if space_of(beneath.shape) == space_of(tensor.shape):
             kept = iter([n for n, length in enumerate(tensor.shape) if not is_one(length)])
             return source.along([None if is_one(length) else next(kept) for length in beneath.shape])
-        root = source.root if source.is_whole else self._copy(beneath)
+        root = source.root if source.is_whole(beneath.shape) else self._copy(beneath)
         self.fused.aliases[id(tensor)] = root
         self._ready[id(tensor)] = self._ready.get(id(self.fused.memory_of(root)), 0)
         return whole(tensor)
@@ -365,12 +368,21 @@ class _Fusing:
         self._add(made)
         return made
 
+    def _single(self, tensor: Tensor, inputs: Sequence[Source]) -> Tensor:
+        """Return the one element of a tensor whose elements are all the same, and let the tensor be a view of it."""
+        stand_ins = [Tensor(None, (), {}, (), one.dtype) for one in tensor.inputs]
+        for one, source in zip(stand_ins, inputs, strict=True):
+            self.fused.sources[id(one)] = source
+        made = Tensor(tensor.op, stand_ins, tensor.attributes, (), tensor.dtype)
+        self.fused.sources[id(made)] = self.fused.sources[id(tensor)] = whole(made)
+        return made
+
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
         """Return a root with what an all-reduce sums, see `FusedStage`."""
         part = self._canonical(reduced.inputs[0])
         source = self._source(part)
         root = source.root
-        own = root.op is not None and root.op is not ALL_REDUCE and source.is_whole
+        own = root.op is not None and root.op is not ALL_REDUCE and source.is_whole(part.shape)
         if not own or id(root) in self.fused.aliases or id(root) in self._sent or self._last[id(root)] > stage:
             root = self._copy(part)
         self._sent.add(id(root))
@@ -385,9 +397,9 @@ class _Fusing:
             self.fused.outputs[name] = whole(self._copy(one)) if old else source
         for variable, one in program.updates.items():
             source = self._source(one)
-            if source.root is program.state[variable] and source.is_whole:
+            if source.root is program.state[variable] and source.is_whole(one.shape):
                 continue
-            made = source.is_whole and self.fused.memory_of(source.root).op is not None
+            made = source.is_whole(one.shape) and self.fused.memory_of(source.root).op is not None
             self.fused.updates[variable] = source.root if made else self._copy(one)
 
     # Groups
@@ -507,16 +519,18 @@ def _sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
             return True
         others = [reader for kernel, reader in readers.get(id(member.tensor), []) if kernel is not target]
         own = [reader for kernel, reader in readers.get(id(member.tensor), []) if kernel is target]
-        can = member.kind in ("map", "gather") and id(member.tensor) not in handed_out
+        can = member.kind != "sum" and id(member.tensor) not in handed_out
         if not can or None in own or any(reader not in moving for reader in others):
             return False
         moving.append(member)
         for source in member.reads:
             read = loop.member(source.root)
             if read is None or id(read.tensor) in handed_out:
+                if member.kind == "reduce":
+                    return False  # what it reads is more than what it makes
                 continue
             lies = any(kernel is not loop and reader not in moving for kernel, reader in readers[id(read.tensor)])
-            if not lies and not chain(read, loop, target, moving):
+            if (lies and member.kind == "reduce") or (not lies and not chain(read, loop, target, moving)):
                 return False
         return True
 
@@ -596,6 +610,11 @@ def _reduced(tensor: Tensor) -> tuple[int, ...]:
 def _aligned(shape: Shape, out: Shape) -> list[int | None]:
     """Return the axis of a broadcast result that each axis of an operand goes along, None for those that are spread."""
     return [None if is_one(n) else axis + len(out) - len(shape) for axis, n in enumerate(shape)]
+
+
+def _is_uniform(tensor: Tensor, inputs: Sequence[Source]) -> bool:
+    op = tensor.op
+    return op is not None and op.c is not None and "{last}" not in op.c and all(one.is_single for one in inputs)
 
 
 def _is_view(tensor: Tensor) -> bool:

@@ -91,15 +91,17 @@ class Source:
         moved = [one if one.axis is None else Place(axes[one.axis], one.first, one.step) for one in self.places]
         return Source(self.root, tuple(moved))
 
+    def is_whole(self, shape: Shape) -> bool:
+        """Whether a tensor of this shape has its root's elements in their order."""
+        if space_of(self.root.shape) != space_of(shape):
+            return False
+        places = [one for n, one in zip(self.root.shape, self.places, strict=True) if not is_one(n)]
+        return places == [Place(axis) for axis, n in enumerate(shape) if not is_one(n)]
+
     @property
-    def is_whole(self) -> bool:
-        """Whether the tensor has its root's elements in their order."""
-        axes = []
-        for n, place in zip(self.root.shape, self.places, strict=True):
-            if not is_one(n):
-                axes.append(place.axis if place.first == Offset() and place.step == 1 else None)
-        found = [axis for axis in axes if axis is not None]
-        return len(found) == len(axes) and found == sorted(found)
+    def is_single(self) -> bool:
+        """Whether all elements of a tensor are one and the same."""
+        return all(one.axis is None or is_one(n) for n, one in zip(self.root.shape, self.places, strict=True))
 
     def strides(self, rank: int) -> list[Extent]:
         """Return how many elements of the root lie between neighbours along each of the reader's axes."""
