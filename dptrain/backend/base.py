@@ -139,8 +139,8 @@ class Backend(ABC):
 
 
 def amount(nbytes: float) -> str:
-    """Return bytes in words."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    """Return a number of bytes as people read it."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
-    return f"{int(nbytes)} B"
+    return f"{nbytes / 2**10:.1f} KiB" if nbytes >= 2**10 else f"{nbytes:.0f} bytes"

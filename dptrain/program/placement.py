@@ -17,7 +17,7 @@ Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization 
 arXiv:2105.04663, and DTensor of PyTorch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -94,12 +94,25 @@ class _Part:
     Attributes:
         tensor: of the placed program.
         placement: of `tensor`.
-        divisor: a partial number by whose sum `tensor` is still to be divided, or None.
+        divisor: by which `tensor` is still to be divided, or None.
     """
 
     tensor: Tensor
     placement: Placement
-    divisor: Tensor | None = None
+    divisor: "_Divisor | None" = None
+
+
+@dataclass(frozen=True)
+class _Divisor:
+    """What a quotient still waits for.
+
+    Attributes:
+        tensor: a partial number.
+        op: that divides by its sum.
+    """
+
+    tensor: Tensor
+    op: Op
 
 
 def place(program: Program, summed: Collection[Variable] = ()) -> PlacedProgram:
@@ -163,8 +176,8 @@ class _Placing:
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
         if op is OPS["cast_to"] and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
-        if op is OPS["divide"] and self._can_wait(tensor, *parts):
-            return self._note(parts[0].tensor, parts[0].placement, self._number(parts[1]))
+        if op in (OPS["divide"], OPS["divide_no_nan"]) and self._can_wait(tensor, *parts):
+            return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
         parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
@@ -186,7 +199,7 @@ class _Placing:
         partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
         if partial and op.linear is not None:
             linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
-            if op.linear == "joint" and partial == list(linear_in):
+            if op.linear == "joint" and partial == _not_zero(parts, linear_in):
                 return parts, PARTIAL
             candidates = [number for number in partial if number in linear_in]
             if op.linear == "each" and candidates:
@@ -211,14 +224,19 @@ class _Placing:
         made = Tensor(OPS["reshape_to"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
         return self._note(made, PARTIAL).tensor
 
-    def _common_divisor(self, op: Op, parts: list[_Part]) -> Tensor | None:
+    def _common_divisor(self, op: Op, parts: list[_Part]) -> _Divisor | None:
         """Return the divisor that an op's output can take over from its inputs, or None."""
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
-        linear_in = list(range(len(parts)) if op.linear_in is None else op.linear_in)
+        linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
         if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
             return divisors[known[0]]
-        if op.linear == "joint" and known == linear_in and len({id(one) for one in divisors if one is not None}) == 1:
+        if (
+            op.linear == "joint"
+            and known
+            and known == _not_zero(parts, linear_in)
+            and len({one for one in divisors if one is not None}) == 1
+        ):
             return divisors[known[0]]
         return None
 
@@ -227,8 +245,8 @@ class _Placing:
         if part.divisor is None:
             return part
         whole = part if part.placement.partial is None else self._reduce(part)
-        by = self._reduce(_Part(part.divisor, PARTIAL))
-        made = Tensor(OPS["divide"], (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
+        by = self._reduce(_Part(part.divisor.tensor, PARTIAL))
+        made = Tensor(part.divisor.op, (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
         return self._note(made, whole.placement)
 
     def _whole(self, part: _Part) -> _Part:
@@ -269,10 +287,20 @@ class _Placing:
             return tensor
         return Tensor(op, inputs, tensor.attributes, tensor.shape, tensor.dtype, name=tensor.name)
 
-    def _note(self, tensor: Tensor, placement: Placement, divisor: Tensor | None = None) -> _Part:
+    def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[id(tensor)] = placement
         self._kept.append(tensor)
         return _Part(tensor, placement, divisor)
+
+
+def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
+    """Return which parts are not the constant 0, which is its own summand and quotient."""
+
+    def is_zero(tensor: Tensor) -> bool:
+        known = tensor.value if tensor.op is None and not tensor.counts_rows else None
+        return known is not None and known.size == 1 and not known.any()
+
+    return [number for number in numbers if not is_zero(parts[number].tensor)]
 
 
 def own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
