@@ -103,11 +103,3 @@ class HostStaging(Staging):
 
     def arrive(self) -> None:
         """They are there already."""
-
-
-def amount(nbytes: float) -> str:
-    """Return bytes in words."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{int(nbytes)} B"

@@ -2,6 +2,7 @@
 
 All work of a backend is queued on one non-blocking stream, in order; the host waits only where it reads.
 """
+# ruff: noqa: D102 - each method is documented once, in backend/base.py
 
 import contextlib
 from collections import deque
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.backend.base import Backend, amount
 from dptrain.backend.cuda.compile import find_nvcc, release, too_new
 from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, SharedSamples, Streams, count
 from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
-from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging, amount
+from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.program.program import Program
@@ -33,7 +35,7 @@ _KEPT_SAMPLES = 6
 _TF32_FROM = 80
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """One NVIDIA GPU.
 
     Args:
@@ -55,15 +57,13 @@ class CudaBackend:
         state: where variables live.
         numerics: what the bits of results depend on.
         description: the device in words.
-        shares_samples: whether backends of one process share samples of the same arrays.
         graph: whether a step is launched as one CUDA graph.
+        direct: whether the MPI library reads and writes the device's memory.
 
     Raises:
         ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
         DeviceError: no driver, no GPU, no nvcc, or too little memory.
     """
-
-    shares_samples = False
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class CudaBackend:
         gemm: str = "dptrain",
         sharers: int = 1,
     ) -> None:
-        self.name, self.precision, self.graph = "cuda", precision, True
+        self.name, self.precision = "cuda", precision
+        self.graph, self.direct = True, False
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
@@ -112,7 +113,6 @@ class CudaBackend:
         return self._workspace.pointer
 
     def close(self) -> None:
-        """Give the device's memory back; the backend cannot be used afterwards."""
         if self.library is not None:
             with contextlib.suppress(cuda.Error):
                 self.wait()
@@ -132,14 +132,14 @@ class CudaBackend:
         rows: int | None = None,
         first_row: int = 0,
         comm: Communicator | None = None,
-        direct: bool = False,
     ) -> CudaExecutable:
-        """Return a program that can be run; see `CudaExecutable`."""
-        return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm, direct=direct)
+        return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
 
     def adopt(self, variables: Iterable[Variable]) -> None:
-        """Let variables live on the device; those that do already stay as they are."""
         self.state.adopt(variables)
+
+    def release(self, variables: Iterable[Variable]) -> None:
+        self.state.release(variables)
 
     @property
     def stream(self) -> Any:
@@ -153,7 +153,6 @@ class CudaBackend:
     # Memory
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
-        """Return memory of a shape and type, by default the backend's."""
         kind = self.dtype if dtype is None else np.dtype(dtype)
         shape = tuple(int(n) for n in shape)
         memory = DeviceMemory(self.heap, count(shape) * kind.itemsize, name or "other buffers")
@@ -167,13 +166,11 @@ class CudaBackend:
         return buffer
 
     def upload(self, array: HostArray, name: str = "") -> DeviceArray:
-        """Return a copy of an array on the device."""
         buffer = self.empty(array.shape, _stored(array.dtype), name)
         self.write(buffer, array)
         return buffer
 
     def download(self, buffer: DeviceArray) -> HostArray:
-        """Return a copy of a buffer on the host, after all queued work."""
         host = np.empty(buffer.shape, buffer.dtype)
         if buffer.size:
             cuda.memcpy_dtoh_async(host, buffer.pointer, self._streams.ops)
@@ -181,7 +178,6 @@ class CudaBackend:
         return host
 
     def write(self, buffer: DeviceArray, array: HostArray) -> None:
-        """Replace a buffer's content by an array of its shape."""
         host = np.ascontiguousarray(array, buffer.dtype)
         if host.shape != buffer.shape:
             raise ValueError(f"cannot write an array of shape {host.shape} to a buffer of shape {buffer.shape}")
@@ -190,7 +186,6 @@ class CudaBackend:
             self.wait()  # the array is the caller's again
 
     def upload_samples(self, array: HostArray) -> DeviceArray:
-        """Return samples on the device, which backends of one process may share (`shares_samples`)."""
         if not self.shares_samples:
             return self.upload(array, SAMPLES)
         samples, identity = self.gpu_record.samples, _identity(array)
@@ -205,19 +200,15 @@ class CudaBackend:
         return buffer
 
     def missing_samples(self, array: HostArray) -> int:
-        """Return the bytes that `upload_samples` would take of the device."""
         return 0 if self.shares_samples and _identity(array) in self.gpu_record.samples else _stored_bytes(array)
 
     def exchange(self, buffer: DeviceArray, *, direct: bool = False) -> Exchange:
-        """Return the way of a buffer to MPI and back; `direct` where MPI reads the device's memory itself."""
         return (DirectExchange if direct else PinnedExchange)(self.heap, buffer)
 
     def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
-        """Return a way for rows from the host to a buffer of this shape."""
         return PinnedStaging(self.heap, self.empty(shape, _stored(np.dtype(dtype)), SAMPLES))
 
     def room_for_data(self) -> int:
-        """Return the bytes that samples may take."""
         free, total = cuda.mem_get_info()
         return max(0, int(free - total * _RESERVE) // self._sharers)
 

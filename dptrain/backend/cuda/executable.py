@@ -52,7 +52,6 @@ class CudaExecutable:
         rows: of the global batch that this rank has; None for all.
         first_row: the global number of the first of them.
         comm: the ranks; None for one.
-        direct: the MPI library reads and writes the device's memory.
 
     Attributes:
         source: the generated C++.
@@ -71,7 +70,6 @@ class CudaExecutable:
         rows: int | None = None,
         first_row: int = 0,
         comm: Communicator | None = None,
-        direct: bool = False,
     ) -> None:
         self._backend, self._comm = backend, comm
         self._alone = comm is None or comm.size == 1
@@ -101,7 +99,7 @@ class CudaExecutable:
         steps = any("step" in one.needs for one in functions.values())
         self._kernels = _stages(grouping, functions, steps)
         flat = [kernel for stage in self._kernels for kernel in stage]
-        self._allocate(flat, stored, targets, messages, direct)
+        self._allocate(flat, stored, targets, messages)
         self._bind_inputs(program, arrays)
         self._load(flat)
         self._step = steps
@@ -132,7 +130,6 @@ class CudaExecutable:
         stored: set[Tensor],
         targets: Mapping[Tensor, Variable],
         messages: Sequence[list[Tensor]],
-        direct: bool,
     ) -> None:
         """Give tensors, scratch and counters their memory."""
         backend, program = self._backend, self._program
@@ -149,7 +146,7 @@ class CudaExecutable:
             backend.write(buffer, np.asarray(one.value))
         self._messages: list[tuple[str, Exchange]] = []
         for message in messages:
-            self._exchange(message, direct)
+            self._exchange(message)
         lives: dict[Any, tuple[int, int, int]] = {}  # bytes, first and last kernel
         counters = 0
         self._scratch: dict[tuple[str, str], int] = {}
@@ -194,16 +191,17 @@ class CudaExecutable:
         self._pointers |= {one: buffer.pointer for one, buffer in found.items()}
         return found
 
-    def _exchange(self, message: list[Tensor], direct: bool) -> None:
+    def _exchange(self, message: list[Tensor]) -> None:
         """Give the tensors of a message places in one buffer that travels."""
+        backend = self._backend
         counts = [self._sizes.count(one.shape) for one in message]
         over = message[0].attributes["over"]
-        buffer = self._backend.empty((sum(counts),), message[0].dtype, "messages")
+        buffer = backend.empty((sum(counts),), message[0].dtype, "messages")
         at = buffer.pointer
         for one, size in zip(message, counts, strict=True):
             self._pointers[one] = at
             at += size * one.dtype.itemsize
-        exchange = self._backend.exchange(buffer, direct=direct and over == "sum")
+        exchange = backend.exchange(buffer, direct=backend.direct and over == "sum")
         self._messages.append((over, exchange))
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:

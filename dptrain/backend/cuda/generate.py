@@ -406,7 +406,7 @@ def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
         for threads in dict.fromkeys([*wanted, usual]):
             own = [one for one in functions if (one.threads or usual) == threads]
             for part in _parted(own):
-                found.append(Kernel("_and_".join(dict.fromkeys(one.name for one in part[:3])), part, threads))
+                found.append(Kernel("run_" + "_and_".join(one.name for one in part[:3]), part, threads))
     return found
 
 

@@ -122,7 +122,6 @@ class Grouping:
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
         self._alone = alone
-        self._updated = {id(program.state[one]) for one in program.updates}
         self._new = {id(one) for one in program.updates.values()}
         tensors = [one for one in program.tensors if one.op is not None]
         self.roots: dict[Tensor, None] = {}
@@ -240,7 +239,7 @@ class Grouping:
         return False
 
     def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[int, set[str]], places: "Places") -> bool:
-        if group.kind == "product" and group.roles and (id(tensor) in self._new or self._updated & loads.keys()):
+        if group.kind == "product" and group.roles and id(tensor) in self._new:
             return False  # which must wait for those that read the old value: often the product beside this one
         for one, group_of in self.group_of.items():
             if id(one) not in loads:

@@ -44,6 +44,11 @@ class DeviceState:
         for one in new:
             one.move(self)
 
+    def release(self, variables: Iterable[Variable]) -> None:
+        """Forget variables; their memory is given back with the last that was adopted together with them."""
+        for one in variables:
+            self._arrays.pop(one, None)
+
     def array(self, variable: Variable) -> DeviceArray:
         """Return a variable's memory."""
         return self._arrays[variable]
