@@ -224,12 +224,14 @@ class Grouping:
         for role in roles_in(tensor, group):
             probe = Writer(lambda one: one is not tensor and self.is_stored(one), lambda one: "x")
             places = Places(probe, group)
-            if role == "main" and is_product(tensor):
-                loads: dict[int, set[str]] = {id(base): {"everywhere"} for base, _ in map(operand_of, tensor.inputs)}
-            else:
-                places.pull(tensor, role)
-                loads = probe.loads
-            if self._fits(tensor, group, role, loads, places):
+            with probe.scope(1), probe.scope(2):
+                if role == "main" and is_product(tensor):
+                    loads: dict[int, set[str]] = {id(base): {"everywhere"} for base, _ in map(operand_of, tensor.inputs)}
+                else:
+                    places.pull(tensor, role)
+                    loads = probe.loads
+                fits = self._fits(tensor, group, role, loads, places)
+            if fits:
                 group.roles[tensor] = role
                 self.group_of[tensor] = group
                 others = {one for one in self.group_of if id(one) in loads and self.group_of[one] is not group}
@@ -361,10 +363,9 @@ class Places:
 
     def pull(self, tensor: Tensor, role: Role) -> Ex:
         """Return the element of a member, or the term that it joins."""
-        with self._writer.scope(1), self._writer.scope(2):
-            if role in ("reduce", "sum"):
-                return self.term(tensor)
-            return self._writer.computed(tensor, self.index(tensor.shape, role))
+        if role in ("reduce", "sum"):
+            return self.term(tensor)
+        return self._writer.computed(tensor, self.index(tensor.shape, role))
 
     def term(self, tensor: Tensor) -> Ex:
         """Return what a reduction joins at the place at hand."""
