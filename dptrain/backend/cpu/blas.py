@@ -1,4 +1,4 @@
-"""NumPy's own BLAS, as generated code calls it: OpenBLAS with 64-bit lengths, from the library that NumPy has loaded."""
+"""NumPy's own BLAS, as generated code calls it: OpenBLAS with 64-bit lengths, from the library that NumPy loaded."""
 
 import ctypes
 import functools

@@ -217,7 +217,7 @@ class CompiledExecutable:
         return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
     def _number(self, one: Extent) -> int:
-        return one[0] * self._rows ** one[1]
+        return one[0] * int(self._rows ** one[1])
 
     # Memory
 
