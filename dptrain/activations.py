@@ -1,94 +1,141 @@
-"""Activation functions by name, as Keras names them; what they compute is in backend/base.py.
+"""Activation functions, as Keras names them; `dptrain.activations.relu` and "relu" mean the same to a layer."""
 
-`dptrain.activations.relu` and "relu" mean the same wherever a layer takes an activation.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.ops.activation import (
+    celu,
+    elu,
+    hard_shrink,
+    hard_sigmoid,
+    hard_silu,
+    hard_tanh,
+    log_sigmoid,
+    log_softmax,
+    mish,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_shrink,
+    softmax,
+    softplus,
+    softsign,
+    sparse_plus,
+    sparse_sigmoid,
+    squareplus,
+    tanh,
+    tanh_shrink,
+    threshold,
+)
+from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import lookup, not_there
 
-__all__ = [
-    "Activation",
-    "deserialize",
-    "elu",
-    "exponential",
-    "gelu",
-    "get",
-    "leaky_relu",
-    "linear",
-    "relu",
-    "selu",
-    "serialize",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "swish",
-    "tanh",
-]
+Activation = Callable[..., Any]
+
+
+def relu(x: Any, negative_slope: float = 0.0, max_value: float | None = None, threshold: float = 0.0) -> Tensor:
+    """Return x from the threshold up to max_value, below it negative_slope (x - threshold).
+
+    Args:
+        x: a tensor or an array.
+        negative_slope: below the threshold.
+        max_value: what comes out at most; None for no limit.
+        threshold: where the slope changes.
+    """
+    (x,) = as_tensors([x])
+    if threshold:
+        below = (x - threshold) * negative_slope if negative_slope else 0.0
+        found = ops.where(x > threshold, x, below)
+    else:
+        found = ops.leaky_relu(x, negative_slope=float(negative_slope)) if negative_slope else ops.relu(x)
+    return found if max_value is None else ops.minimum(found, float(max_value))
+
+
+def leaky_relu(x: Any, negative_slope: float = 0.2) -> Tensor:
+    """Return x where it is positive, else negative_slope x."""
+    return ops.leaky_relu(x, negative_slope=float(negative_slope))
+
+
+def gelu(x: Any, approximate: bool = False) -> Tensor:
+    """Return x Phi(x), exactly or as tanh approximates it; see `ops.gelu`."""
+    return ops.gelu(x, approximate)
+
+
+def exponential(x: Any) -> Tensor:
+    """Return e^x."""
+    return ops.exp(x)
+
+
+def linear(x: Any) -> Any:
+    """Return x."""
+    return x
+
+
+swish, hard_swish = silu, hard_silu
+
+_FUNCTIONS: tuple[Activation, ...] = (
+    *(celu, elu, exponential, gelu, hard_shrink, hard_sigmoid, hard_silu, hard_tanh, leaky_relu, linear, log_sigmoid),
+    *(log_softmax, mish, relu, relu6, selu, sigmoid, silu, soft_shrink, softmax, softplus, softsign, sparse_plus),
+    *(sparse_sigmoid, squareplus, tanh, tanh_shrink, threshold),
+)
+BY_NAME: dict[str, Activation] = {getattr(one, "name", None) or one.__name__: one for one in _FUNCTIONS}
+_ALIASES: dict[str, Activation] = {"swish": silu, "hard_swish": hard_silu}
+
+__all__ = ["Activation", "deserialize", "get", "hard_swish", "serialize", "swish", *BY_NAME]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("activations", __all__)
 
 
-@dataclass(frozen=True)
-class Activation:
-    """A function of each element (softmax: of each row), with Keras' default arguments.
+def get(identifier: Any) -> Activation:
+    """Return the activation of that name, or the function given; None is `linear`, as in Keras.
 
-    Attributes:
-        name: Keras' name.
-    """
-
-    name: str
-
-    @property
-    def __name__(self) -> str:
-        """The name, as a function has it."""
-        return self.name
-
-
-elu = Activation("elu")
-exponential = Activation("exponential")
-gelu = Activation("gelu")
-leaky_relu = Activation("leaky_relu")
-linear = Activation("linear")
-relu = Activation("relu")
-selu = Activation("selu")
-sigmoid = Activation("sigmoid")
-silu = Activation("silu")
-softmax = Activation("softmax")
-softplus = Activation("softplus")
-swish = silu
-tanh = Activation("tanh")
-
-_ALL = (elu, exponential, gelu, leaky_relu, linear, relu, selu, sigmoid, silu, softmax, softplus, tanh)
-BY_NAME = {one.name: one for one in _ALL} | {"swish": silu}
-
-
-def get(identifier: str | Activation | None) -> Activation:
-    """Return the activation of that name, or the one given; None is `linear`, as in Keras.
+    Args:
+        identifier: a name, a function of a tensor, a layer, or what `serialize` returned.
 
     Raises:
-        ConfigError: no activation has that name, or it is neither a name nor an activation of this module.
+        ConfigError: no activation has that name, or it is neither a name nor a function.
     """
     if identifier is None:
         return linear
-    if isinstance(identifier, Activation):
-        return identifier
-    if not isinstance(identifier, str):
-        raise ConfigError(
-            f"not supported: activation = {identifier!r}; expected one of dptrain.activations or its name"
-        )
-    return lookup("activation", identifier, BY_NAME)
+    if isinstance(identifier, Mapping):
+        return deserialize(identifier)
+    if isinstance(identifier, str):
+        return lookup("activation", identifier, BY_NAME | _ALIASES)
+    if callable(identifier):
+        found: Activation = identifier
+        return found
+    raise ConfigError(f"Could not interpret activation function identifier: {identifier}")
 
 
-def serialize(activation: Activation) -> Any:
-    """Return its name, as Keras does."""
-    return activation.name
+def serialize(activation: Activation) -> str:
+    """Return its name, as Keras does.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    for name, one in BY_NAME.items():
+        if one is activation:
+            return name
+    raise ConfigError(
+        f"not supported: writing the activation {activation!r} to a file; expected one of dptrain.activations"
+    )
 
 
-def deserialize(config: Any) -> Activation:
-    """Return the activation of a name as `serialize` returns it."""
-    return get(config)
+def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = None) -> Activation:
+    """Return the activation of a name as `serialize` returns it, or of Keras' description of a function.
+
+    Args:
+        config: a name, or a dictionary with "config".
+        custom_objects: functions of the user's own by name.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    name = str(config.get("config") if isinstance(config, Mapping) else config)
+    if custom_objects and name in custom_objects:
+        return custom_objects[name]
+    return get(name)

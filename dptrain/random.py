@@ -5,6 +5,7 @@ The key is (seed, purpose); the counter's upper words are the position, its lowe
 """
 
 from enum import IntEnum
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,3 +49,25 @@ def own_seed(seed: int | None) -> int | None:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64):
         raise ConfigError(f"`seed` argument should be an integer of 0 to 2**64 - 1. Received: seed={seed}")
     return seed
+
+
+_default_seed = 0
+# Where the initial values begin of weights that are made outside a model, behind any model's.
+_OUTSIDE = 2**32
+_positions = count(_OUTSIDE)
+
+
+def default_seed() -> int:
+    """Return the seed that `set_default_seed` set, else 0."""
+    return _default_seed
+
+
+def set_default_seed(seed: int) -> None:
+    """Set the seed of models and of what is random outside them; see `dptrain.utils.set_random_seed`."""
+    global _default_seed, _positions
+    _default_seed, _positions = seed, count(_OUTSIDE)
+
+
+def next_position() -> int:
+    """Return another position, for what is random outside a model; they count up from the last `set_default_seed`."""
+    return next(_positions)

@@ -1,8 +1,10 @@
 """Regularizers: penalties on parameters that are added to the loss, as in Keras."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Configurable, Registry
@@ -14,19 +16,48 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 class Regularizer(Configurable):
-    """The penalty l1 * sum |p| + l2 * sum p^2 of a parameter p, and its gradient l1 * sign(p) + 2 * l2 * p.
+    """A penalty of a weight. A subclass has `__call__` and, to be written to files, `get_config`."""
 
-    Attributes:
-        l1: factor of the absolute values, 0 or more.
-        l2: factor of the squares, 0 or more.
+    def __call__(self, x: Any) -> Any:
+        """Return the penalty, one number, in `dptrain.ops`.
+
+        Args:
+            x: the weight, or what a layer returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `__call__`")
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
+        return {}
+
+
+class L1L2(Regularizer):
+    """l1 * sum |x| + l2 * sum x^2.
+
+    Args:
+        l1: finite, 0 or more; None is 0.
+        l2: finite, 0 or more; None is 0.
+
+    Raises:
+        ConfigError: a factor is out of range.
     """
 
-    def __init__(self, l1: float, l2: float) -> None:
-        self.l1 = _factor(l1, "l1")
-        self.l2 = _factor(l2, "l2")
+    def __init__(self, l1: float | None = 0.0, l2: float | None = 0.0) -> None:
+        self.l1 = _factor(0.0 if l1 is None else l1, "l1")
+        self.l2 = _factor(0.0 if l2 is None else l2, "l2")
+
+    def __call__(self, x: Any) -> Any:
+        """Return the penalty."""
+        first = self.l1 * ops.sum(ops.absolute(x)) if self.l1 else None
+        second = self.l2 * ops.sum(ops.square(x)) if self.l2 or first is None else None
+        return second if first is None else first if second is None else first + second
+
+    def config(self) -> dict[str, Any]:
+        """Return l1 and l2."""
+        return {"l1": self.l1, "l2": self.l2}
 
 
-class L1(Regularizer):
+class L1(L1L2):
     """l1 * sum |p|.
 
     Args:
@@ -44,7 +75,7 @@ class L1(Regularizer):
         return {"l1": self.l1}
 
 
-class L2(Regularizer):
+class L2(L1L2):
     """l2 * sum p^2.
 
     Args:
@@ -62,49 +93,43 @@ class L2(Regularizer):
         return {"l2": self.l2}
 
 
-class L1L2(Regularizer):
-    """l1 * sum |p| + l2 * sum p^2.
-
-    Args:
-        l1: finite, 0 or more; None is 0.
-        l2: finite, 0 or more; None is 0.
-
-    Raises:
-        ConfigError: a factor is out of range.
-    """
-
-    def __init__(self, l1: float | None = 0.0, l2: float | None = 0.0) -> None:
-        super().__init__(0.0 if l1 is None else l1, 0.0 if l2 is None else l2)
-
-    def config(self) -> dict[str, Any]:
-        """Return l1 and l2."""
-        return {"l1": self.l1, "l2": self.l2}
-
-
 # Keras' other names of the classes.
 l1, l2, l1_l2 = L1, L2, L1L2
 
 # Names as Keras accepts them.
-_CLASSES: dict[str, type[L1] | type[L2] | type[L1L2]] = {"L1": L1, "L2": L2, "L1L2": L1L2}
+_CLASSES: dict[str, type[L1L2]] = {"L1": L1, "L2": L2, "L1L2": L1L2}
 REGULARIZERS = _CLASSES | {name.lower(): cls for name, cls in _CLASSES.items()}
 
 _registry: Registry[Regularizer] = Registry("regularizer", "keras.regularizers", Regularizer, REGULARIZERS)
 deserialize = _registry.deserialize
 
 
-def get(identifier: str | dict[str, Any] | type[Regularizer] | Regularizer | None) -> Regularizer | None:
+# As Keras, a function of the weight serves as well.
+RegularizerLike = Regularizer | Callable[[Any], Any]
+
+
+def get(identifier: Any) -> RegularizerLike | None:
     """Return the regularizer of that name or class with Keras' defaults, of that configuration, or the one given.
+
+    Args:
+        identifier: a name, a class, a configuration, a regularizer, a function of the weight, or None.
 
     Raises:
         ConfigError: no regularizer has that name, or an argument is out of range.
     """
-    if identifier is None:
-        return None
+    if identifier is None or (callable(identifier) and not isinstance(identifier, type)):
+        return identifier
     return _registry.get(identifier)
 
 
-def serialize(regularizer: Regularizer | None) -> dict[str, Any] | None:
-    """Return the regularizer as Keras writes it to JSON."""
+def serialize(regularizer: RegularizerLike | None) -> dict[str, Any] | None:
+    """Return the regularizer as Keras writes it to JSON.
+
+    Raises:
+        ConfigError: it is a function.
+    """
+    if regularizer is not None and not isinstance(regularizer, Regularizer):
+        raise ConfigError(f"not supported: writing the function {regularizer!r} to a file; subclass Regularizer")
     return None if regularizer is None else _registry.serialize(regularizer)
 
 

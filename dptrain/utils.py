@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.errors import ConfigError
+from dptrain.random import default_seed, set_default_seed
 from dptrain.registry.names import not_there
 from dptrain.runtime.launcher import detect_launch
 
@@ -27,8 +28,6 @@ __all__ = [
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("utils", __all__)
 
-_default_seed = 0
-
 
 def set_random_seed(seed: int) -> None:
     """Set the seed of models made from now on: initial weights, shuffling, dropout.
@@ -41,8 +40,7 @@ def set_random_seed(seed: int) -> None:
     Raises:
         ConfigError: the seed is out of range.
     """
-    global _default_seed
-    _default_seed = check_seed(seed)
+    set_default_seed(check_seed(seed))
 
 
 def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDArray[np.float64]:
@@ -79,11 +77,6 @@ def world_size() -> int:
     """Return how many processes the launcher started; starts no MPI."""
     launch = detect_launch()
     return 1 if launch is None else launch.size
-
-
-def default_seed() -> int:
-    """Return the seed that `set_random_seed` set, else 0."""
-    return _default_seed
 
 
 def check_seed(seed: int) -> int:

@@ -6,7 +6,8 @@ from typing import Self
 
 from dptrain.backend.base import Backend, HostArray
 from dptrain.batches.feed import Feed, Rows, make_feed
-from dptrain.batches.sampling import Sampler, Shard
+from dptrain.batches.sampling import LocalSampler, Sampler, Shard
+from dptrain.batches.structure import Batch
 from dptrain.errors import ConfigError
 from dptrain.runtime.failure import warn
 
@@ -16,11 +17,15 @@ class Batches(ABC):
 
     Attributes:
         steps: of an epoch, the same on all ranks; None where only the end of the data will tell.
-        capacity: rows of this rank's largest shard, as far as it is known before the first step.
+        looks_ahead: whether steps can be asked of `epoch` before the rows of those before them.
+        about: what the arrays of the batch at hand are.
+        alone: ranks need not have the same number of batches.
     """
 
     steps: int | None
-    capacity: int
+    looks_ahead: bool = False
+    about: Batch
+    alone: bool = False
 
     @abstractmethod
     def open(self, backend: Backend, most_bytes: int | None) -> Self:
@@ -53,8 +58,8 @@ class Batches(ABC):
             raise ConfigError(f"not supported: going on after step {step} of an epoch with {type(self).__name__}")
 
     @abstractmethod
-    def rows(self, shard: Shard) -> Rows:
-        """Return the samples of the next shard of the step at hand that has any."""
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+        """Return the samples of the next steps, of as many of those given as lie in memory; see `Feed.rows`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -73,25 +78,30 @@ class ArrayBatches(Batches):
     """Batches of arrays that a rank holds.
 
     Args:
-        arrays: features (rows, F), targets and what else belongs to a sample, (rows, ...) each.
+        arrays: features, targets and what else belongs to a sample, (rows, ...) each.
+        about: what they are.
         sampler: which rows make up which step.
         steps_per_epoch: as Keras: epochs end after that many steps, the next one goes on where the last has ended, and
             a pass through the data that ends earlier ends the epoch as well, with a warning. None: a pass an epoch.
         restarts: every epoch begins with the first step, as evaluations do.
     """
 
+    looks_ahead = True
+
     def __init__(
         self,
         arrays: Sequence[HostArray],
+        about: Batch,
         sampler: Sampler,
         steps_per_epoch: int | None = None,
         *,
         restarts: bool = False,
     ) -> None:
-        self._arrays, self._sampler, self._steps_per_epoch = arrays, sampler, steps_per_epoch
+        self._arrays, self.about, self._sampler, self._steps_per_epoch = arrays, about, sampler, steps_per_epoch
+        self.alone = isinstance(sampler, LocalSampler)
+        self._largest = sampler.capacity * (len(sampler.shards(0)) if sampler.steps else 1)
         self._restarts = restarts
         self.steps = steps_per_epoch or sampler.steps
-        self.capacity = sampler.capacity
         self._feed: Feed | None = None
         # Where the next epoch goes on, with steps_per_epoch.
         self._pass, self._done = 0, 0
@@ -100,7 +110,7 @@ class ArrayBatches(Batches):
 
     def open(self, backend: Backend, most_bytes: int | None) -> Self:
         """Put the arrays on the device, or prepare to stream them."""
-        self._feed = make_feed(backend, self._arrays, self.capacity, most_bytes)
+        self._feed = make_feed(backend, self._arrays, self._largest, most_bytes)
         return self
 
     def epoch(self, number: int) -> Iterator[Sequence[Shard]]:
@@ -112,7 +122,7 @@ class ArrayBatches(Batches):
         self._done += self._skipped
         self._skipped = 0
         plan = [self._sampler.shards(step) for step in range(self._done, stop)]
-        self._feed.start(self._sampler.order(self._pass), [shard for shards in plan for shard in shards])
+        self._feed.start(self._sampler.order(self._pass), plan)
         for shards in plan:
             self._done += 1
             yield shards
@@ -137,10 +147,10 @@ class ArrayBatches(Batches):
         if self._done == self._sampler.steps:
             self._pass, self._done = self._pass + 1, 0
 
-    def rows(self, shard: Shard) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
         """Ask the feed."""
         assert self._feed is not None
-        return self._feed.rows(shard)
+        return self._feed.rows(steps)
 
     def close(self) -> None:
         """Close the feed."""

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +26,17 @@ Order = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples on the device.
+    """Samples on the device, of one or more steps.
 
     Attributes:
         arrays: features, targets and what else belongs to a sample, each (stored rows, ...).
-        chosen: (rows,) int64, which of the stored rows, in order.
+        order: int64, numbers of stored rows.
+        starts: where in `order` those of each shard begin.
     """
 
     arrays: tuple[Buffer, ...]
-    chosen: Buffer
-
-
-class RowSource(Protocol):
-    """What a replica asks for samples."""
-
-    def rows(self, shard: Shard) -> Rows:
-        """Return the samples of the next shard, which has at least one; valid until the next call."""
-        ...
+    order: Buffer
+    starts: list[int]
 
 
 class Feed(ABC):
@@ -57,17 +51,21 @@ class Feed(ABC):
         self.close()
 
     @abstractmethod
-    def start(self, order: Order, shards: Sequence[Shard]) -> None:
+    def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
         """Begin an epoch.
 
         Args:
             order: rows in the order of the epoch, int64.
-            shards: what `rows` will be asked for, in that order; an epoch may end before the last.
+            steps: shards of what `rows` will be asked for, in that order; an epoch may end before the last.
         """
 
     @abstractmethod
-    def rows(self, shard: Shard) -> Rows:
-        """Return the samples of the next shard, which has at least one; valid until the next call."""
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+        """Return the samples of the next steps, of as many of those given as lie in memory; valid until the next call.
+
+        Args:
+            steps: shards of what comes next, in the order that `start` was told.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -87,16 +85,16 @@ class ResidentFeed(Feed):
         self._arrays = tuple(backend.upload_samples(array) for array in arrays)
         self._order: Buffer = None
 
-    def start(self, order: Order, shards: Sequence[Shard]) -> None:
+    def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
         """Send the order."""
         # Kept from epoch to epoch: giving memory back would make the host wait for all that the device has to do.
         if self._order is None or len(self._order) != len(order):
             self._order = self._backend.empty(order.shape, np.int64)
         self._backend.write(self._order, order)
 
-    def rows(self, shard: Shard) -> Rows:
-        """Return all samples, and the shard's part of the order."""
-        return Rows(self._arrays, self._order[shard.start : shard.stop])
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+        """Return all samples and the whole order."""
+        return Rows(self._arrays, self._order, [shard.start for shards in steps for shard in shards])
 
     def close(self) -> None:
         """Nothing runs."""
@@ -108,7 +106,7 @@ class StreamedFeed(Feed):
     Args:
         backend: the device.
         arrays: (rows, ...) each.
-        chunk_rows: rows of a chunk, at least those of the largest shard; two chunks are on the device.
+        chunk_rows: rows of a chunk, at least those of the largest step; two chunks are on the device.
     """
 
     def __init__(self, backend: Backend, arrays: Sequence[HostArray], chunk_rows: int) -> None:
@@ -121,34 +119,40 @@ class StreamedFeed(Feed):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dptrain-feed")
         self._filling: Future[None] | None = None
         self._order: Order = np.empty(0, np.int64)
-        self._chunks: list[list[Shard]] = []
+        self._chunks: list[list[Sequence[Shard]]] = []
         self._current = 0
         self._sent = -1
         self._next_row = 0
         self._left = 0
 
-    def start(self, order: Order, shards: Sequence[Shard]) -> None:
+    def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
         """Cut the epoch into chunks and bring the first one in."""
         if self._filling is not None:
             self._filling.result()  # of an epoch that ended early
         for slot in self._slots:
             _release(slot)
         self._order = order
-        self._chunks = _chunks(shards, self._chunk_rows)
+        self._chunks = _chunks(steps, self._chunk_rows)
         self._current, self._sent, self._left = -1, -1, 0
         if self._chunks:
             self._fill(0)
 
-    def rows(self, shard: Shard) -> Rows:
-        """Return the chunk that holds the shard, and the shard's rows in it."""
-        if self._left == 0:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+        """Return the chunk that holds the next step, with the steps that lie in it as well."""
+        if self._left == 0 and _rows(steps[0]):
             self._enter(self._current + 1)
         elif self._filling is not None and self._filling.done():
             self._send()
-        begin, self._next_row = self._next_row, self._next_row + shard.rows
-        self._left -= 1
-        arrays = tuple(staging.device for staging in self._slots[self._current % 2])
-        return Rows(arrays, self._identity[begin : begin + shard.rows])
+        starts = []
+        for shards in steps:
+            if _rows(shards) and not self._left:
+                break
+            for shard in shards:
+                starts.append(self._next_row)
+                self._next_row += shard.rows
+            self._left -= bool(_rows(shards))
+        arrays = tuple(staging.device for staging in self._slots[max(self._current, 0) % 2])
+        return Rows(arrays, self._identity, starts)
 
     def close(self) -> None:
         """End the thread, whatever it met."""
@@ -170,7 +174,8 @@ class StreamedFeed(Feed):
         slot = self._slots[chunk % 2]
         for staging in slot:
             staging.reuse()
-        rows = np.concatenate([self._order[shard.start : shard.stop] for shard in self._chunks[chunk]])
+        chosen = [shard for shards in self._chunks[chunk] for shard in shards]
+        rows = np.concatenate([self._order[shard.start : shard.stop] for shard in chosen])
         self._filling = self._thread.submit(_gather, self._sources, rows, slot)
 
     def _send(self) -> None:
@@ -179,7 +184,7 @@ class StreamedFeed(Feed):
         self._filling.result()
         self._filling = None
         self._sent += 1
-        rows = sum(shard.rows for shard in self._chunks[self._sent])
+        rows = sum(map(_rows, self._chunks[self._sent]))
         for staging in self._slots[self._sent % 2]:
             staging.send(rows)
 
@@ -190,7 +195,7 @@ def make_feed(backend: Backend, arrays: Sequence[HostArray], largest: int, most_
     Args:
         backend: the device, which holds already what it must hold besides samples.
         arrays: (rows, ...) each; features, targets and so on.
-        largest: rows of the largest shard.
+        largest: rows of the largest step.
         most_bytes: of the device's memory that samples may take; None for what is free.
     """
     room = backend.room_for_data() if most_bytes is None else most_bytes
@@ -205,18 +210,22 @@ def make_feed(backend: Backend, arrays: Sequence[HostArray], largest: int, most_
     return StreamedFeed(backend, arrays, max(largest, min(room // 4, _CHUNK_BYTES) // row, 1))
 
 
-def _chunks(shards: Sequence[Shard], most: int) -> list[list[Shard]]:
-    """Cut the shards that have rows into runs of at most `most` rows."""
-    chunks: list[list[Shard]] = []
+def _rows(shards: Sequence[Shard]) -> int:
+    return sum(shard.rows for shard in shards)
+
+
+def _chunks(steps: Sequence[Sequence[Shard]], most: int) -> list[list[Sequence[Shard]]]:
+    """Cut the steps that have rows into runs of at most `most` rows."""
+    chunks: list[list[Sequence[Shard]]] = []
     rows = 0
-    for shard in shards:
-        if shard.rows == 0:
+    for shards in steps:
+        if not _rows(shards):
             continue
-        if not chunks or rows + shard.rows > most:
+        if not chunks or rows + _rows(shards) > most:
             chunks.append([])
             rows = 0
-        chunks[-1].append(shard)
-        rows += shard.rows
+        chunks[-1].append(shards)
+        rows += _rows(shards)
     return chunks
 
 

@@ -1,7 +1,7 @@
 """What users hand to `fit`, `evaluate` and `predict`, checked against the model and made into batches."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -9,24 +9,41 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import flat_features
 from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource
 from dptrain.batches.base import ArrayBatches
-from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler, WholeBatchSampler
-from dptrain.batches.stream import Read, StreamBatches, What
+from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler
+from dptrain.batches.stream import StreamBatches, What
+from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
 from dptrain.data.loading import fingerprint
 from dptrain.data.parts import cut
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
-from dptrain.losses import Loss
-from dptrain.model import Architecture
+from dptrain.program import tree
 from dptrain.runtime.failure import warn
 from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
-# How the replica wants features, targets and weights: `Replica.as_stored`.
-Store = Callable[..., Sequence[Array]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a model takes.
+
+    Attributes:
+        inputs: shape of a sample of each input, nested as the inputs; None for anything.
+        outputs: likewise of the outputs; None where nobody knows.
+        losses: the loss of each output, nested as the outputs, None for one without; None where the model's own steps
+            know what targets are.
+        own_steps: the model's own steps may do without targets.
+        dtype: of floating-point numbers.
+    """
+
+    inputs: Any
+    outputs: Any = None
+    losses: Any = None
+    own_steps: bool = False
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -34,33 +51,59 @@ class Samples:
     """Arrays that belong together, checked.
 
     Attributes:
-        x: (rows, *input_shape) features in their own dtype.
-        y: (rows,) labels, or (rows, *output_shape) values.
+        x: (rows, ...) features in their own dtypes, nested as the model's inputs.
+        y: (rows, ...) targets, nested as its outputs, or None.
         weights: (rows,) of the samples in the loss, or None for ones.
+        dtype: of floating-point numbers in the model.
     """
 
-    x: Array
-    y: Array
-    weights: Array | None = None
+    x: Any
+    y: Any = None
+    weights: Any = None
+    dtype: str = "float32"
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self.x)
+        return len(tree.leaves(self.x)[0])
+
+    @property
+    def data(self) -> Any:
+        """The arrays as a step takes them: x alone, (x,), (x, y) or (x, y, sample_weight), as in Keras."""
+        if self.y is None:
+            return (self.x,) if tree.is_nested(self.x) else self.x
+        return (self.x, self.y) if self.weights is None else (self.x, self.y, self.weights)
 
     def part(self, start: int, stop: int) -> "Samples":
         """Return rows start to stop."""
-        return Samples(
-            self.x[start:stop], self.y[start:stop], None if self.weights is None else self.weights[start:stop]
-        )
+        cut = [tree.map_leaves(lambda path, one: one[start:stop], one) for one in (self.x, self.y, self.weights)]
+        return Samples(*cut, self.dtype)
 
     @property
     def facts(self) -> list[Any]:
         """What must be the same on all ranks."""
-        return fingerprint(self.x, self.y, *(() if self.weights is None else (self.weights,)))
+        named = {"x": self.x, "y": self.y, "sample_weight": self.weights}
+        names = [path for path, _ in tree.flatten(named)]
+        return [*(names if len(names) > 3 else []), *fingerprint(*tree.leaves(named))]
 
-    def stored(self, store: Store) -> Sequence[Array]:
-        """Return the arrays as the replica's feed takes them."""
-        return store(self.x, self.y) if self.weights is None else store(self.x, self.y, self.weights)
+    def stored(self) -> tuple[list[Array], Batch]:
+        """Return the arrays as a feed takes them, targets and weights in the model's dtype, and what they are."""
+        found: dict[str, Array] = {}
+
+        def name(path: str, array: Array) -> str:
+            part = ("x", "y", "sample_weight")[int(path[0])] if path[:1].isdigit() else "x"
+            full = part + path[1:]
+            keep = part == "x" or array.dtype.kind != "f"
+            found[full] = array if keep else np.ascontiguousarray(array, self.dtype)
+            return full
+
+        data = self.data if isinstance(self.data, tuple) else (self.data,)
+        named = tree.map_leaves(name, data)
+        arrays = list(found.values())
+        shapes = tuple(array.shape for array in arrays)
+        about = Batch(
+            named if isinstance(self.data, tuple) else named[0], shapes, tuple(a.dtype.str for a in arrays), self.dtype
+        )
+        return arrays, about
 
 
 @dataclass(frozen=True)
@@ -162,68 +205,151 @@ def as_array(data: Any, name: str) -> Array:
         raise DataError(f"{name}: {type(data)} cannot be read as a NumPy array: {error}") from error
 
 
-def check_features(x: Any, architecture: Architecture) -> Array:
-    """Return x as an array, (rows, *input_shape).
+def check_inputs(x: Any, expected: Expected) -> Any:
+    """Return x as arrays, (rows, ...) each, nested as the model's inputs.
 
     Raises:
-        DataError: no array of real numbers, or another shape.
+        DataError: no arrays of real numbers, or others than the model has inputs, or another shape.
     """
-    features = as_array(x, "x")
-    expected = architecture.input_shape
-    if features.dtype.kind not in "uifb":
-        raise DataError(f"x has dtype {features.dtype}: expected real numbers")
-    if features.ndim == 0:
-        raise DataError(f"x is the single number {features}: expected samples of shape {expected}")
-    if features.shape[1:] != expected:
+    if not tree.is_nested(expected.inputs) or _is_shape(expected.inputs):
+        if expected.inputs is None and tree.is_nested(x):
+            return tree.map_leaves(lambda path, one: _check_features(one, None, path), x)
+        return _check_features(x, expected.inputs, "x")
+    given = _matched(x, expected.inputs, "x")
+    checked = [
+        _check_features(one, shape, f"x[{path!r}]")
+        for one, (path, shape) in zip(given, _flat_shapes(expected.inputs), strict=True)
+    ]
+    if len({len(one) for one in checked}) > 1:
         raise DataError(
-            f"model expects {flat_features(expected)} features of shape {expected}, data has "
-            f"{flat_features(features.shape[1:])} of shape {features.shape[1:]}"
+            "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. 'x' sizes: "
+            f"{', '.join(str(len(one)) for one in checked)}"
+        )
+    return _nested(expected.inputs, iter(checked))
+
+
+def _is_shape(data: Any) -> bool:
+    return isinstance(data, tuple) and all(n is None or isinstance(n, int) for n in data)
+
+
+def _flat_shapes(data: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested shapes, or of losses, with their paths."""
+    if _is_shape(data) or not tree.is_nested(data):
+        return [(path, data)]
+    items = data.items() if isinstance(data, Mapping) else enumerate(data)
+    return [leaf for key, one in items for leaf in _flat_shapes(one, f"{path}/{key}" if path else str(key))]
+
+
+def _nested(like: Any, leaves: Iterator[Any]) -> Any:
+    if _is_shape(like) or not tree.is_nested(like):
+        return next(leaves)
+    if isinstance(like, Mapping):
+        return {key: _nested(one, leaves) for key, one in like.items()}
+    return type(like)(_nested(one, leaves) for one in like)
+
+
+def _matched(data: Any, like: Any, name: str) -> list[Any]:
+    """Return the leaves of data in the order of what it is to be like: dictionaries by key, lists by place.
+
+    Raises:
+        DataError: it is nested otherwise.
+    """
+    if _is_shape(like) or not tree.is_nested(like):
+        return [data]
+    keys = list(like) if isinstance(like, Mapping) else list(range(len(like)))
+    if isinstance(data, Mapping) and isinstance(like, Mapping) and set(keys) <= set(data):
+        return [leaf for key in keys for leaf in _matched(data[key], like[key], name)]
+    if isinstance(data, list | tuple) and len(data) == len(keys):
+        return [leaf for key, one in zip(keys, data, strict=True) for leaf in _matched(one, like[key], name)]
+    if len(keys) == 1 and not tree.is_nested(data):
+        return _matched(data, like[keys[0]], name)
+    found = f"a dictionary with {list(data)}" if isinstance(data, Mapping) else short(data)
+    if isinstance(data, list | tuple):
+        found = f"{len(data)} arrays"
+    raise DataError(
+        f"{name}: The structure of `inputs` doesn't match the expected structure. Expected: {keys}. Received: {found}"
+    )
+
+
+def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) -> Array:
+    features = as_array(x, name)
+    if features.dtype.kind not in "uifb":
+        raise DataError(f"{name} has dtype {features.dtype}: expected real numbers")
+    if features.ndim == 0:
+        raise DataError(f"{name} is the single number {features}: expected samples of shape {expected}")
+    shape = features.shape[1:]
+    if expected is None:
+        return features
+    if len(shape) != len(expected) or any(n is not None and n != own for n, own in zip(expected, shape, strict=True)):
+        flat = math.prod(n or 1 for n in expected)
+        raise DataError(
+            f"model expects {flat} features of shape {expected}, data has {math.prod(shape)} of shape {shape}"
         )
     return features
 
 
-def check_samples(x: Any, y: Any, weights: Any, architecture: Architecture, loss: Loss) -> Samples:
+def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     """Return features, targets and weights after checking them against the model and the loss.
 
     Args:
-        x: (rows, *input_shape).
-        y: labels (rows,) or (rows, 1), or values (rows, *output_shape), as the loss takes them.
-        weights: (rows,) or (rows, 1), or None.
-        architecture: the model.
-        loss: the loss.
+        x: (rows, ...), nested as the model's inputs.
+        y: labels (rows,) or (rows, 1), or values (rows, ...), as the loss takes them, nested as the outputs.
+        weights: (rows,) or (rows, 1), or None; of several outputs one for all, or nested.
+        expected: what the model takes.
 
     Raises:
         DataError: they do not go together.
-        ConfigError: weights of samples whose output is no vector.
     """
-    features = check_features(x, architecture)
+    features = check_inputs(x, expected)
+    rows = len(tree.leaves(features)[0])
+    weights = tree.map_leaves(lambda path, one: _check_weights(one, rows), weights)
+    if expected.losses is None or (y is None and expected.own_steps):
+        targets = tree.map_leaves(lambda path, one: _check_unspecified(one, rows), y)
+        return Samples(features, targets, weights, expected.dtype)
     if y is None:
         raise DataError("y is missing: the loss compares the model's outputs with it")
-    targets = as_array(y, "y")
-    if targets.ndim == 0 or len(features) != len(targets):
+    if not tree.is_nested(expected.losses):
+        targets = _check_targets(y, expected.losses, _of_one(expected.outputs), rows, "y")
+        return Samples(features, targets, weights, expected.dtype)
+    paths = _flat_shapes(expected.losses)
+    shapes = [None] * len(paths) if expected.outputs is None else [one for _, one in _flat_shapes(expected.outputs)]
+    given = _matched(y, expected.losses, "y")
+    checked = [
+        None if one is None else _check_targets(one, loss, shape, rows, f"y[{path!r}]")
+        for one, (path, loss), shape in zip(given, paths, shapes, strict=True)
+    ]
+    return Samples(features, _nested(expected.losses, iter(checked)), weights, expected.dtype)
+
+
+def _of_one(outputs: Any) -> Any:
+    found = [] if outputs is None else _flat_shapes(outputs)
+    return found[0][1] if len(found) == 1 else None
+
+
+def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, rows: int, name: str) -> Array:
+    targets = as_array(y, name)
+    if targets.ndim == 0 or len(targets) != rows:
         raise DataError(
             "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. "
-            f"x has {len(features)} samples, y has {len(targets) if targets.ndim else 'none'}"
+            f"x has {rows} samples, {name} has {len(targets) if targets.ndim else 'none'}"
         )
-    output = architecture.output_shape
-    if weights is not None and len(output) != 1:
-        raise ConfigError(f"not supported: sample_weight on outputs of shape {output}")
-    if loss.takes_labels:
-        check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], "y")
-        targets = targets.reshape(len(targets))
-    else:
-        if targets.dtype.kind not in "uifb":
-            raise DataError(f"y has dtype {targets.dtype}: expected real numbers")
-        if targets.ndim == 1 and output == (1,):
-            targets = targets[:, None]
-        if targets.shape[1:] != output:
-            raise DataError(f"y: expected targets of shape {output}, the model's output, found {targets.shape[1:]}")
-    return Samples(features, targets, _check_weights(weights, len(features)))
+    if loss is not None and loss.takes_labels and output is not None and len(output) == 1:
+        assert output[-1] is not None
+        check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], name)
+        return targets.reshape(rows).astype(np.int64, copy=False)
+    if targets.dtype.kind not in "uifb":
+        raise DataError(f"{name} has dtype {targets.dtype}: expected real numbers")
+    if output is None or loss is None or loss.takes_labels is not False:
+        return targets
+    if targets.ndim == 1 and output == (1,):
+        targets = targets[:, None]
+    shape = targets.shape[1:]
+    if len(shape) != len(output) or any(n is not None and n != own for n, own in zip(output, shape, strict=True)):
+        raise DataError(f"{name}: expected targets of shape {output}, the model's output, found {shape}")
+    return targets.astype(np.float64, copy=False) if targets.dtype.kind != "f" else targets
 
 
-def _check_weights(sample_weight: Any, rows: int) -> Array | None:
-    if sample_weight is None:
-        return None
+def _check_weights(sample_weight: Any, rows: int) -> Array:
     weights = as_array(sample_weight, "sample_weight")
     if weights.dtype.kind not in "uifb" or weights.shape not in ((rows,), (rows, 1)):
         raise DataError(
@@ -232,21 +358,15 @@ def _check_weights(sample_weight: Any, rows: int) -> Array | None:
     weights = weights.reshape(rows)
     if not np.isfinite(weights).all():
         raise DataError(f"sample_weight: {int((~np.isfinite(weights)).sum())} values are not finite")
-    return weights
+    return weights.astype(np.float64, copy=False) if weights.dtype.kind != "f" else weights
 
 
-def check_unspecified(x: Any, y: Any, weights: Any, architecture: Architecture) -> Samples:
-    """Return features, targets and weights where the model's own steps alone know what the targets are.
-
-    Raises:
-        DataError: x does not fit the model, or targets or weights are not one a sample.
-    """
-    features = check_features(x, architecture)
-    rows = len(features)
-    targets = np.empty((rows, 0)) if y is None else as_array(y, "y")
+def _check_unspecified(y: Any, rows: int) -> Array:
+    """Return targets where the model's own steps alone know what they are."""
+    targets = as_array(y, "y")
     if targets.dtype.kind not in "uifb" or targets.ndim < 1 or len(targets) != rows:
         raise DataError(f"y: expected real numbers, one row for each of {rows} samples, found {targets.shape}")
-    return Samples(features, targets, _check_weights(weights, rows))
+    return targets
 
 
 def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
@@ -312,14 +432,13 @@ def split_off(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
 
 
 def evaluation_batches(
-    arrays: Sequence[Array],
+    samples: Samples,
     comm: Communicator,
     *,
     batch_size: int | None = None,
     otherwise: int | None = None,
     steps: int | None = None,
-    watched: bool = False,
-    whole: bool = False,
+    together: bool = False,
     mine: tuple[int, int] | None = None,
 ) -> ArrayBatches:
     """Return the batches of an evaluation or prediction of arrays: the one place that decides how they are cut.
@@ -327,30 +446,27 @@ def evaluation_batches(
     Where nothing depends on it, each rank takes a contiguous part of the rows, in pieces of its own.
 
     Args:
-        arrays: as the feed takes them, (rows, ...) each.
+        samples: the arrays.
         comm: the ranks.
         batch_size: samples of a global batch that the user has chosen for this; None for none.
         otherwise: what else says it, should it matter: the training's.
         steps: end after that many batches; if there is no batch size they hold all samples.
-        watched: on some rank hooks are called for every batch.
-        whole: the result depends on how samples are cut into batches (`Loss.depends_on_batches`): they are cut as Keras
-            does on one device, and each batch is given to one rank.
+        together: all ranks take the same steps: hooks are called for every batch, or the result depends on how samples
+            are cut into batches.
         mine: (start, stop) of the rows that are this rank's, where others have others; the rest is not used then.
     """
-    rows = len(arrays[0])
+    arrays, about = samples.stored()
+    rows = len(samples)
     if mine is not None:
-        return ArrayBatches(arrays, LocalSampler(*mine, EVALUATION_ROWS), restarts=True)
-    if steps is not None or watched or whole:
+        return ArrayBatches(arrays, about, LocalSampler(*mine, EVALUATION_ROWS), restarts=True)
+    if steps is not None or together:
         batch_size = rows_of_batch(batch_size or otherwise, rows, steps)
-    if batch_size is None or rows == 0:
+    if rows == 0 or (batch_size is None and not together):
         part = cut(0, rows, comm.size)[comm.rank]
-        return ArrayBatches(arrays, LocalSampler(*part, EVALUATION_ROWS), steps, restarts=True)
-    if whole and comm.size > 1:
-        chosen = rows if steps is None else min(rows, steps * batch_size)
-        sampler = WholeBatchSampler(chosen, batch_size, comm.rank, comm.size)
-        return ArrayBatches([array[:chosen] for array in arrays], sampler, restarts=True)
-    ordered = GlobalSampler(rows, batch_size, comm.rank, comm.size, shuffle=False)
-    return ArrayBatches(arrays, ordered, steps, restarts=True)
+        return ArrayBatches(arrays, about, LocalSampler(*part, EVALUATION_ROWS), steps, restarts=True)
+    assert batch_size is not None
+    ordered = GlobalSampler(rows, max(batch_size, comm.size), comm.rank, comm.size, shuffle=False)
+    return ArrayBatches(arrays, about, ordered, steps, restarts=True)
 
 
 def rows_of_batch(batch_size: int | None, rows: int, steps: int | None) -> int:
@@ -414,7 +530,7 @@ def source_of(
     """
     if x is None:
         raise ConfigError("x is missing")
-    if is_array(x):
+    if is_array(x) or (tree.is_nested(x) and x and all(map(is_array, tree.leaves(x)))):
         return None
     if isinstance(x, str | bytes | list | tuple | dict) or hasattr(x, "tocoo"):
         as_array(x, "x")
@@ -455,46 +571,33 @@ def source_of(
 
 def stream_batches(
     source: BatchSource,
-    store: Store | None,
-    architecture: Architecture,
-    loss: Loss | None,
+    expected: Expected,
     comm: Communicator,
     steps: int | None,
     *,
     rows: int = 0,
     what: What = "training",
-    own_steps: bool = False,
 ) -> StreamBatches:
     """Return the batches of a source, each checked as arrays are.
 
     Args:
         source: where they come from.
-        store: as the replica wants features and targets; None for features alone.
-        architecture: the model.
-        loss: what takes the targets, where there are any; None with `own_steps` where these alone know.
+        expected: what the model takes.
         comm: the ranks.
         steps: of an epoch.
         rows: of the first batch, if anybody knows.
         what: as `StreamBatches`.
-        own_steps: the model has steps of its own, which may do without targets.
     """
 
-    def features(parts: tuple[Any, ...]) -> Sequence[Array]:
-        x = check_features(parts[0], architecture)
-        return [x.reshape(len(x), flat_features(x.shape[1:]))]
-
-    def samples(parts: tuple[Any, ...]) -> Sequence[Array]:
-        assert store is not None
+    def read(parts: tuple[Any, ...]) -> Samples:
         x, y, weights = [*parts, None, None][:3]
+        if what == "prediction":
+            return Samples(check_inputs(x, expected), dtype=expected.dtype)
         if source.class_weight is not None and y is not None:
             weights = weights_of_classes(y, source.class_weight)
-        if own_steps and (loss is None or y is None):
-            return check_unspecified(x, y, weights, architecture).stored(store)
-        assert loss is not None
-        return check_samples(x, y, weights, architecture, loss).stored(store)
+        return check_samples(x, y, weights, expected)
 
-    read: Read = features if store is None else samples
-    return StreamBatches(source, read, comm, steps, rows=rows, what=what)
+    return StreamBatches(source, lambda parts: read(parts).stored(), comm, steps, rows=rows, what=what)
 
 
 def _is_torch_loader(x: Any) -> bool:

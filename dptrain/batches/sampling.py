@@ -29,11 +29,13 @@ class Shard:
         start: its first place in the rank's epoch order.
         stop: one past its last place; equal to `start` where it is empty.
         first_row: place of its first sample in the global batch.
+        batch_rows: samples of the global batch.
     """
 
     start: int
     stop: int
     first_row: int
+    batch_rows: int
 
     @property
     def rows(self) -> int:
@@ -132,8 +134,9 @@ class GlobalSampler(Sampler):
     def shards(self, step: int) -> list[Shard]:
         """Return this rank's shards of one global batch."""
         first = step * self._batch_size
-        pieces = cut(first, min(first + self._batch_size, self._samples), self._shards)
-        return [Shard(start, stop, start - first) for start, stop in pieces[slice(*self._mine)]]
+        end = min(first + self._batch_size, self._samples)
+        pieces = cut(first, end, self._shards)
+        return [Shard(start, stop, start - first, end - first) for start, stop in pieces[slice(*self._mine)]]
 
 
 class StaticSampler(Sampler):
@@ -186,7 +189,7 @@ class StaticSampler(Sampler):
         """Return this rank's one shard of a step."""
         bounds = self._bounds(step)
         first_row = sum(stop - start for start, stop in bounds[: self._rank])
-        return [Shard(*bounds[self._rank], first_row)]
+        return [Shard(*bounds[self._rank], first_row, sum(stop - start for start, stop in bounds))]
 
 
 class LocalSampler(Sampler):
@@ -208,35 +211,10 @@ class LocalSampler(Sampler):
         return np.arange(self._stop, dtype=np.int64)
 
     def shards(self, step: int) -> list[Shard]:
-        """Return the one piece of a step."""
+        """Return the one piece of a step, which is a batch of this rank's own."""
         begin = self._start + step * self._batch_size
-        return [Shard(begin, min(begin + self._batch_size, self._stop), begin - self._start)]
-
-
-class WholeBatchSampler(Sampler):
-    """Global batches in the stored order, each given whole to one rank: for a loss that is not a sum over samples.
-
-    Args:
-        samples: rows, which every rank holds.
-        batch_size: samples of a batch.
-        rank: this rank, which takes every `world`-th batch.
-        world: number of ranks.
-    """
-
-    def __init__(self, samples: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        self._samples, self._batch_size, self._rank, self._world = samples, batch_size, rank, world
-        batches = -(-samples // batch_size)
-        self.steps = -(-batches // world)
-        self.capacity = min(batch_size, samples)
-
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the stored order."""
-        return np.arange(self._samples, dtype=np.int64)
-
-    def shards(self, step: int) -> list[Shard]:
-        """Return this rank's batch among the next `world`; it is empty after the last."""
-        begin = min((step * self._world + self._rank) * self._batch_size, self._samples)
-        return [Shard(begin, min(begin + self._batch_size, self._samples), 0)]
+        end = min(begin + self._batch_size, self._stop)
+        return [Shard(begin, end, 0, end - begin)]
 
 
 def check_batch_size(batch_size: int, world: int) -> None:

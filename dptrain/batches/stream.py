@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -20,6 +20,7 @@ from dptrain.batches.adapters import END, BatchSource, Draw
 from dptrain.batches.base import Batches, warn_of_the_end
 from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
+from dptrain.batches.structure import Batch
 from dptrain.batches.workers import Workers
 from dptrain.comm.base import Communicator
 from dptrain.data.parts import cut
@@ -27,8 +28,8 @@ from dptrain.errors import AgreedError, DataError, DptrainError, ExitCode
 from dptrain.runtime.failure import describe
 
 What = Literal["training", "evaluation", "prediction"]
-# Returns a batch's arrays as the replica's feed takes them.
-Read = Callable[[tuple[Any, ...]], Sequence[HostArray]]
+# Returns a batch's arrays as a feed takes them, and what they are.
+Read = Callable[[tuple[Any, ...]], tuple[Sequence[HostArray], Batch]]
 
 # Of each array of a batch that ranks compare.
 _COMPARED_BYTES = 1 << 16
@@ -41,12 +42,14 @@ class _Drawn:
 
     Attributes:
         arrays: this rank's part.
+        kind: what they are.
         rows: of what was drawn: of the whole batch, or of the part where the source gives parts.
         checksum: what must be the same on all ranks.
         about: the same in words.
     """
 
     arrays: Sequence[HostArray]
+    kind: Batch
     rows: int
     checksum: int
     about: str
@@ -80,7 +83,6 @@ class StreamBatches(Batches):
         self._steps_per_epoch, self._what = steps_per_epoch, what
         self._num_batches = source.num_batches
         self.steps = steps_per_epoch or self._num_batches
-        self.capacity = rows if source.sharded else -(-rows // comm.size)
         self._workers: Workers | None = None
         self._backend: Backend | None = None
         # The pass that the next epoch goes on with, the batches asked of it, the passes begun.
@@ -125,7 +127,7 @@ class StreamBatches(Batches):
                 self._source.on_epoch_end()
                 return
             begin, stop, total = rows
-            yield [Shard(seen + begin, seen + stop, begin)]
+            yield [Shard(seen + begin, seen + stop, begin, total)]
             seen += total
         if self._num_batches is not None and self._asked >= self._num_batches:
             self._pass = None
@@ -133,9 +135,10 @@ class StreamBatches(Batches):
                 warn_of_the_end()
         self._source.on_epoch_end()
 
-    def rows(self, shard: Shard) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
         """Send this rank's part of the step's batch to the device, which may still work on the one before."""
         assert self._drawn is not None
+        ((shard,),) = steps
         for staging in self._slots[self._turn]:
             staging.release()
         self._turn = 1 - self._turn
@@ -145,7 +148,9 @@ class StreamBatches(Batches):
             staging.host[: shard.rows] = array
             staging.send(shard.rows)
             staging.arrive()
-        return Rows(tuple(staging.device for staging in slot), self._identity[: shard.rows])
+        shapes = tuple(tuple(staging.device.shape) for staging in slot)
+        self.about = replace(self._drawn.kind, shapes=shapes)
+        return Rows(tuple(staging.device for staging in slot), self._identity, [0])
 
     def close(self) -> None:
         """End the threads."""
@@ -185,7 +190,7 @@ class StreamBatches(Batches):
         if batch is END:
             return None
         try:
-            arrays = self._read(self._source.parts(batch))
+            arrays, kind = self._read(self._source.parts(batch))
         except DptrainError as error:
             raise type(error)(f"{where}: {error}") from error
         rows = len(arrays[0])
@@ -202,7 +207,7 @@ class StreamBatches(Batches):
                 begin, stop = cut(0, rows, self._comm.size)[self._comm.rank]
                 arrays = [array[begin:stop] for array in arrays]
         # Copies: the user's code may fill the same memory again when it is asked for the next batch.
-        return _Drawn([array.copy() for array in arrays], rows, checksum, about)
+        return _Drawn([array.copy() for array in arrays], kind, rows, checksum, about)
 
     def _agree(self, future: "Future[_Drawn | None]", where: str) -> tuple[int, int, int] | None:
         """Return this rank's first row of the batch, one past its last, and the batch's rows; None at the end.
@@ -217,7 +222,7 @@ class StreamBatches(Batches):
                 raise error
             return None if self._drawn is None else (0, self._drawn.rows, self._drawn.rows)
         state = _FAILED if error is not None else _OVER if self._drawn is None else _GOOD
-        drawn = self._drawn or _Drawn([], 0, 0, "no further batch")
+        drawn = self._drawn or _Drawn([], Batch((), (), (), ""), 0, 0, "no further batch")
         facts = np.zeros((self._comm.size, 3), np.int64)
         facts[self._comm.rank] = state, drawn.rows, drawn.checksum
         self._comm.allreduce_sum(facts)  # each rank fills its own row: a gathering in one message

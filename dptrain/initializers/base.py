@@ -1,35 +1,55 @@
 """What an initializer is."""
 
-from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.random import Purpose, own_seed, stream
+from dptrain.random import Purpose, default_seed, own_seed, stream
 from dptrain.registry.serialization import Configurable
 
 Values = npt.NDArray[np.float64]
 
 
 class Initializer(Configurable):
-    """Draws a parameter's initial values."""
+    """Draws a weight's initial values. A subclass has `__call__(shape, dtype=None)`, as in Keras, or `draw`."""
 
-    @abstractmethod
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
-        """Return the values, float64, a function of (shape, seed, position) alone.
+    def __call__(
+        self,
+        shape: Sequence[int],
+        seed: int | None = None,
+        position: int = 0,
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> npt.NDArray[Any]:
+        """Return the values, a function of (shape, seed, position) alone.
 
         Args:
-            shape: the parameter's dimensions.
-            seed: the run's seed.
-            position: the parameter's place in the model, so that equal shapes get different values.
+            shape: the weight's dimensions.
+            seed: the model's; by default that of `dptrain.utils.set_random_seed`.
+            position: the weight's place in the model, so that equal shapes get different values.
+            dtype: of the values; float64 by default.
         """
+        values = self.draw(tuple(shape), default_seed() if seed is None else seed, position)
+        return values if dtype is None else values.astype(dtype)
+
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+        """Return the values, float64; as `__call__`."""
+        if type(self).__call__ is Initializer.__call__:
+            raise NotImplementedError(f"{type(self).__name__} has neither `__call__` nor `draw`")
+        return np.asarray(self(shape), np.float64)
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
+        return {}
 
 
 class RandomInitializer(Initializer):
     """An initializer that draws random numbers.
 
     Args:
-        seed: None for the run's. As in Keras, two initializers of one seed give equal values to equal shapes.
+        seed: None for the model's. As in Keras, two initializers of one seed give equal values to equal shapes.
 
     Raises:
         ConfigError: the seed is out of range.
@@ -39,10 +59,10 @@ class RandomInitializer(Initializer):
         self.seed = own_seed(seed)
 
     def numbers(self, seed: int, position: int) -> np.random.Generator:
-        """Return the stream of random numbers of the parameter at a position of a run with that seed."""
+        """Return the stream of random numbers of the weight at a position of a model with that seed."""
         if self.seed is None:
             return stream(seed, Purpose.INITIALIZE, position)
-        return stream(self.seed, Purpose.INITIALIZE, 0, 1)  # the 1 keeps clear of the runs' own streams
+        return stream(self.seed, Purpose.INITIALIZE, 0, 1)  # the 1 keeps clear of the models' own streams
 
 
 def truncated_normal(numbers: np.random.Generator, shape: tuple[int, ...]) -> Values:

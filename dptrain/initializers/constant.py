@@ -11,7 +11,7 @@ from dptrain.initializers.base import Initializer, Values
 class Zeros(Initializer):
     """All zero."""
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return zeros."""
         return np.zeros(shape)
 
@@ -23,7 +23,7 @@ class Zeros(Initializer):
 class Ones(Initializer):
     """All one."""
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return ones."""
         return np.ones(shape)
 
@@ -42,7 +42,7 @@ class Constant(Initializer):
     def __init__(self, value: float = 0.0) -> None:
         self.value = float(value)
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the value everywhere."""
         return np.full(shape, self.value)
 
@@ -61,7 +61,7 @@ class Identity(Initializer):
     def __init__(self, gain: float = 1.0) -> None:
         self.gain = float(gain)
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return gain * identity.
 
         Raises:

@@ -26,7 +26,7 @@ class RandomUniform(RandomInitializer):
             raise ConfigError(f"expected minval <= maxval. Received: minval={minval}, maxval={maxval}")
         self.minval, self.maxval = float(minval), float(maxval)
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
         return self.numbers(seed, position).uniform(self.minval, self.maxval, shape)
 
@@ -51,7 +51,7 @@ class RandomNormal(RandomInitializer):
         super().__init__(seed)
         self.mean, self.stddev = float(mean), _deviation(stddev)
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
         return self.mean + self.stddev * self.numbers(seed, position).standard_normal(shape)
 
@@ -76,7 +76,7 @@ class TruncatedNormal(RandomInitializer):
         super().__init__(seed)
         self.mean, self.stddev = float(mean), _deviation(stddev)
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
         return self.mean + self.stddev * truncated_normal(self.numbers(seed, position), shape)
 
@@ -101,7 +101,7 @@ class Orthogonal(RandomInitializer):
         super().__init__(seed)
         self.gain = float(gain)
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw.
 
         Raises:

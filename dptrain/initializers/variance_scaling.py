@@ -48,7 +48,7 @@ class VarianceScaling(RandomInitializer):
             raise ConfigError("not supported: input_axes and output_axes of an initializer")
         self.scale, self.mode, self.distribution = float(scale), mode, distribution
 
-    def __call__(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
+    def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
         fan_in, fan_out = fans(shape)
         n = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}[self.mode]

@@ -1,54 +1,112 @@
-"""Layers: what to compute, with no device code. A new layer is one class here and one line in this file."""
+"""Layers, as Keras has them: what to compute, in ops. A new layer is one class here and one line in this file."""
 
 from typing import TYPE_CHECKING
 
-from dptrain.layers.activation import ELU, Activation, LeakyReLU, ReLU, Softmax
-from dptrain.layers.base import Layer, LayerBuffers, StepContext
-from dptrain.layers.batch_normalization import BatchNormalization
+from dptrain.layers.activation import ELU, Activation, Identity, LeakyReLU, ReLU, Softmax
+from dptrain.layers.base import Layer
+from dptrain.layers.convolution import Conv2D, Conv2DTranspose
 from dptrain.layers.dense import Dense
 from dptrain.layers.dropout import Dropout
-from dptrain.layers.flatten import Flatten, Reshape
+from dptrain.layers.embedding import Embedding
 from dptrain.layers.input import Input, InputLayer
+from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.merging import (
+    Add,
+    Average,
+    Concatenate,
+    Dot,
+    Maximum,
+    Minimum,
+    Multiply,
+    Subtract,
+    add,
+    average,
+    concatenate,
+    dot,
+    maximum,
+    minimum,
+    multiply,
+    subtract,
+)
+from dptrain.layers.normalization import BatchNormalization, LayerNormalization
+from dptrain.layers.pooling import (
+    AveragePooling2D,
+    AvgPool2D,
+    GlobalAveragePooling2D,
+    GlobalAvgPool2D,
+    GlobalMaxPool2D,
+    GlobalMaxPooling2D,
+    MaxPool2D,
+    MaxPooling2D,
+)
 from dptrain.layers.rescaling import Rescaling
+from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape, UpSampling2D, ZeroPadding2D
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Registry
 
 # Names as Keras' configurations have them; serialisation and the test matrix read this table.
 LAYERS: dict[str, type[Layer]] = {
-    "Activation": Activation,
-    "BatchNormalization": BatchNormalization,
-    "Dense": Dense,
-    "Dropout": Dropout,
-    "ELU": ELU,
-    "Flatten": Flatten,
-    "InputLayer": InputLayer,
-    "LeakyReLU": LeakyReLU,
-    "ReLU": ReLU,
-    "Rescaling": Rescaling,
-    "Reshape": Reshape,
-    "Softmax": Softmax,
+    cls.__name__: cls
+    for cls in (
+        *(Activation, Add, Average, AveragePooling2D, BatchNormalization, Concatenate, Conv2D, Conv2DTranspose, Dense),
+        *(Dot, Dropout, ELU, Embedding, Flatten, GlobalAveragePooling2D, GlobalMaxPooling2D, Identity, InputLayer),
+        *(LayerNormalization, LeakyReLU, MaxPooling2D, Maximum, Minimum, Multiply, Permute, ReLU, RepeatVector),
+        *(Rescaling, Reshape, Softmax, Subtract, UpSampling2D, ZeroPadding2D),
+    )
 }
 
 __all__ = [
     "ELU",
     "LAYERS",
     "Activation",
+    "Add",
+    "Average",
+    "AveragePooling2D",
+    "AvgPool2D",
     "BatchNormalization",
+    "Concatenate",
+    "Conv2D",
+    "Conv2DTranspose",
     "Dense",
+    "Dot",
     "Dropout",
+    "Embedding",
     "Flatten",
+    "GlobalAveragePooling2D",
+    "GlobalAvgPool2D",
+    "GlobalMaxPool2D",
+    "GlobalMaxPooling2D",
+    "Identity",
     "Input",
     "InputLayer",
+    "InputSpec",
     "Layer",
-    "LayerBuffers",
+    "LayerNormalization",
     "LeakyReLU",
+    "MaxPool2D",
+    "MaxPooling2D",
+    "Maximum",
+    "Minimum",
+    "Multiply",
+    "Permute",
     "ReLU",
+    "RepeatVector",
     "Rescaling",
     "Reshape",
     "Softmax",
-    "StepContext",
+    "Subtract",
+    "UpSampling2D",
+    "ZeroPadding2D",
+    "add",
+    "average",
+    "concatenate",
     "deserialize",
+    "dot",
+    "maximum",
+    "minimum",
+    "multiply",
     "serialize",
+    "subtract",
 ]
 
 if not TYPE_CHECKING:  # for which any name would do

@@ -2,29 +2,26 @@
 
 from typing import Any
 
-from dptrain import activations, initializers, regularizers
-from dptrain.backend.base import INPUT_ACTIVATIONS, Backend, Buffer, flat_features
+from dptrain import activations, initializers, ops, regularizers
 from dptrain.errors import ConfigError
-from dptrain.layers.base import Layer, LayerBuffers, StepContext
-from dptrain.params import ParamSpec
-
-_INITIALIZER = str | dict[str, Any] | initializers.Initializer
-_REGULARIZER = str | dict[str, Any] | regularizers.Regularizer | None
+from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.input_spec import InputSpec
+from dptrain.program.tensor import Tensor
 
 
 class Dense(Layer):
-    """y = activation(x @ kernel + bias), x of shape (rows, inputs), kernel (inputs, units), bias (units,).
+    """y = activation(x @ kernel + bias), x of shape (rows, ..., inputs), kernel (inputs, units), bias (units,).
 
     Args:
         units: outputs, at least 1.
-        activation: name or object of `dptrain.activations`, or None for "linear".
+        activation: name or function of `dptrain.activations`, or None for "linear".
         use_bias: whether there is a bias.
         kernel_initializer: name or initializer of the kernel.
         bias_initializer: name or initializer of the bias.
         kernel_regularizer: name or regularizer of the kernel.
         bias_regularizer: name or regularizer of the bias.
-        activity_regularizer: only None, as the arguments that follow.
-        kernel_constraint: only None.
+        activity_regularizer: name or regularizer of the output.
+        kernel_constraint: only None, as the arguments that follow.
         bias_constraint: only None.
         lora_rank: only None.
         lora_alpha: only None.
@@ -35,16 +32,18 @@ class Dense(Layer):
         ConfigError: an argument is out of range, unknown or not supported.
     """
 
+    _unwritten = ("lora_rank", "lora_alpha")
+
     def __init__(
         self,
         units: int,
-        activation: str | activations.Activation | None = None,
+        activation: ActivationArgument = None,
         use_bias: bool = True,
-        kernel_initializer: _INITIALIZER = "glorot_uniform",
-        bias_initializer: _INITIALIZER = "zeros",
-        kernel_regularizer: _REGULARIZER = None,
-        bias_regularizer: _REGULARIZER = None,
-        activity_regularizer: None = None,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
         kernel_constraint: None = None,
         bias_constraint: None = None,
         lora_rank: None = None,
@@ -53,86 +52,50 @@ class Dense(Layer):
         **options: Any,
     ) -> None:
         super().__init__(activity_regularizer=activity_regularizer, **options)
-        if isinstance(units, bool) or not isinstance(units, int) or units < 1:
-            raise ConfigError(
-                f"Received an invalid value for `units`, expected a positive integer. Received: units={units}"
-            )
+        self.units = positive("units", units)
         self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
         self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
-        self.units = units
-        self.activation = activations.get(activation).name
+        self.activation = activations.get(activation)
         self.use_bias = bool(use_bias)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)
         self.bias_regularizer = regularizers.get(bias_regularizer)
+        self.input_spec = InputSpec(min_ndim=2)
 
-    def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return (units,); the input must be flat."""
-        if len(input_shape) != 1:
-            raise ConfigError(
-                f"layer {self.name!r} takes flat samples, found shape {input_shape}: put a Flatten before it"
-            )
-        return (self.units,)
-
-    def param_specs(self, input_shape: tuple[int, ...]) -> list[ParamSpec]:
-        """Return kernel (inputs, units) and bias (units,)."""
-        shape = (flat_features(input_shape), self.units)
-        kernel = ParamSpec("kernel", shape, self.kernel_initializer, regularizer=self.kernel_regularizer)
-        bias = ParamSpec("bias", (self.units,), self.bias_initializer, regularizer=self.bias_regularizer)
-        return [kernel, bias] if self.use_bias else [kernel]
-
-    def scratch_shapes(self, input_shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Keep the activation's input where its derivative is no function of the output."""
-        return {"preactivation": (self.units,)} if self.activation in INPUT_ACTIVATIONS else {}
-
-    def forward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """One fused op: product, bias, activation; or two, where the activation's input is kept."""
-        params = buffers.params
-        kept = buffers.scratch.get("preactivation")
-        if kept is None:
-            ops.dense_forward(buffers.x, params["kernel"], params.get("bias"), self.activation, buffers.y)
-        else:
-            ops.dense_forward(buffers.x, params["kernel"], params.get("bias"), "linear", kept)
-            ops.activation_forward(kept, self.activation, buffers.y)
-
-    def backward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """One fused op: the activation's gradient, dkernel, dbias and dx."""
-        grads: dict[str, Buffer] = buffers.grads
-        ops.dense_backward(
-            buffers.x,
-            buffers.params["kernel"],
-            buffers.scratch.get("preactivation", buffers.y),
-            buffers.dy,
-            self.activation,
-            grads.get("kernel"),
-            grads.get("bias"),
-            buffers.dx,
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        inputs = int(input_shape[-1] or 1)
+        self.kernel = self.add_weight(
+            (inputs, self.units), self.kernel_initializer, regularizer=self.kernel_regularizer, name="kernel"
         )
+        self.bias = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                (self.units,), self.bias_initializer, regularizer=self.bias_regularizer, name="bias"
+            )
+        self.input_spec = InputSpec(min_ndim=2, axes={-1: inputs})
 
-    def own_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {
-            "units": self.units,
-            "activation": self.activation,
-            "use_bias": self.use_bias,
-            "kernel_initializer": initializers.serialize(self.kernel_initializer),
-            "bias_initializer": initializers.serialize(self.bias_initializer),
-            "kernel_regularizer": regularizers.serialize(self.kernel_regularizer),
-            "bias_regularizer": regularizers.serialize(self.bias_regularizer),
-            "kernel_constraint": None,
-            "bias_constraint": None,
-            "quantization_config": None,
-        }
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, ..., units)."""
+        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        flat = x if x.ndim == 2 else ops.reshape(x, (-1, x.shape[-1]))  # one product of matrices
+        y = ops.matmul(flat, self.kernel)
+        if self.bias is not None:
+            y = y + self.bias
+        y = y if x.ndim == 2 else ops.reshape(y, (*x.shape[:-1], self.units))
+        found: Tensor = self.activation(y)
+        return found
 
-    @property
-    def final_activation(self) -> str:
-        """The layer's activation."""
-        return self.activation
 
-    def without_activation(self) -> "Layer":
-        """Return the layer that computes x @ kernel + bias alone."""
-        same = self.copied()
-        assert isinstance(same, Dense)
-        same.activation = "linear"
-        return same
+def positive(name: str, value: Any) -> int:
+    """Return an argument that must be a positive integer.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(
+            f"Received an invalid value for `{name}`, expected a positive integer. Received: {name}={value}"
+        )
+    return value

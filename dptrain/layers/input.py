@@ -1,26 +1,33 @@
-"""Input: the first entry of a model, which states the shape of a sample."""
+"""Input: where a model begins."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.layers.flatten import View
+from dptrain.layers.base import Layer, sizes
+from dptrain.layers.node import Node
+from dptrain.program.shapes import SYMBOLIC_ROWS
+from dptrain.program.tensor import FLOATX, Tensor
 
 
-class InputLayer(View):
-    """States the shape of one sample; computes nothing and, as in Keras, is none of the model's layers.
+class InputLayer(Layer):
+    """States the shape of one sample; computes nothing and, as in Keras, is none of a Sequential's layers.
 
     Args:
         shape: of one sample.
         batch_size: taken and left unused: batches may have any number of rows.
-        dtype: only None or that of floats; samples of any type are cast to the model's.
+        dtype: of the input; floating-point inputs are cast to the type of the layer that takes them.
         sparse: only None or False.
         ragged: only None or False.
         batch_shape: (batch size, *shape), instead of these.
         input_tensor: only None.
         optional: only False.
-        name: for messages.
+        name: for messages, and of the input where inputs are a dictionary.
         options: as `Layer`.
+
+    Attributes:
+        batch_shape: (None, *shape).
+        output: the symbolic tensor.
 
     Raises:
         ConfigError: no shape, or an argument that is not supported.
@@ -47,19 +54,27 @@ class InputLayer(View):
                 raise ConfigError(f"not supported: batch_shape = {tuple(batch_shape)}, of unknown dimensions")
         if shape is None:
             raise ConfigError("You must pass a `shape` argument.")
+        shape = sizes(shape)
         super().__init__(input_shape=shape, name=name, **options)
         self.refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
-        if dtype not in (None, "float32", "float64"):
-            self.refuse(dtype=dtype)
+        self.batch_shape = (None, *shape)
+        self._input_dtype, self.built = dtype or FLOATX.name, True
+        node = Node(self)
+        self._nodes.append(node)
+        node.outputs = node.output((SYMBOLIC_ROWS, *shape), self._input_dtype, name or "input")
 
-    def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the input's shape."""
-        return input_shape
+    @property
+    def dtype(self) -> str:
+        """The type of the input."""
+        return self._input_dtype
+
+    def call(self, *inputs: Any) -> Any:
+        """Return the input."""
+        return inputs[0] if len(inputs) == 1 else inputs
 
     def own_config(self) -> dict[str, Any]:
         """Return the shape and what Keras writes beside it."""
-        assert self.input_shape is not None
-        return {"batch_shape": [None, *self.input_shape], "sparse": False, "ragged": False, "optional": False}
+        return {"batch_shape": list(self.batch_shape), "sparse": False, "ragged": False, "optional": False}
 
 
 def Input(  # noqa: N802 - Keras' name
@@ -71,6 +86,7 @@ def Input(  # noqa: N802 - Keras' name
     name: str | None = None,
     tensor: None = None,
     optional: bool = False,
-) -> InputLayer:
-    """Return the first entry of a Sequential; the arguments are those of `InputLayer`."""
-    return InputLayer(shape, batch_size, dtype, sparse, None, batch_shape, tensor, optional, name)
+) -> Tensor:
+    """Return a symbolic tensor, what a model begins with; the arguments are those of `InputLayer`."""
+    made: Tensor = InputLayer(shape, batch_size, dtype, sparse, None, batch_shape, tensor, optional, name).output
+    return made

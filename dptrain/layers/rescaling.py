@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from dptrain.backend.base import Backend
+from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers.base import Layer, LayerBuffers, StepContext
+from dptrain.layers.base import Layer
+from dptrain.program.tensor import Tensor
 
 
 class Rescaling(Layer):
-    """y = x * scale + offset. As the first layer of a model it costs nothing: the batch op does it.
+    """y = x * scale + offset.
 
     Args:
         scale: factor, such as 1 / 255.
@@ -23,22 +24,9 @@ class Rescaling(Layer):
         super().__init__(**options)
         if not isinstance(scale, float | int) or not isinstance(offset, float | int):
             raise ConfigError(f"not supported: Rescaling({scale!r}, {offset!r}); expected one number each")
-        self.scale = float(scale)
-        self.offset = float(offset)
+        self.scale, self.offset = float(scale), float(offset)
 
-    def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the input's shape."""
-        return input_shape
-
-    def forward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """Write y = x * scale + offset."""
-        ops.affine(buffers.x, self.scale, self.offset, buffers.y)
-
-    def backward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """Write dx = dy * scale."""
-        if buffers.dx is not None:
-            ops.affine(buffers.dy, self.scale, 0.0, buffers.dx)
-
-    def own_config(self) -> dict[str, Any]:
-        """Return scale and offset."""
-        return {"scale": self.scale, "offset": self.offset}
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the input scaled, as floating-point numbers."""
+        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        return x * self.scale + self.offset

@@ -262,6 +262,21 @@ def _put(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return getitem(dy, key=y.attributes["key"])
 
 
+def pad(x: Any, pad_width: Sequence[Sequence[int]]) -> Tensor:
+    """Return x with zeros before and behind it along every axis.
+
+    Args:
+        x: a tensor or an array.
+        pad_width: (before, behind) for each axis.
+    """
+    (tensor,) = as_tensors([x])
+    widths = list(zip(tensor.shape, pad_width, strict=True))
+    key = tuple((before, before + n if before else n, 1) for n, (before, _) in widths)
+    return put(
+        tensor, key=key, shape=tuple(before + n + behind if before + behind else n for n, (before, behind) in widths)
+    )
+
+
 def _joined_shape(*shapes: Shape, axis: int) -> Shape:
     length = shapes[0][axis]
     for shape in shapes[1:]:

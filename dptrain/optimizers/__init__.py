@@ -5,28 +5,37 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
 from dptrain.optimizers import schedules
+from dptrain.optimizers.adadelta import Adadelta
+from dptrain.optimizers.adagrad import Adagrad
 from dptrain.optimizers.adam import Adam
+from dptrain.optimizers.adamax import Adamax
 from dptrain.optimizers.adamw import AdamW
-from dptrain.optimizers.base import Optimizer, Update
+from dptrain.optimizers.base import Optimizer
+from dptrain.optimizers.lion import Lion
+from dptrain.optimizers.nadam import Nadam
 from dptrain.optimizers.rmsprop import RMSprop
 from dptrain.optimizers.sgd import SGD
-from dptrain.optimizers.updater import Updater
 from dptrain.registry import serialization
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Registry
 
 # Names as Keras accepts them; the command line, serialisation and the test matrix read this table.
-OPTIMIZERS: dict[str, type[Any]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}
+OPTIMIZERS: dict[str, type[Any]] = {
+    kind.__name__.lower(): kind for kind in (Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, Nadam, RMSprop, SGD)
+}
 
 __all__ = [
     "OPTIMIZERS",
     "SGD",
+    "Adadelta",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
+    "Lion",
+    "Nadam",
     "Optimizer",
     "RMSprop",
-    "Update",
-    "Updater",
     "deserialize",
     "get",
     "schedules",

@@ -1,17 +1,27 @@
 """Adam."""
 
-import math
+from collections.abc import Iterable
 from typing import Any
 
-from dptrain.optimizers.base import Optimizer, Update, check_range
+from dptrain.ops import maximum, power, sqrt
+from dptrain.optimizers.base import Optimizer, check_range
 from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules.base import float64
+from dptrain.program.tensor import Tensor, Variable
 
 
 class Adam(Optimizer):
-    """Adaptive moments; the formula and its source are at `Backend.adam`.
+    """Adaptive moments.
 
-    AMSGrad divides by the root of the highest v so far: S. Reddi, S. Kale and S. Kumar, "On the convergence of Adam and
-    beyond", ICLR 2018.
+        m = beta_1 m + (1 - beta_1) g
+        v = beta_2 v + (1 - beta_2) g^2
+        p -= alpha m / (sqrt(v) + epsilon)
+
+    In update t = 1, 2, ... alpha = learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t). AMSGrad divides by the root of
+    the highest v so far.
+
+    Sources: D. Kingma and J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, in the form before section
+    2.1; S. Reddi, S. Kale and S. Kumar, "On the convergence of Adam and beyond", ICLR 2018.
 
     Args:
         learning_rate: 0 or above, or a schedule.
@@ -39,26 +49,30 @@ class Adam(Optimizer):
         self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
         self.epsilon = check_range("epsilon", epsilon, above=0.0)
         self.amsgrad = bool(amsgrad)
-        self.slots = ("momentum", "velocity", "velocity_hat") if self.amsgrad else ("momentum", "velocity")
-        self.divides = not self.amsgrad
 
-    def update_step(self, update: Update) -> None:
-        """One fused op, but for AMSGrad; alpha = learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)."""
-        ops, p_P, g_P, t = update.ops, update.params, update.grads, update.iteration
-        m_P, v_P = update.slots["momentum"], update.slots["velocity"]
-        alpha = update.learning_rate * math.sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
-        if not self.amsgrad:
-            ops.adam(p_P, g_P, m_P, v_P, update.divisor, alpha, self.beta_1, self.beta_2, self.epsilon)
-            return
-        highest_P = update.slots["velocity_hat"]
-        ops.axpby(1 - self.beta_1, g_P, self.beta_1, m_P, m_P)
-        ops.multiply(g_P, g_P, g_P)
-        ops.axpby(1 - self.beta_2, g_P, self.beta_2, v_P, v_P)
-        ops.maximum(highest_P, v_P, highest_P)
-        ops.sqrt(highest_P, g_P)
-        ops.affine(g_P, 1, self.epsilon, g_P)
-        ops.divide(m_P, g_P, g_P)
-        ops.axpby(-alpha, g_P, 1, p_P, p_P)
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make both moments, and the highest of the second."""
+        variables = list(variables)
+        super().build(variables)
+        self.add_optimizer_variables(variables, ("momentum", "velocity"))
+        if self.amsgrad:
+            self.add_optimizer_variables(variables, "velocity_hat")
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """As above."""
+        slots = self.slots_of(variable)
+        m, v = slots["momentum"], slots["velocity"]
+        m.assign(m * self.beta_1 + gradient * (1 - self.beta_1))
+        v.assign(v * self.beta_2 + gradient * gradient * (1 - self.beta_2))
+        if self.amsgrad:
+            slots["velocity_hat"].assign(maximum(slots["velocity_hat"], v))
+            v = slots["velocity_hat"]
+        alpha = self.number(self._alpha, learning_rate, variable.dtype)
+        variable.assign_sub(m / (sqrt(v) + self.epsilon) * alpha)
+
+    def _alpha(self, learning_rate: Tensor) -> Tensor:
+        t = float64(self.iterations + 1)
+        return learning_rate * sqrt(1 - power(self.beta_2, t)) / (1 - power(self.beta_1, t))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""

@@ -1,78 +1,68 @@
-"""What an optimizer is: a specification of its slots and of one update, written in backend ops."""
+"""What an optimizer is: slots beside the variables that it trains, and one update of a variable, written in ops.
 
+The order of an update is Keras 3's: accumulation, clipping, weight decay, the optimizer's own rule, moving averages.
+Nothing in it decides by a value, so that one traced program serves every step: the learning rate, the number of
+iterations and so what a schedule says are variables' values.
+"""
+
+import functools
 import math
+import operator
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from dptrain.backend.base import Backend, Buffer
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import initializers
 from dptrain.errors import ArgumentTypeError, ConfigError
+from dptrain.ops import cast, clip, equal, maximum, sqrt, square, where
+from dptrain.ops import sum as summed
 from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules.base import float64
+from dptrain.program.tensor import FLOATX, DType, Operand, Tensor, Variable, is_tracing
 from dptrain.registry.names import snake_case
 
 
-@dataclass(slots=True)  # made at every step
-class Update:
-    """What one update works on.
-
-    Attributes:
-        ops: the backend.
-        params: flat parameters, to be changed in place.
-        grads: flat gradients after clipping; may be destroyed.
-        divisor: one element that the gradients are still to be divided by, by a rule that says `divides`.
-        slots: the flat buffers named by the optimizer's `slots`, to be changed in place.
-        scratch: as many flat buffers as the optimizer's `scratch` says, of any content.
-        learning_rate: of this update.
-        iteration: 1 for the first update.
-    """
-
-    ops: Backend
-    params: Buffer
-    grads: Buffer
-    divisor: Buffer
-    slots: Mapping[str, Buffer]
-    scratch: tuple[Buffer, ...]
-    learning_rate: float
-    iteration: int
-
-
 class Optimizer(ABC):
-    """One rule that turns gradients into new parameters; what is done with them before is in `optimizers/updater.py`.
+    """One rule that turns gradients into new values of variables.
 
-    A subclass names its `slots` and writes `update_step` in the vector ops of `Backend`; with arguments of its own it
-    also extends `get_config`. Elements between parameters have gradients of 0 and must stay finite.
+    A subclass writes `update_step`; one with slots adds them in `build`, one with arguments extends `get_config`:
+
+        class Momentum(Optimizer):
+            def build(self, variables):
+                super().build(variables)
+                self.add_optimizer_variables(variables, "momentum")
+
+            def update_step(self, gradient, variable, learning_rate):
+                momentum = self.slots_of(variable)["momentum"]
+                momentum.assign(0.9 * momentum - ops.cast(learning_rate, variable.dtype) * gradient)
+                variable.assign_add(momentum)
 
     Args:
         learning_rate: 0 or above, or a schedule.
-        weight_decay: before every update parameters lose this times the learning rate of themselves.
-        clipnorm: highest norm of the gradient of each parameter of a layer.
+        weight_decay: before every update variables lose this times the learning rate of themselves.
+        clipnorm: highest norm of the gradient of each variable.
         clipvalue: highest absolute value of an element of the gradients.
         global_clipnorm: highest norm of all gradients together.
-        use_ema: False.
-        ema_momentum: 0.99.
-        ema_overwrite_frequency: None.
+        use_ema: keep moving averages of the variables, which `finalize_variable_values` puts in their place.
+        ema_momentum: what an average keeps of itself in an iteration, 0 to 1.
+        ema_overwrite_frequency: iterations after which the variables become their averages; None for never.
         loss_scale_factor: None.
         gradient_accumulation_steps: update once in so many batches, 2 or more, by the mean of their gradients.
         name: the class's in snake case by default (which Keras numbers).
 
     Attributes:
-        slots: names of the flat buffers (like the parameters, zero at first) that the rule keeps from step to step.
-        scratch: number of flat buffers that the rule needs within a step.
-        divides: the rule itself divides the gradients by `Update.divisor`, as the fused ops do.
-        steps: batches whose gradients were taken; what a schedule is asked with.
+        built: whether it has its slots.
         name: see above.
 
     Raises:
         ConfigError: an argument is out of range, or not supported.
     """
-
-    slots: tuple[str, ...] = ()
-    scratch: int = 0
-    divides: bool = False
 
     def __init__(
         self,
@@ -93,19 +83,21 @@ class Optimizer(ABC):
             warnings.warn("Argument `decay` is no longer supported and will be ignored.", stacklevel=2)
         if kwargs:
             raise ConfigError(f"Argument(s) not recognized: {kwargs}")
-        for argument, value, default in (
-            ("use_ema", use_ema, False),
-            ("ema_momentum", ema_momentum, 0.99),
-            ("ema_overwrite_frequency", ema_overwrite_frequency, None),
-            ("loss_scale_factor", loss_scale_factor, None),
-        ):
-            if value != default:
-                raise ConfigError(f"not supported: {argument}={value!r} of an optimizer")
+        if loss_scale_factor is not None:
+            raise ConfigError(f"not supported: loss_scale_factor={loss_scale_factor!r} of an optimizer")
         clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
         if sum(limit is not None for limit in clips.values()) > 1:
             received = ", ".join(f"{clip}={limit}" for clip, limit in clips.items())
             raise ConfigError(
                 f"Only one of `clipnorm`, `clipvalue` and `global_clipnorm` can be set. Received: {received}"
+            )
+        if use_ema and not 0 <= ema_momentum <= 1:
+            raise ConfigError(f"`ema_momentum` must be in the range [0, 1]. Received: ema_momentum={ema_momentum}")
+        frequency = ema_overwrite_frequency
+        if use_ema and frequency and (not isinstance(frequency, int) or frequency < 1):
+            raise ConfigError(
+                "`ema_overwrite_frequency` must be an integer >= 1 or None. "
+                f"Received: ema_overwrite_frequency={frequency}"
             )
         steps = gradient_accumulation_steps or None
         if steps is not None and not (steps >= 2 and steps == int(steps)):
@@ -113,78 +105,335 @@ class Optimizer(ABC):
                 "`gradient_accumulation_steps` must be an integer >= 2. "
                 f"Received: gradient_accumulation_steps={gradient_accumulation_steps}"
             )
-        self._learning_rate = _rate(learning_rate)
+        self.name = snake_case(type(self).__name__) if name is None else name
         self.weight_decay = _optional("weight_decay", weight_decay)
         self.clipnorm = _optional("clipnorm", clipnorm)
         self.clipvalue = _optional("clipvalue", clipvalue)
         self.global_clipnorm = _optional("global_clipnorm", global_clipnorm)
+        self.use_ema, self.ema_momentum, self.ema_overwrite_frequency = use_ema, ema_momentum, frequency
         self.gradient_accumulation_steps = None if steps is None else int(steps)
-        self.name = snake_case(type(self).__name__) if name is None else name
-        self.steps = 0
-        self._not_decayed: re.Pattern[str] | None = None
+        self.built = False
+        self._slots: dict[Variable, dict[str, Variable]] = {}
+        self._added: list[Variable] = []
+        self._excluded: set[Variable] = set()
+        self._excluded_names: re.Pattern[str] | None = None
+        self._numbers: dict[Any, Tensor] | None = None
+        self._iterations = self._variable(np.array(0, np.int64), "iteration")
+        self._schedule = learning_rate if isinstance(learning_rate, LearningRateSchedule) else None
+        # float64: what was set is read again, and a schedule's numbers are as exact.
+        self._rate = self._variable(np.float64(0 if self._schedule else _rate(learning_rate)), "learning_rate")
 
-    @abstractmethod
-    def update_step(self, update: Update) -> None:
-        """Change the parameters and the slots in place."""
+    # State
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make the slots of variables that have none yet."""
+        known = list(variables)
+        for one in known:
+            self._slots.setdefault(one, {})
+        if self.use_ema:
+            self.add_optimizer_variables(known, "average")
+        if self.gradient_accumulation_steps:
+            self.add_optimizer_variables(known, "gradient_accumulator")
+        self.built = True
+
+    def add_variable(
+        self,
+        shape: Sequence[int],
+        initializer: Any = "zeros",
+        dtype: npt.DTypeLike | None = None,
+        aggregation: str | None = None,
+        name: str | None = None,
+    ) -> Variable:
+        """Return a new variable that the optimizer keeps from step to step.
+
+        Args:
+            shape: of the variable.
+            initializer: as of a layer's weight.
+            dtype: float32 by default.
+            aggregation: not used: every rank has the same.
+            name: of the variable.
+        """
+        values = initializers.get(initializer)(tuple(shape), 0, 0)
+        self._added.append(self._variable(values.astype(dtype or FLOATX), name or "variable"))
+        return self._added[-1]
+
+    def add_variable_from_reference(
+        self, reference_variable: Variable, name: str | None = None, initializer: Any = "zeros"
+    ) -> Variable:
+        """Return a new variable like another one, "dense/kernel", under the path "adam/dense_kernel_NAME"."""
+        path = f"{reference_variable.path.replace('/', '_')}_{name or 'var'}"
+        return self.add_variable(reference_variable.shape, initializer, reference_variable.dtype, name=path)
+
+    def add_optimizer_variables(
+        self, trainable_variables: Iterable[Variable], name: str | Sequence[str], initializer: Any = "zeros"
+    ) -> Any:
+        """Give variables a slot, or one of each name; see `slots_of`. Those that have it keep it.
+
+        Returns:
+            The slots, a list for each name.
+        """
+        names, variables = [name] if isinstance(name, str) else list(name), list(trainable_variables)
+        for one in variables:
+            own = self._slots.setdefault(one, {})
+            for slot in names:
+                if slot not in own:
+                    own[slot] = self.add_variable_from_reference(one, slot, initializer)
+        found = tuple([self._slots[one][slot] for one in variables] for slot in names)
+        return found[0] if isinstance(name, str) else found
+
+    def slots_of(self, variable: Variable) -> Mapping[str, Variable]:
+        """Return the slots of a variable by name."""
+        return self._slots[variable]
 
     @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next update; can be set, unless a schedule says it.
+    def variables(self) -> list[Variable]:
+        """The state in Keras' order: iterations, learning rate (unless a schedule says it), slots."""
+        return [self._iterations, *([] if self._schedule else [self._rate]), *self._added]
+
+    @property
+    def iterations(self) -> Variable | Tensor:
+        """Updates made (int64): batches, divided by those that one update accumulates."""
+        every = self.gradient_accumulation_steps
+        return self._iterations if every is None else self._iterations // every
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the next update: a float, or in a trace a tensor (float64).
+
+        It can be set, unless a schedule says it; a program that was traced before sees a new number, not a new
+        schedule.
 
         Raises:
             ConfigError: set to a number that is out of range; also a TypeError where a schedule says it.
         """
-        rate = self._learning_rate
-        return float(rate(self.steps)) if isinstance(rate, LearningRateSchedule) else rate
+        rate = self._learning_rate()
+        return rate if is_tracing() else float(rate)
 
     @learning_rate.setter
-    def learning_rate(self, rate: float | LearningRateSchedule) -> None:
-        if self.follows_schedule and not isinstance(rate, LearningRateSchedule):
+    def learning_rate(self, rate: Any) -> None:
+        if isinstance(rate, LearningRateSchedule):
+            self._schedule = rate
+        elif self._schedule is not None:
             raise ArgumentTypeError(
                 "This optimizer was created with a `LearningRateSchedule` object as its `learning_rate` constructor "
                 "argument, hence its learning rate is not settable. If you need the learning rate to be settable, you "
                 "should instantiate the optimizer with a float `learning_rate` argument."
             )
-        self._learning_rate = _rate(rate)
+        else:
+            self._rate.assign(rate if isinstance(rate, Operand) and is_tracing() else np.float64(_rate(rate)))
+
+    @property
+    def version(self) -> int:
+        """What a program depends on that was traced with this optimizer: another one needs another trace."""
+        return id(self._schedule)
 
     @property
     def follows_schedule(self) -> bool:
         """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
-        return isinstance(self._learning_rate, LearningRateSchedule)
+        return self._schedule is not None
 
     def resume_learning_rate(self, rate: float) -> None:
         """Go on with the learning rate that an interrupted training had; a schedule knows it from the steps."""
         if not self.follows_schedule:
             self.learning_rate = rate
 
-    @property
-    def iterations(self) -> int:
-        """Updates made: steps, divided by those that one update accumulates."""
-        return self.steps // (self.gradient_accumulation_steps or 1)
+    def _learning_rate(self) -> Tensor:
+        return float64(self._rate if self._schedule is None else self._schedule(float64(self._iterations)))
 
-    @property
-    def all_slots(self) -> tuple[str, ...]:
-        """Names of all flat buffers that are kept from step to step, in Keras' order: `slots` after the accumulator."""
-        return ("gradient_accumulator", *self.slots) if self.gradient_accumulation_steps else self.slots
+    def _variable(self, value: npt.NDArray[Any] | np.generic, name: str) -> Variable:
+        made = Variable(value, name, trainable=False)
+        made.path = f"{self.name}/{name}"
+        return made
 
-    def exclude_from_weight_decay(self, var_list: object = None, var_names: list[str] | None = None) -> None:
-        """Name parameters that do not decay. Call it before `compile`.
+    # Updates
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Variable:
+        """Update variables by their gradients; as `apply`.
 
         Args:
-            var_list: not supported.
-            var_names: regular expressions; a parameter is excluded where one is found in its own name ("bias").
+            grads_and_vars: pairs.
+
+        Returns:
+            The number of batches seen.
+        """
+        pairs = list(grads_and_vars)
+        self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
+        return self._iterations
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> None:
+        """Update variables by their gradients.
+
+        Args:
+            grads: a gradient, or None, for each variable.
+            trainable_variables: those that the optimizer was built for by default; builds it where it is not.
 
         Raises:
-            ConfigError: var_list is given.
+            ConfigError: there is no gradient, or a variable that the optimizer was not built for.
         """
-        if var_list:
-            raise ConfigError("not supported: exclude_from_weight_decay(var_list=...); name them in var_names")
-        self._not_decayed = re.compile("|".join(sorted(set(var_names)))) if var_names else None
+        found = list(grads)
+        if not found:
+            return
+        variables = self._checked(found, None if trainable_variables is None else list(trainable_variables))
+        missing = [one.name for grad, one in zip(found, variables, strict=True) if grad is None]
+        if len(missing) == len(found):
+            raise ConfigError("No gradients provided for any variable.")
+        if missing:
+            warnings.warn(
+                f"Gradients do not exist for variables {missing} when minimizing the loss. If using "
+                "`model.compile()`, did you forget to provide a `loss` argument?",
+                stacklevel=2,
+            )
+        known = {one: as_dtype(grad, one.dtype) for grad, one in zip(found, variables, strict=True) if grad is not None}
+        self._numbers = {}
+        try:
+            self._apply(list(known.values()), list(known))
+        finally:
+            self._numbers = None
 
-    def decays(self, parameter: str) -> bool:
-        """Whether the weight decay applies to a parameter of that name in the model, such as "dense/kernel"."""
-        own_name = parameter.rpartition("/")[2]
-        return self.weight_decay is not None and not (self._not_decayed and self._not_decayed.search(own_name))
+    @abstractmethod
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Assign a variable and its slots.
+
+        Args:
+            gradient: of the variable's shape and dtype.
+            variable: that is trained.
+            learning_rate: float64; `number` gives it in the variable's dtype.
+        """
+
+    def number(self, compute: Callable[[Tensor], Tensor], learning_rate: Any, dtype: DType) -> Tensor:
+        """Return a number that depends on the learning rate and the iterations alone, which all variables share.
+
+        Args:
+            compute: takes the learning rate and returns the number, float64.
+            learning_rate: as `update_step` has it.
+            dtype: to which it is rounded.
+        """
+        known = {} if self._numbers is None else self._numbers
+        rate = float64(learning_rate)
+        key = compute, id(rate)
+        if key not in known:
+            known[key], known[id(rate)] = compute(rate), rate  # kept, so that its id stays its own
+        if (key, dtype) not in known:
+            known[key, dtype] = as_dtype(known[key], dtype)
+        return known[key, dtype]
+
+    def _checked(self, grads: list[Any], variables: list[Variable] | None) -> list[Variable]:
+        """Return the variables of gradients, for which the optimizer is built."""
+        if variables is None:
+            if not self.built:
+                raise ConfigError(
+                    "When passing `grads` without `variables`, the optimizer must already be built on a list of "
+                    "variables. Call `optimizer.build(trainable_variables)` first. "
+                )
+            variables = list(self._slots)
+        elif not self.built:
+            self.build(variables)
+        if len(grads) != len(variables):
+            raise ConfigError(
+                "When passing `grads` as a list of gradient tensors, the gradients must match `optimizer.variables` "
+                f"one-to-on. Received a list of {len(grads)} gradients, but the optimizer is tracking "
+                f"{len(variables)} trainable variables."
+            )
+        for one in variables:
+            if one not in self._slots:
+                raise ConfigError(
+                    f"Unknown variable: {one}. This optimizer can only be called for the variables it was originally "
+                    "built with. When working with a new set of variables, you should recreate a new optimizer "
+                    "instance."
+                )
+        return variables
+
+    def _apply(self, grads: list[Tensor], variables: list[Variable]) -> None:
+        rate, every = self._learning_rate(), self.gradient_accumulation_steps
+        if every is None:
+            self.update(grads, variables, rate)
+        else:
+            due = _is_multiple(self._iterations + 1, every)
+            old = {one: one.value for one in (*variables, *self._added)}
+            accumulators = [self._slots[one]["gradient_accumulator"] for one in variables]
+            sums = [total + grad for total, grad in zip(accumulators, grads, strict=True)]
+            self.update([one * (1 / every) for one in sums], variables, rate)
+            for one, value in old.items():
+                if one.value is not value:
+                    one.assign(where(due, one, value))
+            for accumulator, total in zip(accumulators, sums, strict=True):
+                accumulator.assign(where(due, 0, total))
+        if self.use_ema:
+            self._average()
+        self._iterations.assign_add(1)
+
+    def update(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
+        """Clip the gradients, let the variables decay, and follow the rule: `update_step` for each variable."""
+        grads = self._clipped(grads)
+        for one in variables:
+            if self.decays(one):
+                one.assign(one * self.number(self._kept, learning_rate, one.dtype))
+        for grad, one in zip(grads, variables, strict=True):
+            self.update_step(grad, one, learning_rate)
+
+    def _clipped(self, grads: list[Tensor]) -> list[Tensor]:
+        """Return the gradients within the limit; as in Keras one of 0 or below limits nothing."""
+        if self.clipnorm is not None and self.clipnorm > 0:
+            factors = [_factor(_squared_norm(one), self.clipnorm) for one in grads]
+        elif self.global_clipnorm is not None and self.global_clipnorm > 0:
+            total = functools.reduce(operator.add, map(_squared_norm, grads))
+            factors = [_factor(total, self.global_clipnorm)] * len(grads)
+        elif self.clipvalue is not None and self.clipvalue > 0:
+            return [clip(one, -self.clipvalue, self.clipvalue) for one in grads]
+        else:
+            return grads
+        return [one * as_dtype(factor, one.dtype) for one, factor in zip(grads, factors, strict=True)]
+
+    # Weight decay
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Variable] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Name variables that do not decay, before the optimizer is built.
+
+        Args:
+            var_list: the variables.
+            var_names: regular expressions; a variable is excluded where one is found in its own name ("bias").
+
+        Raises:
+            ConfigError: the optimizer is built.
+        """
+        if self.built:
+            raise ConfigError(
+                "`exclude_from_weight_decay()` can only be configued before the optimizer is built."  # as Keras has it
+            )
+        self._excluded = set(var_list or ())
+        names = sorted(set(var_names or ()))
+        self._excluded_names = re.compile("|".join(names)) if names else None
+
+    def decays(self, variable: Variable) -> bool:
+        """Whether the weight decay applies to a variable."""
+        named = self._excluded_names is not None and self._excluded_names.search(variable.name) is not None
+        return self.weight_decay is not None and variable not in self._excluded and not named
+
+    def _kept(self, rate: Tensor) -> Tensor:
+        return 1 - (self.weight_decay or 0) * rate
+
+    # Moving averages
+
+    def _average(self) -> None:
+        """Let the averages follow the variables, and these become their averages where it is time to."""
+        momentum = where(equal(self.iterations, 0), np.float64(0), np.float64(self.ema_momentum))
+        frequency = self.ema_overwrite_frequency
+        due = _is_multiple(self.iterations + 1, frequency) if frequency else None
+        for one, slots in self._slots.items():
+            average, keep = slots["average"], as_dtype(momentum, one.dtype)
+            average.assign(keep * average + (1 - keep) * one)
+            if due is not None:
+                one.assign(where(due, average, one))
+
+    def finalize_variable_values(self, var_list: Iterable[Variable]) -> None:
+        """Let variables become their moving averages, if there are any: what `fit` ends with."""
+        for one in var_list if self.use_ema and self.built else ():
+            if one in self._slots:
+                one.assign(self._slots[one]["average"])
+
+    # Configuration
 
     def config(self) -> dict[str, Any]:
         """Return `get_config()`, under the name that it has in layers."""
@@ -192,17 +441,16 @@ class Optimizer(ABC):
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras names them; a schedule as `schedules.serialize` gives it."""
-        rate = self._learning_rate
         return {
             "name": self.name,
-            "learning_rate": schedules.serialize(rate) if isinstance(rate, LearningRateSchedule) else rate,
+            "learning_rate": self.learning_rate if self._schedule is None else schedules.serialize(self._schedule),
             "weight_decay": self.weight_decay,
             "clipnorm": self.clipnorm,
             "global_clipnorm": self.global_clipnorm,
             "clipvalue": self.clipvalue,
-            "use_ema": False,
-            "ema_momentum": 0.99,
-            "ema_overwrite_frequency": None,
+            "use_ema": self.use_ema,
+            "ema_momentum": self.ema_momentum,
+            "ema_overwrite_frequency": self.ema_overwrite_frequency,
             "loss_scale_factor": None,
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
         }
@@ -212,7 +460,7 @@ class Optimizer(ABC):
         try:
             return self.get_config()
         except NotImplementedError:
-            return {"learning_rate": type(self._learning_rate).__name__}
+            return {"learning_rate": type(self._schedule).__name__}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> Self:
@@ -225,6 +473,11 @@ class Optimizer(ABC):
         if isinstance(arguments.get("learning_rate"), Mapping):
             arguments["learning_rate"] = schedules.deserialize(arguments["learning_rate"], custom_objects)
         return cls(**arguments)
+
+
+def as_dtype(value: Any, dtype: DType) -> Tensor:
+    """Return a tensor in a dtype; one that has it as it is."""
+    return value if isinstance(value, Tensor) and value.dtype == dtype else cast(value, dtype)
 
 
 def check_range(
@@ -260,9 +513,23 @@ def _optional(name: str, value: float | None) -> float | None:
     return None if value is None else check_range(name, value)
 
 
-def _rate(rate: float | LearningRateSchedule) -> float | LearningRateSchedule:
-    if isinstance(rate, LearningRateSchedule):
-        return rate
+def _rate(rate: Any) -> float:
     if callable(rate):
         raise ConfigError("not supported: a function as learning_rate; subclass LearningRateSchedule")
     return check_range("learning_rate", rate, least=0.0)
+
+
+def _is_multiple(count: Any, of: int) -> Tensor:
+    found: Tensor = equal(count // of * of, count)
+    return found
+
+
+def _squared_norm(gradient: Tensor) -> Tensor:
+    return summed(square(float64(gradient)))
+
+
+def _factor(squared_norm: Tensor, limit: float) -> Tensor:
+    """Return what brings a norm down to a limit: 1 or below, NaN where the norm is not finite."""
+    norm = sqrt(squared_norm)
+    factor: Tensor = limit / maximum(where(norm < np.inf, norm, np.nan), limit)
+    return factor

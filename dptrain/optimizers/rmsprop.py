@@ -1,13 +1,20 @@
 """RMSprop."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from dptrain.optimizers.base import Optimizer, Update, check_range
+from dptrain.ops import sqrt
+from dptrain.optimizers.base import Optimizer, check_range
 from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules.base import float64
+from dptrain.program.tensor import Tensor, Variable
 
 
 class RMSprop(Optimizer):
-    """Gradients divided by the root of their running mean square; the formula is at `Backend.rmsprop`.
+    """Gradients divided by the root of their running mean square.
+
+        v = rho v + (1 - rho) g^2
+        p -= learning_rate g / sqrt(v + epsilon)
 
     Centered, the running mean of the gradients, squared, is subtracted under the root; with momentum,
     m = momentum m + learning_rate g / sqrt(...), p -= m.
@@ -40,37 +47,30 @@ class RMSprop(Optimizer):
         self.momentum = check_range("momentum", momentum, least=0.0)
         self.epsilon = check_range("epsilon", epsilon, above=0.0)
         self.centered = bool(centered)
-        optional = {"momentum": self.momentum > 0, "average_gradient": self.centered}
-        self.slots = ("velocity", *(slot for slot, wanted in optional.items() if wanted))
-        self.divides = len(self.slots) == 1
-        self.scratch = 0 if self.divides else 1
 
-    def update_step(self, update: Update) -> None:
-        """One fused op, but for momentum and means."""
-        ops, p_P, g_P, rate = update.ops, update.params, update.grads, update.learning_rate
-        v_P = update.slots["velocity"]
-        if self.divides:
-            ops.rmsprop(p_P, g_P, v_P, update.divisor, rate, self.rho, self.epsilon)
-            return
-        (root_P,) = update.scratch
-        ops.multiply(g_P, g_P, root_P)
-        ops.axpby(1 - self.rho, root_P, self.rho, v_P, v_P)
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make the mean squares, and momentums and means where they are asked for."""
+        variables = list(variables)
+        super().build(variables)
+        for slot, wanted in (("velocity", True), ("momentum", self.momentum > 0), ("average_gradient", self.centered)):
+            if wanted:
+                self.add_optimizer_variables(variables, slot)
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """As above."""
+        slots = self.slots_of(variable)
+        v = slots["velocity"]
+        v.assign(v * self.rho + gradient * gradient * (1 - self.rho))
+        below = v + self.epsilon
         if self.centered:
-            mean_P = update.slots["average_gradient"]
-            ops.axpby(1 - self.rho, g_P, self.rho, mean_P, mean_P)
-            ops.multiply(mean_P, mean_P, root_P)
-            ops.axpby(1, v_P, -1, root_P, root_P)
-            ops.affine(root_P, 1, self.epsilon, root_P)
-        else:
-            ops.affine(v_P, 1, self.epsilon, root_P)
-        ops.sqrt(root_P, root_P)
-        ops.divide(g_P, root_P, g_P)
+            mean = slots["average_gradient"]
+            mean.assign(mean * self.rho + gradient * (1 - self.rho))
+            below = v - mean * mean + self.epsilon
+        step = gradient / sqrt(below) * self.number(float64, learning_rate, variable.dtype)
         if self.momentum > 0:
-            m_P = update.slots["momentum"]
-            ops.axpby(rate, g_P, self.momentum, m_P, m_P)
-            ops.axpby(-1, m_P, 1, p_P, p_P)
-        else:
-            ops.axpby(-rate, g_P, 1, p_P, p_P)
+            slots["momentum"].assign(slots["momentum"] * self.momentum + step)
+            step = slots["momentum"].value
+        variable.assign_sub(step)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""

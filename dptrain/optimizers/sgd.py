@@ -1,16 +1,19 @@
 """Stochastic gradient descent."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.optimizers.base import Optimizer, Update, check_range
+from dptrain.optimizers.base import Optimizer, check_range
 from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules.base import float64
+from dptrain.program.tensor import Tensor, Variable
 
 
 class SGD(Optimizer):
-    """Gradient descent with optional momentum; the formula is at `Backend.sgd`.
+    """Gradient descent, p -= learning_rate g, with optional momentum: m = momentum m - learning_rate g, p += m.
 
-    Nesterov's momentum looks ahead: m = momentum m - learning_rate g, p += momentum m - learning_rate g.
+    Nesterov's momentum looks ahead: p += momentum m - learning_rate g.
 
     Args:
         learning_rate: 0 or above, or a schedule.
@@ -34,19 +37,23 @@ class SGD(Optimizer):
         if not 0 <= self.momentum <= 1:
             raise ConfigError(f"momentum = {momentum}: `momentum` must be a float between [0, 1].")
         self.nesterov = bool(nesterov)
-        self.slots = ("momentum",) if self.momentum else ()
-        self.divides = not (self.momentum and self.nesterov)
 
-    def update_step(self, update: Update) -> None:
-        """One fused op, but for Nesterov's momentum."""
-        ops, p_P, g_P, rate = update.ops, update.params, update.grads, update.learning_rate
-        m_P = update.slots.get("momentum")
-        if self.divides:
-            ops.sgd(p_P, g_P, m_P, update.divisor, rate, self.momentum)
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make the momentum, if there is any."""
+        variables = list(variables)
+        super().build(variables)
+        if self.momentum:
+            self.add_optimizer_variables(variables, "momentum")
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """As above."""
+        step = gradient * self.number(float64, learning_rate, variable.dtype)
+        if not self.momentum:
+            variable.assign_sub(step)
             return
-        ops.axpby(self.momentum, m_P, -rate, g_P, m_P)
-        ops.axpby(self.momentum, m_P, 1, p_P, p_P)
-        ops.axpby(-rate, g_P, 1, p_P, p_P)
+        m = self.slots_of(variable)["momentum"]
+        m.assign(m * self.momentum - step)
+        variable.assign(variable + m * self.momentum - step if self.nesterov else variable + m)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""

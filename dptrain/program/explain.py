@@ -81,6 +81,8 @@ def _names(program: Program, tensors: list[Tensor]) -> dict[int, str]:
             if tensor.op is not None:
                 number += 1
                 yield id(tensor), f"%{number}"
+            elif tensor.counts_rows:
+                yield id(tensor), _length(Rows(1, tensor.attributes["rows"]))
             elif tensor.value is not None and tensor.value.size == 1:
                 yield id(tensor), f"{tensor.value.item():.6g}"
             else:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
-from dptrain.program.tensor import Array, Tensor
+from dptrain.program.tensor import Array, Tensor, placeholder
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,52 @@ def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
     candidates[comm.rank] = flat
     comm.allreduce_sum(candidates)
     candidates.max(axis=0, out=flat)
+
+
+def split(program: PlacedProgram) -> tuple[Program, Program]:
+    """Return what a step does before its one meeting with the other ranks, and what after it.
+
+    The first program's outputs are what is summed, under names that are the second's inputs. All updates are the
+    second's.
+
+    Raises:
+        ConfigError: there is more than one meeting, or what follows needs the rank's own rows again.
+    """
+    summed = [one for stage in stages(program) for message in stage.messages for one in message]
+    known = {id(one): placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
+    rebuilt = dict(known)
+    for tensor in program.tensors:
+        if id(tensor) not in rebuilt and tensor.op is not None:
+            inputs = [rebuilt.get(id(one), one) for one in tensor.inputs]
+            changed = any(new is not old for new, old in zip(inputs, tensor.inputs, strict=True))
+            rebuilt[id(tensor)] = (
+                Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype) if changed else tensor
+            )
+    before = Program(program.inputs, program.state, {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}, {})
+    outputs = {name: rebuilt.get(id(one), one) for name, one in program.outputs.items()}
+    updates = {variable: rebuilt.get(id(one), one) for variable, one in program.updates.items()}
+    after = Program({one.name: one for one in known.values()}, program.state, outputs, updates)
+    data = {id(one) for one in program.inputs.values()}
+    again = any(id(one) in data for one in after.tensors)
+    if (
+        again
+        or any(one.op is ALL_REDUCE for one in before.tensors)
+        or any(one.attributes["over"] == "max" for one in summed)
+    ):
+        raise ConfigError(
+            "a layer or loss of this model needs all samples of a batch at once: several shards a rank are not "
+            "supported; leave train.shards_per_batch out, or make it the number of ranks"
+        )
+    return before, after
+
+
+def all_reduced(before: Program, sums: dict[str, Array], comm: Communicator) -> dict[str, Array]:
+    """Return the sums of `split`'s first program over the ranks, those of one type in one message."""
+    found = dict(sums)
+    for dtype in dict.fromkeys(one.dtype for one in sums.values()):
+        names = [name for name, one in sums.items() if one.dtype == dtype]
+        flat = np.concatenate([sums[name].reshape(-1) for name in names])
+        all_reduce(flat, "sum", comm)
+        pieces = np.split(flat, np.cumsum([sums[name].size for name in names])[:-1])
+        found |= {name: piece.reshape(sums[name].shape) for name, piece in zip(names, pieces, strict=True)}
+    return found

@@ -7,8 +7,8 @@ from typing import Any
 import numpy.typing as npt
 
 from dptrain.program.gradient import topological
-from dptrain.program.shapes import Shape
-from dptrain.program.tensor import Tensor, Variable, as_tensors, placeholder, tracing
+from dptrain.program.shapes import Rows, Shape
+from dptrain.program.tensor import Tensor, Trace, Variable, as_tensors, placeholder, tracing
 
 # The input that holds numbers of stored rows: an executable is given those of many steps, and reads its own at each.
 ROWS = "rows"
@@ -23,12 +23,15 @@ class Program:
         state: placeholders of the variables that are read or updated.
         outputs: what comes out, by name.
         updates: the new values of variables.
+        readings: what comes out as well, but can be told from the new state alone, such as metrics' results: a program
+            of that state, to be executed when somebody looks.
     """
 
     inputs: Mapping[str, Tensor]
     state: Mapping[Variable, Tensor]
     outputs: Mapping[str, Tensor]
     updates: Mapping[Variable, Tensor]
+    readings: "Program | None" = None
 
     @property
     def results(self) -> list[Tensor]:
@@ -58,5 +61,31 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
         outputs = dict(zip(found, as_tensors(list(found.values())), strict=True))
         for variable in seen.written:
             seen.placeholder_of(variable)
+    readings = _readings(outputs, seen)
     updates = {variable: leaf.inputs[0] for variable, leaf in seen.written.items()}
-    return Program(data, seen.read, outputs, updates)
+    own = {name: one for name, one in outputs.items() if name not in readings.outputs}
+    return Program(data, seen.read, own, updates, readings)
+
+
+def _readings(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
+    """Return the program of those outputs that follow from the state after the step."""
+    unchanged = {variable: one for variable, one in seen.read.items() if variable not in seen.written}
+    state = {**unchanged, **seen.written}
+    known = {id(one): placeholder(one.shape, one.dtype, variable.path, variable) for variable, one in state.items()}
+    told: dict[int, Tensor | None] = dict(known)  # None for what needs the step's own data
+
+    def tell(tensor: Tensor) -> Tensor | None:
+        if id(tensor) not in told:
+            inputs = [tell(one) for one in tensor.inputs]
+            if tensor.op is None:
+                told[id(tensor)] = None if tensor.value is None or tensor.counts_rows else tensor
+            elif any(one is None for one in inputs) or any(isinstance(n, Rows) for n in tensor.shape):
+                told[id(tensor)] = None
+            else:
+                same = [one for one in inputs if one is not None]
+                told[id(tensor)] = Tensor(tensor.op, same, tensor.attributes, tensor.shape, tensor.dtype)
+        return told[id(tensor)]
+
+    found = {name: one for name, tensor in outputs.items() if (one := tell(tensor)) is not None}
+    read = {variable: known[id(one)] for variable, one in state.items()}
+    return Program({}, read, found, {})

@@ -62,6 +62,15 @@ class Rows(int):
         return self if other == 0 else int(self) - other
 
 
+# The number of rows of symbolic inputs, where no batch is at hand: a prime, so that no other length is taken for it.
+SYMBOLIC_ROWS = Rows(10007)
+
+
+def without_rows(shape: Iterable[int]) -> tuple[int | None, ...]:
+    """Return a shape as users read it: None for what counts rows of the batch."""
+    return tuple(None if isinstance(n, Rows) else int(n) for n in shape)
+
+
 def local(shape: Iterable[int], rows: int) -> Shape:
     """Return a shape as a rank sees it that has `rows` rows of the batch."""
     return tuple(n.scale * rows if isinstance(n, Rows) else n for n in shape)

@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError
-from dptrain.program.shapes import Rows, Shape, local
+from dptrain.errors import ConfigError, DivergenceError
+from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, local, without_rows
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
@@ -99,12 +99,15 @@ class Op:
         tensors = as_tensors(inputs)
         shape = self.shape(*(one.shape for one in tensors), **attributes)
         dtype = np.dtype(self.dtype(*(one.dtype for one in tensors), **attributes))
-        made = Tensor(self, tensors, attributes, shape, dtype)
+        made = Tensor(self, tensors, attributes, shape, dtype, name=_scope.get())
         traced = is_tracing()
         by_rows = any(isinstance(n, Rows) for n in shape) or any(one.counts_rows for one in tensors)
         if any(one.value is None for one in tensors) or (traced and by_rows):
             return made
         made.value = self.execute([one.value for one in tensors], made)
+        check = _watch.get()
+        if check is not None:
+            check(made)
         # In a trace it is the same at every execution: a constant.
         return Tensor(None, (), {}, shape, dtype, made.value) if traced else made
 
@@ -162,7 +165,7 @@ class Operand:
     """What can stand in an expression: tensors, and variables, which mean their value."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # `array * tensor` is the tensor's to compute
+    __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
 
     def __add__(self, other: Any) -> "Tensor":
         return OPS["add"](self, other)
@@ -193,6 +196,9 @@ class Operand:
 
     def __pow__(self, other: Any) -> "Tensor":
         return OPS["power"](self, other)
+
+    def __rpow__(self, other: Any) -> "Tensor":
+        return OPS["power"](other, self)
 
     def __matmul__(self, other: Any) -> "Tensor":
         return OPS["batch_matmul"](self, other)
@@ -312,7 +318,10 @@ class Tensor(Operand):
 
     def __repr__(self) -> str:
         made = self.name or (self.op.name if self.op else "constant")
-        return f"<tensor {made} {tuple(map(int, self.shape))} {self.dtype.name}>"
+        symbolic = any(isinstance(n, Rows) and n.rows == SYMBOLIC_ROWS for n in self.shape)
+        return (
+            f"<tensor {made} {without_rows(self.shape) if symbolic else tuple(map(int, self.shape))} {self.dtype.name}>"
+        )
 
     __hash__ = object.__hash__
 
@@ -567,6 +576,48 @@ class Trace:
 
 
 _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
+# What looks at every value that is computed outside of a trace.
+_watch: ContextVar[Callable[[Tensor], None] | None] = ContextVar("watch", default=None)
+# The layer that ops are called in, which their tensors are named after.
+_scope: ContextVar[str] = ContextVar("scope", default="")
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Name tensors that ops make in this context after a layer, for messages and tables."""
+    token = _scope.set(name)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Stop at the first NaN that an op makes in this context of inputs that have none."""
+    token = _watch.set(_refuse_nan)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+def watch(made: Tensor, value: Array) -> None:
+    """Show a value that has been computed to whoever is watching."""
+    check = _watch.get()
+    if check is not None:
+        check(Tensor(made.op, made.inputs, made.attributes, made.shape, made.dtype, value, made.name))
+
+
+def _refuse_nan(made: Tensor) -> None:
+    assert made.value is not None
+    if made.dtype.kind == "f" and np.isnan(made.value).any():
+        place = [int(n) for n in np.argwhere(np.isnan(made.value))[0]]
+        within = f" of layer {made.name!r}" if made.name else ""
+        assert made.op is not None
+        raise DivergenceError(
+            f"op {made.op.name!r}{within} is the first to make a NaN, at {place} of shape {made.value.shape}"
+        )
 
 
 def is_tracing() -> bool:

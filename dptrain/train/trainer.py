@@ -1,7 +1,7 @@
 """The one training loop."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.base import Batches
+from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
-from dptrain.comm.base import Communicator
 from dptrain.runtime.failure import phase
-from dptrain.train.allreduce import DEFAULT_BUCKET_MB, AllReduce, SmallSums
-from dptrain.train.replica import Replica
+from dptrain.train.programs import Programs, Step
 
 T = TypeVar("T")
 # A piece of work that yields when a step has been queued, so that others can have a turn.
 StepIterator = Generator[None, None, T]
+
+# What an execution of several steps may take, and how many there may be: progress and Ctrl-C wait for its end.
+_CHUNK_SECONDS, _MOST_STEPS = 0.04, 1024
 
 
 @dataclass(frozen=True)
@@ -43,52 +45,42 @@ class Timing:
 
 
 class Trainer:
-    """Trains a replica together with the other ranks'.
+    """Trains a model together with the other ranks.
 
     Args:
-        replica: this rank's, compiled.
-        comm: the ranks.
-        bucket_mb: as `AllReduce`; the same on all ranks.
-        direct: hand device memory to MPI, which must be CUDA-aware.
+        model: this rank's replica.
+        programs: runs its steps.
+        steps_per_execution: steps between two looks at what the host is asked to do; None for as many as fit into some
+            hundredths of a second, where nobody looks on.
         data_bytes: of the device's memory that samples may take; None for what is free.
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        comm: Communicator,
-        *,
-        bucket_mb: float = DEFAULT_BUCKET_MB,
-        direct: bool = False,
-        data_bytes: int | None = None,
+        self, model: Any, programs: Programs, *, steps_per_execution: int | None = None, data_bytes: int | None = None
     ) -> None:
-        self.replica = replica
-        self.comm = comm
-        self._all_reduce: AllReduce | None = None
-        self._bucket_mb, self._direct, self._data_bytes = bucket_mb, direct, data_bytes
-        if comm.size > 1:
-            replica.reduce = SmallSums(replica.backend, comm, direct=direct)
+        self.model, self.programs = model, programs
+        self.backend, self.comm = programs.backend, programs.comm
+        self._steps_per_execution, self._data_bytes = steps_per_execution, data_bytes
+        self._chunk = 1
         self._started = 0.0
-        self._steps = 0
-        self._samples_before = 0
+        self._steps = self._samples = 0
         self._finished: Timing | None = Timing(0.0, 0, 0)
         self._first: tuple[int, int] = (0, 0)
         self._then: Callable[[], None] | None = None
 
     @property
     def timing(self) -> Timing:
-        """Of the epoch at hand, until its steps are done, then of that epoch."""
+        """Of the epoch or evaluation at hand, until its steps are done, then of that one."""
         if self._finished is not None:
             return self._finished
-        samples = self.replica.samples_seen() - self._samples_before
-        return Timing(time.perf_counter() - self._started, samples, self._steps)
+        return Timing(time.perf_counter() - self._started, self._samples, self._steps)
 
     def go_to(self, epoch: int, step: int = 0, then: Callable[[], None] | None = None) -> None:
         """Let the training begin there: for a callback that restores an interrupted one in its `on_train_begin`.
 
         Args:
             epoch: counted from 0.
-            step: of that epoch that are done already; `Replica.totals` is to hold their sums.
+            step: of that epoch that are done already; the metrics are to hold their totals.
             then: called after the hooks of that epoch's begin, which may change what was restored.
         """
         self._first, self._then = (epoch, step), then
@@ -103,7 +95,7 @@ class Trainer:
         validation: Batches | None = None,
         validation_freq: int | Sequence[int] = 1,
     ) -> StepIterator[None]:
-        """Train, and yield whenever a step has been queued: who drives it may do other work in between. Collective.
+        """Train, and yield whenever steps have been queued: who drives it may do other work in between. Collective.
 
         Args:
             train: this rank's part of the training data.
@@ -113,15 +105,11 @@ class Trainer:
             validation: evaluated after epochs; its logs have the prefix "val_".
             validation_freq: evaluate after every so many epochs, or after those whose numbers (from 1) are given.
         """
-        self.replica.reserve(max(train.capacity, 0 if validation is None else validation.capacity))
-        self._prepare_exchange()
-        backend = self.replica.backend
-        # All other memory has been taken: samples get what is left.
+        self.share_parameters()
         with ExitStack() as stack:
-            stack.enter_context(train.open(backend, self._data_bytes))
+            stack.enter_context(train.open(self.backend, self._data_bytes))
             if validation is not None:
-                stack.enter_context(validation.open(backend, self._data_bytes))
-            self.share_parameters()
+                stack.enter_context(validation.open(self.backend, self._data_bytes))
             hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
@@ -152,14 +140,13 @@ class Trainer:
             hooks: what to call; `hooks.model.stop_evaluating` ends the evaluation after a step, where any rank has a
                 hook of steps.
         """
-        self.replica.reserve(batches.capacity)
         self.share_parameters()
         hooks.set_trainer(self)
-        with batches.open(self.replica.backend, self._data_bytes):
+        with batches.open(self.backend, self._data_bytes):
             return run_to_end(self._evaluate(batches, hooks))
 
-    def predict(self, batches: Batches, rows: int | None, hooks: CallbackList) -> npt.NDArray[Any]:
-        """Return the outputs for all samples, (rows, *output_shape), on every rank. Collective.
+    def predict(self, batches: Batches, rows: int | None, hooks: CallbackList) -> dict[str, npt.NDArray[Any]]:
+        """Return the outputs for all samples by name, (rows, ...) each, on every rank. Collective.
 
         Args:
             batches: of features alone, in their stored order.
@@ -167,164 +154,189 @@ class Trainer:
             hooks: what to call; `hooks.model.stop_predicting` ends the prediction after a step, where any rank has a
                 hook of steps.
         """
-        backend = self.replica.backend
-        self.replica.reserve(batches.capacity)
         self.share_parameters()
-        shape = self.replica.architecture.output_shape
-        outputs = np.zeros((rows or 0, *shape), backend.dtype)
-        found: list[tuple[Shard, npt.NDArray[Any]]] = []  # until the number of rows is known
-        last = 0  # one past the last row that this rank has answered
+        step = self.model.step("predict")
+        found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.set_trainer(self)
         watched = self._any(hooks.has_batch_hooks("predict"))
         if watched:
             hooks.model.stop_predicting = False
         hooks.on_predict_begin()
-        with batches.open(backend, self._data_bytes):
-            for step, shards in enumerate(batches.epoch(0)):
-                hooks.on_predict_batch_begin(step)
-                self._reserve(shards)
-                if rows is None:
-                    mine = [np.empty((shard.rows, *shape), backend.dtype) for shard in shards]
-                    found.extend(zip(shards, mine, strict=True))
-                else:
-                    mine = [outputs[shard.start : shard.stop] for shard in shards]
-                with backend.step_scope():
-                    for shard, part in zip(shards, mine, strict=True):
-                        if shard.rows:
-                            part[:] = self.replica.predict_rows(batches.rows(shard))
-                last = max([last, *(shard.stop for shard in shards)])
-                hooks.on_predict_batch_end(step, {"outputs": mine[0] if len(mine) == 1 else np.concatenate(mine)})
+        with batches.open(self.backend, self._data_bytes):
+            for number, (shard,) in enumerate(batches.epoch(0)):
+                hooks.on_predict_batch_begin(number)
+                taken = batches.rows([[shard]])
+                self.programs.run(step, batches.about, taken, [[shard]], alone=True)
+                mine = dict(self.programs.outputs("predict"))
+                found.append((shard, mine))
+                hooks.on_predict_batch_end(number, {"outputs": self.model.as_outputs(mine)})
                 if watched and self._stopped(hooks.model, "stop_predicting"):
                     break
         hooks.on_predict_end()
+        return self._gathered(found, rows)
+
+    def _gathered(
+        self, found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]], rows: int | None
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return all ranks' outputs in the order of the samples. Collective."""
+        last = max([0, *(shard.stop for shard, mine in found if shard.rows)])
+        if self.comm.size == 1 and found:
+            return {name: np.concatenate([mine[name] for _, mine in found]) for name in found[0][1]}
         last = max(self.comm.allgather(last))
-        if rows is not None:
-            outputs = outputs[:last]
-        else:
-            outputs = np.zeros((last, *shape), backend.dtype)
-            for shard, part in found:
-                outputs[shard.start : shard.stop] = part
-        self.comm.allreduce_sum(outputs)  # every row is zero on all ranks but one
+        kinds = [[name, list(one.shape[1:]), one.dtype.str] for name, one in (found[0][1] if found else {}).items()]
+        kinds = next((one for one in self.comm.allgather(kinds) if one), [])
+        outputs: dict[str, npt.NDArray[Any]] = {}
+        for name, shape, dtype in kinds:
+            outputs[name] = np.zeros((last, *shape), np.uint8 if dtype == "|b1" else dtype)
+            for shard, mine in found:
+                outputs[name][shard.start : shard.stop] = mine[name]
+            self.comm.allreduce_sum(outputs[name])  # every row is zero on all ranks but one
+            outputs[name] = outputs[name].astype(dtype, copy=False)
         return outputs
 
     def train_on_batch(self, batches: Batches) -> Logs:
         """Make the one step of `batches`; return its loss and metrics. Collective."""
-        self.replica.reserve(batches.capacity)
-        self._prepare_exchange()
-        self.replica.reset_totals()
-        with batches.open(self.replica.backend, self._data_bytes):
-            for shards in batches.epoch(0):
-                self._step(batches, shards)
-        return self.replica.logs()
+        self.share_parameters()
+        return self._on_batch("train", batches)
 
     def test_on_batch(self, batches: Batches) -> Logs:
         """Return the loss and metrics of `batches`. Collective."""
-        self.replica.reserve(batches.capacity)
-        self.replica.reset_totals()
-        with batches.open(self.replica.backend, self._data_bytes):
-            run_to_end(self._add_up(batches, CallbackList([]), watched=False))
-        self._sum_totals()
-        return self.replica.logs()
+        return self._on_batch("test", batches)
+
+    def _on_batch(self, name: str, batches: Batches) -> Logs:
+        step = self.model.step(name)
+        self.model.reset_metrics()
+        with batches.open(self.backend, self._data_bytes):
+            for shards in batches.epoch(0):
+                taken = batches.rows([shards])
+                self.programs.run(step, batches.about, taken, [shards])
+        self._sum_totals(step)
+        return self.programs.logs(name)
 
     def share_parameters(self) -> None:
-        """Give every rank rank 0's parameters."""
+        """Give every rank rank 0's parameters. Collective."""
         if self.comm.size == 1:
             return
-        host = self.replica.backend.download(self.replica.params)
-        self.comm.broadcast(host)
-        self.replica.backend.write(self.replica.params, host)
+        for one in self.model.weights:
+            value = one.numpy()
+            self.comm.broadcast(value)
+            one.assign(value)
 
     def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> StepIterator[Logs]:
         phase.enter("training")
         phase.epoch = epoch + 1
+        step = self.model.step("train")
         if not first_step:
-            self.replica.reset_totals()
-        self._samples_before = self.replica.samples_seen() if first_step else 0
-        self._started, self._steps, self._finished = time.perf_counter(), 0, None
+            self.model.reset_metrics()
+        self._begin()
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
         watched = self._any(hooks.has_batch_hooks("train"))
-        for step, shards in enumerate(batches.epoch(epoch), first_step):
-            if step == first_step:
-                self.replica.require_shards(len(shards))
-            phase.step = step + 1
-            hooks.on_train_batch_begin(step)
-            self._step(batches, shards)
-            self._steps += 1
-            hooks.on_train_batch_end(step, StepLogs(self.replica.logs))
+        done = first_step
+        for shards, rows in self._chunks(batches, batches.epoch(epoch), watched):
+            phase.step = done + 1
+            hooks.on_train_batch_begin(done)
+            begun = time.perf_counter()
+            self.programs.run(step, batches.about, rows, shards)
+            self._adapt(len(shards), time.perf_counter() - begun)
+            done += len(shards)
+            self._count(shards)
+            hooks.on_train_batch_end(done - 1, StepLogs(lambda: self.programs.logs("train")))
             if watched and self._stopped(hooks.model, "stop_training"):
                 break
             yield
         # As Keras, an epoch for which no data was left has no logs.
-        logs = self.replica.logs() if self._steps or first_step else {}
+        logs = self.programs.logs("train") if self._steps or first_step else {}
         self._finished = self.timing
         return logs
 
-    def _step(self, batches: Batches, shards: Sequence[Shard]) -> None:
-        """Gather, forward, loss, backward; sum over the ranks; update."""
-        self._reserve(shards)
-        with self.replica.backend.step_scope():
-            if self._all_reduce is None:
-                self.replica.forward_backward(batches, shards)
-            else:
-                self.replica.forward_backward(batches, shards, self._all_reduce.on_gradients_ready)
-                self._all_reduce.finish()
-            self.replica.update()
+    def _begin(self) -> None:
+        self._started, self._steps, self._samples, self._finished = time.perf_counter(), 0, 0, None
 
-    def _reserve(self, shards: Sequence[Shard]) -> None:
-        """Make room for shards that may be larger than anybody knew when the training began."""
-        self.replica.reserve(max((shard.rows for shard in shards), default=0))
+    def _count(self, steps: Sequence[Sequence[Shard]]) -> None:
+        self._steps += len(steps)
+        self._samples += sum(shards[0].batch_rows for shards in steps)
 
-    def _prepare_exchange(self) -> None:
-        reduction = self.replica.reduction  # allocates it
-        if self.comm.size > 1 and self._all_reduce is None:
-            # One rank has nothing to sum, and a device would copy to the host and back.
-            self._all_reduce = AllReduce(
-                self.replica.backend, self.comm, reduction, self._bucket_mb, direct=self._direct
-            )
+    def _chunks(
+        self, batches: Batches, epoch: Iterator[Sequence[Shard]], watched: bool
+    ) -> Iterator[tuple[list[Sequence[Shard]], Rows]]:
+        """Yield the steps of an epoch, as many together as are alike, lie in memory and may run unobserved."""
+        ahead: list[Sequence[Shard]] = []
+        while True:
+            most = self._steps_per_execution or (1 if watched else self._chunk)
+            while len(ahead) < (most if batches.looks_ahead else 1) and (more := next(epoch, None)) is not None:
+                ahead.append(more)
+            if not ahead:
+                return
+            same = 1
+            while same < min(len(ahead), most) and _alike(ahead[same], ahead[0]):
+                same += 1
+            rows = batches.rows(ahead[:same])
+            together = len(rows.starts) // len(ahead[0])
+            if not together:  # the shards of one step lie in two chunks of a streamed feed
+                raise AssertionError("a feed's chunk is smaller than a step")
+            yield ahead[:together], rows
+            ahead = ahead[together:]
+
+    def _adapt(self, steps: int, seconds: float) -> None:
+        """Let the next execution have as many steps as fit into the time; twice those of the last at most."""
+        if self._steps_per_execution is None and steps >= self._chunk:
+            fitting = int(_CHUNK_SECONDS * steps / seconds) if seconds > 0 else _MOST_STEPS
+            self._chunk = max(1, min(2 * steps, fitting, _MOST_STEPS))
 
     def _evaluate(self, batches: Batches, hooks: CallbackList) -> StepIterator[Logs]:
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
-        self.replica.reset_totals()
+        self.model.reset_metrics()
+        step = self.model.step("test")
         watched = self._any(hooks.has_batch_hooks("test"))
         if watched:
             hooks.model.stop_evaluating = False
         hooks.on_test_begin()
-        yield from self._add_up(batches, hooks, watched)
-        self._sum_totals()
-        # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
-        logs = self.replica.logs() if self.replica.samples_seen() else {}
-        hooks.on_test_end(logs)
-        return logs
-
-    def _add_up(self, batches: Batches, hooks: CallbackList, watched: bool) -> StepIterator[None]:
-        """Add the loss and metrics of this rank's samples to the totals."""
-        for step, shards in enumerate(batches.epoch(0)):
-            hooks.on_test_batch_begin(step)
-            self._reserve(shards)
-            with self.replica.backend.step_scope():
-                for shard in shards:
-                    if shard.rows:
-                        self.replica.evaluate_rows(batches.rows(shard))
+        timing = self._finished
+        self._begin()
+        done = 0
+        for shards, rows in self._chunks(batches, batches.epoch(0), watched):
+            hooks.on_test_batch_begin(done)
+            self.programs.run(step, batches.about, rows, shards, alone=batches.alone)
+            done += len(shards)
+            self._count(shards)
             if watched:
-                logs = self._logs_so_far()
-                hooks.on_test_batch_end(step, logs)
+                logs = self._logs_so_far(step)
+                hooks.on_test_batch_end(done - 1, logs)
                 if self._stopped(hooks.model, "stop_evaluating"):
                     break
             yield
+        seen = self._any(self._samples > 0)
+        self._sum_totals(step)
+        # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
+        if seen and not self._samples:  # of which this rank has had none, and so has not run the step
+            self.programs.note(step, batches.about)
+        logs = self.programs.logs("test") if seen else {}
+        if self.comm.size > 1 and batches.alone:
+            self._samples = sum(self.comm.allgather(self._samples))
+        self._finished = self.timing
+        hooks.on_test_end(logs)
+        self._finished = timing if timing is not None and timing.steps else self._finished
+        return logs
 
-    def _sum_totals(self) -> None:
-        """Sum the totals, which each rank has of its own samples, over the ranks."""
-        if self.comm.size > 1:
-            totals = self.replica.backend.download(self.replica.totals)
-            self.comm.allreduce_sum(totals)
-            self.replica.backend.write(self.replica.totals, totals)
+    def _sum_totals(self, step: Step) -> None:
+        """Sum the totals, of which each rank has a summand, over the ranks. Collective."""
+        totals = self.programs.summed(step)
+        if self.comm.size == 1 or not totals:
+            return
+        values = [one.numpy() for one in totals]
+        flat = np.concatenate([value.reshape(-1).astype(np.float64) for value in values])
+        self.comm.allreduce_sum(flat)
+        pieces = np.split(flat, np.cumsum([value.size for value in values])[:-1])
+        for one, piece, value in zip(totals, pieces, values, strict=True):
+            one.assign(piece.reshape(value.shape).astype(value.dtype))
 
-    def _logs_so_far(self) -> Logs:
+    def _logs_so_far(self, step: Step) -> Logs:
         """Return the means over all ranks of what each has in its totals, and leave those as they are. Collective."""
-        own = self.replica.backend.download(self.replica.totals)
-        self._sum_totals()
-        logs = self.replica.logs()
-        self.replica.backend.write(self.replica.totals, own)
+        own = [(one, one.numpy()) for one in self.programs.summed(step)]
+        self._sum_totals(step)
+        logs = self.programs.logs("test")
+        for one, value in own:
+            one.assign(value)
         return logs
 
     def _stopped(self, model: Any, flag: str) -> bool:
@@ -340,6 +352,13 @@ class Trainer:
         flag = np.array([mine], np.int32)
         self.comm.allreduce_sum(flag)
         return bool(flag[0])
+
+
+def _alike(shards: Sequence[Shard], others: Sequence[Shard]) -> bool:
+    """Whether two steps can be run by the same programs."""
+    return [(one.rows, one.first_row, one.batch_rows) for one in shards] == [
+        (one.rows, one.first_row, one.batch_rows) for one in others
+    ]
 
 
 def run_to_end(steps: Generator[Any, None, T]) -> T:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import capturing
 import numpy as np
 import pycuda.driver as cuda
 from pycuda.compiler import SourceModule
@@ -228,6 +229,58 @@ def default_stream_order() -> None:
     cuda.memset_d32(int(memory), 0, 16)
     scale.prepared_async_call((1, 1), (32, 1, 1), stream, memory, 32, 5.0)
     equal(memory, np.array([0] * 16 + [15] * 16, np.float32))
+
+
+@check
+def captured_stream() -> None:
+    """A graph computes nothing when it is recorded, and reads host memory and kernel arguments as it should later."""
+    stream, other = cuda.Stream(capturing.NON_BLOCKING), cuda.Stream(capturing.NON_BLOCKING)
+    host, out = cuda.pagelocked_zeros(64, np.float32), cuda.pagelocked_zeros(64, np.float32)
+    memory, scale = cuda.to_device(np.ones(64, np.float32)), module().get_function("scale")
+    cuda.Context.synchronize()
+    with capturing.captured(stream) as replay:
+        assert capturing.status(stream) == 1
+        assert capturing.status(other) == 0
+        cuda.memcpy_htod_async(memory, host, stream)
+        for factor in (2, 3):
+            scale(memory, np.int32(64), np.float32(factor), block=(64, 1, 1), stream=stream)
+        cuda.memset_d32_async(memory, 0, 4, stream)
+        cuda.memcpy_dtoh_async(out, memory, stream)
+    assert capturing.status(stream) == 0
+    equal(memory, np.ones(64, np.float32))
+    for number, by in enumerate((stream, other, stream), 1):
+        host[:] = number
+        replay.launch(by)
+        by.synchronize()
+        np.testing.assert_array_equal(out, np.array([0] * 4 + [6 * number] * 60, np.float32))
+    replay.close()
+
+
+@check
+def captured_fork() -> None:
+    """Events take a second stream into the capture and back; what they do not order is independent."""
+    first, second = cuda.Stream(capturing.NON_BLOCKING), cuda.Stream(capturing.NON_BLOCKING)
+    x, y = cuda.to_device(np.ones(32, np.float32)), cuda.to_device(np.zeros(32, np.float32))
+    scale = module().get_function("scale")
+
+    def times(memory: int, by: float, stream: cuda.Stream) -> None:
+        scale(np.uintp(memory), np.int32(16), np.float32(by), block=(32, 1, 1), stream=stream)
+
+    cuda.Context.synchronize()
+    with capturing.captured(first) as replay:
+        times(int(x), 2, first)
+        capturing.after(second, first)
+        times(int(x), 3, first)
+        cuda.memcpy_dtod_async(int(y) + 64, int(x) + 64, 64, second)
+        times(int(y) + 64, 5, second)
+        capturing.after(first, second)
+        cuda.memcpy_dtod_async(y, x, 64, first)
+    for _ in range(2):
+        replay.launch(second)
+    second.synchronize()
+    replay.close()
+    equal(x, np.array([36] * 16 + [1] * 16, np.float32))
+    equal(y, np.array([36] * 16 + [5] * 16, np.float32))
 
 
 @check

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import capturing
 import numpy as np
 import pycuda.compiler
 import pycuda.driver as cuda
@@ -449,6 +450,192 @@ def leak() -> None:
 
     address = ctypes.c_uint64()
     ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(12345))
+
+
+def capture_stream() -> cuda.Stream:
+    """A stream for captures, with everything before them done."""
+    cuda.Context.synchronize()
+    return cuda.Stream(capturing.NON_BLOCKING)
+
+
+def finish(stream: cuda.Stream, replay: capturing.Replay) -> None:
+    """Launches a graph once."""
+    replay.launch(stream)
+    stream.synchronize()
+    replay.close()
+
+
+@bug
+def capture_synchronized() -> None:
+    stream = capture_stream()
+    with capturing.captured(stream):
+        stream.synchronize()
+
+
+@bug
+def capture_continued_after_error() -> None:
+    x, stream = zeros(32), capture_stream()
+    with capturing.captured(stream):
+        try:
+            stream.synchronize()
+        except cuda.Error:
+            cuda.memset_d32_async(x, 0, 32, stream)
+
+
+@bug
+def capture_waits_for_context() -> None:
+    with capturing.captured(capture_stream()):
+        cuda.Context.synchronize()
+
+
+@bug
+def capture_beside_default_stream() -> None:
+    x, stream = zeros(32), cuda.Stream()
+    cuda.Context.synchronize()
+    with capturing.captured(stream):
+        cuda.memset_d32(x, 0, 32)
+
+
+@bug
+def capture_allocates() -> None:
+    with capturing.captured(capture_stream(), capturing.GLOBAL):
+        cuda.mem_alloc(64)
+
+
+@bug
+def capture_copies_at_once() -> None:
+    x, host = zeros(32), np.zeros(32, np.float32)
+    with capturing.captured(capture_stream(), capturing.THREAD_LOCAL):
+        cuda.memcpy_dtoh(host, x)
+
+
+@bug
+def captured_event_asked() -> None:
+    stream, event = capture_stream(), cuda.Event()
+    with capturing.captured(stream):
+        event.record(stream)
+        event.query()
+
+
+@bug
+def capture_waits_for_outside() -> None:
+    stream, event = capture_stream(), cuda.Event()
+    event.record(cuda.Stream())
+    with capturing.captured(stream):
+        stream.wait_for_event(event)
+
+
+@bug
+def captures_merged() -> None:
+    first, second = capture_stream(), capture_stream()
+    capturing.begin(second)
+    with capturing.captured(first):
+        capturing.after(first, second)
+
+
+@bug
+def capture_unjoined() -> None:
+    x, stream, other = zeros(32), capture_stream(), capture_stream()
+    with capturing.captured(stream):
+        capturing.after(other, stream)
+        cuda.memset_d32_async(x, 0, 32, other)
+
+
+@bug
+def capture_ended_elsewhere() -> None:
+    stream, other = capture_stream(), capture_stream()
+    capturing.begin(stream)
+    capturing.after(other, stream)
+    capturing.end(other)
+
+
+@bug
+def capture_of_default_stream() -> None:
+    capturing.call("cuStreamBeginCapture_v2", None, capturing.RELAXED)
+
+
+@bug
+def capture_never_begun() -> None:
+    capturing.end(capture_stream())
+
+
+@bug
+def graph_writes_past_end() -> None:
+    x, fill = zeros(100), kernel("fill")
+    stream = capture_stream()
+    with capturing.captured(stream) as replay:
+        fill(x, np.float32(1), np.int32(101), block=(128, 1, 1), stream=stream)
+    print("recorded", flush=True)
+    finish(stream, replay)
+
+
+@bug
+def graph_race() -> None:
+    x, neighbours = zeros(5), kernel("neighbours")
+    stream = capture_stream()
+    with capturing.captured(stream) as replay:
+        neighbours(x, block=(32, 1, 1), grid=(4, 1), stream=stream)
+    finish(stream, replay)
+
+
+@bug
+def graph_copies_freed_memory() -> None:
+    x, y = zeros(32), zeros(32)
+    stream = capture_stream()
+    with capturing.captured(stream) as replay:
+        cuda.memcpy_dtod_async(y, x, 128, stream)
+    x.free()
+    finish(stream, replay)
+
+
+@bug
+def graph_kernel_on_freed_memory() -> None:
+    x, fill = zeros(32), kernel("fill")
+    stream = capture_stream()
+    with capturing.captured(stream) as replay:
+        fill(x, np.float32(1), np.int32(32), block=(32, 1, 1), stream=stream)
+    x.free()
+    finish(stream, replay)
+
+
+@bug
+def graph_of_unloaded_module() -> None:
+    x, stream = zeros(32), capture_stream()
+    with capturing.captured(stream) as replay:
+        kernel("fill")(x, np.float32(1), np.int32(32), block=(32, 1, 1), stream=stream)
+    finish(stream, replay)
+
+
+@bug
+def graph_leak() -> None:
+    x, stream = zeros(32), capture_stream()
+    with capturing.captured(stream):
+        cuda.memset_d32_async(x, 0, 32, stream)
+
+
+def graph_branches(ordered: bool) -> list[float]:
+    """Two branches of a graph that write the same number."""
+    x, fill = zeros(1), kernel("fill")
+    first, second = capture_stream(), capture_stream()
+    with capturing.captured(first) as replay:
+        capturing.after(second, first)
+        fill(x, np.float32(1), np.int32(1), block=(1, 1, 1), stream=first)
+        if ordered:
+            capturing.after(second, first)
+        fill(x, np.float32(2), np.int32(1), block=(1, 1, 1), stream=second)
+        capturing.after(first, second)
+    finish(first, replay)
+    return floats(x, 1)
+
+
+@bug
+def graph_branches_unordered() -> list[float]:
+    return graph_branches(ordered=False)
+
+
+@bug
+def graph_branches_ordered() -> list[float]:
+    return graph_branches(ordered=True)
 
 
 def main(name: str) -> int:

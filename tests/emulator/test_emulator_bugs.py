@@ -11,6 +11,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ADDRESS = {"EMULATOR_SANITIZE": "address"}
+CAPTURING = "operation not permitted when stream is capturing"
 ILLEGAL_ADDRESS = "illegal memory access"
 LAUNCH_FAILURE = "unspecified launch failure"
 RACE = {"EMULATOR_SANITIZE": "race"}
@@ -73,6 +74,25 @@ ROWS = [
     Row("wrong_argument_size", "wrong argument size: 20 bytes of arguments", "invalid argument"),
     Row("modules_linked", "cuLinkCreate: the emulator links no modules", "not supported - the emulator links"),
     Row("out_of_memory", "", "out of memory", {"EMULATOR_MEMORY": "1G"}),
+    Row("capture_synchronized", "cuStreamSynchronize is not allowed on a stream that captures", CAPTURING),
+    Row("capture_continued_after_error", "the capture of stream 1 is invalid", "a previous error during capture"),
+    Row("capture_waits_for_context", "cuCtxSynchronize waits for streams of which one captures", CAPTURING),
+    Row("capture_beside_default_stream", "cuMemsetD32 uses the legacy default stream", "legacy stream depend on a"),
+    Row("capture_allocates", "cuMemAlloc is allowed during a capture in relaxed mode only", CAPTURING),
+    Row("capture_copies_at_once", "cuMemcpyDtoH is allowed during a capture in relaxed mode only", CAPTURING),
+    Row("captured_event_asked", "cuEventQuery asks for an event that the capture recorded", "event last recorded in a"),
+    Row("capture_waits_for_outside", "an event that was recorded outside the capture", "dependency created on"),
+    Row("captures_merged", "cuStreamWaitEvent would merge two captures", "merge of separate capture sequences"),
+    Row("capture_unjoined", "work of another stream that no event led back", "capturing stream has unjoined work"),
+    Row("capture_ended_elsewhere", "another stream than the one where", "not ended in the same stream as it began"),
+    Row("capture_of_default_stream", "", CAPTURING),
+    Row("capture_never_begun", "", "cannot be performed in the present state"),
+    Row("graph_writes_past_end", "out of bounds: write of 4 bytes at", ILLEGAL_ADDRESS, ADDRESS),
+    Row("graph_race", "race: read at bugs.cu:52", LAUNCH_FAILURE, RACE),
+    Row("graph_copies_freed_memory", "cuMemcpyDtoDAsync in a graph: use after free: 128 bytes at", ILLEGAL_ADDRESS),
+    Row("graph_kernel_on_freed_memory", "use after free: access at", ILLEGAL_ADDRESS),
+    Row("graph_of_unloaded_module", "a kernel of the graph belongs to a module that was unloaded", "invalid argument"),
+    Row("graph_leak", "leak at exit: executable graph of 1 nodes was never freed"),
     Row("leak", "leak at exit: 12345-byte allocation 1 of device 0 was never freed"),
 ]
 
@@ -113,6 +133,21 @@ def test_missing_event_shows_in_some_order_and_a_present_one_in_none(emulator: A
         present.add(emulator.python("bugs.py", "event_present", **options).stdout)
     assert len(missing) > 1
     assert present == {"result: [6.0]\n"}
+
+
+def test_branches_of_a_graph_run_in_any_order_unless_an_event_orders_them(emulator: Any) -> None:
+    free, ordered = set(), set()
+    for seed in range(6):
+        options = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": str(seed)}
+        free.add(emulator.python("bugs.py", "graph_branches_unordered", **options).stdout)
+        ordered.add(emulator.python("bugs.py", "graph_branches_ordered", **options).stdout)
+    assert free == {"result: [1.0]\n", "result: [2.0]\n"}
+    assert ordered == {"result: [2.0]\n"}
+
+
+def test_a_graph_is_checked_when_it_runs_not_when_it_is_recorded(emulator: Any) -> None:
+    done = emulator.python("bugs.py", "graph_writes_past_end", **ADDRESS)
+    assert done.stdout.startswith("recorded\nerror: ")
 
 
 def test_missing_synchronize_shows(emulator: Any) -> None:

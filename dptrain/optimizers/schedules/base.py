@@ -4,18 +4,26 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+import numpy as np
+
 from dptrain.errors import ConfigError
+from dptrain.ops import cast
+from dptrain.program.tensor import Tensor, as_tensors
 
 
 class LearningRateSchedule:
     """The learning rate as a function of the step, for the `learning_rate` of an optimizer.
 
-    A subclass writes `__call__`. To be saved it also writes `get_config`, or is a dataclass whose fields are what its
-    constructor takes. Schedules are computed on the host and must give the same number on every rank.
+    A subclass writes `__call__`, in ops: it becomes part of the program of a step. To be saved it also writes
+    `get_config`, or is a dataclass whose fields are what its constructor takes.
     """
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of step 0, 1, ...: every batch is a step, accumulated gradients or not."""
+    def __call__(self, step: Any) -> Any:
+        """Return the learning rate of step 0, 1, ...: every batch is a step, accumulated gradients or not.
+
+        Args:
+            step: a number or a tensor; of an optimizer it is float64.
+        """
         raise NotImplementedError(
             f"Learning rate schedule '{type(self).__name__}' must override `__call__(self, step)`."
         )
@@ -42,3 +50,9 @@ def check_steps(name: str, steps: float) -> None:
     """
     if steps <= 0:
         raise ConfigError(f"Argument `{name}` must be > 0. Received: {name}={steps}")
+
+
+def float64(value: Any) -> Tensor:
+    """Return a number or a tensor in float64."""
+    (tensor,) = as_tensors([np.float64(value) if isinstance(value, int | float) else value])
+    return tensor if tensor.dtype == np.float64 else cast(tensor, np.float64)

@@ -2,8 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
+from dptrain.ops import cos, minimum, where
+from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps, float64
+from dptrain.program.tensor import Tensor
 
 
 @dataclass(eq=False)
@@ -35,14 +38,17 @@ class CosineDecay(LearningRateSchedule):
     def __post_init__(self) -> None:
         check_steps("decay_steps", self.decay_steps)
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of a step."""
+    def __call__(self, step: Any) -> Tensor:
+        """Return the learning rate of a step (float64)."""
+        done = float64(step)
         highest, initial = self.warmup_target, self.initial_learning_rate
+        warming = done
         if highest is None:
             highest = initial
-        elif step < self.warmup_steps:
-            return float((highest - initial) * (step / self.warmup_steps) + initial)
         else:
-            step -= self.warmup_steps
-        cosine = 0.5 * (1 + math.cos(math.pi * (min(step, self.decay_steps) / self.decay_steps)))
-        return float(highest * ((1 - self.alpha) * cosine + self.alpha))
+            done = done - self.warmup_steps
+        cosine = 0.5 * (1 + cos(math.pi * (minimum(done, self.decay_steps) / self.decay_steps)))
+        rate = highest * ((1 - self.alpha) * cosine + self.alpha)
+        if self.warmup_target is None or not self.warmup_steps:
+            return rate
+        return where(done < 0, (highest - initial) * (warming / self.warmup_steps) + initial, rate)

@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
+from dptrain.ops import cos, log, power
+from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps, float64
+from dptrain.program.tensor import Tensor
 
 
 @dataclass(eq=False)
@@ -37,15 +40,16 @@ class CosineDecayRestarts(LearningRateSchedule):
         if self.t_mul < 1:
             raise ConfigError(f"not supported: t_mul={self.t_mul} below 1: cosines would end after finitely many steps")
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of a step."""
-        done = step / self.first_decay_steps
+    def __call__(self, step: Any) -> Tensor:
+        """Return the learning rate of a step (float64)."""
+        done = float64(step) / self.first_decay_steps
         if self.t_mul == 1:
-            restarts = math.floor(done)
-            done -= restarts
+            restarts = done // 1
+            done = done - restarts
         else:
-            restarts = math.floor(math.log(1 - done * (1 - self.t_mul)) / math.log(self.t_mul))
-            length = self.t_mul**restarts
+            # What is added is more than the logarithms' rounding, which must not miss a restart.
+            restarts = (log(1 - done * (1 - self.t_mul)) / math.log(self.t_mul) + 1e-9) // 1
+            length = power(self.t_mul, restarts)
             done = (done - (1 - length) / (1 - self.t_mul)) / length
-        cosine = 0.5 * self.m_mul**restarts * (1 + math.cos(math.pi * done))
-        return float(self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha))
+        cosine = 0.5 * power(self.m_mul, restarts) * (1 + cos(math.pi * done))
+        return self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha)

@@ -1,9 +1,11 @@
 """Exponential decay."""
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
-from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
+from dptrain.ops import power
+from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps, float64
+from dptrain.program.tensor import Tensor
 
 
 @dataclass(eq=False)
@@ -30,7 +32,7 @@ class ExponentialDecay(LearningRateSchedule):
     def __post_init__(self) -> None:
         check_steps("decay_steps", self.decay_steps)
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of a step."""
-        decays = step / self.decay_steps
-        return float(self.initial_learning_rate * self.decay_rate ** (math.floor(decays) if self.staircase else decays))
+    def __call__(self, step: Any) -> Tensor:
+        """Return the learning rate of a step (float64)."""
+        decays = float64(step) / self.decay_steps
+        return self.initial_learning_rate * power(self.decay_rate, decays // 1 if self.staircase else decays)

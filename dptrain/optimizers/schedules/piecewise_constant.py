@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.optimizers.schedules.base import LearningRateSchedule
+from dptrain.ops import where
+from dptrain.optimizers.schedules.base import LearningRateSchedule, float64
+from dptrain.program.tensor import Tensor
 
 
 @dataclass(eq=False)
@@ -34,6 +37,9 @@ class PiecewiseConstantDecay(LearningRateSchedule):
         if list(self.boundaries) != sorted(self.boundaries):
             raise ConfigError(f"boundaries={self.boundaries}: expected rising steps")
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of a step."""
-        return float(self.values[sum(step > int(boundary) for boundary in self.boundaries)])
+    def __call__(self, step: Any) -> Tensor:
+        """Return the learning rate of a step (float64)."""
+        now, rate = float64(step), float64(self.values[0])
+        for boundary, value in zip(self.boundaries, self.values[1:], strict=True):
+            rate = where(now > int(boundary), float64(value), rate)
+        return rate

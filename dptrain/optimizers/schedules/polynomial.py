@@ -1,9 +1,11 @@
 """Polynomial decay."""
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
-from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps
+from dptrain.ops import maximum, minimum, power
+from dptrain.optimizers.schedules.base import LearningRateSchedule, check_steps, float64
+from dptrain.program.tensor import Tensor
 
 
 @dataclass(eq=False)
@@ -32,8 +34,10 @@ class PolynomialDecay(LearningRateSchedule):
     def __post_init__(self) -> None:
         check_steps("decay_steps", self.decay_steps)
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of a step."""
-        length = self.decay_steps * (max(1, math.ceil(step / self.decay_steps)) if self.cycle else 1)
-        left = 1 - min(step, length) / length
-        return float((self.initial_learning_rate - self.end_learning_rate) * left**self.power + self.end_learning_rate)
+    def __call__(self, step: Any) -> Tensor:
+        """Return the learning rate of a step (float64)."""
+        now, length = float64(step), float64(self.decay_steps)
+        if self.cycle:
+            length = length * maximum(1, -(-now / self.decay_steps // 1))
+        left = 1 - minimum(now, length) / length
+        return (self.initial_learning_rate - self.end_learning_rate) * power(left, self.power) + self.end_learning_rate

@@ -11,9 +11,11 @@
 #include <cstring>
 #include <set>
 
-#include "driver.hpp"
+#include "api.hpp"
 
 namespace emu {
+
+bool initialised = false;
 
 namespace {
 constexpr int capability_major = 9, capability_minor = 0;
@@ -22,7 +24,6 @@ constexpr size_t shared_default = 48 * 1024, shared_optin = 227 * 1024, shared_p
 constexpr size_t shared_reserved = 1024;  // per block, taken by the system
 constexpr unsigned max_cluster_portable = 8, max_cluster = 16;
 
-bool initialised = false;
 pid_t owner = 0;
 std::vector<int> visible;  // physical number of each device that CUDA_VISIBLE_DEVICES leaves
 std::vector<DeviceContext *> contexts;
@@ -86,16 +87,18 @@ std::vector<int> visible_devices() {
     return result;
 }
 
-DeviceContext *current() { return stack.empty() ? nullptr : stack.back(); }
-
 bool valid_device(CUdevice device) { return device >= 0 && device < static_cast<int>(visible.size()); }
 bool known(const DeviceContext *context) {
     return std::find(contexts.begin(), contexts.end(), context) != contexts.end();
 }
 
+}  // namespace
+
+DeviceContext *current() { return stack.empty() ? nullptr : stack.back(); }
+
 // ---------------------------------------------------------------- queued work
 
-std::vector<Stream *> all_streams(DeviceContext *only = nullptr) {
+std::vector<Stream *> all_streams(DeviceContext *only) {
     std::vector<Stream *> result;
     for (DeviceContext *context : contexts) {
         if (only && context != only) continue;
@@ -105,31 +108,44 @@ std::vector<Stream *> all_streams(DeviceContext *only = nullptr) {
     return result;
 }
 
+namespace {
 void run_operation(Operation &operation) {
+    for (auto &part : operation.parts)
+        if (!part->done) run_operation(*part);
     DeviceContext *context = operation.stream->context;
     operation.start = now();
     if (operation.run && context->error == CUDA_SUCCESS) {
-        CUresult result = operation.run();
+        CUresult result = operation.run(*operation.stream);
         if (result != CUDA_SUCCESS) context->error = result;
     }
     operation.end = now();
     operation.run = nullptr;
     operation.after.clear();
+    operation.parts.clear();
     operation.done = true;
+}
+
+bool is_able(const Operation &operation) {
+    return std::all_of(operation.after.begin(), operation.after.end(), [](auto &o) { return o->done; });
 }
 
 // Runs one operation that may legally run now, chosen at random. False when nothing is queued.
 bool step() {
-    std::vector<Stream *> able;
+    std::vector<std::shared_ptr<Operation>> able;
     for (Stream *stream : all_streams()) {
-        if (stream->queue.empty()) continue;
-        auto &after = stream->queue.front()->after;
-        if (std::all_of(after.begin(), after.end(), [](auto &o) { return o->done; })) able.push_back(stream);
+        if (stream->queue.empty() || !is_able(*stream->queue.front())) continue;
+        auto &first = stream->queue.front();
+        bool complete = true;
+        for (auto &part : first->parts) {
+            complete = complete && part->done;
+            if (!part->done && is_able(*part)) able.push_back(part);
+        }
+        if (complete) able.push_back(first);
     }
     if (able.empty()) return false;
-    Stream *stream = able[stream_random() % able.size()];
-    auto operation = stream->queue.front();
-    stream->queue.pop_front();
+    auto operation = able[stream_random() % able.size()];
+    auto &queue = operation->stream->queue;
+    if (queue.front() == operation) queue.pop_front();
     run_operation(*operation);
     return true;
 }
@@ -144,19 +160,18 @@ void finish_everything() {
     run_until([] { return false; });
 }
 
-std::shared_ptr<Operation> enqueue(Stream &stream, std::string name, std::function<CUresult()> run) {
+}  // namespace
+
+void queue(Stream &stream, const std::shared_ptr<Operation> &operation) {
     DeviceContext &context = *stream.context;
-    auto operation = std::make_shared<Operation>();
-    operation->name = std::move(name);
-    operation->run = std::move(run);
     operation->stream = &stream;
     stream.last = operation;
     if (!options().random_streams) {
         stream.waits.clear();
         run_operation(*operation);
-        return operation;
+        return;
     }
-    operation->after = std::move(stream.waits);
+    operation->after.insert(operation->after.end(), stream.waits.begin(), stream.waits.end());
     stream.waits.clear();
     // The legacy default stream waits for every blocking stream, and they for it.
     auto wait_for = [&](Stream &other) {
@@ -172,6 +187,18 @@ std::shared_ptr<Operation> enqueue(Stream &stream, std::string name, std::functi
     // The device may already be at work, or far behind.
     while (stream_random() % 3 == 0 && step()) {
     }
+}
+
+namespace {
+// A stream that captures records the work, and there is no operation.
+std::shared_ptr<Operation> enqueue(Stream &stream, CUgraphNodeType type, Work run, Module *module = nullptr) {
+    if (stream.capture) {
+        record(stream, type, std::move(run), module);
+        return nullptr;
+    }
+    auto operation = std::make_shared<Operation>();
+    operation->run = std::move(run);
+    queue(stream, operation);
     return operation;
 }
 
@@ -179,6 +206,8 @@ CUresult finish(const std::shared_ptr<Operation> &operation) {
     if (operation) run_until([&] { return operation->done; });
     return CUDA_SUCCESS;
 }
+
+}  // namespace
 
 Stream *find_stream(DeviceContext *context, CUstream handle) {
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) return &context->null_stream;
@@ -196,6 +225,8 @@ Event *find_event(CUevent handle) {
     return nullptr;
 }
 
+namespace {
+
 // ---------------------------------------------------------------- copies
 
 bool device_range(const char *function, uintptr_t address, size_t bytes) {
@@ -204,6 +235,13 @@ bool device_range(const char *function, uintptr_t address, size_t bytes) {
     say("%s: %s: %zu bytes at %s", function, find_freed(address) ? "use after free" : "out of bounds", bytes,
         describe_address(address, bytes).c_str());
     return false;
+}
+
+// Device memory is checked when work is queued, and lives until that is done: cuMemFree waits. A graph can outlive it.
+bool is_gone(const char *function, uintptr_t address, size_t bytes) {
+    if (!running_graph || find_allocation(address) || !find_freed(address)) return false;
+    say("%s in a graph: use after free: %zu bytes at %s", function, bytes, describe_address(address, bytes).c_str());
+    return true;
 }
 
 bool is_page_locked(const void *address, size_t bytes) {
@@ -217,35 +255,40 @@ void note(const Stream &stream, const std::string &name, const char *category, d
 
 CUresult copy_now(Stream &stream, const char *name, void *to, const void *from, size_t bytes) {
     double start = now();
+    for (const void *place : {static_cast<const void *>(to), from})
+        if (is_gone(name, reinterpret_cast<uintptr_t>(place), bytes)) return CUDA_ERROR_ILLEGAL_ADDRESS;
     memmove(to, from, bytes);
     copy_written(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes);
     note(stream, name, "memcpy", start, bytes);
     return CUDA_SUCCESS;
 }
 
-// On the device side of an asynchronous copy the memory may have been freed in between only by a synchronising
-// cuMemFree, so one check when it is queued is enough.
 CUresult copy_to_device(const char *name, Stream &stream, CUdeviceptr to, const void *from, size_t bytes, bool async) {
     if (!bytes) return CUDA_SUCCESS;
+    QUEUE(name, stream, !async);
     if (!from || !device_range(name, to, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (async && is_page_locked(from, bytes)) {
-        enqueue(stream, name, [=, &stream] { return copy_now(stream, name, reinterpret_cast<void *>(to), from, bytes); });
+    // A graph reads the memory, of either kind, at each launch.
+    if (async && (stream.capture || is_page_locked(from, bytes))) {
+        enqueue(stream, CU_GRAPH_NODE_TYPE_MEMCPY,
+                [=](Stream &by) { return copy_now(by, name, reinterpret_cast<void *>(to), from, bytes); });
         return CUDA_SUCCESS;
     }
     // Pageable memory is staged: the caller may change it as soon as the call returns.
     auto staged = std::make_shared<std::string>();
     if (options().random_streams) staged->assign(static_cast<const char *>(from), bytes);
-    auto operation = enqueue(stream, name, [=, &stream] {
-        return copy_now(stream, name, reinterpret_cast<void *>(to), staged->empty() ? from : staged->data(), bytes);
+    auto operation = enqueue(stream, CU_GRAPH_NODE_TYPE_MEMCPY, [=](Stream &by) {
+        return copy_now(by, name, reinterpret_cast<void *>(to), staged->empty() ? from : staged->data(), bytes);
     });
     return async ? CUDA_SUCCESS : finish(operation);
 }
 
 CUresult copy_to_host(const char *name, Stream &stream, void *to, CUdeviceptr from, size_t bytes, bool async) {
     if (!bytes) return CUDA_SUCCESS;
+    QUEUE(name, stream, !async);
     if (!to || !device_range(name, from, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    auto operation = enqueue(
-        stream, name, [=, &stream] { return copy_now(stream, name, to, reinterpret_cast<const void *>(from), bytes); });
+    auto operation = enqueue(stream, CU_GRAPH_NODE_TYPE_MEMCPY, [=](Stream &by) {
+        return copy_now(by, name, to, reinterpret_cast<const void *>(from), bytes);
+    });
     // A copy to pageable memory returns when it is complete.
     if (!async || !is_page_locked(to, bytes)) finish(operation);
     return stream.context->error;
@@ -253,9 +296,10 @@ CUresult copy_to_host(const char *name, Stream &stream, void *to, CUdeviceptr fr
 
 CUresult copy_on_device(const char *name, Stream &stream, CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     if (!bytes) return CUDA_SUCCESS;
+    QUEUE(name, stream, false);
     if (!device_range(name, to, bytes) || !device_range(name, from, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    enqueue(stream, name, [=, &stream] {
-        return copy_now(stream, name, reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
+    enqueue(stream, CU_GRAPH_NODE_TYPE_MEMCPY, [=](Stream &by) {
+        return copy_now(by, name, reinterpret_cast<void *>(to), reinterpret_cast<const void *>(from), bytes);
     });
     return CUDA_SUCCESS;
 }
@@ -264,12 +308,14 @@ CUresult copy_on_device(const char *name, Stream &stream, CUdeviceptr to, CUdevi
 CUresult set_memory(const char *name, Stream &stream, CUdeviceptr to, size_t pitch, unsigned value, unsigned element,
                     size_t width, size_t height) {
     if (!width || !height) return CUDA_SUCCESS;
+    QUEUE(name, stream, false);
     if (to % element) return CUDA_ERROR_INVALID_VALUE;
     size_t row = width * element;
     if (height > 1 && pitch < row) return CUDA_ERROR_INVALID_VALUE;
     if (!device_range(name, to, (height - 1) * pitch + row)) return CUDA_ERROR_INVALID_VALUE;
-    enqueue(stream, name, [=, &stream] {
+    enqueue(stream, CU_GRAPH_NODE_TYPE_MEMSET, [=](Stream &by) {
         double start = now();
+        if (is_gone(name, to, (height - 1) * pitch + row)) return CUDA_ERROR_ILLEGAL_ADDRESS;
         for (size_t y = 0; y < height; ++y) {
             char *line = reinterpret_cast<char *>(to + y * pitch);
             if (element == 1) {
@@ -279,7 +325,7 @@ CUresult set_memory(const char *name, Stream &stream, CUdeviceptr to, size_t pit
             }
             mark_written(to + y * pitch, row);
         }
-        note(stream, name, "memset", start, row * height);
+        note(by, name, "memset", start, row * height);
         return CUDA_SUCCESS;
     });
     return CUDA_SUCCESS;
@@ -288,6 +334,7 @@ CUresult set_memory(const char *name, Stream &stream, CUdeviceptr to, size_t pit
 // A 2-D copy is a 3-D one of depth 1. Rows and slices without a pitch and a height lie without gaps.
 CUresult copy_3d(const char *name, Stream &stream, const CUDA_MEMCPY3D &c, bool async) {
     if (!c.WidthInBytes || !c.Height || !c.Depth) return CUDA_SUCCESS;
+    QUEUE(name, stream, !async);
     struct Side {
         uintptr_t start = 0;
         size_t pitch = 0, slice = 0;
@@ -317,14 +364,16 @@ CUresult copy_3d(const char *name, Stream &stream, const CUDA_MEMCPY3D &c, bool 
                       c.dstHeight, to);
     if (result != CUDA_SUCCESS) return result;
     size_t width = c.WidthInBytes, height = c.Height, depth = c.Depth;
-    auto operation = enqueue(stream, name, [=, &stream] {
+    auto operation = enqueue(stream, CU_GRAPH_NODE_TYPE_MEMCPY, [=](Stream &by) {
         double start = now();
+        for (uintptr_t place : {to.start, from.start})
+            if (is_gone(name, place, width)) return CUDA_ERROR_ILLEGAL_ADDRESS;
         for (size_t z = 0; z < depth; ++z)
             for (size_t y = 0; y < height; ++y) {
                 memmove(reinterpret_cast<void *>(to.row(y, z)), reinterpret_cast<void *>(from.row(y, z)), width);
                 copy_written(to.row(y, z), from.row(y, z), width);
             }
-        note(stream, name, "memcpy", start, width * height * depth);
+        note(by, name, "memcpy", start, width * height * depth);
         return CUDA_SUCCESS;
     });
     auto waits = [&](CUmemorytype type, const Side &one) {
@@ -417,6 +466,7 @@ CUresult queue_launch(Function *function, Launch launch, CUstream handle, void *
     const EmuKernelInfo &info = function->info;
     if (function->module->context != context || stream->context != context)
         return refuse(*function, CUDA_ERROR_INVALID_HANDLE, "the kernel or the stream belongs to another context");
+    QUEUE("cuLaunchKernel", *stream, false);
     if (function->module->checked != options().checked())
         return refuse(*function, CUDA_ERROR_INVALID_IMAGE,
                       "it was compiled under another EMULATOR_SANITIZE; compile it in this run");
@@ -464,19 +514,20 @@ CUresult queue_launch(Function *function, Launch launch, CUstream handle, void *
     launch.device = context->device;
     launch.context = context;
     auto shared = std::make_shared<Launch>(std::move(launch));
-    enqueue(*stream, function->info.name, [shared, stream] {
+    auto work = [shared](Stream &by) {
         double start = now();
         CUresult code = counts_on_lockstep(*shared->function) ? CUDA_ERROR_LAUNCH_FAILED : execute(*shared);
         if (!options().trace.empty()) {
             const Launch &l = *shared;
-            trace(l.function->info.name, "kernel", l.device, stream->number, start, now(),
+            trace(l.function->info.name, "kernel", l.device, by.number, start, now(),
                   text("\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"cluster\":[%u,%u,%u],\"static_shared\":%u,"
                        "\"dynamic_shared\":%u,\"result\":%d",
                        l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z, l.cluster.x, l.cluster.y,
                        l.cluster.z, l.function->static_shared, l.dynamic_shared, static_cast<int>(code)));
         }
         return code;
-    });
+    };
+    enqueue(*stream, CU_GRAPH_NODE_TYPE_KERNEL, std::move(work), function->module);
     return CUDA_SUCCESS;
 }
 
@@ -507,7 +558,11 @@ void destroy(DeviceContext *context) {
         note_leak(*allocation);
         release_of_context(allocation);
     }
-    for (auto &module : context->modules) unload_module(module.release());
+    forget(*context);
+    for (auto &module : context->modules) {
+        forget(*module);
+        unload_module(module.release());
+    }
     context->modules.clear();
     context->streams.clear();
     context->events.clear();
@@ -536,6 +591,7 @@ void at_exit() {
     finish_everything();
     write_trace();
     for (auto &[base, allocation] : allocations()) note_leak(*allocation);
+    for (const std::string &graph : live_graphs()) leaks.push_back(graph);
     remove_shared_names();
     if (options().leaks == Options::leaks_off || leaks.empty()) return;
     constexpr size_t shown = 20;
@@ -556,23 +612,6 @@ std::recursive_mutex &big_lock() {
 }  // namespace emu
 
 using namespace emu;
-
-#define LOCK std::lock_guard guard(big_lock())
-#define READY                                        \
-    LOCK;                                            \
-    if (!initialised) return CUDA_ERROR_NOT_INITIALIZED
-// After a fault every call on the context repeats its error, as on a real device.
-#define CONTEXT                                        \
-    READY;                                             \
-    DeviceContext *context = current();                \
-    if (!context) return CUDA_ERROR_INVALID_CONTEXT;   \
-    if (context->error != CUDA_SUCCESS) return context->error
-#define NEED(condition) \
-    if (!(condition)) return CUDA_ERROR_INVALID_VALUE
-#define STREAM(handle)                                    \
-    CONTEXT;                                              \
-    Stream *stream = find_stream(context, handle);        \
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE
 
 extern "C" {
 
@@ -865,6 +904,7 @@ CUresult CUDAAPI cuCtxGetApiVersion(CUcontext, unsigned *version) {
 
 CUresult CUDAAPI cuCtxSynchronize(void) {
     CONTEXT;
+    if (CUresult code = may_wait_for_context("cuCtxSynchronize", *context)) return code;
     run_until([&] {
         auto streams = all_streams(context);
         return std::all_of(streams.begin(), streams.end(), [](Stream *s) { return s->queue.empty(); });
@@ -1007,6 +1047,7 @@ CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, in
 static CUresult load(CUmodule *result, const void *image, size_t bytes) {
     CONTEXT;
     NEED(result);
+    UNSAFE("cuModuleLoad");
     Module *module = nullptr;
     CUresult code = load_module(module, image, bytes, context);
     if (code != CUDA_SUCCESS) return code;
@@ -1053,9 +1094,11 @@ CUresult CUDAAPI cuModuleLoad(CUmodule *result, const char *name) {
 
 CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
     CONTEXT;
+    UNSAFE("cuModuleUnload");
     for (auto module = context->modules.begin(); module != context->modules.end(); ++module)
         if (module->get() == reinterpret_cast<Module *>(handle)) {
             finish_everything();
+            forget(**module);
             unload_module(module->release());
             context->modules.erase(module);
             return CUDA_SUCCESS;
@@ -1305,6 +1348,7 @@ CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction handle, 
 static CUresult allocate_device(CUdeviceptr *result, size_t bytes, Kind kind) {
     CONTEXT;
     NEED(result && bytes);
+    UNSAFE("cuMemAlloc");
     size_t &in_use = used[static_cast<size_t>(context->device)];
     if (bytes > options().memory || in_use > options().memory - bytes) return CUDA_ERROR_OUT_OF_MEMORY;
     Allocation *allocation = allocate(kind, bytes, context, context->device);
@@ -1334,6 +1378,7 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
     READY;
     if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
     if (!address) return CUDA_SUCCESS;
+    UNSAFE("cuMemFree");
     Allocation *allocation = find_allocation(address);
     if (!allocation || allocation->base != address ||
         (allocation->kind != Kind::device && allocation->kind != Kind::managed)) {
@@ -1348,9 +1393,17 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
     return context->error;
 }
 
-CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *result, size_t bytes, CUstream) { return cuMemAlloc(result, bytes); }
+CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *result, size_t bytes, CUstream handle) {
+    STREAM(handle);
+    NOT_CAPTURED("cuMemAllocAsync");
+    return cuMemAlloc(result, bytes);
+}
 
-CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream) { return cuMemFree(address); }
+CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
+    STREAM(handle);
+    NOT_CAPTURED("cuMemFreeAsync");
+    return cuMemFree(address);
+}
 
 CUresult CUDAAPI cuMemGetInfo(size_t *free_bytes, size_t *total) {
     CONTEXT;
@@ -1371,6 +1424,7 @@ CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdevice
 CUresult CUDAAPI cuMemHostAlloc(void **result, size_t bytes, unsigned flags) {
     CONTEXT;
     NEED(result && bytes && flags < 8);
+    UNSAFE("cuMemHostAlloc");
     Allocation *allocation = allocate(Kind::pinned, bytes, context, context->device);
     if (!allocation) return CUDA_ERROR_OUT_OF_MEMORY;
     allocation->flags = flags | CU_MEMHOSTALLOC_DEVICEMAP;
@@ -1386,6 +1440,7 @@ CUresult CUDAAPI cuMemFreeHost(void *address) {
     if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
     Allocation *allocation = find_allocation(reinterpret_cast<uintptr_t>(address));
     NEED(allocation && allocation->base == reinterpret_cast<uintptr_t>(address) && allocation->kind == Kind::pinned);
+    UNSAFE("cuMemFreeHost");
     finish_everything();
     note(allocation->context->null_stream, "cuMemFreeHost", "memory", now(), allocation->bytes);
     release(allocation);
@@ -1395,6 +1450,7 @@ CUresult CUDAAPI cuMemFreeHost(void *address) {
 CUresult CUDAAPI cuMemHostRegister(void *address, size_t bytes, unsigned flags) {
     CONTEXT;
     NEED(address && bytes);
+    UNSAFE("cuMemHostRegister");
     auto low = reinterpret_cast<uintptr_t>(address);
     for (auto &[base, other] : allocations())
         if (base < low + bytes && low < base + other->bytes) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -1407,6 +1463,7 @@ CUresult CUDAAPI cuMemHostUnregister(void *address) {
     READY;
     Allocation *allocation = find_allocation(reinterpret_cast<uintptr_t>(address));
     if (!allocation || allocation->kind != Kind::registered) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    UNSAFE("cuMemHostUnregister");
     finish_everything();
     release(allocation);
     return CUDA_SUCCESS;
@@ -1690,6 +1747,7 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
     READY;
     Stream *stream = current() && handle ? find_stream(current(), handle) : nullptr;
     if (!stream || stream == &current()->null_stream) return CUDA_ERROR_INVALID_HANDLE;
+    NOT_CAPTURED("cuStreamDestroy");
     run_until([&] { return stream->queue.empty(); });
     auto &streams = stream->context->streams;
     streams.erase(std::find_if(streams.begin(), streams.end(), [&](auto &s) { return s.get() == stream; }));
@@ -1698,6 +1756,7 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
 
 CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
     STREAM(handle);
+    QUEUE("cuStreamSynchronize", *stream, true);
     // The default stream's last operation may be long done while blocking streams it would wait for are not.
     if (stream == &context->null_stream)
         run_until([&] {
@@ -1712,17 +1771,10 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
 
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
     STREAM(handle);
+    QUEUE("cuStreamQuery", *stream, true);
     if (stream->queue.empty()) return context->error;
     step();  // time passes
     return stream->queue.empty() ? context->error : CUDA_ERROR_NOT_READY;
-}
-
-CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned) {
-    STREAM(handle);
-    Event *event = find_event(event_handle);
-    if (!event) return CUDA_ERROR_INVALID_HANDLE;
-    if (event->recorded && !event->recorded->done) stream->waits.push_back(event->recorded);
-    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned *flags) {
@@ -1747,23 +1799,18 @@ CUresult CUDAAPI cuStreamGetCtx(CUstream handle, CUcontext *result) {
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
-    STREAM(handle);
-    NEED(status);
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
 CUresult CUDAAPI cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t, unsigned) {
     STREAM(handle);
     NEED(find_allocation(address));
+    NOT_CAPTURED("cuStreamAttachMemAsync");
     return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
     STREAM(handle);
     NEED(function);
-    enqueue(*stream, "host function", [=] {
+    QUEUE("cuLaunchHostFunc", *stream, false);
+    enqueue(*stream, CU_GRAPH_NODE_TYPE_HOST, [=](Stream &) {
         function(data);
         return CUDA_SUCCESS;
     });
@@ -1795,18 +1842,40 @@ CUresult CUDAAPI cuEventRecord(CUevent handle, CUstream stream_handle) {
     STREAM(stream_handle);
     Event *event = find_event(handle);
     if (!event || event->context != stream->context) return CUDA_ERROR_INVALID_HANDLE;
-    event->recorded = enqueue(*stream, "event", nullptr);
+    QUEUE("cuEventRecord", *stream, false);
+    event->capture = stream->capture;
+    event->tail = stream->tail;
+    event->recorded = nullptr;
+    if (stream->capture) return CUDA_SUCCESS;
+    event->recorded = std::make_shared<Operation>();
+    queue(*stream, event->recorded);
     return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned) {
-    return cuEventRecord(handle, stream);
+CUresult CUDAAPI cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned flags) {
+    if (flags & CU_EVENT_RECORD_EXTERNAL) {
+        STREAM(stream_handle);
+        NOT_CAPTURED("cuEventRecordWithFlags(CU_EVENT_RECORD_EXTERNAL)");
+    }
+    return cuEventRecord(handle, stream_handle);
+}
+
+// An event of a capture marks a place in a graph; nothing was queued that could be waited for.
+CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned) {
+    STREAM(handle);
+    Event *event = find_event(event_handle);
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    QUEUE("cuStreamWaitEvent", *stream, false);
+    if (stream->capture || event->capture) return join_capture(*stream, *event);
+    if (event->recorded && !event->recorded->done) stream->waits.push_back(event->recorded);
+    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuEventQuery(CUevent handle) {
     CONTEXT;
     Event *event = find_event(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult code = may_ask_event("cuEventQuery", *event)) return code;
     if (!event->recorded || event->recorded->done) return context->error;
     step();  // time passes
     return event->recorded->done ? context->error : CUDA_ERROR_NOT_READY;
@@ -1816,6 +1885,7 @@ CUresult CUDAAPI cuEventSynchronize(CUevent handle) {
     CONTEXT;
     Event *event = find_event(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult code = may_ask_event("cuEventSynchronize", *event)) return code;
     finish(event->recorded);
     return context->error;
 }
@@ -1824,6 +1894,8 @@ CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent start_handle, C
     CONTEXT;
     Event *start = find_event(start_handle), *end = find_event(end_handle);
     NEED(milliseconds);
+    for (Event *event : {start, end})
+        if (event && event->capture) return may_ask_event("cuEventElapsedTime", *event);
     if (!start || !end || !start->recorded || !end->recorded) return CUDA_ERROR_INVALID_HANDLE;
     if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
     if (!start->recorded->done || !end->recorded->done) return CUDA_ERROR_NOT_READY;
@@ -1847,6 +1919,7 @@ static const std::map<int, std::pair<const char *, const char *>> &errors() {
         ROW(CUDA_ERROR_NO_BINARY_FOR_GPU, "no kernel image is available for execution on the device"),
         ROW(CUDA_ERROR_FILE_NOT_FOUND, "file not found"),
         ROW(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
+        ROW(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"),
         ROW(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
         ROW(CUDA_ERROR_NOT_READY, "device not ready"),
         ROW(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
@@ -1863,6 +1936,19 @@ static const std::map<int, std::pair<const char *, const char *>> &errors() {
         ROW(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "too many blocks in cooperative launch"),
         ROW(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
         ROW(CUDA_ERROR_INVALID_CLUSTER_SIZE, "invalid cluster size"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_MERGE, "operation would result in a merge of separate capture sequences"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+            "operation would make the legacy stream depend on a capturing blocking stream"),
+        ROW(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream"),
+        ROW(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
+            "attempt to terminate a thread-local capture sequence from another thread"),
+        ROW(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE,
+            "the graph update was not performed because it included changes which violated constraints"),
 #undef ROW
     };
     return table;
@@ -1884,16 +1970,41 @@ CUresult CUDAAPI cuProfilerInitialize(const char *, const char *, CUoutput_mode)
 CUresult CUDAAPI cuProfilerStart(void) { return CUDA_SUCCESS; }
 CUresult CUDAAPI cuProfilerStop(void) { return CUDA_SUCCESS; }
 
-CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **function, int, cuuint64_t,
+// By the version of CUDA that the caller was written for.
+static void *find_symbol(const std::string &name, int version) {
+    Dl_info info{};
+    dladdr(reinterpret_cast<void *>(&cuInit), &info);
+    static void *self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    // Functions whose arguments changed; nullptr is what is not here. Of others the newest suffix is meant.
+    static const std::map<std::string, std::map<int, const char *>> changed = {
+        {"cuCtxCreate", {{3020, "cuCtxCreate_v2"}, {11040, nullptr}, {12050, "cuCtxCreate_v4"}}},
+        {"cuCtxGetDevice", {{2000, "cuCtxGetDevice"}, {13000, nullptr}}},
+        {"cuCtxSynchronize", {{2000, "cuCtxSynchronize"}, {13000, nullptr}}},
+        {"cuDeviceGetUuid", {{9020, "cuDeviceGetUuid"}, {11040, "cuDeviceGetUuid_v2"}}},
+        {"cuGetProcAddress", {{11030, nullptr}, {12000, "cuGetProcAddress_v2"}}},
+        {"cuGraphExecUpdate", {{10020, nullptr}, {12000, "cuGraphExecUpdate_v2"}}},
+        {"cuGraphGetEdges", {{10000, "cuGraphGetEdges"}, {12030, "cuGraphGetEdges_v2"}}},
+        {"cuGraphInstantiate", {{10000, "cuGraphInstantiate_v2"}, {12000, "cuGraphInstantiateWithFlags"}}},
+        {"cuLaunchHostFunc", {{10000, "cuLaunchHostFunc"}, {13020, nullptr}}},
+        {"cuStreamBeginCapture", {{10000, nullptr}, {10010, "cuStreamBeginCapture_v2"}}},
+        {"cuStreamGetCaptureInfo",
+         {{10010, nullptr}, {11030, "cuStreamGetCaptureInfo_v2"}, {12030, "cuStreamGetCaptureInfo_v3"}}},
+        {"cuStreamGetCtx", {{9020, "cuStreamGetCtx"}, {12050, nullptr}}},
+    };
+    if (auto found = changed.find(name); found != changed.end()) {
+        auto later = found->second.upper_bound(version);
+        const char *symbol = later == found->second.begin() ? nullptr : std::prev(later)->second;
+        return symbol ? dlsym(self, symbol) : nullptr;
+    }
+    for (const char *suffix : {"_v4", "_v3", "_v2", ""})
+        if (void *function = dlsym(self, (name + suffix).c_str())) return function;
+    return nullptr;
+}
+
+CUresult CUDAAPI cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t,
                                   CUdriverProcAddressQueryResult *status) {
     NEED(symbol && function);
-    Dl_info self_info{};
-    dladdr(reinterpret_cast<void *>(&cuInit), &self_info);
-    static void *self_handle = dlopen(self_info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-    *function = nullptr;
-    // The newest version of the function is the one that today's headers mean.
-    for (const char *suffix : {"_v4", "_v3", "_v2", ""})
-        if (self_handle && !*function) *function = dlsym(self_handle, (std::string(symbol) + suffix).c_str());
+    *function = find_symbol(symbol, version);
     if (status) *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -260,11 +260,15 @@ std::string kernel_name();
 // ---------------------------------------------------------------- contexts and streams (state.cpp, api.cpp)
 
 struct Stream;
+struct Capture;
+
+// What an operation does; the stream that it runs in is told for the trace.
+using Work = std::function<CUresult(Stream &)>;
 
 struct Operation {
-    std::string name;
-    std::function<CUresult()> run;
+    Work run;
     std::vector<std::shared_ptr<Operation>> after;
+    std::vector<std::shared_ptr<Operation>> parts;  // the nodes of a graph launch, in one legal order; run comes last
     Stream *stream = nullptr;
     bool done = false;
     double start = 0, end = 0;  // seconds
@@ -278,12 +282,16 @@ struct Stream {
     std::deque<std::shared_ptr<Operation>> queue;
     std::shared_ptr<Operation> last;
     std::vector<std::shared_ptr<Operation>> waits;  // for the next operation
+    std::shared_ptr<Capture> capture;               // that it takes part in
+    std::vector<size_t> tail;                       // nodes of it that the next one comes after
 };
 
 struct Event {
     DeviceContext *context = nullptr;
     unsigned flags = 0;
     std::shared_ptr<Operation> recorded;
+    std::shared_ptr<Capture> capture;  // in which it was last recorded, if it was in one
+    std::vector<size_t> tail;          // what it stands for there
 };
 
 struct DeviceContext {
@@ -304,8 +312,9 @@ struct DeviceContext {
 std::recursive_mutex &big_lock();
 double now();
 
-// ---------------------------------------------------------------- trace (trace.cpp)
+// ---------------------------------------------------------------- trace (report.cpp)
 
+extern unsigned running_graph;  // number of the graph launch whose node runs, 0 outside; in the trace of what runs
 void trace(const std::string &name, const char *category, int device, unsigned stream, double start, double end,
            const std::string &arguments_json);
 void write_trace();

@@ -207,13 +207,16 @@ std::string json(const std::string &value) {
 }
 }  // namespace
 
+unsigned running_graph = 0;
+
 void trace(const std::string &name, const char *category, int device, unsigned stream, double start, double end,
            const std::string &arguments) {
     if (options().trace.empty()) return;
+    std::string graph = running_graph ? text("\"graph\":%u,", running_graph) : "";
     trace_lines().push_back(text("{\"name\":%s,\"cat\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,"
-                                 "\"tid\":%u,\"args\":{\"device\":%d,\"stream\":%u,%s}}",
+                                 "\"tid\":%u,\"args\":{\"device\":%d,\"stream\":%u,%s%s}}",
                                  json(name).c_str(), category, start * 1e6, (end - start) * 1e6, getpid(),
-                                 static_cast<unsigned>(device) * 1000 + stream, device, stream, arguments.c_str()));
+                                 static_cast<unsigned>(device) * 1000 + stream, device, stream, graph.c_str(), arguments.c_str()));
 }
 
 void write_trace() {

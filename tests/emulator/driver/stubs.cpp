@@ -56,12 +56,3 @@ STUB(cuLinkDestroy)
 // Events between processes
 STUB(cuIpcGetEventHandle)
 STUB(cuIpcOpenEventHandle)
-
-// Graphs and stream capture
-STUB(cuStreamBeginCapture_v2)
-STUB(cuStreamEndCapture)
-STUB(cuGraphCreate)
-STUB(cuGraphInstantiateWithFlags)
-STUB(cuGraphLaunch)
-STUB(cuGraphDestroy)
-STUB(cuGraphExecDestroy)

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.backend.cpu.backend import NumpyBackend
 from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.program.evaluate import evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
-from dptrain.random import Purpose
+from dptrain.random import Purpose, stream
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 ROWS = 11
@@ -32,10 +31,11 @@ def test_the_same_on_any_number_of_ranks(shards):
             "sum": ops.sum(noise),
         }
 
-    program = trace(step, {"x": ((Rows(ROWS), 3), "float64")}, [seed.count])
-    values = {"x": np.arange(ROWS * 3.0).reshape(ROWS, 3), "seed_generator": np.int64(5)}
+    seed.count.assign(5)
+    program = trace(step, {"x": ((Rows(ROWS), 3), "float64")})
+    values = {"x": np.arange(ROWS * 3.0).reshape(ROWS, 3)}
     whole, state = evaluate(program, values)
-    assert state["seed_generator"] == 5 + 5
+    assert state == {seed.count: 5 + 5}
     found, _ = run_on_ranks(place(program), values, shards, {"x": 0})
     for name in ("noise", "twice", "dropped"):
         np.testing.assert_array_equal(np.concatenate([outputs[name] for outputs, _ in found]), whole[name])
@@ -69,11 +69,13 @@ def test_distributions():
     assert abs(np.mean(kept == 0) - 0.25) < 0.02
 
 
-def test_dropout_has_the_bits_of_the_backends():
+def test_dropout_has_the_bits_of_earlier_versions():
+    """32 bits for each element, in blocks of eight that each row begins; kept from 0.3 of 2^32 on."""
     seed = random.SeedGenerator(9, purpose=Purpose.DROPOUT, number=4)
     seed.count.assign(6)
-    expected = np.empty((5, 11), np.float32)
-    NumpyBackend("float32", 1).dropout_mask(0.3, 9, 6, 4, 0, expected)
+    bits = stream(9, Purpose.DROPOUT, 6, 4).bit_generator.random_raw(5 * 2 * 4)
+    draws = bits.astype("<u8").view("<u4").reshape(5, 16)[:, :11]
+    expected = (draws >= 0.3 * 2**32) * np.float32(1 / 0.7)
     np.testing.assert_array_equal(random.dropout(np.ones((5, 11), np.float32), 0.3, seed=seed).numpy(), expected)
 
 

@@ -8,10 +8,11 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.program.evaluate import evaluate
-from dptrain.program.execute import Executable
+from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.memory import plan
 from dptrain.program.placement import place
 from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.unit.program.test_placement import DATA, ROWS, SPECS, batch_normalization, cross_entropy, steps, weights
 from tests.unit.program.virtual_ranks import on_ranks
@@ -32,25 +33,29 @@ def network(variables, seed=None):
     return step
 
 
-def compare_steps(program, state, steps):
+def compare_steps(program, steps):
     """Assert that a prepared program has the bits of an evaluated one; return it, and what came out."""
-    executable, came_out = Executable(program, state), []
+    state = {one: one.numpy() for one in program.state}
+    executable, came_out = Executable(program, HostMemory(), DATA), []
     for _ in range(steps):
-        expected, updates = evaluate(program, DATA | state)
+        expected, updates = evaluate(program, DATA, state)
         state = state | updates
-        came_out.append(executable(**DATA))
-        for found, wanted in ((came_out[-1], expected), (executable.state, state)):
-            for name, value in wanted.items():
-                assert found[name].tobytes() == np.asarray(value).tobytes(), name
+        executable.run()
+        came_out.append(executable.outputs)
+        assert executable.outputs.keys() == program.outputs.keys()
+        for name in program.outputs:
+            value = expected[name]
+            assert executable.outputs[name].tobytes() == value.tobytes(), name
+        for variable, value in state.items():
+            assert executable.state[variable].tobytes() == variable.numpy().tobytes() == value.tobytes(), variable
     return executable, came_out
 
 
 def test_bits_over_many_steps():
     seed = random.SeedGenerator(3)
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    program = trace(network(variables, seed), SPECS, [*variables.values(), seed.count])
-    state = {one.name: one.numpy() for one in variables.values()} | {"seed_generator": np.int64(0)}
-    executable, came_out = compare_steps(program, state, 10)
+    program = trace(network(variables, seed), SPECS)
+    executable, came_out = compare_steps(program, 10)
     assert came_out[-1]["loss"] < came_out[0]["loss"]
     # Weights are written over; what lives shortly shares its place with others.
     # (w2 is copied: its new value is made early, for `right`, and the reverse pass still reads the old one.)
@@ -60,25 +65,46 @@ def test_bits_over_many_steps():
 
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
 def test_on_ranks(shards):
-    variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    program = trace(network(variables), SPECS, list(variables.values()))
-    state = {one.name: one.numpy() for one in variables.values()}
-    whole = Executable(program, state)
-    placed, starts = place(program), np.cumsum([0, *shards])
+    starts = np.cumsum([0, *shards])
+
+    def prepared(share, arrays, **options):
+        variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
+        program = share(trace(network(variables), SPECS))
+        return variables, Executable(program, HostMemory(), arrays, **options)
 
     def work(comm):
         own = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
-        place = {"rows": shards[comm.rank], "first_row": int(starts[comm.rank])}
-        step = Executable(placed, state, **place, comm=comm)
-        outputs = [step(**own) for _ in range(5)]
-        return outputs[-1], step.state
+        variables, step = prepared(place, own, rows=shards[comm.rank], first_row=int(starts[comm.rank]), comm=comm)
+        step.run([0] * 5)
+        return step.outputs, {name: one.numpy() for name, one in variables.items()}
 
-    expected = [whole(**DATA) for _ in range(5)][-1]
+    variables, whole = prepared(lambda program: program, DATA)
+    whole.run([0] * 5)
     for outputs, own in on_ranks(len(shards), work):
-        for name, value in expected.items():
+        for name, value in whole.outputs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
-        for name, value in whole.state.items():
-            np.testing.assert_allclose(own[name], value, rtol=1e-11, atol=1e-13)
+        for name, one in variables.items():
+            np.testing.assert_allclose(own[name], one.numpy(), rtol=1e-11, atol=1e-13)
+
+
+def test_steps_read_their_own_rows():
+    """Stored rows stay where they are; each step reads the ones whose numbers stand where it starts."""
+    table, order = np.arange(20.0).reshape(10, 2), np.random.default_rng(0).permutation(10)
+    total = Variable(np.zeros(2), "total")
+
+    def step(stored, rows):
+        x = ops.take(stored, rows)
+        total.assign_add(ops.sum(x, 0))
+        return {"x": x}
+
+    program = trace(step, {"stored": (table.shape, table.dtype), "rows": ((Rows(3),), np.int64)})
+    executable = Executable(program, HostMemory(), {"stored": table, "rows": order})
+    executable.run([0, 6, 3])
+    np.testing.assert_array_equal(executable.outputs["x"], table[order[3:6]])
+    np.testing.assert_array_equal(total, table[order[:9]].sum(0))
+    order[:] = 4  # an order of another epoch is written over the old one
+    executable.run([7])
+    np.testing.assert_array_equal(executable.outputs["x"], [[8, 9]] * 3)
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,29 +121,23 @@ def test_random_programs(step):
                 one.assign(one - 0.01 * one.grad)
         return {"loss": loss, "same": x * 2}
 
-    program = trace(traced, SPECS, list(variables.values()))
-    state = {one.name: one.numpy() for one in variables.values()}
-    compare_steps(program, state, 2)
+    compare_steps(trace(traced, SPECS), 2)
 
 
 def test_state_that_is_still_read_is_not_written_over():
     w = Variable(np.arange(3.0), "w")
 
     def step(x, y, sample_weight):
-        w.assign(w + ops.sum(sample_weight))
-        return {"new": w * 2, "old": before * 2}
-
-    def both(x, y, sample_weight):
-        nonlocal before
         before = w.value
-        return step(x, y, sample_weight)
+        w.assign(w + ops.sum(sample_weight))
+        return {"new": w * 2 + 0 * ops.sum(sample_weight), "old": before * 2}
 
-    before = w.value
-    program = trace(both, SPECS, [w])
+    program = trace(step, SPECS)
     assert plan(program).in_place == {}
-    executable = Executable(program, {"w": w.numpy()})
+    executable = Executable(program, HostMemory(), DATA)
     for number in range(3):
-        found = executable(**DATA)
+        executable.run()
+        found = executable.outputs
         added = DATA["weights"].sum()
         np.testing.assert_allclose(found["old"], 2 * (np.arange(3.0) + number * added))
         np.testing.assert_allclose(found["new"], found["old"] + 2 * added)
@@ -132,9 +152,8 @@ def test_variables_that_change_places():
         b.assign(old)
         return {"of a": a * 1, "old": old, "a view of it": old[1:]}
 
-    program = trace(step, SPECS, [a, b])
-    executable, _ = compare_steps(program, {"a": a.numpy(), "b": b.numpy()}, 3)
-    np.testing.assert_array_equal(executable.state["a"], [10, 11, 12])
+    compare_steps(trace(step, SPECS), 3)
+    np.testing.assert_array_equal(a, [10, 11, 12])
 
 
 def test_a_variable_that_is_transposed():
@@ -144,7 +163,7 @@ def test_a_variable_that_is_transposed():
         w.assign(ops.transpose(w))
         return {}
 
-    compare_steps(trace(step, SPECS, [w]), {"w": w.numpy()}, 3)
+    compare_steps(trace(step, SPECS), 3)
 
 
 def test_views_of_every_kind():
@@ -162,12 +181,12 @@ def test_views_of_every_kind():
             "spread": ops.broadcast_to(w[:, 1], (2, 3)),
         }
 
-    compare_steps(trace(step, SPECS, [w]), {"w": w.numpy()}, 3)
+    compare_steps(trace(step, SPECS), 3)
 
 
 def test_lives_do_not_overlap_in_memory():
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    program = trace(network(variables), SPECS, list(variables.values()))
+    program = trace(network(variables), SPECS)
     small, large = plan(program, 2), plan(program, 200)
     assert small.size < large.size
     assert all(offset % 64 == 0 for offset in large.offsets.values())
@@ -175,11 +194,31 @@ def test_lives_do_not_overlap_in_memory():
 
 def test_refused():
     w = Variable(np.zeros(3), "w")
-    program = trace(lambda x, y, weight: {"w": w + ops.sum(weight)}, SPECS, [w])
-    with pytest.raises(ConfigError, match=r"input 'w' has shape \(2,\): expected \(3,\)"):
-        Executable(program, {"w": np.zeros(2)})
-    executable = Executable(program, {"w": np.zeros(3)}, rows=2)
+    program = trace(lambda x, y, weight: {"w": w + ops.sum(weight)}, SPECS)
     with pytest.raises(ConfigError, match="input 'x' is missing"):
-        executable()
+        Executable(program, HostMemory(), {})
     with pytest.raises(ConfigError, match=rf"input 'x' has shape \({ROWS}, 4\): expected \(2, 4\)"):
-        executable(**DATA)
+        Executable(program, HostMemory(), DATA, rows=2)
+
+
+def test_a_variable_lives_where_programs_read_it():
+    """Programs of one memory share it, `assign` writes through, and it comes back with its value."""
+    w, memory = Variable(np.zeros(3), "w"), HostMemory()
+
+    def step(x, y, sample_weight):
+        w.assign(w + 1)
+        return {}
+
+    first, second = (Executable(trace(step, SPECS), memory, DATA) for _ in range(2))
+    first.run([0, 0])
+    second.run()
+    np.testing.assert_array_equal(w, [3, 3, 3])
+    w.assign([5, 6, 7])
+    first.run()
+    np.testing.assert_array_equal(w * 2, [12, 14, 16])
+    held = w.numpy()
+    second.run()
+    np.testing.assert_array_equal(held, [6, 7, 8])
+    w.move(None)
+    first.run()
+    np.testing.assert_array_equal(w, [7, 8, 9])

@@ -125,25 +125,66 @@ def test_deciding_by_a_value_while_a_step_is_traced():
 
 
 def test_a_trace_reads_and_writes_state():
-    total = Variable(np.zeros(2), "total")
-    untouched = Variable(np.ones(1), "untouched")
+    total, read = Variable(np.zeros(2), "total"), Variable(np.ones(1), "read")
 
     def step(x):
-        total.assign(total + ops.sum(x, 0))
+        total.assign(total + ops.sum(x, 0) + read)
         return {"twice": total * 2}
 
-    program = trace(step, {"x": ((Rows(3), 2), np.float64)}, [total, untouched])
-    assert list(program.updates) == ["total"]
+    program = trace(step, {"x": ((Rows(3), 2), np.float64)})
+    assert list(program.state) == [total, read]
+    assert list(program.updates) == [total]
     np.testing.assert_array_equal(total.numpy(), [0, 0])
-    outputs, updates = evaluate(program, {"x": np.ones((3, 2)), "total": np.ones(2), "untouched": np.ones(1)})
-    np.testing.assert_array_equal(updates["total"], [4, 4])
-    np.testing.assert_array_equal(outputs["twice"], [8, 8])
+    outputs, updates = evaluate(program, {"x": np.ones((3, 2))}, {total: np.ones(2)})
+    np.testing.assert_array_equal(updates[total], [5, 5])
+    np.testing.assert_array_equal(outputs["twice"], [10, 10])
+    np.testing.assert_array_equal(evaluate(program, {"x": np.ones((3, 2))})[1][total], [4, 4])
     with pytest.raises(ConfigError, match="input 'x' is missing"):
         evaluate(program, {})
     with pytest.raises(ConfigError, match=r"input 'x' has shape \(4, 2\): expected \(3, 2\)"):
-        evaluate(program, {"x": np.ones((4, 2)), "total": np.ones(2), "untouched": np.ones(1)})
-    with pytest.raises(ConfigError, match="must differ"):
-        trace(step, {"total": ((2,), np.float64)}, [total])
+        evaluate(program, {"x": np.ones((4, 2))})
+
+
+def test_a_variable_that_is_only_written_is_state():
+    last = Variable(np.zeros(2), "last")
+
+    def step(x):
+        last.assign(ops.sum(x, 0))
+        return {}
+
+    program = trace(step, {"x": ((Rows(3), 2), np.float64)})
+    assert (list(program.state), list(program.updates)) == ([last], [last])
+
+
+def test_gradients_of_a_trace_are_its_own():
+    w = Variable(np.array([1.0, 2.0]), "w")
+    ops.sum(w * 3).backward()
+
+    def step(x):
+        assert w.grad is None
+        ops.sum(w * x).backward()
+        ops.sum(w * x).backward()
+        found = w.grad
+        w.grad = None
+        assert w.grad is None
+        return {"grad": found}
+
+    program = trace(step, {"x": ((2,), np.float64)})
+    np.testing.assert_array_equal(evaluate(program, {"x": [5, 6]})[0]["grad"], [10, 12])
+    np.testing.assert_array_equal(w.grad, [3, 3])
+
+
+def test_the_number_of_rows_is_a_constant_that_says_so():
+    """So that what is generated from a program can count the rows of another batch."""
+
+    def step(x):
+        return {"mean": ops.sum(x) / (2 * x.shape[0]), "rows": ops.cast(x.shape[0], "float64"), "more": x.shape[0] + 1}
+
+    program = trace(step, {"x": ((Rows(8), 2), "float64")})
+    (counted,) = [one for one in program.outputs["mean"].inputs if one.op is None]
+    assert (counted.counts_rows, counted.attributes["rows"], float(counted)) == (True, 2, 16)
+    assert program.outputs["rows"].op.name == "cast_to"
+    assert not program.readings.outputs["more"].counts_rows
 
 
 def test_what_depends_on_no_placeholder_is_computed_once():

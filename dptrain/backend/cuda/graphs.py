@@ -1,0 +1,123 @@
+"""CUDA graphs: what a step queues on a stream, recorded once and launched again in one call.
+
+PyCUDA has streams and no graphs, so the few calls that are missing go to the driver itself, through ctypes. NVIDIA's
+cuda-bindings has the same calls under the same names, but would be a dependency for these alone. The driver's library
+is loaded by the first call, not by the import.
+"""
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from dptrain.errors import DeviceError
+
+__all__ = ["Graph", "capture"]
+
+# CU_STREAM_CAPTURE_MODE_RELAXED: other threads may copy and wait meanwhile, and a garbage collection in this one may
+# free memory. What conflicts with the capture itself is refused in every mode.
+_RELAXED = 2
+
+
+class Graph:
+    """Recorded work, which `launch` queues again with the addresses and arguments that it had; made by `capture`.
+
+    Memory, kernels and page-locked arrays that it uses must live as long as it does. One launch waits for the one
+    before, on whatever stream.
+
+    Attributes:
+        nodes: how many operations one launch queues.
+    """
+
+    def __init__(self) -> None:
+        self.nodes = 0
+        self._executable = ctypes.c_void_p()
+
+    def launch(self, stream: Any) -> None:
+        """Queue the recorded work.
+
+        Args:
+            stream: PyCUDA's, of the context in which the work was recorded.
+
+        Raises:
+            DeviceError: the graph is closed or was never recorded to its end, or the driver refuses.
+        """
+        if not self._executable:
+            raise DeviceError("a CUDA graph is launched that is closed, or whose capture has not ended")
+        _call("cuGraphLaunch", self._executable, _handle(stream))
+
+    def close(self) -> None:
+        """Give the driver's memory back; launches that are queued still run. May be called twice."""
+        executable, self._executable = self._executable, ctypes.c_void_p()
+        if executable:
+            _call("cuGraphExecDestroy", executable)
+
+    def __del__(self) -> None:
+        """Close it, in whichever thread; at the end of the process the driver may be gone already."""
+        with contextlib.suppress(DeviceError, AttributeError, TypeError):
+            self.close()
+
+
+@contextlib.contextmanager
+def capture(stream: Any) -> Iterator[Graph]:
+    """Record what is queued on a stream, instead of running it.
+
+    Streams that wait for an event recorded in this one are recorded with it, until this one waits for them in turn.
+
+    Args:
+        stream: PyCUDA's, not the default stream.
+
+    Returns:
+        A context manager, whose value is the graph; that can be launched once the block has ended.
+
+    Raises:
+        DeviceError: the stream cannot be recorded, or something was done meanwhile that a graph cannot hold, such as
+            waiting for the stream. An exception of the block passes through, and nothing is left of the graph.
+    """
+    graph, handle, recorded = Graph(), _handle(stream), ctypes.c_void_p()
+    _call("cuStreamBeginCapture_v2", handle, _RELAXED)
+    try:
+        yield graph
+    except BaseException:
+        with contextlib.suppress(DeviceError):
+            _call("cuStreamEndCapture", handle, ctypes.byref(recorded))
+            _call("cuGraphDestroy", recorded)
+        raise
+    _call("cuStreamEndCapture", handle, ctypes.byref(recorded))
+    try:
+        count = ctypes.c_size_t()
+        _call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
+        graph.nodes = count.value
+        _call("cuGraphInstantiateWithFlags", ctypes.byref(graph._executable), recorded, ctypes.c_ulonglong(0))
+    finally:
+        _call("cuGraphDestroy", recorded)
+
+
+def _handle(stream: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(stream.handle)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"no NVIDIA driver: its library does not load ({error})") from error
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Make a call of the driver's.
+
+    Raises:
+        DeviceError: it fails, or the driver is too old to have it.
+    """
+    driver = _driver()
+    try:
+        code = getattr(driver, name)(*arguments)
+    except AttributeError:
+        raise DeviceError(f"the NVIDIA driver has no {name}: CUDA graphs need one for CUDA 11.4 or later") from None
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        raise DeviceError(f"{name}: {text.value.decode() if text.value else 'unknown error'} (CUDA error {code})")

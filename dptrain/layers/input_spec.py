@@ -1,0 +1,79 @@
+"""InputSpec: what a layer says of its inputs, so that a wrong one ends in one line."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.program.shapes import without_rows
+from dptrain.program.tensor import Tensor
+from dptrain.program.tree import leaves
+
+
+class InputSpec:
+    """Rank and lengths of one input, the rows of the batch included.
+
+    Args:
+        dtype: kept, not checked, as in Keras.
+        shape: lengths, None for any; its length is the rank.
+        ndim: the rank.
+        max_ndim: the highest rank.
+        min_ndim: the lowest rank.
+        axes: lengths by axis.
+    """
+
+    def __init__(
+        self,
+        dtype: str | None = None,
+        shape: Sequence[int | None] | None = None,
+        ndim: int | None = None,
+        max_ndim: int | None = None,
+        min_ndim: int | None = None,
+        axes: Mapping[int, int | None] | None = None,
+    ) -> None:
+        self.dtype, self.shape = dtype, None if shape is None else tuple(shape)
+        self.ndim = ndim if self.shape is None else len(self.shape)
+        self.max_ndim, self.min_ndim = max_ndim, min_ndim
+        self.axes = {int(axis): length for axis, length in (axes or {}).items()}
+        self.axes |= {axis: n for axis, n in enumerate(self.shape or ()) if axis and n is not None}
+
+    def __repr__(self) -> str:
+        parts = {"shape": self.shape, "ndim": self.ndim, "max_ndim": self.max_ndim, "min_ndim": self.min_ndim}
+        said = [f"{name}={value}" for name, value in parts.items() if value is not None]
+        return f"InputSpec({', '.join([*said, *([f'axes={self.axes}'] if self.axes else [])])})"
+
+
+def check(spec: Any, inputs: Any, name: str) -> None:
+    """Raise where inputs are not what a layer's `input_spec` says.
+
+    Args:
+        spec: one, or a list of one for each input.
+        inputs: nested tensors.
+        name: of the layer.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    specs, tensors = leaves(spec), leaves(inputs)
+    if len(specs) != len(tensors):
+        raise ConfigError(
+            f'Layer "{name}" expects {len(specs)} input(s), but it received {len(tensors)} input tensors.'
+        )
+    for number, (one, tensor) in enumerate(zip(specs, tensors, strict=True)):
+        if not isinstance(tensor, Tensor):
+            continue
+        shape, ndim = without_rows(tensor.shape), tensor.ndim
+        wrong = f'Input {number} of layer "{name}" is incompatible with the layer:'
+        if one.ndim is not None and ndim != one.ndim:
+            raise ConfigError(f"{wrong} expected ndim={one.ndim}, found ndim={ndim}. Full shape received: {shape}")
+        if one.max_ndim is not None and ndim > one.max_ndim:
+            raise ConfigError(f"{wrong} expected max_ndim={one.max_ndim}, found ndim={ndim}")
+        if one.min_ndim is not None and ndim < one.min_ndim:
+            raise ConfigError(
+                f"{wrong} expected min_ndim={one.min_ndim}, found ndim={ndim}. Full shape received: {shape}"
+            )
+        for axis, length in one.axes.items():
+            if length is not None and shape[axis] not in (length, None):
+                raise ConfigError(
+                    f"{wrong} expected axis {axis} of input shape to have value {length}, "
+                    f"but received input with shape {shape}"
+                )

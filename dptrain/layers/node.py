@@ -1,0 +1,56 @@
+"""Symbolic tensors: what layers are called on before there is a batch, and the calls that made them."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from dptrain.program.shapes import Shape
+from dptrain.program.tensor import Tensor, is_tracing, placeholder
+from dptrain.program.tree import leaves, map_leaves
+
+if TYPE_CHECKING:
+    from dptrain.layers.base import Layer
+
+
+@dataclass(eq=False)
+class Node:
+    """A call of a layer on symbolic tensors.
+
+    Attributes:
+        layer: that was called.
+        arguments: by position, tensors nested in lists, tuples and dictionaries among them.
+        keywords: by name.
+        outputs: what it returned, symbolic tensors whose `history` this is.
+    """
+
+    layer: "Layer"
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+    outputs: Any = None
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The symbolic tensors among the arguments."""
+        return [one for one in leaves([self.arguments, self.keywords]) if isinstance(one, Tensor) and one.value is None]
+
+    def output(self, shape: Shape, dtype: npt.DTypeLike, name: str) -> Tensor:
+        """Return a new symbolic tensor that this call makes."""
+        made = placeholder(shape, dtype, name)
+        made.history = self
+        return made
+
+    def finish(self, results: Any) -> Any:
+        """Return, and keep, symbolic tensors like the tensors that the layer's `call` returned."""
+        name = self.layer.name or type(self.layer).__name__
+
+        def fresh(path: str, one: Any) -> Any:
+            return self.output(one.shape, one.dtype, name) if isinstance(one, Tensor) else one
+
+        self.outputs = map_leaves(fresh, results)
+        return self.outputs
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether it is a tensor without a value that belongs to no trace: an `Input`, or what was made of one."""
+    return isinstance(value, Tensor) and value.value is None and not is_tracing()

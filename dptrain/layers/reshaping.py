@@ -1,0 +1,195 @@
+"""The same numbers in another shape: Flatten, Reshape, Permute, RepeatVector; zeros around images; larger pixels."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.layers.dense import positive
+from dptrain.layers.input_spec import InputSpec
+from dptrain.program.tensor import Tensor
+
+
+def channels_last(layer: Layer, data_format: str | None) -> str:
+    """Return the data format, of which there is one.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    if data_format not in (None, "channels_last"):
+        layer.refuse(data_format=data_format)
+    return "channels_last"
+
+
+class Flatten(Layer):
+    """Reshapes (rows, a, b, ...) to (rows, a * b * ...), (rows,) to (rows, 1).
+
+    Args:
+        data_format: only "channels_last", which None stands for.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: another data format.
+    """
+
+    def __init__(self, data_format: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.data_format = channels_last(self, data_format)
+        self.input_spec = InputSpec(min_ndim=1)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, features)."""
+        return ops.reshape(inputs, (inputs.shape[0], math.prod(inputs.shape[1:])))
+
+
+class Reshape(Layer):
+    """Reshapes (rows, ...) to (rows, *target_shape).
+
+    Args:
+        target_shape: one dimension may be -1, for what is left.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: more than one dimension is unknown, or one is not a positive integer.
+    """
+
+    def __init__(self, target_shape: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.target_shape = tuple(target_shape)
+        if any(isinstance(n, bool) or not isinstance(n, int) or (n < 1 and n != -1) for n in self.target_shape):
+            raise ConfigError(
+                f"`target_shape` must be positive integers, or -1 once. Received: target_shape={self.target_shape}"
+            )
+        if self.target_shape.count(-1) > 1:
+            raise ConfigError(
+                f"There must be at most one unknown dimension (-1) in target_shape. Received: {self.target_shape}."
+            )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, *target_shape)."""
+        size = math.prod(inputs.shape[1:])
+        known = math.prod(n for n in self.target_shape if n != -1)
+        shape = tuple(size // known if n == -1 else n for n in self.target_shape)
+        if math.prod(shape) != size:
+            raise ConfigError(
+                f"layer {self.label!r}: the total size of the samples must be unchanged. "
+                f"Received: input_shape={tuple(map(int, inputs.shape[1:]))}, target_shape={self.target_shape}"
+            )
+        return ops.reshape(inputs, (inputs.shape[0], *shape))
+
+
+class Permute(Layer):
+    """Puts the axes of samples in another order.
+
+    Args:
+        dims: the axes, of which the first after the rows is 1.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: not each axis once.
+    """
+
+    def __init__(self, dims: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.dims = tuple(dims)
+        if sorted(self.dims) != list(range(1, len(self.dims) + 1)):
+            raise ConfigError(
+                "Invalid permutation argument `dims` for Permute Layer. The set of indices in `dims` must be "
+                f"consecutive and start from 1. Received dims={self.dims}"
+            )
+        self.input_spec = InputSpec(ndim=len(self.dims) + 1)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the input with its axes in that order."""
+        return ops.transpose(inputs, (0, *self.dims))
+
+
+class RepeatVector(Layer):
+    """Repeats (rows, features) as (rows, n, features).
+
+    Args:
+        n: how often, at least 1.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: n is out of range.
+    """
+
+    def __init__(self, n: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.n = positive("n", n)
+        self.input_spec = InputSpec(ndim=2)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, n, features)."""
+        rows, features = inputs.shape
+        return ops.broadcast_to(ops.expand_dims(inputs, 1), (rows, self.n, features))
+
+
+class ZeroPadding2D(Layer):
+    """Puts zeros around images (rows, height, width, channels).
+
+    Args:
+        padding: rows and columns: one number, one each, or ((above, below), (left, right)).
+        data_format: only "channels_last", which None stands for.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: another form of padding, or another data format.
+    """
+
+    def __init__(self, padding: Any = (1, 1), data_format: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.data_format = channels_last(self, data_format)
+        both = (padding, padding) if isinstance(padding, int) else tuple(padding)
+        pairs = [(one, one) if isinstance(one, int) else tuple(one) for one in both]
+        if len(pairs) != 2 or any(len(one) != 2 or min(one) < 0 for one in pairs):
+            raise ConfigError(
+                "`padding` should be either an int, a tuple of 2 ints, or a tuple of 2 tuples of 2 ints. "
+                f"Received: padding={padding}"
+            )
+        self.padding = [list(one) for one in pairs]
+        self.input_spec = InputSpec(ndim=4)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return larger images."""
+        return ops.pad(inputs, [(0, 0), *self.padding, (0, 0)])
+
+
+class UpSampling2D(Layer):
+    """Repeats every pixel of images (rows, height, width, channels).
+
+    Args:
+        size: how often down and across, one number for both, or two.
+        data_format: only "channels_last", which None stands for.
+        interpolation: only "nearest".
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range or not supported.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int] = (2, 2),
+        data_format: str | None = None,
+        interpolation: str = "nearest",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.data_format = channels_last(self, data_format)
+        self.size = tuple(positive("size", n) for n in ((size, size) if isinstance(size, int) else size))
+        if interpolation != "nearest":
+            self.refuse(interpolation=interpolation)
+        self.interpolation = interpolation
+        self.input_spec = InputSpec(ndim=4)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return larger images."""
+        rows, height, width, channels = inputs.shape
+        down, across = self.size
+        apart = ops.reshape(inputs, (rows, height, 1, width, 1, channels))
+        repeated = ops.broadcast_to(apart, (rows, height, down, width, across, channels))
+        return ops.reshape(repeated, (rows, height * down, width * across, channels))

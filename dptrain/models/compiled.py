@@ -1,0 +1,205 @@
+"""What `compile` was given, and what it means for a model's outputs: losses and metrics by output."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dptrain import losses, metrics
+from dptrain.errors import ConfigError
+from dptrain.losses import Loss
+from dptrain.metrics import Metric
+from dptrain.optimizers import Optimizer
+from dptrain.program import tree
+from dptrain.program.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What `compile` was given.
+
+    Attributes:
+        optimizer: what updates the weights.
+        loss: name, loss or function, or these nested by output; None for steps that need none.
+        loss_weights: factors, nested by output.
+        metrics: names, metrics or functions, nested by output.
+        weighted_metrics: likewise, of those that get the sample weights.
+        run_eagerly: whether steps run op by op.
+        steps_per_execution: None for as many as fit.
+        device: keywords of `dptrain.train.devices.open_backend`.
+        comm: "host" or "cuda-aware".
+        bucket_mb: 10^6 bytes of gradients that travel as one message.
+        device_mb: 10^6 bytes of a GPU's memory for samples; None for what is free.
+    """
+
+    optimizer: Optimizer
+    loss: Any = None
+    loss_weights: Any = None
+    metrics: Any = None
+    weighted_metrics: Any = None
+    run_eagerly: bool = False
+    steps_per_execution: int | None = None
+    device: Mapping[str, Any] = field(default_factory=dict)
+    comm: str = "host"
+    bucket_mb: float = 25.0
+    device_mb: float | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type of the model."""
+        return str(self.device.get("dtype", "float32"))
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is done with one output of a model.
+
+    Attributes:
+        name: of the output.
+        loss: None for an output without.
+        weight: factor of the loss.
+        metrics: that get no sample weights.
+        weighted_metrics: that do.
+        tracker: the mean of the loss, where there are several outputs.
+    """
+
+    name: str
+    loss: Loss | None
+    weight: float
+    metrics: Mapping[str, Metric]
+    weighted_metrics: Mapping[str, Metric]
+    tracker: metrics.Mean | None
+
+    def compute_loss(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any, rows: int) -> Tensor:
+        """Return the weighted loss, and note it."""
+        assert self.loss is not None
+        value = self.loss(y_true, y_pred, sample_weight)
+        if self.tracker is not None:
+            self.tracker.update_state(value, sample_weight=rows)
+        return value if self.weight == 1 else value * self.weight
+
+
+class Outputs:
+    """The losses and metrics of a model's outputs.
+
+    Args:
+        compiled: what `compile` was given.
+        names: of the outputs, in order.
+        nested: how the outputs are nested, a name for each.
+        shapes: of a sample of each output.
+
+    Attributes:
+        nested: as given, with an `Output` for each.
+        flat: the `Output`s in order.
+        metrics: of all outputs, by their keys in logs: means of losses first.
+
+    Raises:
+        ConfigError: something for an output that there is not, or losses and metrics that do not go together.
+    """
+
+    def __init__(self, compiled: Compiled, names: Sequence[str], nested: Any, shapes: Sequence[Any]) -> None:
+        several = len(names) > 1
+        given = [
+            _by_output(value, names, nested, what, several)
+            for value, what in (
+                (_losses(compiled.loss), "loss"),
+                (compiled.loss_weights, "loss_weights"),
+                (compiled.metrics, "metrics"),
+                (compiled.weighted_metrics, "weighted_metrics"),
+            )
+        ]
+        self.flat: list[Output] = []
+        for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
+            found = metrics.resolve(plain, weighted, loss, shape)
+            tracker = metrics.Mean(f"{name}_loss") if several and loss is not None else None
+            self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
+        self.nested = _refilled(nested, iter(self.flat))
+        # By their keys in logs.
+        self.metrics: dict[str, Metric] = {}
+        for one in self.flat:
+            if one.tracker is not None:
+                self.metrics[one.tracker.name] = one.tracker
+        for one in self.flat:
+            prefix = f"{one.name}_" if several else ""
+            own = {**one.metrics, **one.weighted_metrics}
+            self.metrics |= {key if key.startswith(prefix) else prefix + key: metric for key, metric in own.items()}
+
+    @property
+    def losses(self) -> Any:
+        """The losses, nested as the outputs; None where there is none at all."""
+        if all(one.loss is None for one in self.flat):
+            return None
+        return tree.map_leaves(lambda path, one: one.loss, self.nested)
+
+    def compute_loss(self, y: Any, y_pred: Any, sample_weight: Any, rows: int) -> Tensor | None:
+        """Return the sum of the outputs' losses, None where there is none."""
+        found = [
+            one.compute_loss(target, predicted, weight, rows)
+            for one, target, predicted, weight in self._each(y, y_pred, sample_weight)
+            if one.loss is not None
+        ]
+        return sum(found[1:], found[0]) if found else None
+
+    def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any) -> None:
+        """Show a batch to the metrics."""
+        for one, target, predicted, weight in self._each(y, y_pred, sample_weight):
+            for metric in one.metrics.values():
+                metric.update_state(target, predicted)
+            for metric in one.weighted_metrics.values():
+                metric.update_state(target, predicted, sample_weight=weight)
+
+    def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:
+        predicted = tree.leaves(y_pred)
+        targets = _ordered(y, self.nested, len(self.flat))
+        weights = _ordered(sample_weight, self.nested, len(self.flat), spread=True)
+        return list(zip(self.flat, targets, predicted, weights, strict=True))
+
+
+def _losses(loss: Any) -> Any:
+    """Return losses of names and functions, nested as these are."""
+    return tree.map_leaves(lambda path, one: losses.get(one), loss)
+
+
+def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several: bool) -> list[Any]:
+    """Return what was given for each output.
+
+    Raises:
+        ConfigError: it names an output that there is not, or is as long as there are no outputs.
+    """
+    lists = what in ("metrics", "weighted_metrics")
+    if value is None:
+        return [None] * len(names)
+    if isinstance(value, Mapping):
+        keys = list(nested) if isinstance(nested, Mapping) else list(names)
+        if unknown := [key for key in value if key not in keys]:
+            raise ConfigError(
+                f"In the dict argument `{what}`, key '{unknown[0]}' does not correspond to any model output. "
+                f"Received:\n{what}={value}"
+            )
+        return [value.get(key) for key in keys]
+    if lists and not several:
+        flat = value if isinstance(value, list | tuple) else [value]
+        inner = [one for entry in flat for one in (entry if isinstance(entry, list | tuple) else [entry])]
+        return [inner]
+    if isinstance(value, list | tuple):
+        if len(value) != len(names):
+            raise ConfigError(
+                f"For a model with multiple outputs, when providing the `{what}` argument as a list, it should have as "
+                f"many entries as the model has outputs. Received:\n{what}={value}\nof length {len(value)} whereas "
+                f"the model has {len(names)} outputs."
+            )
+        return list(value)
+    return [value] * len(names)
+
+
+def _ordered(data: Any, nested: Any, count: int, *, spread: bool = False) -> list[Any]:
+    """Return the parts of targets or weights in the order of the outputs."""
+    if not tree.is_nested(data):
+        return [data] * count if spread or data is None else [data]
+    if isinstance(data, Mapping) and isinstance(nested, Mapping):
+        return [data.get(key) for key in nested]
+    return list(data.values() if isinstance(data, Mapping) else data)
+
+
+def _refilled(nested: Any, values: Any) -> Any:
+    return tree.map_leaves(lambda path, name: next(values), nested)
+

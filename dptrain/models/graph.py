@@ -1,0 +1,186 @@
+"""A functional model's graph: from symbolic inputs to symbolic outputs, and how it is run on real ones.
+
+The order of layers is Keras' (keras/src/models/functional.py, `map_graph_network`), so that weights have the same order
+in both: by falling distance from the outputs, then as a walk from the outputs meets them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers import Layer
+from dptrain.layers.node import Node
+from dptrain.program import tree
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Tensor, as_tensors
+
+# What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
+Maker = Node | Tensor
+
+
+class Graph:
+    """What lies between symbolic tensors.
+
+    Args:
+        inputs: of `Input`, nested.
+        outputs: made of them, nested.
+
+    Attributes:
+        inputs: as given.
+        outputs: as given.
+        nodes: calls of layers, each after those that it needs.
+        layers: in Keras' order.
+
+    Raises:
+        ConfigError: something else than symbolic tensors, or an output that needs other inputs.
+    """
+
+    def __init__(self, inputs: Any, outputs: Any) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        for name, given in (("inputs", inputs), ("outputs", outputs)):
+            for one in tree.leaves(given):
+                if not isinstance(one, Tensor) or one.value is not None:
+                    raise ConfigError(
+                        f"All `{name}` values must be KerasTensors. Received: {name}={given} including invalid value "
+                        f"{one} of type {type(one)}"
+                    )
+        self._ends = {id(one) for one in tree.leaves(inputs)}
+        order, indices = self._walk()
+        self.nodes = [one for one in order if isinstance(one, Node)]
+        self.layers = self._in_keras_order(order, indices)
+
+    @property
+    def input_layers(self) -> list[Layer]:
+        """The layers of the inputs."""
+        return [one.history.layer for one in tree.leaves(self.inputs)]
+
+    def run(self, inputs: Any, dtype: str) -> Any:
+        """Return the outputs for inputs that are nested as the graph's, or in its order.
+
+        Args:
+            inputs: tensors.
+            dtype: the model's, to which inputs become that are to be floating-point numbers and are not.
+
+        Raises:
+            ConfigError: other inputs than the graph has.
+        """
+        given = as_tensors(matched(inputs, self.inputs))
+        known: dict[int, Any] = {}
+        rows = next((n for one in given for n in one.shape if isinstance(n, Rows)), None)
+        count = rows.rows if rows is not None else int(given[0].shape[0])
+        for symbol, one in zip(tree.leaves(self.inputs), given, strict=True):
+            wanted = np.dtype(dtype) if symbol.dtype.kind == "f" else symbol.dtype
+            known[id(symbol)] = one if one.dtype == wanted else ops.cast(one, wanted)
+
+        def value(symbol: Any) -> Any:
+            if not isinstance(symbol, Tensor) or symbol.value is not None:
+                return symbol
+            if id(symbol) not in known:
+                made_by = symbol.history
+                if made_by is not None:
+                    self._call(made_by, value, known)
+                else:
+                    assert symbol.op is not None
+                    attributes = {name: _with_rows(one, count, rows) for name, one in symbol.attributes.items()}
+                    known[id(symbol)] = symbol.op(*map(value, symbol.inputs), **attributes)
+            return known[id(symbol)]
+
+        for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
+            if not all(id(one) in known for one in tree.leaves(node.outputs)):
+                self._call(node, value, known)
+        return tree.map_leaves(lambda path, one: value(one), self.outputs)
+
+    def _call(self, node: Node, value: Any, known: dict[int, Any]) -> None:
+        arguments = tree.map_leaves(lambda path, one: value(one), node.arguments)
+        keywords = {name: tree.map_leaves(lambda path, one: value(one), one) for name, one in node.keywords.items()}
+        found = node.layer(*arguments, **keywords)
+        for symbol, one in zip(tree.leaves(node.outputs), tree.leaves(found), strict=True):
+            known[id(symbol)] = one
+
+    def _parents(self, maker: Maker) -> Iterator[Maker]:
+        if isinstance(maker, Node) and any(id(one) in self._ends for one in tree.leaves(maker.outputs)):
+            return
+        for one in maker.inputs:
+            if isinstance(one, Tensor) and one.value is None:
+                yield one if one.history is None else one.history
+
+    def _walk(self) -> tuple[list[Maker], dict[int, int]]:
+        """Return what makes the outputs, each after what it needs, and when a walk from them meets each layer.
+
+        Raises:
+            ConfigError: something is made of no input.
+        """
+        order: list[Maker] = []
+        done: set[int] = set()
+        indices: dict[int, int] = {}
+        starts = [one if one.history is None else one.history for one in tree.leaves(self.outputs)]
+        stack = [(one, False) for one in reversed(starts)]
+        while stack:
+            maker, finished = stack.pop()
+            if finished:
+                order.append(maker)
+            elif id(maker) not in done:
+                done.add(id(maker))
+                indices.setdefault(id(maker.layer if isinstance(maker, Node) else maker), len(indices))
+                parents = list(self._parents(maker))
+                ends = isinstance(maker, Node) and any(id(one) in self._ends for one in tree.leaves(maker.outputs))
+                if not parents and not ends and (isinstance(maker, Node) or maker.op is None):
+                    raise ConfigError(
+                        f"`inputs` not connected to `outputs`: an output needs {maker!r}, which is not among them"
+                    )
+                stack.append((maker, True))
+                stack += [(one, False) for one in reversed(parents)]
+        return order, indices
+
+    def _in_keras_order(self, order: Sequence[Maker], indices: dict[int, int]) -> list[Layer]:
+        depths: dict[int, int] = {}
+        of_layer: dict[int, int] = {}
+        found: dict[int, Layer] = {}
+        for maker in reversed(order):
+            own = id(maker.layer if isinstance(maker, Node) else maker)
+            depth = max(depths.get(id(maker), 0), of_layer.get(own, 0))
+            depths[id(maker)] = of_layer[own] = depth
+            if isinstance(maker, Node):
+                found[own] = maker.layer
+            for parent in self._parents(maker):
+                depths[id(parent)] = max(depth + 1, depths.get(id(parent), 0))
+        for layer in self.input_layers:
+            found.setdefault(id(layer), layer)
+        return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), 0)))
+
+
+def matched(data: Any, like: Any) -> list[Any]:
+    """Return the leaves of data in the order of what it is nested like: dictionaries by key, lists by place.
+
+    Raises:
+        ConfigError: it is nested otherwise.
+    """
+    if not tree.is_nested(like):
+        return [data[0] if isinstance(data, list | tuple) and len(data) == 1 else data]
+    keys = list(like) if isinstance(like, dict) else list(range(len(like)))
+    if isinstance(data, dict) and isinstance(like, dict) and set(keys) <= set(data):
+        return [leaf for key in keys for leaf in matched(data[key], like[key])]
+    if isinstance(data, dict) and not isinstance(like, dict):  # inputs in a list may come by name
+        names = [one.name for one in tree.leaves(like)]
+        if set(names) <= set(data):
+            return [data[name] for name in names]
+    if isinstance(data, list | tuple) and len(data) == len(keys):
+        return [leaf for key, one in zip(keys, data, strict=True) for leaf in matched(one, like[key])]
+    if len(keys) == 1 and not tree.is_nested(data):
+        return matched(data, like[keys[0]])
+    raise ConfigError(
+        f"The structure of `inputs` doesn't match the expected structure. Expected: {keys}. Received: "
+        f"{list(data) if isinstance(data, dict) else type(data).__name__}"
+    )
+
+
+def _with_rows(attribute: Any, count: int, rows: Rows | None) -> Any:
+    """Return an op's attribute with the rows of a real batch in place of the symbolic ones."""
+    if isinstance(attribute, tuple):
+        return tuple(_with_rows(one, count, rows) for one in attribute)
+    if isinstance(attribute, Rows):
+        return Rows(count, attribute.scale) if rows is not None else count * attribute.scale
+    return attribute

@@ -1,0 +1,186 @@
+"""Activation functions: of single elements, softmax of vectors; more are in `dptrain.activations`."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dptrain.ops import elementwise, reduction
+from dptrain.ops.elementwise import (
+    _FUNCTION,
+    absolute,
+    clip,
+    divide,
+    elu,
+    exp,
+    leaky_relu,
+    maximum,
+    minimum,
+    multiply,
+    relu,
+    silu,
+    softplus,
+    sqrt,
+    square,
+    subtract,
+    tanh,
+    where,
+)
+from dptrain.ops.reduction import log_softmax
+from dptrain.program.tensor import Array, Tensor, as_tensors, op
+
+
+@op(**_FUNCTION, c="dp_erf({0})")
+def erf(x: Array, *, out: Array) -> None:
+    """The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x."""
+    kept = math.erf
+    out[...] = np.fromiter((kept(one) for one in x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape)
+
+
+@erf.gradient
+def _erf(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy * (2 / math.sqrt(math.pi)) * exp(-square(x))
+
+
+def sigmoid(x: Any) -> Tensor:
+    """Return 1 / (1 + e^-x), without overflow; it remembers x as its `logits`."""
+    (tensor,) = as_tensors([x])
+    made = elementwise.sigmoid(tensor)
+    made.logits = tensor
+    return made
+
+
+def softmax(x: Any, axis: int = -1) -> Tensor:
+    """Return e^x over its sum along an axis, without overflow; along the last, it remembers x as its `logits`."""
+    (tensor,) = as_tensors([x])
+    made = reduction.softmax(tensor, axis)
+    if axis in (-1, tensor.ndim - 1):
+        made.logits = tensor
+    return made
+
+
+def gelu(x: Any, approximate: bool = True) -> Tensor:
+    """Return x Phi(x), Phi the distribution function of the normal distribution, or its approximation by tanh.
+
+    Source: D. Hendrycks and K. Gimpel, "Gaussian error linear units", 2016.
+    """
+    (tensor,) = as_tensors([x])
+    if approximate:
+        inner = math.sqrt(2 / math.pi) * (tensor + 0.044715 * tensor * square(tensor))
+        return multiply(0.5 * tensor, 1.0 + tanh(inner))
+    return multiply(0.5 * tensor, 1.0 + erf(tensor * math.sqrt(0.5)))
+
+
+def selu(x: Any) -> Tensor:
+    """Return elu, scaled so that mean 0 and variance 1 are a fixed point.
+
+    Source: G. Klambauer et al., "Self-normalizing neural networks", NIPS 2017.
+    """
+    return 1.0507009873554805 * elu(x, alpha=1.6732632423543772)
+
+
+def celu(x: Any, alpha: float = 1.0) -> Tensor:
+    """Return max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)."""
+    return maximum(x, 0.0) + alpha * elu(minimum(divide(x, alpha), 0.0))
+
+
+def relu6(x: Any) -> Tensor:
+    """Return x between 0 and 6."""
+    return clip(x, 0.0, 6.0)
+
+
+def hard_sigmoid(x: Any) -> Tensor:
+    """Return x / 6 + 1 / 2 between 0 and 1."""
+    return clip(divide(x, 6.0) + 0.5, 0.0, 1.0)
+
+
+def hard_silu(x: Any) -> Tensor:
+    """Return x hard_sigmoid(x)."""
+    return multiply(x, hard_sigmoid(x))
+
+
+def hard_tanh(x: Any) -> Tensor:
+    """Return x between -1 and 1."""
+    return clip(x, -1.0, 1.0)
+
+
+def hard_shrink(x: Any, threshold: float = 0.5) -> Tensor:
+    """Return x where |x| is above the threshold, else 0."""
+    return where(absolute(x) > threshold, x, 0.0)
+
+
+def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
+    """Return x brought nearer to 0 by the threshold, as far as 0."""
+    return maximum(x - threshold, 0.0) + minimum(x + threshold, 0.0)
+
+
+def tanh_shrink(x: Any) -> Tensor:
+    """Return x - tanh(x)."""
+    return subtract(x, tanh(x))
+
+
+def softsign(x: Any) -> Tensor:
+    """Return x / (1 + |x|)."""
+    return divide(x, 1.0 + absolute(x))
+
+
+def squareplus(x: Any, b: float = 4.0) -> Tensor:
+    """Return (x + sqrt(x^2 + b)) / 2."""
+    return multiply(x + sqrt(square(x) + b), 0.5)
+
+
+def sparse_plus(x: Any) -> Tensor:
+    """Return 0 up to -1, (x + 1)^2 / 4 up to 1, then x."""
+    return where(x <= -1.0, 0.0, where(x < 1.0, square(x + 1.0) * 0.25, x))
+
+
+def sparse_sigmoid(x: Any) -> Tensor:
+    """Return (x + 1) / 2 between 0 and 1."""
+    return clip((x + 1.0) * 0.5, 0.0, 1.0)
+
+
+def threshold(x: Any, threshold: float, default_value: float) -> Tensor:
+    """Return x where it is above the threshold, else the default value."""
+    return where(x > threshold, x, default_value)
+
+
+def mish(x: Any) -> Tensor:
+    """Return x tanh(softplus(x)). Source: D. Misra, "Mish", BMVC 2020."""
+    return multiply(x, tanh(softplus(x)))
+
+
+def log_sigmoid(x: Any) -> Tensor:
+    """Return log(sigmoid(x)), exact where that is nearly 0."""
+    (tensor,) = as_tensors([x])
+    return -softplus(-tensor)
+
+
+__all__ = [
+    "celu",
+    "elu",
+    "erf",
+    "gelu",
+    "hard_shrink",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_tanh",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_shrink",
+    "softmax",
+    "softplus",
+    "softsign",
+    "sparse_plus",
+    "sparse_sigmoid",
+    "squareplus",
+    "tanh",
+    "tanh_shrink",
+    "threshold",
+]

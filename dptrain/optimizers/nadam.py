@@ -1,0 +1,88 @@
+"""Nadam."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from dptrain.ops import power, sqrt
+from dptrain.optimizers.base import Optimizer, check_range
+from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.schedules.base import float64
+from dptrain.program.tensor import Tensor, Variable
+
+
+class Nadam(Optimizer):
+    """Adam with Nesterov's momentum, whose decay warms up: u_t = beta_1 (1 - 0.5 0.96^t), U_t = u_1 u_2 ... u_t.
+
+        m = beta_1 m + (1 - beta_1) g
+        v = beta_2 v + (1 - beta_2) g^2
+        p -= learning_rate (u_{t+1} m / (1 - U_{t+1}) + (1 - u_t) g / (1 - U_t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
+
+    Source: T. Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop.
+
+    Args:
+        learning_rate: 0 or above, or a schedule.
+        beta_1: decay of the first moment, 0 to below 1.
+        beta_2: decay of the second moment, 0 to below 1.
+        epsilon: added to the divisor.
+        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
+
+    Raises:
+        ConfigError: an argument is out of range, or not supported.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | LearningRateSchedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.beta_1 = check_range("beta_1", beta_1, least=0.0, below=1.0)
+        self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
+        self.epsilon = check_range("epsilon", epsilon, above=0.0)
+        self._u_product: Variable | None = None
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make both moments, and U, which all variables share."""
+        variables = list(variables)
+        super().build(variables)
+        self.add_optimizer_variables(variables, ("momentum", "velocity"))
+        if self._u_product is None:
+            self._u_product = self.add_variable((), "ones", np.float64, name="u_product")
+
+    def update(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:
+        """Go on with U first."""
+        assert self._u_product is not None
+        self._u_product.assign(self._u_product * self._u(1))
+        super().update(grads, variables, learning_rate)
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """As above."""
+        slots, dtype = self.slots_of(variable), variable.dtype
+        m, v = slots["momentum"], slots["velocity"]
+        m.assign(m * self.beta_1 + gradient * (1 - self.beta_1))
+        v.assign(v * self.beta_2 + gradient * gradient * (1 - self.beta_2))
+        of_m = self.number(self._of_momentum, learning_rate, dtype)
+        of_g = self.number(self._of_gradient, learning_rate, dtype)
+        of_v = self.number(self._of_velocity, learning_rate, dtype)
+        variable.assign_sub((m * of_m + gradient * of_g) / (sqrt(v * of_v) + self.epsilon))
+
+    def _u(self, ahead: int) -> Tensor:
+        return self.beta_1 * (1 - 0.5 * power(0.96, float64(self.iterations + ahead)))
+
+    def _of_momentum(self, learning_rate: Tensor) -> Tensor:
+        return learning_rate * self._u(2) / (1 - self._u_product * self._u(2))
+
+    def _of_gradient(self, learning_rate: Tensor) -> Tensor:
+        return learning_rate * (1 - self._u(1)) / (1 - float64(self._u_product))
+
+    def _of_velocity(self, learning_rate: Tensor) -> Tensor:
+        return 1 / (1 - power(self.beta_2, float64(self.iterations + 1)))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {**super().get_config(), "beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}

@@ -1,0 +1,214 @@
+"""A model's steps as programs on this rank's device: traced and prepared at their first use, then run."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import ops
+from dptrain.backend.base import Backend, Executable
+from dptrain.batches.feed import Rows
+from dptrain.batches.sampling import Shard
+from dptrain.batches.structure import Batch
+from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError
+from dptrain.program import messages, shapes, tree
+from dptrain.program.evaluate import evaluate
+from dptrain.program.placement import PlacedProgram, place
+from dptrain.program.program import ROWS, Program, trace
+from dptrain.program.tensor import Tensor, Variable, as_tensors, watching
+
+Array = npt.NDArray[Any]
+
+# Prepared programs that are kept: batches of a user's own generator may all differ in size.
+_KEPT = 32
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is done with a batch.
+
+    Attributes:
+        name: "train", "test" or "predict".
+        function: takes the batch's data and returns what comes out by name; it may read and assign variables.
+        version: of the function: another one is traced anew.
+        totals: variables of which each rank may keep a summand, see `place`.
+        eager: execute op by op, without a trace where there is one rank.
+    """
+
+    name: str
+    function: Callable[[Any], Mapping[str, Any]]
+    version: Any = None
+    totals: Collection[Variable] = ()
+    eager: bool = False
+
+
+class Programs:
+    """Runs the steps of one model.
+
+    Args:
+        backend: the device.
+        comm: the ranks.
+    """
+
+    def __init__(self, backend: Backend, comm: Communicator) -> None:
+        self.backend, self.comm = backend, comm
+        self._placed: dict[Any, PlacedProgram] = {}
+        self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
+        self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
+
+    def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
+        """Return a step's program for global batches of so many rows."""
+        names = (tuple(tree.flatten(batch.data)), batch.shapes, batch.dtypes, batch.dtype)
+        key = (step.name, step.version, names, batch_rows, self.comm.size > 1)
+        if key not in self._placed:
+            inputs: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
+            inputs = {ROWS: ((shapes.Rows(batch_rows),), np.int64)}
+            inputs |= {name: one for name, *one in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
+
+            def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:
+                return step.function(batch.filled([ops.take(one, rows) for one in stored]))
+
+            totals = step.totals if self.comm.size > 1 else ()
+            self._placed[key] = place(trace(traced, inputs), totals)
+        return self._placed[key]
+
+    def meets(self, step: Step, batch: Batch, batch_rows: int) -> bool:
+        """Whether ranks must run a step together: it sends messages, or counts batches and not samples."""
+        if self.comm.size == 1:
+            return False
+        placed = self.placed(step, batch, batch_rows)
+        counts_batches = any(one in placed.updates and one not in placed.summed for one in step.totals)
+        return counts_batches or messages.count(placed) > 0
+
+    def run(
+        self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
+    ) -> None:
+        """Run a step as often as there are lists of shards. Collective unless `alone`.
+
+        Args:
+            step: what to do.
+            batch: what the arrays are.
+            rows: samples of all shards, in order.
+            steps: this rank's shards of each global batch, of equal sizes.
+            alone: the ranks do not meet.
+        """
+        comm = None if alone or self.comm.size == 1 else self.comm
+        if step.eager:
+            self._run_eagerly(step, batch, rows, steps, comm)
+            return
+        placed = self.placed(step, batch, steps[0][0].batch_rows)
+        if len(steps[0]) > 1:
+            self._run_shards(step, placed, batch, rows, steps, comm)
+            return
+        executable = self._executable(placed, batch, rows, steps[0][0], comm)
+        executable.run(rows.starts)
+        self._last[step.name] = placed, executable.outputs
+
+    def note(self, step: Step, batch: Batch) -> None:
+        """Let `summed` and `logs` be those of a step that this rank has had nothing to do for."""
+        self._last[step.name] = self.placed(step, batch, 1), {}
+
+    def summed(self, step: Step) -> list[Variable]:
+        """Return the totals of which each rank has a summand after the last run of a step."""
+        placed = self._last.get(step.name, (None, {}))[0]
+        return [] if placed is None else [one for one in step.totals if one in placed.summed]
+
+    def outputs(self, step: str) -> Mapping[str, Array]:
+        """Return what the last run of a step has made, but for what can be read from the state."""
+        return self._last[step][1]
+
+    def logs(self, step: str) -> dict[str, float]:
+        """Return what comes out of a step as it stands now, as numbers by name: waits for the device."""
+        placed, outputs = self._last.get(step, (None, {}))
+        found: dict[str, Any] = dict(outputs)
+        if placed is not None and placed.readings is not None:
+            found |= evaluate(placed.readings, {})[0]
+        return {name: float(value) for name, value in found.items()}
+
+    def forget(self) -> None:
+        """Give prepared programs back."""
+        self._placed.clear()
+        self._prepared.clear()
+
+    def _executable(
+        self, program: Program, batch: Batch, rows: Rows, shard: Shard, comm: Communicator | None
+    ) -> Executable:
+        key = (id(program), shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
+        if key not in self._prepared:
+            arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
+            made = self.backend.executable(program, arrays, rows=shard.rows, first_row=shard.first_row, comm=comm)
+            self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
+            if len(self._prepared) > _KEPT:
+                self._prepared.popitem(last=False)
+        self._prepared.move_to_end(key)
+        return self._prepared[key][0]
+
+    def _run_shards(
+        self,
+        step: Step,
+        placed: PlacedProgram,
+        batch: Batch,
+        rows: Rows,
+        steps: Sequence[Sequence[Shard]],
+        comm: Communicator | None,
+    ) -> None:
+        """Run a step for several shards of a batch on this rank, whose sums are added in a fixed binary tree.
+
+        The tree's shape depends on the number of shards alone, so that a rank that holds a whole subtree of a batch's
+        shards gives that subtree's bits whatever the number of ranks.
+        """
+        before, after = messages.split(placed)
+        names = list(before.outputs)
+        starts = iter(rows.starts)
+        for shards in steps:
+            stack: list[list[Array]] = []
+            for number, shard in enumerate(shards, start=1):
+                executable = self._executable(before, batch, rows, shard, None)
+                executable.run([next(starts)])
+                stack.append([executable.outputs[name] for name in names])
+                while number % 2 == 0:
+                    _merge(stack)
+                    number //= 2
+            while len(stack) > 1:
+                _merge(stack)
+            sums = dict(zip(names, stack[0], strict=True))
+            if comm is not None:
+                sums = messages.all_reduced(before, sums, comm)
+            outputs, updates = evaluate(after, sums)
+            for variable, value in updates.items():
+                variable.assign(value)
+            self._last[step.name] = placed, outputs
+
+    def _run_eagerly(
+        self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
+    ) -> None:
+        order = self.backend.download(rows.order)
+        arrays = [self.backend.download(one) for one in rows.arrays]
+        for shards, start in zip(steps, rows.starts, strict=True):
+            if len(shards) > 1:
+                raise ConfigError("not supported: run_eagerly with several shards a rank")
+            (shard,) = shards
+            chosen = order[start : start + shard.rows]
+            taken = [array[chosen] for array in arrays]
+            with watching():
+                if comm is None:
+                    found = step.function(batch.filled(as_tensors(taken)))
+                    outputs = {name: np.asarray(value) for name, value in found.items()}
+                else:
+                    placed = self.placed(step, batch, shard.batch_rows)
+                    own = {ROWS: chosen} | dict(zip(batch.names, arrays, strict=True))
+                    place = {"rows": shard.rows, "first_row": shard.first_row}
+                    outputs, updates = evaluate(placed, own, **place, comm=comm)
+                    for variable, value in updates.items():
+                        variable.assign(value)
+            self._last[step.name] = None, outputs
+
+
+def _merge(stack: list[list[Array]]) -> None:
+    """Add the last two of a stack of sums."""
+    last = stack.pop()
+    stack[-1] = [one + other for one, other in zip(stack[-1], last, strict=True)]

@@ -1,0 +1,40 @@
+"""CUDA graphs where there is no GPU; with one, see tests/ops/test_cuda_graphs.py."""
+
+import ctypes
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dptrain.backend.cuda import graphs
+from dptrain.errors import DeviceError
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Load the driver anew, before and after."""
+    graphs._driver.cache_clear()
+    yield
+    graphs._driver.cache_clear()
+
+
+def test_the_import_loads_no_driver():
+    code = "import dptrain.backend.cuda.graphs, pathlib; print('libcuda' in pathlib.Path('/proc/self/maps').read_text())"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_without_a_driver_the_error_says_so(monkeypatch):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(DeviceError, match=r"^no NVIDIA driver: .*libcuda.so.1: cannot open"):
+        graphs.capture(SimpleNamespace(handle=1)).__enter__()
+
+
+def test_an_old_driver_is_named(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    with pytest.raises(DeviceError, match=r"^the NVIDIA driver has no cuStreamBeginCapture_v2: .* CUDA 11\.4 or later"):
+        graphs.capture(SimpleNamespace(handle=1)).__enter__()
