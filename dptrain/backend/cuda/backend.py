@@ -178,7 +178,7 @@ class CudaBackend(Backend):
         return host
 
     def write(self, buffer: DeviceArray, array: HostArray) -> None:
-        host = np.ascontiguousarray(array, buffer.dtype)
+        host = np.asarray(array, buffer.dtype, order="C")
         if host.shape != buffer.shape:
             raise ValueError(f"cannot write an array of shape {host.shape} to a buffer of shape {buffer.shape}")
         if buffer.size:

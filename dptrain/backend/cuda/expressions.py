@@ -294,8 +294,8 @@ class Writer:
 
     def _constant(self, tensor: Tensor, index: Index) -> Ex:
         if tensor.counts_rows:
-            self.needs.add("global_B")
-            return Ex(f"({ctype(tensor.dtype)})({tensor.attributes['rows']} * global_B)")
+            counted = "B" if tensor.attributes.get("own") else "global_B"
+            return Ex(f"({ctype(tensor.dtype)})({tensor.attributes['rows']} * {counted})")
         if tensor.value is not None and tensor.value.size == 1:
             text = literal(tensor.value.reshape(()), tensor.dtype)
             return Ex(f"({text})" if text.startswith("-") else text)
@@ -490,8 +490,8 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
         at = f"(Word)({row.text} + {rows.scale} * (Word)first_row)"
     count = w.value(t.inputs[0], Index())
     numbers = [f"{t.attributes[name]}ull" for name in ("seed", "purpose")]
-    call = f"random_bits({', '.join(numbers)}, {count.text}, {t.attributes['number']}ull, {at}, {feature.text}, {features})"
-    return w.let("unsigned int", call, max(row.depth, feature.depth, count.depth))
+    numbers += [count.text, f"{t.attributes['number']}ull", at, feature.text, str(features)]
+    return w.let("unsigned int", f"random_bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
 
 
 def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:

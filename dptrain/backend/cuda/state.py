@@ -33,7 +33,7 @@ class DeviceState:
         new = [one for one in dict.fromkeys(variables) if one.home is not self]
         if not new:
             return
-        values = [np.ascontiguousarray(one.numpy()) for one in new]
+        values = [np.asarray(one.numpy(), order="C") for one in new]
         ends = np.cumsum([-(-max(one.nbytes, 1) // ALIGNMENT) * ALIGNMENT for one in values]).tolist()
         memory = DeviceMemory(self._heap, ends[-1], "variables")
         flat = np.zeros(ends[-1], np.uint8)
