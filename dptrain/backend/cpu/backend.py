@@ -63,9 +63,7 @@ class CpuBackend(Backend):
         DeviceError: they are to be compiled, and there is no compiler.
     """
 
-    def __init__(
-        self, dtype: npt.DTypeLike = np.float32, threads: int = 1, jit_compile: str | bool = "auto"
-    ) -> None:
+    def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int = 1, jit_compile: str | bool = "auto") -> None:
         self.name = "cpu"
         self.dtype = np.dtype(dtype)
         self.threads = threads

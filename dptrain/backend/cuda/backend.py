@@ -5,6 +5,7 @@ All work of a backend is queued on one non-blocking stream, in order; the host w
 # ruff: noqa: D102 - each method is documented once, in backend/base.py
 
 import contextlib
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -55,6 +56,7 @@ class CudaBackend(Backend):
         gpu_record: the device.
         heap: its memory.
         state: where variables live.
+        executables: that are to be closed before the device.
         numerics: what the bits of results depend on.
         description: the device in words.
         graph: whether a step is launched as one CUDA graph.
@@ -96,6 +98,7 @@ class CudaBackend(Backend):
         self._streams = Streams(gpu)
         self.heap = Heap(gpu, self._streams)
         self.state = DeviceState(self.heap, self.download, self.write)
+        self.executables: weakref.WeakSet[CudaExecutable] = weakref.WeakSet()
         self.library: Any = None
         gpu.backends.add(self)
         if gemm == "cublaslt":
@@ -118,6 +121,8 @@ class CudaBackend(Backend):
                 self.wait()
             self.library.close()
             self.library = None
+        for one in list(self.executables):
+            one.close()
         self._last_samples.clear()
         self.heap.close()
         self._streams.close()

@@ -4,7 +4,7 @@ What changes from step to step is in the device's memory: the variables, and the
 its rows. A step is then a list of launches whose arguments never change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from dptrain.backend.cuda.generate import (
     parameters_of,
     source,
 )
+from dptrain.backend.cuda.graphs import Graph, capture
 from dptrain.backend.cuda.groups import Group, Grouping
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.state import ALIGNMENT
@@ -55,6 +56,7 @@ class CudaExecutable:
 
     Attributes:
         source: the generated C++.
+        outputs: what the last step made, by name; who reads one waits for it.
 
     Raises:
         ConfigError: an array is missing or has another shape or type, or an op has no kernel.
@@ -103,7 +105,10 @@ class CudaExecutable:
         self._bind_inputs(program, arrays)
         self._load(flat)
         self._step = steps
-        self._cached: dict[str, Array] | None = None
+        self._graphs: dict[int, Graph] = {}
+        buffers = {name: self._results[one] for name, one in program.outputs.items()}
+        self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
+        backend.executables.add(self)
 
     # What runs after what
 
@@ -279,7 +284,6 @@ class CudaExecutable:
         Args:
             starts: where in the array `ROWS` each step's rows begin.
         """
-        self._cached = None
         for begin in range(0, len(starts), _STEPS):
             chunk = np.asarray(starts[begin : begin + _STEPS], np.int64)
             if self._step:
@@ -288,26 +292,56 @@ class CudaExecutable:
                 self._run_step()
 
     def _run_step(self) -> None:
-        stream = self._backend.stream
         messages = iter(self._messages)
-        counts = self._message_counts
-        for number, stage in enumerate(self._launches):
-            for kernel, grid, block, values in stage:
-                kernel.prepared_async_call(grid, block, stream, *values)
-            for _ in range(counts[number]):
+        for number, meetings in enumerate(self._message_counts):
+            self._run_stage(number)
+            for _ in range(meetings):
                 over, exchange = next(messages)
                 assert self._comm is not None
                 exchange.begin()
                 all_reduce(exchange.values(), over, self._comm)
                 exchange.end()
 
-    @property
-    def outputs(self) -> dict[str, Array]:
-        """What the last step made, by name; waits for it."""
-        if self._cached is None:
-            found = {one: self._backend.download(buffer) for one, buffer in self._results.items()}
-            self._cached = {name: found[one] for name, one in self._program.outputs.items()}
-        return self._cached
+    def _run_stage(self, number: int) -> None:
+        """Queue what is between two meetings with the other ranks: one graph, recorded when it is first queued."""
+        stream, launches = self._backend.stream, self._launches[number]
+        if self._backend.graph and len(launches) > 1:
+            if number not in self._graphs:
+                with capture(stream) as self._graphs[number]:
+                    _queue(launches, stream)
+            self._graphs[number].launch(stream)
+        else:
+            _queue(launches, stream)
+
+    def close(self) -> None:
+        """Give the driver its graphs back."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
+class Outputs(Mapping[str, Array]):
+    """What the last step has made: copied to the host when it is read.
+
+    Args:
+        buffers: on the device, by name.
+        download: copies one, after all queued work.
+    """
+
+    def __init__(self, buffers: Mapping[str, DeviceArray], download: Callable[[DeviceArray], Array]) -> None:
+        self._buffers, self._download = buffers, download
+
+    def __getitem__(self, name: str) -> Array:
+        return self._download(self._buffers[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+
+def _queue(launches: Sequence[tuple[Any, ...]], stream: Any) -> None:
+    for kernel, grid, block, values in launches:
+        kernel.prepared_async_call(grid, block, stream, *values)
 
 
 def _with_own_results(program: Program) -> Program:

@@ -226,7 +226,9 @@ class Grouping:
             places = Places(probe, group)
             with probe.scope(1), probe.scope(2):
                 if role == "main" and is_product(tensor):
-                    loads: dict[int, set[str]] = {id(base): {"everywhere"} for base, _ in map(operand_of, tensor.inputs)}
+                    loads: dict[int, set[str]] = {
+                        id(base): {"everywhere"} for base, _ in map(operand_of, tensor.inputs)
+                    }
                 else:
                     places.pull(tensor, role)
                     loads = probe.loads
