@@ -112,26 +112,3 @@ def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str) 
     from dptrain.backend.cuda.backend import CudaBackend
 
     return CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
-<<<<<<< HEAD
-=======
-
-
-def best_loops(choice: str = "auto") -> "Any":
-    """Return the loops to use.
-
-    Args:
-        choice: "numpy", "numba", or "auto" for Numba's where it is installed.
-
-    Raises:
-        ConfigError: "numba" is asked for and not installed.
-    """
-    if choice == "numpy":
-        return NumpyLoops()
-    try:
-        from dptrain.backend.cpu.loops_numba import NumbaLoops
-    except ImportError as error:
-        if choice == "numba":
-            raise ConfigError("loops = 'numba': Numba is not installed; pip install 'dptrain[jit]'") from error
-        return NumpyLoops()
-    return NumbaLoops()
->>>>>>> layers

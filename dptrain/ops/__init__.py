@@ -29,17 +29,13 @@ from dptrain.ops.activation import (
     tanh_shrink,
     threshold,
 )
-<<<<<<< HEAD
-from dptrain.ops.convolution import conv, conv_transpose, max_pool
+from dptrain.ops.convolution import average_pool, conv, conv_transpose, max_pool
 from dptrain.ops.cross_entropy import (
     binary_crossentropy,
     categorical_crossentropy,
     in_top_k,
     sparse_categorical_crossentropy,
 )
-=======
-from dptrain.ops.convolution import average_pool, conv, conv_transpose, max_pool
->>>>>>> layers
 from dptrain.ops.custom import LETTERS, Launch, Op, op
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import (
@@ -107,11 +103,8 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
-<<<<<<< HEAD
-    "binary_crossentropy",
-=======
     "average_pool",
->>>>>>> layers
+    "binary_crossentropy",
     "broadcast_to",
     "cast",
     "categorical_crossentropy",
