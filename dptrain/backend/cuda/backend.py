@@ -56,6 +56,7 @@ class CudaBackend(Backend):
         gpu_record: the device.
         heap: its memory.
         state: where variables live.
+        library: who computes products instead of our own kernels, or None.
         executables: that are to be closed before the device.
         numerics: what the bits of results depend on.
         description: the device in words.
@@ -78,7 +79,7 @@ class CudaBackend(Backend):
         sharers: int = 1,
     ) -> None:
         self.name, self.precision = "cuda", precision
-        self.graph, self.direct = True, False
+        self.graph, self.direct = gemm == "dptrain", False  # the stand-in for cuBLASLt in tests cannot be recorded
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
@@ -102,9 +103,9 @@ class CudaBackend(Backend):
         self.library: Any = None
         gpu.backends.add(self)
         if gemm == "cublaslt":
-            from dptrain.backend.cuda.cublaslt import CublasLtGemm
+            from dptrain.backend.cuda.cublaslt import CublasLt
 
-            self.library = CublasLtGemm(precision, self.stream.handle, self._allocate_workspace)
+            self.library = CublasLt(precision, self.stream.handle, self._allocate_workspace)
         products = f"products by dptrain in {precision}" if self.library is None else self.library.numerics
         self.numerics = f"cuda, {self.dtype}, {gpu.architecture}, {products}"
         products_by = "" if gemm == "dptrain" else f", products by {gemm}"

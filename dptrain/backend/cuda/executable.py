@@ -6,6 +6,7 @@ its rows. A step is then a list of launches whose arguments never change.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,14 +79,14 @@ class CudaExecutable:
         program = self._program = _with_own_results(program)
         self._sizes = _local(program, rows, first_row)
         self._rows = rows
-        grouping = Grouping(program, self._alone)
+        grouping = Grouping(program, self._alone, backend.library is not None)
         names = names_of([*program.inputs.values(), *program.state.values(), *program.tensors])
         messages = [] if self._alone else [m for stage in stages(program) for m in stage.messages]
         self._message_counts = [0] if self._alone else [len(stage.messages) for stage in stages(program)]
         stored = {*program.results, *grouping.used, *(one for message in messages for one in message)}
         stored = {one for one in stored if one in grouping.roots}
         targets = {one: variable for variable, one in program.updates.items()}
-        generator = Generator(grouping, self._sizes, stored, names, backend.precision)
+        generator = Generator(grouping, self._sizes, stored, names, backend.precision, backend.library is not None)
         functions = {group: generator.function(group) for group in grouping.groups}
         for copied, variable in self._waiting(grouping, functions, targets).items():
             moved = Tensor(OPS["stop_gradient"], (copied,), {}, copied.shape, copied.dtype)
@@ -239,13 +240,16 @@ class CudaExecutable:
         path = compiled_text("program", self.source, gpu.architecture)
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
         index = "q" if most >= 2**30 else "i"
-        self._launches: list[list[tuple[Any, ...]]] = []
+        self._launches: list[list[Callable[[], None]]] = []
         try:
             if path not in gpu.modules:
                 gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
             for stage in self._kernels:
-                own = []
+                own: list[Callable[[], None]] = []
                 for kernel in stage:
+                    if not kernel.threads:
+                        own += self._library_calls(kernel)
+                        continue
                     letters, values, blocks = index * 3, [*batch], 0
                     named = self._arguments(kernel)
                     for kind, name in parameters_of(kernel):
@@ -255,10 +259,27 @@ class CudaExecutable:
                     if blocks:
                         prepared = gpu.modules[path].get_function(kernel.name)
                         prepared.prepare(letters)
-                        own.append((prepared, (blocks, 1), (kernel.threads, 1, 1), values))
+                        shape = (blocks, 1), (kernel.threads, 1, 1), backend.stream
+                        own.append(partial(prepared.prepared_async_call, *shape, *values))
                 self._launches.append(own)
         except cuda.Error as error:
             raise DeviceError(f"{gpu.name}: the kernels of a program do not load ({error})") from error
+
+    def _library_calls(self, kernel: Kernel) -> list[Callable[[], None]]:
+        (function,) = kernel.functions
+        call = function.call
+        assert call is not None
+        count, *steps = call.batch
+        starts = [self._pointers[one] for one in call.tensors]
+        return [
+            partial(
+                self._backend.library.product,
+                call.turned,
+                *(start + n * step for start, step in zip(starts, steps, strict=True)),
+                call.sizes,
+            )
+            for n in range(count)
+        ]
 
     def _arguments(self, kernel: Kernel) -> dict[str, int]:
         """Return a kernel's arguments by name."""
@@ -308,15 +329,18 @@ class CudaExecutable:
         if self._backend.graph and len(launches) > 1:
             if number not in self._graphs:
                 with capture(stream) as self._graphs[number]:
-                    _queue(launches, stream)
+                    for launch in launches:
+                        launch()
             self._graphs[number].launch(stream)
         else:
-            _queue(launches, stream)
+            for launch in launches:
+                launch()
 
     def close(self) -> None:
         """Give the driver its graphs back."""
         while self._graphs:
             self._graphs.popitem()[1].close()
+
 
 class Outputs(Mapping[str, Array]):
     """What the last step has made: copied to the host when it is read.
@@ -337,11 +361,6 @@ class Outputs(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._buffers)
-
-
-def _queue(launches: Sequence[tuple[Any, ...]], stream: Any) -> None:
-    for kernel, grid, block, values in launches:
-        kernel.prepared_async_call(grid, block, stream, *values)
 
 
 def _with_own_results(program: Program) -> Program:

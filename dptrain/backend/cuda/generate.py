@@ -67,6 +67,23 @@ class Argument:
     value: int
 
 
+@dataclass
+class LibraryCall:
+    """A product that a library computes.
+
+    Attributes:
+        turned: whether the factors lie transposed in memory.
+        tensors: both factors and the result.
+        sizes: M, N and K.
+        batch: how many matrices, and the steps in bytes from one to the next of the three.
+    """
+
+    turned: tuple[bool, bool]
+    tensors: tuple[Tensor, Tensor, Tensor]
+    sizes: tuple[int, int, int]
+    batch: tuple[int, int, int, int]
+
+
 @dataclass(eq=False)
 class Function:
     """What one group computes.
@@ -85,6 +102,7 @@ class Function:
         blocks: how many it needs.
         threads: of a block; None for any.
         shared: bytes of shared memory, in C++.
+        call: a library's call instead of a kernel.
     """
 
     name: str
@@ -100,6 +118,7 @@ class Function:
     blocks: int = 1
     threads: int | None = None
     shared: str = str(_SHARED)
+    call: "LibraryCall | None" = None
 
     @property
     def signature(self) -> list[tuple[str, str]]:
@@ -121,13 +140,20 @@ class Generator:
         stored: which roots are kept in memory.
         names: what tensors are called.
         precision: of products.
+        library: products are a library's.
     """
 
     def __init__(
-        self, grouping: Grouping, sizes: Local, stored: set[Tensor], names: dict[Tensor, str], precision: str
+        self,
+        grouping: Grouping,
+        sizes: Local,
+        stored: set[Tensor],
+        names: dict[Tensor, str],
+        precision: str,
+        library: bool = False,
     ) -> None:
         self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
-        self._precision = precision
+        self._precision, self._library = precision, library
         self._number = 0
 
     def function(self, group: Group) -> Function:
@@ -275,6 +301,15 @@ class Generator:
         batch_a, batch_b = (self._sizes.count(one.shape[:-2]) for one in result.inputs)
         if batch_b == 1 and batch > 1 and not turned_a:
             M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
+        steps = (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0)
+        names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
+        for one in (a, b):
+            made.reads.setdefault(id(one), set()).add("everywhere")
+        if self._library and min(M, N, K) > 0:
+            self._target(made, result, Ex("everywhere"))
+            bytes_of = (4 * steps[0], 4 * steps[1], 4 * M * N)
+            made.call = LibraryCall((turned_a, turned_b), (a, b, result), (M, N, K), (batch, *bytes_of))
+            return
         tile, slices, depth = product_plan(M, N, K)
         tiles = -(-M // tile) * -(-N // tile) * batch
         made.blocks = tiles * slices
@@ -287,15 +322,11 @@ class Generator:
         made.shared = (
             f"(Tf32Shape<{sizes}, {turned}>::SHARED * 4)" if tf32 else f"PRODUCT_SHARED({tile}, {tile}, {inner[0]})"
         )
-        names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
-        for one in (a, b):
-            made.reads.setdefault(id(one), set()).add("everywhere")
         wide = [(M if turned_a else K) % 4 == 0, (K if turned_b else N) % 4 == 0]
         cells = tile * tile * tiles * slices if slices > 1 else 0
         made.arguments += [
             *(Argument("int", name, value) for name, value in (("M", M), ("N", N), ("K", K))),
-            Argument("long long", "step_a", M * K if batch_a > 1 else 0),
-            Argument("long long", "step_b", K * N if batch_b > 1 else 0),
+            *(Argument("long long", name, value) for name, value in zip(("step_a", "step_b"), steps, strict=True)),
             *(Argument("int", name, value) for name, value in (("depth", depth), ("slices", slices))),
             *(Argument("int", f"wide_{one}", int(value)) for one, value in zip("ab", wide, strict=True)),
             Argument("float *", "parts", 4 * cells),
@@ -385,7 +416,7 @@ class Kernel:
     Attributes:
         name: of the kernel.
         functions: that its blocks are dealt out to, in order.
-        threads: of a block.
+        threads: of a block; 0 for a library's call.
     """
 
     name: str
@@ -400,7 +431,9 @@ def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
         levels: functions, each level after those that it waits for.
     """
     found: list[Kernel] = []
-    for functions in levels:
+    for level in levels:
+        functions = [one for one in level if one.call is None]
+        found += [Kernel(one.name, [one], 0) for one in level if one.call is not None]
         wanted = sorted({one.threads for one in functions if one.threads is not None})
         usual = wanted[0] if len(wanted) == 1 else BLOCK
         for threads in dict.fromkeys([*wanted, usual]):
@@ -437,6 +470,7 @@ def source(title: str, found: Sequence[Kernel], wide_index: bool) -> str:
         found: the kernels.
         wide_index: there are tensors whose elements an int cannot count.
     """
+    found = [kernel for kernel in found if kernel.threads]
     functions = [one for kernel in found for one in kernel.functions]
     headers = sorted({need for one in functions for need in one.needs if need.endswith(".cuh")})
     text = [
@@ -463,7 +497,7 @@ def source(title: str, found: Sequence[Kernel], wide_index: bool) -> str:
             "",
             f'extern "C" __global__ void __launch_bounds__({kernel.threads})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
-            f"    __shared__ float4 shared[{_greatest(kernel.functions)} / 16];",
+            f"    __shared__ __align__(32) float4 shared[{_greatest(kernel.functions)} / 16];",
             "    int block = blockIdx.x;",
         ]
         for one in kernel.functions:

@@ -106,6 +106,7 @@ class Grouping:
     Args:
         program: what is computed.
         alone: there is one rank: all-reduces do nothing.
+        library: products are a library's, and nothing can be computed with them.
 
     Attributes:
         groups: in an order in which they can run.
@@ -116,12 +117,12 @@ class Grouping:
         stage_count: how many times the ranks meet, and one.
     """
 
-    def __init__(self, program: Program, alone: bool) -> None:
+    def __init__(self, program: Program, alone: bool, library: bool = False) -> None:
         self.groups: list[Group] = []
         self.group_of: dict[Tensor, Group] = {}
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
-        self._alone = alone
+        self._alone, self._library = alone, library
         self._new = {id(one) for one in program.updates.values()}
         tensors = [one for one in program.tensors if one.op is not None]
         self.roots: dict[Tensor, None] = {}
@@ -243,7 +244,7 @@ class Grouping:
         return False
 
     def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[int, set[str]], places: "Places") -> bool:
-        if group.kind == "product" and group.roles and id(tensor) in self._new:
+        if group.kind == "product" and group.roles and (self._library or id(tensor) in self._new):
             return False  # which must wait for those that read the old value: often the product beside this one
         for one, group_of in self.group_of.items():
             if id(one) not in loads:
