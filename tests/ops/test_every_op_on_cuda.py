@@ -37,9 +37,7 @@ def program_of_all(dtype):
             numbers = [x for x in xs if x.dtype.kind == "f"]
             if made.dtype.kind == "f" and numbers:
                 weighted = dptrain.ops.sum(made * made)
-                found |= {
-                    f"{label}_d{n}": one for n, one in enumerate(gradients(weighted, numbers)) if one is not None
-                }
+                found |= {f"{label}_d{n}": one for n, one in enumerate(gradients(weighted, numbers)) if one is not None}
         found["full_of_rows"] = OPS["full"](shape=(Rows(ROWS), 2), value=2.5, dtype=dtype)
         return found
 
