@@ -518,7 +518,8 @@ def _literal_of(root: Tensor) -> str | None:
     if root.op is not None or root.value is None or root.value.size != 1 or root.variable is not None:
         return None
     if root.counts_rows:
-        return f"(({C_TYPES[root.dtype.name]})(G * {root.attributes['rows']}))"
+        rows = "R" if root.attributes.get("own") else "G"
+        return f"(({C_TYPES[root.dtype.name]})({rows} * {root.attributes['rows']}))"
     return literal(root.value.item(), root.dtype)
 
 
