@@ -1,7 +1,7 @@
 """The CPU: programs run as NumPy calls on prepared views, or compiled where there is a C++ compiler."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError
 from dptrain.program import execute
 from dptrain.program.memory import aligned
 from dptrain.program.program import Program
@@ -25,15 +26,24 @@ class CpuBackend(Backend):
     Args:
         dtype: float32 or float64.
         threads: that this process may use.
+        jit_compile: whether programs are compiled; "auto" where there is a C++ compiler.
+
+    Raises:
+        ConfigError: there is none, and programs are to be compiled.
     """
 
-    def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int = 1) -> None:
+    def __init__(
+        self, dtype: npt.DTypeLike = np.float32, threads: int = 1, jit_compile: bool | Literal["auto"] = "auto"
+    ) -> None:
         self.name = "cpu"
         self.dtype = np.dtype(dtype)
         self.threads = threads
-        found = compiler()
+        found = compiler() if jit_compile else None
+        if found is None and jit_compile is True:
+            raise ConfigError("jit_compile=True needs a C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
         self._compiles = found is not None
-        by = f"compiled by {found[1]}" if found is not None else "NumPy: no C++ compiler on PATH"
+        by = f"compiled by {found[1]}" if found is not None else "NumPy"
+        by += ": no C++ compiler on PATH" if found is None and jit_compile else ""
         self.numerics = f"cpu, {self.dtype}, {'compiled' if self._compiles else 'NumPy'}"
         self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}, {by}"
         self._memory = execute.HostMemory()

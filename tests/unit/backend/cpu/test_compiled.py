@@ -4,24 +4,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
-from dptrain.backend.cpu.codegen import generate
 from dptrain.backend.cpu.compiled import CompiledExecutable
-from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import HostMemory
-from dptrain.program.fuse import fuse
 from dptrain.program.placement import place
-from dptrain.program.program import ROWS as ORDER
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
-from dptrain.program.tensor import OPS, Variable
-from tests.unit.ops.cases import CASES
 from tests.unit.ops.test_every_op import ALL, program_of, step_of
 from tests.unit.program.test_execute import network
-from tests.unit.program.test_placement import DATA, ROWS, SPECS, batch_normalization, cross_entropy, steps, weights
+from tests.unit.program.test_placement import DATA, SPECS, steps, weights
 from tests.unit.program.virtual_ranks import on_ranks
 
 pytestmark = pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
