@@ -58,7 +58,7 @@ CASES: dict[str, list[Case]] = {
     **dict.fromkeys(("divide", "floor_divide", "power"), _POSITIVE),
     "where": [Case(flags(B, 1), normal(B, 3), normal(3), rows=(0, 0, None))],
     **dict.fromkeys(
-        ("negative", "absolute", "sign", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus"), _ONE
+        ("negative", "absolute", "sign", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus", "erf"), _ONE
     ),
     **dict.fromkeys(("relu", "stop_gradient"), _ONE),
     **dict.fromkeys(("log", "log1p", "sqrt"), _ROOTS),
