@@ -676,6 +676,8 @@ def _described(value: Any, strict: bool) -> Any:
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):
         return regularizers.serialize(value)
-    if callable(value) and (strict or value in activations.BY_NAME.values()):
+    if value in activations.BY_NAME.values():
         return activations.serialize(value)
+    if strict and callable(value):
+        raise ConfigError(f"not supported: writing the function {value!r} to a file; override `get_config()`")
     return list(value) if isinstance(value, tuple) else value

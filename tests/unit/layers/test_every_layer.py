@@ -187,6 +187,6 @@ def test_weights_are_drawn_by_seed_and_position(name, number):
     assert first.count_params() == sum(one.size for one in first.get_weights())
     with pytest.raises(ConfigError, match="weight list of length"):
         first.set_weights([*first.get_weights(), np.zeros(1)])
-    assert len(leaves(first.losses)) == len(
-        [one for one in first.trainable_weights if one.regularizer is not None]
-    ), "what the symbolic call added is gone"
+    assert len(leaves(first.losses)) == len([one for one in first.trainable_weights if one.regularizer is not None]), (
+        "what the symbolic call added is gone"
+    )
