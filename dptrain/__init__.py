@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from dptrain.layers import Input
     from dptrain.models import from_keras
-    from dptrain.sequential import Sequential
+    from dptrain.models import Model, Sequential
     from dptrain.sweeps.api import sweep
     from dptrain.utils import rank, world_size
 
@@ -41,6 +41,7 @@ install_excepthook()
 
 __all__ = [
     "Input",
+    "Model",
     "Sequential",
     "__version__",
     "activations",
@@ -67,7 +68,8 @@ __all__ = [
 # Names that are no modules, and where they are.
 _FROM = {
     "Input": "layers",
-    "Sequential": "sequential",
+    "Model": "models",
+    "Sequential": "models",
     "from_keras": "models",
     "rank": "utils",
     "sweep": "sweeps.api",

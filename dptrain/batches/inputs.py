@@ -530,7 +530,7 @@ def source_of(
     """
     if x is None:
         raise ConfigError("x is missing")
-    if is_array(x):
+    if is_array(x) or (tree.is_nested(x) and x and all(map(is_array, tree.leaves(x)))):
         return None
     if isinstance(x, str | bytes | list | tuple | dict) or hasattr(x, "tocoo"):
         as_array(x, "x")

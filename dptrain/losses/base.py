@@ -1,45 +1,49 @@
-"""What a loss is: a number for each sample and its gradient; weights, sums and the divisor are one place's, here."""
+"""What a loss is: numbers for the samples of a batch, in ops, of which weights and a reduction make one."""
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
-from dptrain.backend.base import DIVISOR, LOSS, ROWS, Backend, Buffer, RowSum
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.metrics import Batch, Mean
+from dptrain.losses.functions import same_rank
+from dptrain.ops.cross_entropy import as_labels
+from dptrain.program.tensor import OPS, Tensor, as_tensors
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
-REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight")
+REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none")
 
 
 class Loss(Configurable):
-    """A number for each sample of a batch, of which the weighted sum over a divisor is minimised.
+    """A number for each sample of a batch, of which a weighted sum over a divisor is minimised.
+
+    A loss of your own is a subclass with `call(y_true, y_pred)`, or just such a function.
 
     With l the samples' losses and w their weights, a global batch has the loss sum_i w_i l_i / divisor. As by Keras the
     divisor is the number of samples (not the sum of weights) for reduction "sum_over_batch_size" and "mean", the sum of
-    weights for "mean_with_sample_weight", and 1 for "sum". Samples that are ignored count in none.
+    weights for "mean_with_sample_weight", and 1 for "sum"; "none" and None return w_i l_i. Samples that are ignored
+    count in none.
 
     Args:
         name: as Keras names it; by default the class's name in snake case.
         reduction: one of these.
-        dtype: None; losses have the backend's dtype.
+        dtype: that the loss is computed in; by default the outputs', at least float32.
 
     Attributes:
-        fused_activation: an activation that the loss computes itself, more exactly, where the model ends in it.
-        takes_labels: targets are integer labels, one a sample; otherwise values of the output's shape; None: anything.
-        from_logits: the model's outputs are what `fused_activation` would be applied to.
+        takes_labels: targets are integer labels, one a sample (True), or values (False); None where nobody knows.
         ignored: a label whose samples are left out, or None.
-        fused_metric: a metric that `write` can find the values of in the same pass.
 
     Raises:
         ConfigError: an argument is not supported.
     """
 
-    fused_activation: str | None = None
-    takes_labels: bool | None = False
-    from_logits = False
+    takes_labels: bool | None = None
     ignored: int | None = None
-    fused_metric: type[Mean] | None = None
 
     def __init__(
         self,
@@ -47,74 +51,40 @@ class Loss(Configurable):
         reduction: str | None = "sum_over_batch_size",
         dtype: str | None = None,
     ) -> None:
-        if reduction is None or reduction == "none":
-            raise ConfigError(f"not supported: reduction={reduction!r}; a loss to train with is one number")
-        if reduction not in REDUCTIONS:
+        if reduction is not None and reduction not in REDUCTIONS:
             raise ConfigError(
-                f"Invalid value for argument `reduction`. Expected one of {set(REDUCTIONS)}. Received: "
+                f"Invalid value for argument `reduction`. Expected one of {set(REDUCTIONS) | {None}}. Received: "
                 f"reduction={reduction}"
             )
-        if dtype is not None:
-            raise ConfigError(f"not supported: dtype={dtype!r} of a loss; see the dtype of compile()")
-        self.reduction = reduction
+        if dtype is not None and dtype not in ("float16", "float32", "float64"):
+            raise ConfigError(f"dtype = {dtype!r} of a loss: expected float16, float32 or float64")
+        self.reduction, self.dtype = reduction, dtype
         self.name = snake_case(type(self).__name__) if name is None else name
 
     @abstractmethod
-    def write(
-        self,
-        ops: Backend,
-        batch: Batch,
-        logits: bool,
-        dy: Buffer | None,
-        values_B: Buffer,
-        correct_B: Buffer | None,
-    ) -> None:
-        """Overwrite values by each sample's loss, and dy, if given, by its gradient in y_pred times batch.weights.
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Return the loss of each sample, (rows, ...), computed with ops.
 
         Args:
-            ops: the device.
-            batch: outputs and targets.
-            logits: y_pred is what `fused_activation` would be applied to.
-            dy: (rows, *output_shape), may share y_pred's memory.
-            values_B: (rows,).
-            correct_B: (rows,) for the values of `fused_metric`, or None; losses without one get None.
+            y_true: targets, of y_pred's dtype unless they are labels.
+            y_pred: the model's outputs.
         """
 
-    def compute(
-        self,
-        ops: Backend,
-        batch: Batch,
-        logits: bool,
-        dy: Buffer | None,
-        tail: Buffer,
-        metric_sum: RowSum | None = None,
-    ) -> None:
-        """Write the batch's loss, divisor and number of rows into a tail of zeros, and the gradient into dy.
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        """Return the loss of a batch.
 
         Args:
-            ops: the device.
-            batch: what `write` takes.
-            logits: the same.
-            dy: the same.
-            tail: begins with divisor, rows and loss (see `Backend.add_totals`).
-            metric_sum: what to sum of the values of `fused_metric`, which `write` then writes.
+            y_true: targets.
+            y_pred: the model's outputs.
+            sample_weight: (rows,) or of the shape of the samples' losses; None for ones.
         """
-        values_B = batch.scratch("values of the loss")
-        self.write(ops, batch, logits, dy, values_B, None if metric_sum is None else metric_sum.values)
-        divisor, weight = tail[DIVISOR : DIVISOR + 1], None
-        weighted = self.reduction == "mean_with_sample_weight" and batch.weights is not None
-        if self.reduction != "sum" and self.ignored is None and not weighted:
-            ops.fill(tail[:LOSS], batch.rows)
-        else:
-            ops.fill(tail[ROWS:LOSS], batch.rows)
-            if self.reduction != "sum" and self.ignored is not None:
-                valid_B = batch.scratch("rows that are not ignored")
-                ops.labels_other_than(batch.target, self.ignored, valid_B)
-                ops.sum_rows(RowSum(valid_B, batch.weights if weighted else None, divisor))
-            elif weighted:
-                weight = divisor
-        sums = [RowSum(values_B, batch.weights, tail[LOSS : LOSS + 1], weight)]
-        ops.sum_rows(*sums, *([] if metric_sum is None else [metric_sum]))
+        target, output = as_tensors([y_true, y_pred])
+        output = _as(output, self.dtype or np.promote_types(output.dtype if output.dtype.kind == "f" else "f4", "f4"))
+        if not self.takes_labels:
+            target = _as(target, output.dtype)
+        (losses,) = as_tensors([self.call(target, output)])
+        mask = None if self.ignored is None else ops.not_equal(as_labels(target, output), self.ignored)
+        return reduce_weighted_values(losses, sample_weight, mask, self.reduction)
 
     @property
     def depends_on_batches(self) -> bool:
@@ -124,6 +94,90 @@ class Loss(Configurable):
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
         return {"name": self.name, "reduction": self.reduction}
+
+
+class LossFunctionWrapper(Loss):
+    """A loss that a function computes.
+
+    Args:
+        fn: of y_true and y_pred, returns the samples' losses.
+        reduction: as `Loss`.
+        name: as `Loss`; by default the function's.
+        dtype: as `Loss`.
+        kwargs: further arguments of the function.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        reduction: str | None = "sum_over_batch_size",
+        name: str | None = None,
+        dtype: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(getattr(fn, "__name__", None) if name is None else name, reduction, dtype)
+        self.fn, self.arguments = fn, kwargs
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Call the function."""
+        return self.fn(*(y_true, y_pred) if self.takes_labels else same_rank(y_true, y_pred), **self.arguments)
+
+    def config(self) -> dict[str, Any]:
+        """Return name, reduction, the function, and its further arguments."""
+        return super().config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self.arguments
+
+
+def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:
+    """Return x in a type; what a softmax or a sigmoid made is computed again in it, and goes on to know its logits."""
+    if x.dtype == dtype:
+        return x
+    if x.logits is None:
+        return ops.cast(x, dtype)
+    again = ops.sigmoid if x.op is OPS["sigmoid"] else ops.softmax
+    return again(ops.cast(x.logits, dtype))
+
+
+def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
+    """Return weights of values in their type, with axes of length 1 behind where they have fewer axes.
+
+    Args:
+        values: (rows, ...).
+        sample_weight: the first axes of that shape, or one of length 1 more.
+    """
+    (weights,) = as_tensors([sample_weight])
+    weights = ops.cast(weights, values.dtype)
+    if weights.ndim == values.ndim + 1:
+        weights = ops.squeeze(weights, -1)
+    fewer = values.ndim - weights.ndim
+    return ops.reshape(weights, (*weights.shape, *(1,) * fewer)) if weights.ndim and fewer else weights
+
+
+def reduce_weighted_values(
+    values: Tensor, sample_weight: Any = None, mask: Tensor | None = None, reduction: str | None = "sum_over_batch_size"
+) -> Tensor:
+    """Return the samples' losses as one number, see `Loss`.
+
+    Args:
+        values: (rows, ...).
+        sample_weight: as `weights_like`, or None.
+        mask: of the shape of values, false where they do not count; or None.
+        reduction: as of `Loss`.
+    """
+    weights = None if sample_weight is None else weights_like(values, sample_weight)
+    if mask is not None:
+        valid = ops.cast(mask, values.dtype)
+        weights = valid if weights is None else weights * valid
+    whole = values.shape
+    if weights is not None:
+        values = values * weights
+    if reduction in (None, "none") or not whole:
+        return values
+    total = ops.sum(values)
+    if reduction == "sum":
+        return total
+    if reduction == "mean_with_sample_weight" and weights is not None:
+        return ops.divide_no_nan(total, ops.sum(ops.broadcast_to(weights, whole)))
+    return total / math.prod(whole) if mask is None else ops.divide_no_nan(total, ops.sum(valid))
 
 
 def smoothing(label_smoothing: float) -> float:
@@ -137,11 +191,12 @@ def smoothing(label_smoothing: float) -> float:
     return float(label_smoothing)
 
 
-def last_axis(axis: int) -> None:
-    """Refuse another axis than the last.
+def last_axis(axis: int) -> int:
+    """Return an axis that is the last.
 
     Raises:
         ConfigError: it is another.
     """
     if axis != -1:
         raise ConfigError(f"not supported: axis={axis}; expected -1")
+    return axis

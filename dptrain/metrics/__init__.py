@@ -1,154 +1,208 @@
-"""Metrics: sums over samples and what is reported of them, with no device code.
+"""Metrics: totals over samples and what is reported of them, in ops.
 
-A new metric is one class, and one line in the table here; the user's own are subclasses of `Metric` or `Mean` that need
-no table.
+A new metric is one class, and one line in the table here; the user's own are functions, or subclasses of `Metric` or
+`Mean`, that need no table.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
-from dptrain.metrics.accuracy import (
+from dptrain.losses.base import Loss
+from dptrain.metrics import means
+from dptrain.metrics.base import Mean, MeanMetricWrapper, Metric, Sum
+from dptrain.metrics.confusion import (
+    AUC,
+    FalseNegatives,
+    FalsePositives,
+    Precision,
+    Recall,
+    TrueNegatives,
+    TruePositives,
+)
+from dptrain.metrics.functions import (
+    binary_accuracy,
+    categorical_accuracy,
+    sparse_categorical_accuracy,
+    sparse_top_k_categorical_accuracy,
+    top_k_categorical_accuracy,
+)
+from dptrain.metrics.means import (
     Accuracy,
     BinaryAccuracy,
+    BinaryCrossentropy,
     CategoricalAccuracy,
+    CategoricalCrossentropy,
+    CategoricalHinge,
+    CosineSimilarity,
+    Hinge,
+    KLDivergence,
+    LogCoshError,
+    MeanAbsoluteError,
+    MeanAbsolutePercentageError,
+    MeanSquaredError,
+    MeanSquaredLogarithmicError,
+    Poisson,
+    RootMeanSquaredError,
     SparseCategoricalAccuracy,
+    SparseCategoricalCrossentropy,
     SparseTopKCategoricalAccuracy,
+    SquaredHinge,
     TopKCategoricalAccuracy,
 )
-from dptrain.metrics.base import Batch, Mean, Metric
-from dptrain.metrics.confusion import Precision, Recall
-from dptrain.metrics.cross_entropy import (
-    BinaryCrossentropy,
-    CategoricalCrossentropy,
-    SparseCategoricalCrossentropy,
-)
-from dptrain.metrics.regression import MeanAbsoluteError, MeanSquaredError
-from dptrain.metrics.tracking import MeanTracker
 from dptrain.registry.names import not_there, snake_case
 from dptrain.registry.serialization import Registry
 
+CLASSES: tuple[type[Metric], ...] = (
+    AUC,
+    Accuracy,
+    BinaryAccuracy,
+    BinaryCrossentropy,
+    CategoricalAccuracy,
+    CategoricalCrossentropy,
+    CategoricalHinge,
+    CosineSimilarity,
+    FalseNegatives,
+    FalsePositives,
+    Hinge,
+    KLDivergence,
+    LogCoshError,
+    Mean,
+    MeanAbsoluteError,
+    MeanAbsolutePercentageError,
+    MeanSquaredError,
+    MeanSquaredLogarithmicError,
+    Poisson,
+    Precision,
+    Recall,
+    RootMeanSquaredError,
+    SparseCategoricalAccuracy,
+    SparseCategoricalCrossentropy,
+    SparseTopKCategoricalAccuracy,
+    SquaredHinge,
+    Sum,
+    TopKCategoricalAccuracy,
+    TrueNegatives,
+    TruePositives,
+)
+_SHORT: dict[str, type[Metric]] = {
+    "bce": BinaryCrossentropy,
+    "mae": MeanAbsoluteError,
+    "mape": MeanAbsolutePercentageError,
+    "mse": MeanSquaredError,
+    "msle": MeanSquaredLogarithmicError,
+}
+# Names as Keras accepts them. In `compile`, "accuracy" and "acc" mean more than the class of that name: see `resolve`.
+METRICS: dict[str, type[Metric]] = {
+    **{one.__name__: one for one in CLASSES},
+    **{snake_case(one.__name__): one for one in CLASSES},
+    **_SHORT,
+    **{name.upper(): one for name, one in _SHORT.items()},
+}
 __all__ = [
     "METRICS",
-    "Accuracy",
-    "Batch",
-    "BinaryAccuracy",
-    "BinaryCrossentropy",
-    "CategoricalAccuracy",
-    "CategoricalCrossentropy",
-    "Mean",
-    "MeanAbsoluteError",
-    "MeanSquaredError",
-    "MeanTracker",
-    "Measured",
+    "MeanMetricWrapper",
     "Metric",
-    "Precision",
-    "Recall",
-    "SparseCategoricalAccuracy",
-    "SparseCategoricalCrossentropy",
-    "SparseTopKCategoricalAccuracy",
-    "TopKCategoricalAccuracy",
+    "binary_accuracy",
+    "categorical_accuracy",
     "deserialize",
     "get",
     "resolve",
     "serialize",
+    "sparse_categorical_accuracy",
+    "sparse_top_k_categorical_accuracy",
+    "top_k_categorical_accuracy",
+    *(one.__name__ for one in CLASSES),
 ]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("metrics", __all__)
 
-CLASSES: tuple[type[Metric], ...] = (
-    Accuracy,
-    BinaryAccuracy,
-    BinaryCrossentropy,
-    CategoricalAccuracy,
-    CategoricalCrossentropy,
-    MeanAbsoluteError,
-    MeanSquaredError,
-    Precision,
-    Recall,
-    SparseCategoricalAccuracy,
-    SparseCategoricalCrossentropy,
-    SparseTopKCategoricalAccuracy,
-    TopKCategoricalAccuracy,
-)
-# Names as Keras accepts them. In `compile`, "accuracy" and "acc" mean more than the class of that name: see `resolve`.
-METRICS: dict[str, type[Metric]] = (
-    {one.__name__: one for one in CLASSES}
-    | {snake_case(one.__name__): one for one in CLASSES}
-    | dict.fromkeys(("bce", "BCE"), BinaryCrossentropy)
-    | dict.fromkeys(("mae", "MAE"), MeanAbsoluteError)
-    | dict.fromkeys(("mse", "MSE"), MeanSquaredError)
-)
+# Functions that are metrics of Keras', by which these are found as well.
+_OF_FUNCTIONS: dict[Callable[..., Any], type[Metric]] = {
+    vars(one)["function"].__func__: one
+    for one in CLASSES
+    if one.__module__ == means.__name__ and "function" in vars(one) and one is not RootMeanSquaredError
+}
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A metric of a compiled model.
-
-    Attributes:
-        key: in logs.
-        metric: what is measured.
-        weighted: it gets the sample weights.
-    """
-
-    key: str
-    metric: Metric
-    weighted: bool
+def _of_function(function: Callable[..., Any]) -> Metric:
+    """Return the metric that is the mean of a function, under its name."""
+    known = _OF_FUNCTIONS.get(function)
+    return MeanMetricWrapper(function) if known is None else known(name=function.__name__)
 
 
-_registry: Registry[Metric] = Registry("metric", "keras.metrics", Metric, METRICS)
+_registry: Registry[Metric] = Registry("metric", "keras.metrics", Metric, METRICS, _of_function)
 get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize
+
+# What these names mean depends on the outputs and the targets.
+_ACCURACY = (BinaryAccuracy, SparseCategoricalAccuracy, CategoricalAccuracy)
+_CROSSENTROPY = (BinaryCrossentropy, SparseCategoricalCrossentropy, CategoricalCrossentropy)
+_BY_SHAPE: dict[str, tuple[type[Metric], ...]] = {
+    "accuracy": _ACCURACY,
+    "acc": _ACCURACY,
+    "crossentropy": _CROSSENTROPY,
+    "ce": _CROSSENTROPY,
+}
 
 
 def resolve(
-    metrics: Any, weighted_metrics: Any, takes_labels: bool | None, output_shape: tuple[int, ...] | None
-) -> tuple[Measured, ...]:
-    """Return what `compile(metrics=..., weighted_metrics=...)` asks for, in the order and with the keys of Keras' logs.
+    metrics: Any,
+    weighted_metrics: Any,
+    loss: Loss | None,
+    output_shape: Sequence[int | None] | None,
+    target_shape: Sequence[int | None] | None = None,
+) -> tuple[dict[str, Metric], dict[str, Metric]]:
+    """Return what `compile(metrics=..., weighted_metrics=...)` asks for, each under its key in Keras' logs, in order.
 
     "accuracy" and "acc" become `BinaryAccuracy` where the model has one output, and else `SparseCategoricalAccuracy` or
-    `CategoricalAccuracy` as the targets are labels or values. A metric that was named by a string is reported under it.
+    `CategoricalAccuracy` as the targets are labels or values; "crossentropy" and "ce" likewise. A metric that was named
+    by a string is reported under it.
 
     Args:
-        metrics: list, tuple or dict of names, metrics or classes, or None.
+        metrics: list, tuple or dict of names, metrics, classes or functions, or None.
         weighted_metrics: the same, of metrics that get the sample weights.
-        takes_labels: what the loss says of the targets; None where there is none.
-        output_shape: of one sample; None where it is not known yet, then "accuracy" is one of the last two.
+        loss: says whether targets are labels; None where there is none.
+        output_shape: of one sample; None where it is not known yet, then it has several outputs.
+        target_shape: of one sample, () of a label; None where it is not known. Tells labels where the loss does not.
 
     Raises:
         ConfigError: an argument is none of these, a name is unknown, or a metric takes other targets than the loss.
     """
-    keys: dict[str, int] = {}
-    found = []
-    for weighted, argument, given in ((False, "metrics", metrics), (True, "weighted_metrics", weighted_metrics)):
+    labels = None if loss is None else loss.takes_labels
+    one_output = output_shape is not None and len(output_shape) > 0 and output_shape[-1] == 1
+    sparse = labels
+    if sparse is None and target_shape is not None and output_shape is not None:
+        sparse = len(target_shape) < len(output_shape) or target_shape[-1:] == (1,)
+    place = 0 if one_output else 2 if sparse is False else 1
+    times: dict[str, int] = {}
+    found: tuple[dict[str, Metric], dict[str, Metric]] = ({}, {})
+    for weighted, argument, given in ((0, "metrics", metrics), (1, "weighted_metrics", weighted_metrics)):
         if given and not isinstance(given, list | tuple | dict):
             raise ConfigError(
                 f"Expected `{argument}` argument to be a list, tuple, or dict. Received instead: {argument}={given} of "
                 f"type {type(given)}"
             )
         for identifier in _flattened(given or ()):
-            metric, name = _named(identifier, takes_labels, output_shape)
-            key = name
-            if weighted and key in keys:
-                key = f"weighted_{name}"
-            times = keys.get(key, 0)
-            keys[key] = times + 1
-            found.append(Measured(f"{key}_{times}" if times else key, metric, weighted))
-    return tuple(found)
+            metric, name = _named(identifier, labels, place)
+            key = f"weighted_{name}" if weighted and name in times else name
+            times[key] = times.get(key, -1) + 1
+            found[weighted][f"{key}_{times[key]}" if times[key] else key] = metric
+    return found
 
 
-def _named(identifier: Any, takes_labels: bool | None, output_shape: tuple[int, ...] | None) -> tuple[Metric, str]:
-    """Return a metric that takes the loss's targets, and the name that it is reported under."""
-    metric: Metric
-    if not isinstance(identifier, str) or identifier.lower() not in ("accuracy", "acc"):
-        metric = get(identifier)
-    elif output_shape is not None and output_shape[-1] == 1:
-        metric = BinaryAccuracy()
-    else:
-        metric = CategoricalAccuracy() if takes_labels is False else SparseCategoricalAccuracy()
+def _named(identifier: Any, labels: bool | None, place: int) -> tuple[Metric, str]:
+    """Return a metric that takes the loss's targets, and the name that it is reported under.
+
+    Args:
+        identifier: the user's.
+        labels: whether targets are labels.
+        place: of what is meant in the entries of `_BY_SHAPE`.
+    """
+    by_shape = _BY_SHAPE.get(identifier.lower()) if isinstance(identifier, str) else None
+    metric = get(identifier) if by_shape is None else by_shape[place]()
     name = identifier if isinstance(identifier, str) else metric.name
-    if takes_labels is not None and metric.takes_labels != takes_labels:
+    if labels is not None and metric.takes_labels is not None and metric.takes_labels != labels:
         ours, theirs = ("integer labels", "values") if metric.takes_labels else ("values", "integer labels")
         raise ConfigError(f"metric {name!r} compares with {ours}, the loss takes {theirs}")
     return metric, name

@@ -1,137 +1,231 @@
-"""What a metric is: a vector of sums over samples on the device, and a number made of it on the host.
+"""What a metric is: variables that batches are added to, and a number made of them, all in ops.
 
-The vectors of all metrics are a part of the message that also carries the gradients, so that global values cost no
-message of their own, and the sum over any number of ranks is exact: a metric may only ever add to its state.
+Totals are sums over samples in float64 (`aggregation="sum"`), so that ranks may each keep a summand of them and need
+no message before somebody reads the result, which is exact on any number of ranks.
 """
 
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.base import Backend, Buffer, RowSum
+from dptrain import initializers, ops
+from dptrain.errors import ConfigError
+from dptrain.losses.base import weights_like
+from dptrain.losses.functions import same_rank
+from dptrain.program.tensor import Tensor, Variable, as_tensors
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
 
-@dataclass(slots=True)  # made at every step: freezing it would cost more than the step's sums
-class Batch:
-    """The samples of a batch at hand, as losses and metrics see them.
-
-    Attributes:
-        y_pred: the model's outputs, (rows, *output_shape).
-        target: (rows,) int64 labels or (rows, *output_shape) values.
-        weights: (rows,) sample weights, or None where every sample counts as one.
-        scratch: `scratch(name, shape, dtype)` returns memory of (rows, *shape), by default one number a row of the
-            backend's dtype; what is in it holds until the next user of that name.
-    """
-
-    y_pred: Buffer
-    target: Buffer
-    weights: Buffer | None
-    scratch: Callable[..., Buffer]
-
-    @property
-    def rows(self) -> int:
-        """Number of samples."""
-        return int(self.y_pred.shape[0])
-
-    @property
-    def flat(self) -> tuple[Buffer, Buffer]:
-        """Outputs and target values, (rows, features) each."""
-        return self.y_pred.reshape(self.rows, -1), self.target.reshape(self.rows, -1)
-
-
 class Metric(Configurable):
-    """A number about samples, made of sums over them.
+    """A number about samples.
+
+    A metric of your own is a subclass with variables from `add_variable`, `update_state` and `result`; or, where it is
+    a mean over samples, just a function of y_true and y_pred.
 
     Args:
-        name: its key in logs; by default the class's name in snake case, numbered, as by Keras.
-        dtype: kept for Keras' configurations; sums over an epoch are made in float64.
+        dtype: kept for Keras' configurations; totals are float64.
+        name: its key in logs; by default the class's name in snake case.
 
     Attributes:
-        size: elements of the state.
-        takes_labels: targets are integer labels; otherwise values of the output's shape.
-        takes_logits: outputs before a final softmax give the same result, so that none need be computed.
+        takes_labels: targets are integer labels (True) or values (False); None where nobody knows.
         direction: "up" or "down" where the metric gets better; None where nobody knows.
     """
 
-    size = 2
+    takes_labels: bool | None = None
     direction: str | None = None
-    takes_labels = False
-    takes_logits = False
 
-    def __init__(self, name: str | None = None, dtype: str | None = None) -> None:
-        self.name = _numbered(snake_case(type(self).__name__)) if name is None else name
+    def __init__(self, dtype: str | None = None, name: str | None = None) -> None:
+        self.name = snake_case(type(self).__name__) if name is None else name
         self.dtype = dtype or "float32"
+        self._variables: list[Variable] = []
 
-    def takes_outputs_before(self, activation: str | None) -> bool:
-        """Return whether the metric is right on outputs before that last activation, which a loss may leave out.
-
-        Args:
-            activation: of the last layer, where the loss computes it itself; None where outputs are complete.
-        """
-        return activation is None or (self.takes_logits and activation == "softmax")
-
-    @abstractmethod
-    def update(self, ops: Backend, batch: Batch, state: Buffer) -> None:
-        """Add the batch's sums to the state, (size,) of the backend's dtype. Backend ops alone."""
-
-    @abstractmethod
-    def result(self, state: npt.NDArray[np.float64], rows: float) -> float:
-        """Return the metric's value.
+    def add_variable(
+        self,
+        shape: Sequence[int] = (),
+        initializer: Any = "zeros",
+        dtype: npt.DTypeLike | None = None,
+        aggregation: Literal["none", "sum"] = "sum",
+        name: str | None = None,
+    ) -> Variable:
+        """Return a new variable of the metric's state.
 
         Args:
-            state: (size,) sums over an epoch's samples of all ranks.
-            rows: their number.
+            shape: its shape.
+            initializer: its first value; `reset_state` sets zeros.
+            dtype: by default float64.
+            aggregation: "sum" if it is a sum over samples, of which each rank may keep a summand; else "none".
+            name: for files and messages.
         """
+        value = initializers.get("zeros" if initializer is None else initializer)(tuple(shape))
+        value = np.asarray(value, dtype or np.float64)
+        made = Variable(value, name or "variable", trainable=False, aggregation=aggregation)
+        self._variables.append(made)
+        return made
+
+    def add_weight(
+        self,
+        shape: Sequence[int] = (),
+        initializer: Any = "zeros",
+        dtype: npt.DTypeLike | None = None,
+        name: str | None = None,
+    ) -> Variable:
+        """Return a new variable of the metric's state; as `add_variable`."""
+        return self.add_variable(shape, initializer, dtype, name=name)
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Its state, and that of metrics which are its attributes."""
+        parts = [one.variables for one in vars(self).values() if isinstance(one, Metric)]
+        return [*self._variables, *(variable for part in parts for variable in part)]
+
+    @abstractmethod
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Add a batch: y_true, y_pred and sample_weight, which may be None."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """Return the metric's value, a tensor without dimensions."""
+
+    def reset_state(self) -> None:
+        """Begin anew: all of the state is 0."""
+        for one in self.variables:
+            one.assign(ops.zeros(one.shape, one.dtype))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch, and return the value with it."""
+        self.update_state(*args, **kwargs)
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self.name}>"
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments as Keras' `get_config` names them."""
         return {"name": self.name, "dtype": self.dtype}
 
 
-class Mean(Metric):
-    """The mean of one number a sample, weighted where there are weights; the state is [sum, sum of weights].
+def samplewise(values: Any, sample_weight: Any = None) -> tuple[Tensor, Tensor | None]:
+    """Return one number for each sample, times its weight if there are weights, and these.
 
-    A metric of this kind is a subclass that writes the number. (Keras' `Mean`, which is
-    fed with values by hand, is `MeanTracker` here.)
+    Args:
+        values: (rows, ...), of which a sample has the mean; or a single number.
+        sample_weight: the first axes of that shape, or one of length 1 more; or a single number.
+    """
+    (found,) = as_tensors([values])
+    if found.dtype.kind != "f":
+        found = ops.cast(found, "float32")
+    if sample_weight is None:
+        return _mean_of_rows(found), None
+    weights = ops.broadcast_to(weights_like(found, sample_weight), found.shape)
+    return _mean_of_rows(found * weights), _mean_of_rows(weights)
+
+
+def _mean_of_rows(values: Tensor) -> Tensor:
+    return ops.mean(values, tuple(range(1, values.ndim))) if values.ndim > 1 else values
+
+
+class Sum(Metric):
+    """The sum of what it is given, weighted where there are weights.
+
+    Args:
+        name: its key in logs.
+        dtype: as `Metric`.
     """
 
-    size = 2
+    def __init__(self, name: str | None = "sum", dtype: str | None = None) -> None:
+        super().__init__(dtype, name)
+        self.total = self.add_variable(name="total")
 
-    @abstractmethod
-    def values(self, ops: Backend, batch: Batch, values_B: Buffer) -> None:
-        """Overwrite values, one a row."""
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Add values, (rows, ...) or a number."""
+        (found,) = as_tensors([values])
+        if sample_weight is not None:
+            found = found * weights_like(found, sample_weight)
+        self.total.assign_add(ops.sum(found))
 
-    def update(self, ops: Backend, batch: Batch, state: Buffer) -> None:
-        """Sum the values."""
-        values_B = batch.scratch("values of metrics")
-        self.values(ops, batch, values_B)
-        ops.sum_rows(self.row_sum(values_B, batch.weights, state))
-
-    def row_sum(self, values_B: Buffer, weights_B: Buffer | None, state: Buffer) -> RowSum:
-        """Return what is to be summed once the values are there."""
-        return RowSum(values_B, weights_B, state[:1], state[1:2])
-
-    def result(self, state: npt.NDArray[np.float64], rows: float) -> float:
-        """Return the mean, 0 of nothing."""
-        return ratio(state[0], state[1])
+    def result(self) -> Tensor:
+        """Return the sum."""
+        return self.total.value * 1.0
 
 
-def ratio(part: float, whole: float) -> float:
-    """Return part / whole, and 0 where whole is 0."""
-    return float(part / whole) if whole else 0.0
+class Mean(Metric):
+    """The mean of what it is given, weighted where there are weights; 0 of nothing.
+
+    In a `train_step` it is fed by hand: `self.penalty.update_state(values)` counts a number for each sample, and a
+    batch's loss, one number, with `sample_weight=rows` for that many samples.
+
+    Args:
+        name: its key in logs.
+        dtype: as `Metric`.
+    """
+
+    def __init__(self, name: str | None = "mean", dtype: str | None = None) -> None:
+        super().__init__(dtype, name)
+        self.total = self.add_variable(name="total")
+        self.count = self.add_variable(name="count")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Add samples.
+
+        Args:
+            values: (rows, ...), of which a sample has the mean; or a single number.
+            sample_weight: (rows, ...), or a single number; None for ones.
+        """
+        found, weights = samplewise(values, sample_weight)
+        self.total.assign_add(ops.sum(found))
+        self.count.assign_add((found.shape[0] if found.ndim else 1) if weights is None else ops.sum(weights))
+
+    def result(self) -> Tensor:
+        """Return the mean."""
+        return ops.divide_no_nan(self.total, self.count)
 
 
-# How many metrics have been given a name, by that name.
-_taken: Counter[str] = Counter()
+class MeanMetricWrapper(Mean):
+    """The mean over samples of what a function computes.
+
+    Args:
+        fn: of y_true and y_pred, returns numbers (rows, ...).
+        name: its key in logs; by default the function's name.
+        dtype: as `Metric`.
+        kwargs: further arguments of the function.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], name: str | None = None, dtype: str | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(getattr(fn, "__name__", None) if name is None else name, dtype)
+        self.fn, self.arguments = fn, kwargs
+
+    def update_state(  # type: ignore[override]  # as Keras has it: what it adds is made of two
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            y_true: targets.
+            y_pred: the model's outputs.
+            sample_weight: (rows, ...), or None.
+        """
+        target, output = as_tensors([y_true, y_pred])
+        if not self.takes_labels:
+            target, output = same_rank(target, output)
+        super().update_state(self.fn(target, output, **self.arguments), sample_weight)
+
+    def config(self) -> dict[str, Any]:
+        """Return name, dtype, the function, and its further arguments."""
+        return super().config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self.arguments
 
 
-def _numbered(name: str) -> str:
-    _taken[name] += 1
-    return name if _taken[name] == 1 else f"{name}_{_taken[name] - 1}"
+def positive(k: int) -> int:
+    """Return k.
+
+    Raises:
+        ConfigError: it is no integer, or below 1.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ConfigError(f"k = {k!r}: expected an integer >= 1")
+    return k

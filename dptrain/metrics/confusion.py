@@ -1,24 +1,162 @@
-"""Metrics made of true and false positives and negatives."""
+"""Metrics made of true and false positives and negatives, at one or several thresholds."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from dptrain.backend.base import Backend, Buffer, RowSum
+from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.metrics.base import Batch, Metric, ratio
+from dptrain.losses.functions import pair
+from dptrain.metrics.base import Metric
+from dptrain.program.tensor import Tensor, Variable
+
+Kind = Literal["true_positives", "false_positives", "true_negatives", "false_negatives"]
 
 
-class _Ratio(Metric):
-    """True positives over true positives and another count; the state is these two.
+class _Confusion(Metric):
+    """Weighted counts of some of the four kinds, (thresholds,) each.
 
     Args:
-        thresholds: outputs above it are taken for positive, in [0, 1]; None for 0.5.
+        kinds: which.
+        thresholds: outputs above it are taken for positive.
+        name: its key in logs.
+        dtype: as `Metric`.
+        class_id: count this output alone, not all of them.
+
+    Raises:
+        ConfigError: a threshold is out of range.
+    """
+
+    takes_labels = False
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        thresholds: Sequence[float],
+        name: str | None,
+        dtype: str | None,
+        class_id: int | None = None,
+    ) -> None:
+        super().__init__(dtype, name)
+        self.class_id, self._limits = class_id, np.array(thresholds, np.float64)
+        self._counts: dict[Kind, Variable] = {
+            kind: self.add_variable((len(self._limits),), name=kind) for kind in kinds
+        }
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Count in each sample's outputs; a sample's weight counts for each of them.
+
+        Args:
+            y_true: 1 where positive, else 0.
+            y_pred: of that shape, (rows, ...).
+            sample_weight: (rows,) or (rows, ...), or None.
+        """
+        target, output = pair(y_true, y_pred)
+        if self.class_id is not None:
+            target, output = target[..., self.class_id], output[..., self.class_id]
+        shape = (*output.shape, 1)
+        positive = ops.reshape(ops.not_equal(target, 0), shape)
+        taken = ops.reshape(output, shape) > self._limits.astype(output.dtype)
+        weights: Tensor | None = None
+        if sample_weight is not None:
+            weights = ops.cast(sample_weight, output.dtype)
+            if weights.ndim > output.ndim:
+                weights = ops.squeeze(weights, -1)
+            weights = ops.reshape(weights, (*weights.shape, *(1,) * (len(shape) - weights.ndim)))
+        for kind, count in self._counts.items():
+            right, sign = kind.split("_")
+            predicted = taken if sign == "positives" else ops.logical_not(taken)
+            actual = positive if (right == "true") == (sign == "positives") else ops.logical_not(positive)
+            both = ops.cast(ops.logical_and(predicted, actual), output.dtype)
+            both = both if weights is None else both * weights
+            count.assign_add(ops.sum(both, tuple(range(len(shape) - 1))))
+
+    def _as_given(self, values: Tensor) -> Tensor:
+        """Return a single number where there is one threshold."""
+        return ops.reshape(values, ()) if len(self._limits) == 1 else values
+
+
+def _limits(thresholds: float | Sequence[float] | None) -> list[float]:
+    """Return thresholds as a list.
+
+    Raises:
+        ConfigError: one of them is not in [0, 1].
+    """
+    given: list[Any] = list(thresholds) if isinstance(thresholds, list | tuple) else [thresholds]
+    found = [0.5 if one is None else float(one) for one in given]
+    if not found or any(not 0 <= one <= 1 for one in found):
+        raise ConfigError(f"Threshold values must be in [0, 1]. Received: {given}")
+    return found
+
+
+class _Count(_Confusion):
+    """A count of one kind.
+
+    Args:
+        thresholds: outputs above it are taken for positive, in [0, 1], one or several; None for 0.5.
+        name: its key in logs.
+        dtype: as `Metric`.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    kind: Kind
+
+    def __init__(
+        self,
+        thresholds: float | Sequence[float] | None = None,
+        name: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
+        super().__init__([type(self).kind], _limits(thresholds), name, dtype)
+        self.thresholds = thresholds
+
+    def result(self) -> Tensor:
+        """Return the count, (thresholds,) of several."""
+        return self._as_given(self._counts[type(self).kind] * 1.0)
+
+    def config(self) -> dict[str, Any]:
+        """Return name, dtype and thresholds."""
+        return super().config() | {"thresholds": self.thresholds}
+
+
+class TruePositives(_Count):
+    """Outputs above the threshold where the target is 1."""
+
+    kind: Kind = "true_positives"
+    direction = "up"
+
+
+class FalsePositives(_Count):
+    """Outputs above the threshold where the target is 0."""
+
+    kind: Kind = "false_positives"
+    direction = "down"
+
+
+class TrueNegatives(_Count):
+    """Outputs at most the threshold where the target is 0."""
+
+    kind: Kind = "true_negatives"
+    direction = "up"
+
+
+class FalseNegatives(_Count):
+    """Outputs at most the threshold where the target is 1."""
+
+    kind: Kind = "false_negatives"
+    direction = "down"
+
+
+class _Ratio(_Confusion):
+    """True positives over true positives and another count.
+
+    Args:
+        thresholds: outputs above it are taken for positive, in [0, 1], one or several; None for 0.5.
         top_k: not supported.
-        class_id: not supported.
+        class_id: the output that is looked at, alone; None for all.
         name: its key in logs.
         dtype: as `Metric`.
 
@@ -27,6 +165,7 @@ class _Ratio(Metric):
     """
 
     direction = "up"
+    other: Kind
 
     def __init__(
         self,
@@ -36,51 +175,109 @@ class _Ratio(Metric):
         name: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        super().__init__(name, dtype)
-        for argument, value in (("top_k", top_k), ("class_id", class_id)):
-            if value is not None:
-                raise ConfigError(f"not supported: {argument}={value!r} of metric {type(self).__name__}")
+        if top_k is not None:
+            raise ConfigError(f"not supported: top_k={top_k!r} of metric {type(self).__name__}")
+        super().__init__(["true_positives", type(self).other], _limits(thresholds), name, dtype, class_id)
         self.thresholds = thresholds
-        given: list[Any] = [0.5] if thresholds is None else [thresholds]
-        if isinstance(thresholds, list | tuple):
-            given = list(thresholds)
-        if len(given) != 1:
-            raise ConfigError(f"not supported: thresholds={thresholds!r}, several in one metric; use one metric each")
-        self._threshold = float(given[0])
-        if not 0 <= self._threshold <= 1:
-            raise ConfigError(f"Threshold values must be in [0, 1]. Received: {given}")
 
-    @abstractmethod
-    def _other(self, predicted_B: Buffer, missed_B: Buffer) -> Buffer:
-        """Return the count that stands below the line beside the true positives."""
-
-    def update(self, ops: Backend, batch: Batch, state: Buffer) -> None:
-        """Count in each sample's outputs; a sample's weight counts for each of them."""
-        both_B, predicted_B, missed_B = (batch.scratch(name) for name in ("both", "predicted", "missed"))
-        ops.confusion(*batch.flat, self._threshold, both_B, predicted_B, missed_B)
-        ops.sum_rows(
-            RowSum(both_B, batch.weights, state[:1]),
-            RowSum(self._other(predicted_B, missed_B), batch.weights, state[1:2]),
-        )
-
-    def result(self, state: npt.NDArray[np.float64], rows: float) -> float:
-        """Return the ratio, 0 of nothing."""
-        return ratio(state[0], state[0] + state[1])
+    def result(self) -> Tensor:
+        """Return the ratio, 0 of nothing; (thresholds,) of several."""
+        right, other = self._counts.values()
+        return self._as_given(ops.divide_no_nan(right, right + other))
 
     def config(self) -> dict[str, Any]:
-        """Return name, dtype and thresholds; top_k and class_id are None."""
-        return super().config() | {"thresholds": self.thresholds, "top_k": None, "class_id": None}
+        """Return name, dtype, thresholds and class_id; top_k is None."""
+        return super().config() | {"thresholds": self.thresholds, "top_k": None, "class_id": self.class_id}
 
 
 class Precision(_Ratio):
     """True positives over all that were taken for positive."""
 
-    def _other(self, predicted_B: Buffer, missed_B: Buffer) -> Buffer:
-        return predicted_B
+    other: Kind = "false_positives"
 
 
 class Recall(_Ratio):
     """True positives over all that are positive."""
 
-    def _other(self, predicted_B: Buffer, missed_B: Buffer) -> Buffer:
-        return missed_B
+    other: Kind = "false_negatives"
+
+
+class AUC(_Confusion):
+    """The area under the ROC curve, or under that of precision and recall, by the trapezoidal rule over thresholds.
+
+    Args:
+        num_thresholds: at least 2, evenly spaced in [0, 1].
+        thresholds: further ones than 0 and 1, instead of so many.
+        multi_label: not supported.
+        num_labels: not supported.
+        label_weights: not supported.
+        curve: "ROC", or "PR" for precision and recall.
+        summation_method: "interpolation"; others are not supported.
+        name: its key in logs.
+        dtype: as `Metric`.
+        from_logits: outputs are logits.
+
+    Raises:
+        ConfigError: an argument is out of range or not supported.
+
+    Source: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006, for "PR".
+    """
+
+    direction = "up"
+
+    def __init__(
+        self,
+        num_thresholds: int = 200,
+        curve: str = "ROC",
+        summation_method: str = "interpolation",
+        name: str | None = None,
+        dtype: str | None = None,
+        thresholds: Sequence[float] | None = None,
+        multi_label: bool = False,
+        num_labels: int | None = None,
+        label_weights: Any = None,
+        from_logits: bool = False,
+    ) -> None:
+        if multi_label or num_labels is not None or label_weights is not None:
+            raise ConfigError("not supported: multi_label, num_labels and label_weights of metric AUC")
+        if curve not in ("ROC", "PR") or summation_method != "interpolation" or num_thresholds < 2:
+            raise ConfigError(
+                f"not supported: AUC(num_thresholds={num_thresholds}, curve={curve!r}, summation_method="
+                f"{summation_method!r}); expected 2 thresholds or more, 'ROC' or 'PR', 'interpolation'"
+            )
+        given = [] if thresholds is None else sorted(_limits(thresholds))
+        inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1) if thresholds is None else given
+        num_thresholds = len(inner) + 2
+        kinds: list[Kind] = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
+        super().__init__(kinds, [-1e-7, *inner, 1 + 1e-7], name, dtype)
+        self.num_thresholds, self.curve, self.from_logits = num_thresholds, curve, from_logits
+        self._thresholds = None if thresholds is None else given
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """As of `Precision`."""
+        super().update_state(y_true, ops.sigmoid(y_pred) if self.from_logits else y_pred, sample_weight)
+
+    def result(self) -> Tensor:
+        """Return the area."""
+        tp, tn, fp, fn = (one.value for one in self._counts.values())
+        if self.curve == "PR":
+            return self._between_precision_and_recall(tp, fp, fn)
+        recall, fall_out = ops.divide_no_nan(tp, tp + fn), ops.divide_no_nan(fp, fp + tn)
+        return ops.sum((fall_out[:-1] - fall_out[1:]) * (recall[:-1] + recall[1:]) * 0.5)
+
+    def _between_precision_and_recall(self, tp: Tensor, fp: Tensor, fn: Tensor) -> Tensor:
+        """True positives grow linearly with all positives between two thresholds; the precision between follows."""
+        positives = tp + fp
+        step, grown = tp[:-1] - tp[1:], positives[:-1] - positives[1:]
+        slope = ops.divide_no_nan(step, ops.maximum(grown, 0))
+        intercept = tp[1:] - slope * positives[1:]
+        known = ops.logical_and(positives[:-1] > 0, positives[1:] > 0)
+        growth = ops.where(known, ops.divide_no_nan(positives[:-1], ops.maximum(positives[1:], 0)), 1)
+        area = slope * (step + intercept * ops.log(growth))
+        return ops.sum(ops.divide_no_nan(area, ops.maximum(tp[1:] + fn[1:], 0)))
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        own = {"num_thresholds": self.num_thresholds, "curve": self.curve, "summation_method": "interpolation"}
+        own |= {"multi_label": False, "num_labels": None, "label_weights": None, "from_logits": self.from_logits}
+        return super().config() | own | ({} if self._thresholds is None else {"thresholds": self._thresholds})

@@ -65,8 +65,8 @@ class Output:
     name: str
     loss: Loss | None
     weight: float
-    metrics: Sequence[Metric]
-    weighted_metrics: Sequence[Metric]
+    metrics: Mapping[str, Metric]
+    weighted_metrics: Mapping[str, Metric]
     tracker: metrics.Mean | None
 
     def compute_loss(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any, rows: int) -> Tensor:
@@ -90,6 +90,7 @@ class Outputs:
     Attributes:
         nested: as given, with an `Output` for each.
         flat: the `Output`s in order.
+        metrics: of all outputs, by their keys in logs: means of losses first.
 
     Raises:
         ConfigError: something for an output that there is not, or losses and metrics that do not go together.
@@ -109,18 +110,18 @@ class Outputs:
         self.flat: list[Output] = []
         for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
             found = metrics.resolve(plain, weighted, loss, shape)
-            prefix = f"{name}_" if several else ""
-            for one in (*found[0], *found[1]):
-                one.name = f"{prefix}{one.name}" if prefix and not one.name.startswith(prefix) else one.name
             tracker = metrics.Mean(f"{name}_loss") if several and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = _refilled(nested, iter(self.flat))
-        taken: dict[str, int] = {}
-        for metric in self.metrics:
-            number = taken.get(metric.name, 0)
-            taken[metric.name] = number + 1
-            if number:
-                metric.name = f"{metric.name}_{number}"
+        # By their keys in logs.
+        self.metrics: dict[str, Metric] = {}
+        for one in self.flat:
+            if one.tracker is not None:
+                self.metrics[one.tracker.name] = one.tracker
+        for one in self.flat:
+            prefix = f"{one.name}_" if several else ""
+            own = {**one.metrics, **one.weighted_metrics}
+            self.metrics |= {key if key.startswith(prefix) else prefix + key: metric for key, metric in own.items()}
 
     @property
     def losses(self) -> Any:
@@ -128,12 +129,6 @@ class Outputs:
         if all(one.loss is None for one in self.flat):
             return None
         return tree.map_leaves(lambda path, one: one.loss, self.nested)
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """All of them: of losses by output, then what `compile` was given."""
-        trackers = [one.tracker for one in self.flat if one.tracker is not None]
-        return [*trackers, *(metric for one in self.flat for metric in (*one.metrics, *one.weighted_metrics))]
 
     def compute_loss(self, y: Any, y_pred: Any, sample_weight: Any, rows: int) -> Tensor | None:
         """Return the sum of the outputs' losses, None where there is none."""
@@ -147,9 +142,9 @@ class Outputs:
     def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any) -> None:
         """Show a batch to the metrics."""
         for one, target, predicted, weight in self._each(y, y_pred, sample_weight):
-            for metric in one.metrics:
+            for metric in one.metrics.values():
                 metric.update_state(target, predicted)
-            for metric in one.weighted_metrics:
+            for metric in one.weighted_metrics.values():
                 metric.update_state(target, predicted, sample_weight=weight)
 
     def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:

@@ -7,6 +7,8 @@ in both: by falling distance from the outputs, then as a walk from the outputs m
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
@@ -55,8 +57,12 @@ class Graph:
         """The layers of the inputs."""
         return [one.history.layer for one in tree.leaves(self.inputs)]
 
-    def run(self, inputs: Any) -> Any:
+    def run(self, inputs: Any, dtype: str) -> Any:
         """Return the outputs for inputs that are nested as the graph's, or in its order.
+
+        Args:
+            inputs: tensors.
+            dtype: the model's, to which inputs become that are to be floating-point numbers and are not.
 
         Raises:
             ConfigError: other inputs than the graph has.
@@ -66,7 +72,8 @@ class Graph:
         rows = next((n for one in given for n in one.shape if isinstance(n, Rows)), None)
         count = rows.rows if rows is not None else int(given[0].shape[0])
         for symbol, one in zip(tree.leaves(self.inputs), given, strict=True):
-            known[id(symbol)] = one if one.dtype == symbol.dtype else ops.cast(one, symbol.dtype)
+            wanted = np.dtype(dtype) if symbol.dtype.kind == "f" else symbol.dtype
+            known[id(symbol)] = one if one.dtype == wanted else ops.cast(one, wanted)
 
         def value(symbol: Any) -> Any:
             if not isinstance(symbol, Tensor) or symbol.value is not None:

@@ -30,7 +30,14 @@ from dptrain.ops.activation import (
     threshold,
 )
 from dptrain.ops.convolution import average_pool, conv, conv_transpose, max_pool
+from dptrain.ops.cross_entropy import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    in_top_k,
+    sparse_categorical_crossentropy,
+)
 from dptrain.ops.custom import LETTERS, Launch, Op, op
+from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import (
     absolute,
     add,
@@ -97,8 +104,10 @@ __all__ = [
     "add",
     "argmax",
     "average_pool",
+    "binary_crossentropy",
     "broadcast_to",
     "cast",
+    "categorical_crossentropy",
     "celu",
     "clip",
     "concatenate",
@@ -106,6 +115,7 @@ __all__ = [
     "conv_transpose",
     "cos",
     "divide",
+    "divide_no_nan",
     "elu",
     "equal",
     "erf",
@@ -119,6 +129,7 @@ __all__ = [
     "hard_sigmoid",
     "hard_silu",
     "hard_tanh",
+    "in_top_k",
     "leaky_relu",
     "less",
     "less_equal",
@@ -159,6 +170,7 @@ __all__ = [
     "softmax",
     "softplus",
     "softsign",
+    "sparse_categorical_crossentropy",
     "sparse_plus",
     "sparse_sigmoid",
     "sqrt",

@@ -14,7 +14,7 @@ from dptrain.ops.sharing import (
     floating_dtype,
     unbroadcast,
 )
-from dptrain.program.tensor import Array, Tensor, op
+from dptrain.program.tensor import Array, Tensor, as_tensors, op
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
 _FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": floating_dtype}
@@ -376,7 +376,8 @@ def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
         x: a tensor or an array.
         dtype: such as "float32".
     """
-    return cast_to(x, dtype=np.dtype(dtype).name)
+    (tensor,) = as_tensors([x])
+    return tensor if tensor.dtype == dtype else cast_to(tensor, dtype=np.dtype(dtype).name)
 
 
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:

@@ -138,7 +138,8 @@ def softmax(x: Any, axis: int = -1) -> Tensor:
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, exact where that is nearly 0."""
     (tensor,) = as_tensors([x])
-    return tensor - logsumexp(tensor, axis, keepdims=True)
+    shifted = tensor - stop_gradient(max(tensor, axis, keepdims=True))
+    return shifted - log(sum(exp(shifted), axis, keepdims=True))
 
 
 def _argmax_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:

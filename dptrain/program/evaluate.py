@@ -8,7 +8,7 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.messages import all_reduce, stages
-from dptrain.program.placement import OWN_ROWS, own_rows
+from dptrain.program.placement import OWN_ROWS, PlacedProgram, constant_of, own_rows
 from dptrain.program.program import Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, Variable, watch
@@ -24,6 +24,8 @@ def evaluate(
     comm: Communicator | None = None,
 ) -> tuple[dict[str, Array], dict[Variable, Array]]:
     """Return what comes out of a program, and the new values of its state. Collective where it is a placed one.
+
+    Readings are among it unless ranks have summands of the state.
 
     Args:
         program: what is executed.
@@ -59,12 +61,15 @@ def evaluate(
             sums = _all_reduced(parts, message[0].attributes["over"], comm)
             found |= {id(one): value for one, value in zip(message, sums, strict=True)}
     outputs = {name: found[id(one)] for name, one in program.outputs.items()}
-    return outputs, {variable: found[id(one)] for variable, one in program.updates.items()}
+    updates = {variable: found[id(one)] for variable, one in program.updates.items()}
+    if program.readings is not None and not (isinstance(program, PlacedProgram) and program.summed):
+        outputs |= evaluate(program.readings, {}, {**(state or {}), **updates})[0]
+    return outputs, updates
 
 
 def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int) -> Array:
     if tensor.op is None:
-        return tensor.numpy()
+        return constant_of(tensor, rows)
     if tensor.op is OWN_ROWS:
         return own_rows(tensor, inputs[0], rows, first_row)
     return tensor.op.execute(inputs, tensor, rows, first_row)

@@ -17,7 +17,7 @@ Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization 
 arXiv:2105.04663, and DTensor of PyTorch.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -94,12 +94,25 @@ class _Part:
     Attributes:
         tensor: of the placed program.
         placement: of `tensor`.
-        divisor: a partial number by whose sum `tensor` is still to be divided, or None.
+        divisor: by which `tensor` is still to be divided, or None.
     """
 
     tensor: Tensor
     placement: Placement
-    divisor: Tensor | None = None
+    divisor: "_Divisor | None" = None
+
+
+@dataclass(frozen=True)
+class _Divisor:
+    """What a quotient still waits for.
+
+    Attributes:
+        tensor: a partial number.
+        op: that divides by its sum.
+    """
+
+    tensor: Tensor
+    op: Op
 
 
 def place(program: Program, summed: Collection[Variable] = ()) -> PlacedProgram:
@@ -163,8 +176,8 @@ class _Placing:
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
         if op is OPS["cast_to"] and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
-        if op is OPS["divide"] and self._can_wait(tensor, *parts):
-            return self._note(parts[0].tensor, parts[0].placement, self._number(parts[1]))
+        if op in (OPS["divide"], OPS["divide_no_nan"]) and self._can_wait(tensor, *parts):
+            return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
         parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
@@ -181,12 +194,44 @@ class _Placing:
             placement = Placement(None if isinstance(sharing.output, str) else sharing.output, partial)
         return self._note(self._made(op, parts, tensor), placement, divisor)
 
+    def _own_count(self, tensor: Tensor) -> Tensor | None:
+        """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""
+        if tensor.counts_rows:
+            own = Tensor(None, (), tensor.attributes | {"own": True}, tensor.shape, tensor.dtype, tensor.value)
+            return self._note(own, PARTIAL).tensor
+        if tensor.op is None or tensor.op.linear is None:
+            return None
+        found = [self._own_count(one) for one in tensor.inputs]
+        counted = [number for number, one in enumerate(found) if one is not None]
+        others_known = all(
+            one.op is None and one.value is not None
+            for one, own in zip(tensor.inputs, found, strict=True)
+            if own is None
+        )
+        if len(counted) != 1 or not others_known or tensor.op.linear != "each":
+            return None
+        if tensor.op.linear_in is not None and counted[0] not in tensor.op.linear_in:
+            return None
+        inputs = [one if own is None else own for one, own in zip(tensor.inputs, found, strict=True)]
+        return self._note(Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype), PARTIAL).tensor
+
+    def _with_own_counts(self, op: Op, parts: list[_Part]) -> list[_Part]:
+        """Return the inputs of a sum in which, beside partial ones, numbers of rows are those of each rank."""
+        if not self._summed or op.linear != "joint" or not any(one.placement == PARTIAL for one in parts):
+            return parts
+        found = []
+        for one in parts:
+            own = self._own_count(one.tensor) if one.placement == REPLICATED and one.divisor is None else None
+            found.append(one if own is None else _Part(own, PARTIAL))
+        return found
+
     def _linear(self, op: Op, parts: list[_Part]) -> tuple[list[_Part], Placement]:
         """Return the inputs of an op of whole tensors, and where its output lies: partial where it is linear in one."""
+        parts = self._with_own_counts(op, parts)
         partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
         if partial and op.linear is not None:
             linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
-            if op.linear == "joint" and partial == list(linear_in):
+            if op.linear == "joint" and partial == _not_zero(parts, linear_in):
                 return parts, PARTIAL
             candidates = [number for number in partial if number in linear_in]
             if op.linear == "each" and candidates:
@@ -211,14 +256,19 @@ class _Placing:
         made = Tensor(OPS["reshape_to"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
         return self._note(made, PARTIAL).tensor
 
-    def _common_divisor(self, op: Op, parts: list[_Part]) -> Tensor | None:
+    def _common_divisor(self, op: Op, parts: list[_Part]) -> _Divisor | None:
         """Return the divisor that an op's output can take over from its inputs, or None."""
         divisors = [one.divisor for one in parts]
         known = [number for number, one in enumerate(divisors) if one is not None]
-        linear_in = list(range(len(parts)) if op.linear_in is None else op.linear_in)
+        linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
         if op.linear == "each" and len(known) == 1 and known[0] in linear_in:
             return divisors[known[0]]
-        if op.linear == "joint" and known == linear_in and len({id(one) for one in divisors if one is not None}) == 1:
+        if (
+            op.linear == "joint"
+            and known
+            and known == _not_zero(parts, linear_in)
+            and len({one for one in divisors if one is not None}) == 1
+        ):
             return divisors[known[0]]
         return None
 
@@ -227,8 +277,8 @@ class _Placing:
         if part.divisor is None:
             return part
         whole = part if part.placement.partial is None else self._reduce(part)
-        by = self._reduce(_Part(part.divisor, PARTIAL))
-        made = Tensor(OPS["divide"], (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
+        by = self._reduce(_Part(part.divisor.tensor, PARTIAL))
+        made = Tensor(part.divisor.op, (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
         return self._note(made, whole.placement)
 
     def _whole(self, part: _Part) -> _Part:
@@ -269,10 +319,20 @@ class _Placing:
             return tensor
         return Tensor(op, inputs, tensor.attributes, tensor.shape, tensor.dtype, name=tensor.name)
 
-    def _note(self, tensor: Tensor, placement: Placement, divisor: Tensor | None = None) -> _Part:
+    def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[id(tensor)] = placement
         self._kept.append(tensor)
         return _Part(tensor, placement, divisor)
+
+
+def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
+    """Return which parts are not the constant 0, which is its own summand and quotient."""
+
+    def is_zero(tensor: Tensor) -> bool:
+        known = tensor.value if tensor.op is None and not tensor.counts_rows else None
+        return known is not None and known.size == 1 and not known.any()
+
+    return [number for number in numbers if not is_zero(parts[number].tensor)]
 
 
 def own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
@@ -284,3 +344,11 @@ def own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> 
     own = slice(first_row * length.scale, (first_row + rows) * length.scale)
     found: Array = array[(slice(None),) * axis + (own,)]
     return found
+
+
+def constant_of(tensor: Tensor, rows: int | None) -> Array:
+    """Return the value of a constant as a rank has it: of a number of rows that is its own summand, its rows."""
+    value = tensor.numpy()
+    if rows is None or not tensor.attributes.get("own"):
+        return value
+    return np.full(value.shape, rows * tensor.attributes["rows"], value.dtype)

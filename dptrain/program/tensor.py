@@ -165,7 +165,7 @@ class Operand:
     """What can stand in an expression: tensors, and variables, which mean their value."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # `array * tensor` is the tensor's to compute
+    __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
 
     def __add__(self, other: Any) -> "Tensor":
         return OPS["add"](self, other)

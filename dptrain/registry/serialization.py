@@ -1,7 +1,7 @@
 """Objects as Keras writes them to JSON: {"module", "class_name", "config", "registered_name"}, and back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -87,17 +87,31 @@ class Registry(Generic[T]):
         module: where Keras has the classes ("keras.losses").
         base: the class of all such objects.
         classes: by name; further ones may be added later.
+        of_function: makes an object of a user's function; None where functions are not supported.
     """
 
-    def __init__(self, kind: str, module: str, base: type[Any], classes: Mapping[str, type[Any]]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        module: str,
+        base: type[Any],
+        classes: Mapping[str, type[Any]],
+        of_function: Callable[[Callable[..., Any]], T] | None = None,
+    ) -> None:
         self._kind, self._module, self._base, self._classes = kind, module, base, classes
+        self._of_function = of_function
 
-    def get(self, identifier: str | Mapping[str, Any] | type[Any] | T) -> T:
+    def get(self, identifier: str | Mapping[str, Any] | type[Any] | Callable[..., Any] | T) -> T:
         """Return the object of that name or class with Keras' defaults, of that configuration, or the one given.
+
+        Where functions are supported, of one.
 
         Raises:
             ConfigError: there is none, or an argument is out of range.
         """
+        known = isinstance(identifier, self._base | type)
+        if self._of_function is not None and callable(identifier) and not known:
+            return self._of_function(identifier)
         found: T = get(self._kind, identifier, self._base, self._classes)
         return found
 

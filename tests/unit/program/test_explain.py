@@ -21,7 +21,7 @@ def test_the_example_of_the_documentation():
     with contextlib.redirect_stdout(printed):
         exec(compile(source, "docs/program.md", "exec"), {})
     lines = printed.getvalue().splitlines()
-    assert len(lines) == 1 + 51 + 4 + 1
+    assert len(lines) == 1 + 50 + 4 + 1
     for line in shown.splitlines():
         assert line == "..." or line.rstrip() in lines, line
 

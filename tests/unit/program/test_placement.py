@@ -122,10 +122,11 @@ def test_rows_that_a_step_makes_itself(shards):
 
 def test_sums_of_gradients_and_of_weights_wait_for_each_other():
     """The division by the sum of the weights comes after the backward pass, not in the middle of it."""
-    variables = weights(w=(4, 3))
+    variables = weights(v=(4, 6), w=(6, 3))
 
     def step(x, y, sample_weight):
-        loss = ops.sum(cross_entropy(x @ variables["w"], y) * sample_weight) / ops.sum(sample_weight)
+        logits = ops.relu(x @ variables["v"]) @ variables["w"]
+        loss = ops.sum(cross_entropy(logits, y) * sample_weight) / ops.sum(sample_weight)
         loss.backward()
         descend(variables)
         return {"loss": loss}
@@ -133,10 +134,10 @@ def test_sums_of_gradients_and_of_weights_wait_for_each_other():
     messages, placed = compare(step, variables, [4, 7])
     assert messages == 1  # the loss, the gradient and the weights, in it
     (first, last) = stages(placed)
-    assert [len(message) for message in first.messages] == [3]
+    assert [len(message) for message in first.messages] == [4]
     # All products are made before the message, all quotients by the sum of the weights after it.
     assert [one.op.name for one in last.tensors if one.op and one.op.name == "batch_matmul"] == []
-    assert sum(one.op is OPS["divide"] for one in last.tensors) == 2
+    assert sum(one.op is OPS["divide"] for one in last.tensors) == 3
 
 
 def test_normalization_meets_five_times():

@@ -1,32 +1,25 @@
-"""The public face in Keras' words: a model that can be compiled, trained, evaluated and asked.
-
-Layers, `compile` and the device are in `network`, weights and files in `stored`, steps of a user's own in
-`train.custom`.
-"""
+"""`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain.backend.base import flat_features
 from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.inputs import (
     Samples,
     Stream,
-    as_array,
-    check_features,
     check_frequency,
     check_given,
+    check_inputs,
     check_numbers,
     check_samples,
-    check_unspecified,
     evaluation_batches,
-    is_array,
     refuse_split,
     rows_of_batch,
     source_of,
@@ -42,42 +35,18 @@ from dptrain.callbacks.base import flatten
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError
-from dptrain.layers import Layer
+from dptrain.program import tree
 from dptrain.runtime.failure import phase, warn
-from dptrain.stored import StoredNetwork
 from dptrain.train.trainer import StepIterator, run_to_end
+
+if TYPE_CHECKING:
+    from dptrain.models.model import Model
 
 Array = npt.NDArray[Any]
 
 
-class Sequential(StoredNetwork):
-    """Layers in a row, with training.
-
-    The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
-    rank calls the same methods with the same arguments, and all methods that compute are collective.
-
-    Args:
-        layers: the layers; more can be added with `add`.
-        trainable: False leaves all weights as they are, whatever the layers say.
-        name: for summaries; "sequential" by default (which Keras numbers).
-        seed: of initial weights, shuffling and dropout, the same on all ranks; by default that of
-            `dptrain.utils.set_random_seed`, or 0.
-
-    Raises:
-        ConfigError: the seed is out of range, or something else than a layer.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[Layer] | None = None,
-        trainable: bool = True,
-        name: str | None = None,
-        *,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(layers, trainable=trainable, name="sequential" if name is None else name, seed=seed)
-        self.history: History | None = None
-        self.stop_training = self.stop_evaluating = self.stop_predicting = False
+class Fitting:
+    """What of a model trains, evaluates and asks it."""
 
     # Training
 
@@ -183,7 +152,7 @@ class Sequential(StoredNetwork):
             if validation_split and validation_data is None:
                 refuse_split(x, y, sample_weight)
             train = self._data(comm, x, y, sample_weight, class_weight, shuffle=shuffle)
-            validation = None
+            validation: Samples | Stream | None = None
             if validation_data is not None:
                 validation = self._data(comm, *unpack(validation_data, "validation_data"), looks=False)
             elif validation_split and isinstance(train, Samples):
@@ -198,7 +167,7 @@ class Sequential(StoredNetwork):
             )
             return train, validation, sampler
 
-        train, validation, sampler = self._agreed(comm, "fit", prepare)
+        train, validation, sampler = self.agreed(comm, "fit", prepare)
         steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
         hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=steps_per_epoch or steps)
         if comm.size > 1:
@@ -214,13 +183,13 @@ class Sequential(StoredNetwork):
                     list(validation_freq) if isinstance(validation_freq, Sequence) else validation_freq,
                 ],
                 "seed": self.seed,
-                "layers": [[type(layer).__name__, layer.config()] for layer in self.layers],
+                "layers": self._describe_layers(),
                 "trainable": self.trainable,
-                "compiled": self._describe_compiled(),
+                "compiled": self.describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
         watched = _watched(comm, hooks, "test")
-        store = self._trainer(comm).replica.as_stored
+        self.trainer(comm)
 
         def batches() -> tuple[Batches, Batches | None]:
             own: Batches
@@ -228,24 +197,24 @@ class Sequential(StoredNetwork):
                 own = self._stream(train, comm, steps_per_epoch)
             else:
                 assert sampler is not None
-                own = ArrayBatches(train.stored(store), sampler, steps_per_epoch)
+                own = ArrayBatches(*train.stored(), sampler, steps_per_epoch)
+                self._trace_training(own, sampler)
             if validation is None:
                 return own, None
             if isinstance(validation, Stream):
                 return own, self._stream(validation, comm, validation_steps, "evaluation")
             return own, evaluation_batches(
-                validation.stored(store),
+                validation,
                 comm,
                 batch_size=validation_batch_size,
                 otherwise=batch_size,
                 steps=validation_steps,
-                watched=watched,
-                whole=self._whole(),
+                together=watched or self._meets(comm, validation),
             )
 
-        own, evaluated = self._agreed(comm, "fit", batches)
+        own, evaluated = self.agreed(comm, "fit", batches)
         if isinstance(own, StreamBatches):
-            with self._collective(comm):
+            with self.collective(comm):
                 own.reset()
         yield from self._train(
             own,
@@ -273,15 +242,17 @@ class Sequential(StoredNetwork):
         """
         comm = self._start("fit", train.x)
         hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
-        store = self._trainer(comm).replica.as_stored
+        self.trainer(comm)
 
         def batches() -> tuple[Batches, Batches | None]:
-            own = ArrayBatches(store(train.x, train.y), sampler)
+            own = ArrayBatches(*Samples(train.x, train.y, dtype=self.dtype).stored(), sampler)
+            self._trace_training(own, sampler)
             if validation is None:
                 return own, None
-            return own, evaluation_batches(store(validation.x, validation.y), comm, mine=validation.mine)
+            samples = Samples(validation.x, validation.y, dtype=self.dtype)
+            return own, evaluation_batches(samples, comm, mine=validation.mine)
 
-        own, evaluated = self._agreed(comm, "fit", batches)
+        own, evaluated = self.agreed(comm, "fit", batches)
         yield from self._train(own, evaluated, hooks, comm, epochs=epochs)
 
     def _train(
@@ -289,12 +260,10 @@ class Sequential(StoredNetwork):
     ) -> StepIterator[None]:
         """What all ways into a training have in common."""
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
-        trainer = self._trainer(comm)
+        trainer = self.trainer(comm)
         self._warn_of_nothing_to_train()
-        for part in self.parts():
-            part._share_parameters(comm)
         try:
-            with self._collective(comm):
+            with self.collective(comm):
                 yield from trainer.training(train, hooks, validation=validation, **arguments)
         finally:
             hooks.release()
@@ -337,21 +306,20 @@ class Sequential(StoredNetwork):
             check_given(batch_size=batch_size, steps=steps)
             return self._data(comm, x, y, sample_weight)
 
-        data = self._agreed(comm, "evaluate", check)
+        data = self.agreed(comm, "evaluate", check)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "test")
-        trainer = self._trainer(comm)
+        trainer = self.trainer(comm)
 
         def prepare() -> Batches:
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
-            arrays = data.stored(trainer.replica.as_stored)
-            options: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "watched": watched}
-            return evaluation_batches(arrays, comm, **options, whole=self._whole())
+            together = watched or self._meets(comm, data)
+            return evaluation_batches(data, comm, batch_size=batch_size, steps=steps, together=together)
 
-        batches = self._agreed(comm, "evaluate", prepare)
+        batches = self.agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
-        with self._collective(comm):
+        with self.collective(comm):
             logs = trainer.evaluate(batches, hooks)
         return _in_order(logs, return_dict)
 
@@ -383,20 +351,18 @@ class Sequential(StoredNetwork):
             check_given(batch_size=batch_size, steps=steps)
             source = source_of(x, comm=comm)
             if source is not None:
-                if self._architecture is None:
+                if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                batches = stream_batches(source, None, self.architecture, None, comm, steps, what="prediction")
-                return batches, None
-            samples = check_features(x, self.architecture)
-            flat = samples.reshape(len(samples), flat_features(samples.shape[1:]))
-            options: dict[str, Any] = {"batch_size": batch_size, "steps": steps, "watched": watched}
-            return evaluation_batches([flat], comm, **options), len(samples)
+                return stream_batches(source, self.expected, comm, steps, what="prediction"), None
+            samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
+            found = evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=watched)
+            return found, len(samples)
 
-        batches, rows = self._agreed(comm, "predict", prepare)
+        batches, rows = self.agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
-        with self._collective(comm):
-            return self._trainer(comm).predict(batches, rows, hooks)
+        with self.collective(comm):
+            return self.as_outputs(self.trainer(comm).predict(batches, rows, hooks))
 
     # One batch at a time
 
@@ -418,11 +384,11 @@ class Sequential(StoredNetwork):
             DataError: data that does not fit the model.
         """
         comm = self._start("train_on_batch", x)
-        samples = self._agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
+        samples = self.agreed(comm, "train_on_batch", lambda: self._samples(x, y, sample_weight, class_weight))
         batches = self._one_batch("train_on_batch", samples, comm)
         self._warn_of_nothing_to_train()
-        with self._collective(comm):
-            logs = self._trainer(comm).train_on_batch(batches)
+        with self.collective(comm):
+            logs = self.trainer(comm).train_on_batch(batches)
         return _in_order(logs, return_dict)
 
     def test_on_batch(
@@ -435,10 +401,10 @@ class Sequential(StoredNetwork):
             DataError: data that does not fit the model.
         """
         comm = self._start("test_on_batch", x)
-        samples = self._agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
+        samples = self.agreed(comm, "test_on_batch", lambda: self._samples(x, y, sample_weight))
         batches = self._one_batch("test_on_batch", samples, comm)
-        with self._collective(comm):
-            logs = self._trainer(comm).test_on_batch(batches)
+        with self.collective(comm):
+            logs = self.trainer(comm).test_on_batch(batches)
         return _in_order(logs, return_dict)
 
     def predict_on_batch(self, x: Any) -> Array:
@@ -449,20 +415,14 @@ class Sequential(StoredNetwork):
         """
         return self.predict(x, batch_size=max(len(x), comms.current().size), verbose=0)
 
-    def reset_metrics(self) -> None:
-        """Start new means of loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
-        if self._replica is not None and self._compiled is not None:
-            self._replica.reset_totals()
-
     def _one_batch(self, where: str, samples: Samples, comm: Communicator) -> Batches:
-        store = self._trainer(comm).replica.as_stored
         size = max(len(samples), comm.size)
 
         def action() -> Batches:
             sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False)
-            return ArrayBatches(samples.stored(store), sampler)
+            return ArrayBatches(*samples.stored(), sampler)
 
-        return self._agreed(comm, where, action)
+        return self.agreed(comm, where, action)
 
     # Data
 
@@ -487,73 +447,64 @@ class Sequential(StoredNetwork):
         return Stream(source, self._look(source) if looks and not self._seen else 0)
 
     def _look(self, source: BatchSource) -> int:
-        """Take the model's input shape, if it is not known, from the first batch; return its rows."""
-        x = as_array(source.look()[0], "x")
+        """Make the weights, if they are not there, for samples like the first batch's; return its rows."""
+        x = tree.map_leaves(lambda path, one: np.asarray(one), source.look()[0])
         self._seen = self._compiled is not None
-        if self._awaits_shape():
-            self._build_for(x.shape[1:])
-        return len(x) if x.ndim else 0
+        self._build_like(x)
+        first = tree.leaves(x)[0]
+        return len(first) if first.ndim else 0
 
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
-        assert self._compiled is not None
-        store = self._trainer(comm).replica.as_stored
-        loss = self._compiled[0]
-        if what == "evaluation" and comm.size > 1 and loss.depends_on_batches:
-            raise ConfigError(
-                f"not supported on several ranks: evaluating loss {loss.name!r}, which depends on how samples are cut "
-                "into batches, on anything but arrays"
-            )
-        return stream_batches(
-            data.source,
-            store,
-            self.architecture,
-            None if self._without_loss() else loss,
-            comm,
-            steps,
-            rows=data.rows,
-            what=what,
-            own_steps=self.has_own_steps,
-        )
+        return stream_batches(data.source, self.expected, comm, steps, rows=data.rows, what=what)
 
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
     ) -> Samples:
         """Return a user's arrays after checking them against the model and the loss."""
-        assert self._compiled is not None
         if class_weight is not None:
             if sample_weight is not None:
                 raise ConfigError("You cannot `class_weight` and `sample_weight` at the same time.")
             sample_weight = weights_of_classes(y, class_weight)
         self._seen = True
-        if self._targets_unspecified(y):
-            return check_unspecified(x, y, sample_weight, self.architecture)
-        return check_samples(x, y, sample_weight, self.architecture, self._compiled[0])
+        return check_samples(x, y, sample_weight, self.expected)
 
-    def _targets_unspecified(self, y: Any) -> bool:
-        """Whether the model's own steps alone know what the targets are."""
-        return self._without_loss() or (y is None and self.has_own_steps)
+    def _trace_training(self, batches: ArrayBatches, sampler: Sampler) -> None:
+        """Trace a step before the training begins: an error in it, a user's own, is one of all ranks."""
+        assert self._programs is not None
+        step = self.step("train")
+        if not step.eager:
+            self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
 
-    def _whole(self) -> bool:
-        """Return whether the loss of an evaluation depends on how samples are cut into batches."""
-        assert self._compiled is not None
-        return self._compiled[0].depends_on_batches
+    def _meets(self, comm: Communicator, samples: Samples) -> bool:
+        """Whether ranks that evaluate samples must do so together, as the result depends on how these are cut."""
+        if comm.size == 1 or not len(samples):
+            return False
+        assert self._programs is not None
+        _, about = samples.stored()
+        return self._programs.meets(self.step("test"), about, comm.size)
 
     # Helpers
 
-    def _start(self, method: str | None, x: Array) -> Communicator:
+    def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
-        if method is not None and self._compiled is not None and self._without_loss() and not self.has_own_steps:
-            raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         phase.enter(method or "predict")
-        if self._awaits_shape() and is_array(x):
-            self._build_for(as_array(x, "x").shape[1:])
-        if method in ("fit", "train_on_batch"):
-            self._follow_trainable()
+        if x is not None and all(hasattr(one, "__array__") for one in tree.leaves(x)):
+            self._build_like(x)
         return comms.current()
 
+    def _describe_layers(self) -> list[Any]:
+        """Return the layers as JSON can carry them; less of those that a user's own code describes."""
+        found: list[Any] = []
+        for layer in self.flat_layers()[1:]:
+            try:
+                found.append([type(layer).__name__, layer.config()])
+            except (ConfigError, NotImplementedError, TypeError):
+                found.append(type(layer).__name__)
+        return found
+
     def _warn_of_nothing_to_train(self) -> None:
-        if not self.architecture.layout.trained and not self.has_own_steps:
+        if not self.trainable_weights and not self.has_own_steps:
             warn("The model does not have any trainable weights.")
 
     def _hooks(

@@ -1,0 +1,173 @@
+"""Losses as functions: y_true and y_pred, (rows, ..., values) both, give (rows, ...): one number for each vector."""
+
+import math
+from typing import Any
+
+from dptrain import ops
+from dptrain.ops.cross_entropy import EPSILON, as_labels
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Tensor, as_tensors
+
+
+def same_rank(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two tensors without an axis of length 1 that one has more at its end; as vectors both have it."""
+    if first.ndim == second.ndim + 1 and _is_column(first):
+        return (first, ops.expand_dims(second, -1)) if second.ndim == 1 else (ops.squeeze(first, -1), second)
+    if second.ndim == first.ndim + 1:
+        return same_rank(second, first)[::-1] if _is_column(second) else (first, second)
+    return first, second
+
+
+def _is_column(x: Tensor) -> bool:
+    return x.shape[-1] == 1 and not isinstance(x.shape[-1], Rows)
+
+
+def pair(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
+    """Return both as tensors of y_pred's floating-point type (float32 of integers), and of the same rank."""
+    target, output = as_tensors([y_true, y_pred])
+    output = output if output.dtype.kind == "f" else ops.cast(output, "float32")
+    return same_rank(target if target.dtype == output.dtype else ops.cast(target, output.dtype), output)
+
+
+def mean_squared_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of (y_pred - y_true)^2."""
+    target, output = pair(y_true, y_pred)
+    return ops.mean(ops.square(output - target), -1)
+
+
+def mean_absolute_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of |y_pred - y_true|, whose gradient is 0 where they are equal."""
+    target, output = pair(y_true, y_pred)
+    return ops.mean(ops.absolute(output - target), -1)
+
+
+def mean_absolute_percentage_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return 100 times the mean of |y_pred - y_true| / max(|y_true|, 1e-7)."""
+    target, output = pair(y_true, y_pred)
+    return 100 * ops.mean(ops.absolute((target - output) / ops.maximum(ops.absolute(target), EPSILON)), -1)
+
+
+def mean_squared_logarithmic_error(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of (log(1 + y_true) - log(1 + y_pred))^2, of values kept at 1e-7 or above."""
+    target, output = (ops.log(ops.maximum(one, EPSILON) + 1) for one in pair(y_true, y_pred))
+    return ops.mean(ops.square(target - output), -1)
+
+
+def huber(y_true: Any, y_pred: Any, delta: float = 1.0) -> Tensor:
+    """Return the mean of e^2 / 2 where |e| <= delta, else delta |e| - delta^2 / 2, of e = y_pred - y_true.
+
+    Source: P. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35 (1964).
+    """
+    target, output = pair(y_true, y_pred)
+    error = output - target
+    size = ops.absolute(error)
+    return ops.mean(ops.where(size <= delta, 0.5 * ops.square(error), delta * size - 0.5 * delta**2), -1)
+
+
+def log_cosh(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of log(cosh(y_pred - y_true))."""
+    target, output = pair(y_true, y_pred)
+    size = ops.absolute(output - target)
+    return ops.mean(size + ops.softplus(-2.0 * size) - math.log(2), -1)
+
+
+def cosine_similarity(y_true: Any, y_pred: Any, axis: int = -1) -> Tensor:
+    """Return minus the cosine of the angle between y_true and y_pred; 0 where one of them is 0."""
+    target, output = (one / ops.sqrt(ops.maximum(_squares(one, axis), EPSILON**2)) for one in pair(y_true, y_pred))
+    return -ops.sum(target * output, axis)
+
+
+def _squares(x: Tensor, axis: int) -> Tensor:
+    return ops.sum(ops.square(x), axis, keepdims=True)
+
+
+def _signs(y_true: Tensor) -> Tensor:
+    """Return classes -1 and 1: what is given, unless all of it is 0 or 1."""
+    binary = ops.logical_or(ops.equal(y_true, 0), ops.equal(y_true, 1))
+    return ops.where(ops.equal(ops.min(ops.cast(binary, y_true.dtype)), 1), 2 * y_true - 1, y_true)
+
+
+def hinge(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of max(1 - y_true y_pred, 0); targets are -1 and 1, or 0 and 1."""
+    target, output = pair(y_true, y_pred)
+    return ops.mean(ops.maximum(1 - _signs(target) * output, 0), -1)
+
+
+def squared_hinge(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of max(1 - y_true y_pred, 0)^2; targets as of `hinge`."""
+    target, output = pair(y_true, y_pred)
+    return ops.mean(ops.square(ops.maximum(1 - _signs(target) * output, 0)), -1)
+
+
+def categorical_hinge(y_true: Any, y_pred: Any) -> Tensor:
+    """Return max(1 + the greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
+    target, output = pair(y_true, y_pred)
+    right, wrong = ops.sum(target * output, -1), ops.max((1 - target) * output, -1)
+    return ops.maximum(wrong - right + 1, 0)
+
+
+def kl_divergence(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the sum of y_true log(y_true / y_pred), of values kept in [1e-7, 1]."""
+    target, output = (ops.clip(one, EPSILON, 1) for one in pair(y_true, y_pred))
+    return ops.sum(target * ops.log(target / output), -1)
+
+
+def poisson(y_true: Any, y_pred: Any) -> Tensor:
+    """Return the mean of y_pred - y_true log(y_pred + 1e-7)."""
+    target, output = pair(y_true, y_pred)
+    return ops.mean(output - target * ops.log(output + EPSILON), -1)
+
+
+def categorical_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+) -> Tensor:
+    """Return -sum over classes of target times log probability; see `ops.categorical_crossentropy`.
+
+    Args:
+        y_true: one-hot or probabilities.
+        y_pred: probabilities or logits.
+        from_logits: which of them.
+        label_smoothing: the part of a target that is spread over all classes.
+        axis: of classes, -1.
+    """
+    target, output = pair(y_true, y_pred)
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + label_smoothing / int(output.shape[-1])
+    return ops.categorical_crossentropy(target, output, from_logits, axis)
+
+
+def sparse_categorical_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, ignore_class: int | None = None, axis: int = -1
+) -> Tensor:
+    """Return -log of the probability at the label; see `ops.sparse_categorical_crossentropy`.
+
+    Args:
+        y_true: integer labels, (rows, ...) or (rows, ..., 1).
+        y_pred: probabilities or logits, (rows, ..., classes).
+        from_logits: which of them.
+        ignore_class: label whose loss is 0.
+        axis: of classes, -1.
+    """
+    labels, output = as_tensors([y_true, y_pred])
+    losses = ops.sparse_categorical_crossentropy(labels, output, from_logits, axis)
+    return (
+        losses if ignore_class is None else ops.where(ops.not_equal(as_labels(labels, output), ignore_class), losses, 0)
+    )
+
+
+def binary_crossentropy(
+    y_true: Any, y_pred: Any, from_logits: bool = False, label_smoothing: float = 0.0, axis: int = -1
+) -> Tensor:
+    """Return the mean of -target log p - (1 - target) log(1 - p); see `ops.binary_crossentropy`.
+
+    Args:
+        y_true: 0 and 1, or numbers between.
+        y_pred: probabilities p, or logits.
+        from_logits: which of them.
+        label_smoothing: the part of a target that becomes 1/2.
+        axis: that the mean is over.
+    """
+    target, output = pair(y_true, y_pred)
+    if label_smoothing:
+        target = target * (1 - label_smoothing) + 0.5 * label_smoothing
+    return ops.mean(ops.binary_crossentropy(target, output, from_logits), axis)

@@ -1,0 +1,303 @@
+"""Keras' metrics that are means over samples: each is a function of `functions` or of the losses."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.losses import functions as losses
+from dptrain.losses.base import last_axis, smoothing
+from dptrain.metrics import functions
+from dptrain.metrics.base import Mean, MeanMetricWrapper, positive
+from dptrain.program.tensor import Tensor
+from dptrain.registry.names import snake_case
+
+
+class _BuiltIn(MeanMetricWrapper):
+    """A metric of Keras'; its class names the function.
+
+    Args:
+        name: its key in logs; by default the class's in snake case.
+        dtype: as `Metric`.
+        kwargs: further arguments of the function.
+
+    Attributes:
+        function: what computes it.
+    """
+
+    function: Callable[..., Any]
+    takes_labels = False
+
+    def __init__(self, name: str | None = None, dtype: str | None = None, **kwargs: Any) -> None:
+        super().__init__(
+            type(self).function, snake_case(type(self).__name__) if name is None else name, dtype, **kwargs
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments as Keras' `get_config` names them."""
+        return Mean.config(self) | self.arguments
+
+
+class _Answers(_BuiltIn):
+    """Right answers, without further arguments."""
+
+    direction = "up"
+
+    def __init__(self, name: str | None = None, dtype: str | None = None) -> None:
+        super().__init__(name, dtype)
+
+
+class Accuracy(_Answers):
+    """Mean over a sample's outputs of whether the output equals the target."""
+
+    function = staticmethod(functions.accuracy)
+
+
+class SparseCategoricalAccuracy(_Answers):
+    """Fraction of samples whose highest output, the first of equals, is at the label."""
+
+    function = staticmethod(functions.sparse_categorical_accuracy)
+    takes_labels = True
+
+
+class CategoricalAccuracy(_Answers):
+    """Fraction of samples whose highest output is where the highest target value is."""
+
+    function = staticmethod(functions.categorical_accuracy)
+
+
+class BinaryAccuracy(_BuiltIn):
+    """Mean over a sample's outputs of whether output > threshold just where the target is 1."""
+
+    function = staticmethod(functions.binary_accuracy)
+    direction = "up"
+
+    def __init__(self, name: str | None = "binary_accuracy", dtype: str | None = None, threshold: float = 0.5) -> None:
+        super().__init__(name, dtype, threshold=threshold)
+
+
+class TopKCategoricalAccuracy(_BuiltIn):
+    """Fraction of samples that have fewer than k outputs above that where the highest target value is.
+
+    Args:
+        k: at least 1.
+        name: its key in logs.
+        dtype: as `Metric`.
+
+    Raises:
+        ConfigError: k is out of range.
+    """
+
+    function = staticmethod(functions.top_k_categorical_accuracy)
+    direction = "up"
+
+    def __init__(self, k: int = 5, name: str | None = "top_k_categorical_accuracy", dtype: str | None = None) -> None:
+        super().__init__(name, dtype, k=positive(k))
+
+
+class SparseTopKCategoricalAccuracy(_BuiltIn):
+    """Fraction of samples that have fewer than k outputs above that at the label.
+
+    Args:
+        k: at least 1.
+        name: its key in logs.
+        dtype: as `Metric`.
+        from_sorted_ids: not supported.
+
+    Raises:
+        ConfigError: k is out of range, or from_sorted_ids is asked for.
+    """
+
+    function = staticmethod(functions.sparse_top_k_categorical_accuracy)
+    direction = "up"
+    takes_labels = True
+
+    def __init__(
+        self,
+        k: int = 5,
+        name: str | None = "sparse_top_k_categorical_accuracy",
+        dtype: str | None = None,
+        from_sorted_ids: bool = False,
+    ) -> None:
+        if from_sorted_ids:
+            raise ConfigError("not supported: from_sorted_ids=True")
+        super().__init__(name, dtype, k=positive(k))
+
+
+class _Distance(_BuiltIn):
+    """How far outputs are from targets, without further arguments."""
+
+    direction = "down"
+
+    def __init__(self, name: str | None = None, dtype: str | None = None) -> None:
+        super().__init__(name, dtype)
+
+
+class MeanSquaredError(_Distance):
+    """Mean over a sample's outputs of (y_pred - y_true)^2."""
+
+    function = staticmethod(losses.mean_squared_error)
+
+
+class RootMeanSquaredError(_Distance):
+    """The root of the mean over all samples' outputs of (y_pred - y_true)^2."""
+
+    function = staticmethod(losses.mean_squared_error)
+
+    def result(self) -> Tensor:
+        """Return the root of the mean."""
+        return ops.sqrt(super().result())
+
+
+class MeanAbsoluteError(_Distance):
+    """Mean over a sample's outputs of |y_pred - y_true|."""
+
+    function = staticmethod(losses.mean_absolute_error)
+
+
+class MeanAbsolutePercentageError(_Distance):
+    """100 times the mean of |y_pred - y_true| / |y_true|."""
+
+    function = staticmethod(losses.mean_absolute_percentage_error)
+
+
+class MeanSquaredLogarithmicError(_Distance):
+    """Mean of (log(1 + y_true) - log(1 + y_pred))^2."""
+
+    function = staticmethod(losses.mean_squared_logarithmic_error)
+
+
+class LogCoshError(_Distance):
+    """Mean of log(cosh(y_pred - y_true))."""
+
+    function = staticmethod(losses.log_cosh)
+
+    def __init__(self, name: str | None = "logcosh", dtype: str | None = None) -> None:
+        super().__init__(name, dtype)
+
+
+class KLDivergence(_Distance):
+    """Sum of y_true log(y_true / y_pred)."""
+
+    function = staticmethod(losses.kl_divergence)
+
+
+class Poisson(_Distance):
+    """Mean of y_pred - y_true log(y_pred)."""
+
+    function = staticmethod(losses.poisson)
+
+
+class Hinge(_Distance):
+    """Mean of max(1 - y_true y_pred, 0); targets are -1 and 1, or 0 and 1."""
+
+    function = staticmethod(losses.hinge)
+
+
+class SquaredHinge(_Distance):
+    """Mean of max(1 - y_true y_pred, 0)^2; targets are -1 and 1, or 0 and 1."""
+
+    function = staticmethod(losses.squared_hinge)
+
+
+class CategoricalHinge(_Distance):
+    """max(1 + the greatest output of a wrong class - that of the right class, 0); targets are one-hot."""
+
+    function = staticmethod(losses.categorical_hinge)
+
+
+def _cosine(y_true: Any, y_pred: Any, axis: int) -> Tensor:
+    return -losses.cosine_similarity(y_true, y_pred, axis)
+
+
+class CosineSimilarity(_BuiltIn):
+    """The cosine of the angle between y_true and y_pred."""
+
+    function = staticmethod(_cosine)
+    direction = "up"
+
+    def __init__(self, name: str | None = "cosine_similarity", dtype: str | None = None, axis: int = -1) -> None:
+        super().__init__(name, dtype, axis=axis)
+
+
+class SparseCategoricalCrossentropy(_BuiltIn):
+    """-log of the probability at the label; see the loss of that name.
+
+    Args:
+        name: its key in logs.
+        dtype: as `Metric`.
+        from_logits: outputs are logits, else probabilities.
+        ignore_class: not supported.
+        axis: of classes, -1.
+
+    Raises:
+        ConfigError: an argument is not supported.
+    """
+
+    function = staticmethod(losses.sparse_categorical_crossentropy)
+    direction = "down"
+    takes_labels = True
+
+    def __init__(
+        self,
+        name: str | None = "sparse_categorical_crossentropy",
+        dtype: str | None = None,
+        from_logits: bool = False,
+        ignore_class: int | None = None,
+        axis: int = -1,
+    ) -> None:
+        if ignore_class is not None:
+            raise ConfigError(f"not supported: ignore_class={ignore_class} of a metric")
+        super().__init__(name, dtype, from_logits=from_logits, ignore_class=None, axis=last_axis(axis))
+
+
+class CategoricalCrossentropy(_BuiltIn):
+    """-sum over classes of y_true log probability; see the loss of that name.
+
+    Args:
+        name: its key in logs.
+        dtype: as `Metric`.
+        from_logits: outputs are logits, else probabilities.
+        label_smoothing: the part of a target that is spread over all classes.
+        axis: of classes, -1.
+
+    Raises:
+        ConfigError: an argument is not supported.
+    """
+
+    function = staticmethod(losses.categorical_crossentropy)
+    direction = "down"
+
+    def __init__(
+        self,
+        name: str | None = "categorical_crossentropy",
+        dtype: str | None = None,
+        from_logits: bool = False,
+        label_smoothing: float = 0,
+        axis: int = -1,
+    ) -> None:
+        given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": last_axis(axis)}
+        super().__init__(name, dtype, **given)
+
+
+class BinaryCrossentropy(_BuiltIn):
+    """Mean over a sample's outputs of -y_true log p - (1 - y_true) log(1 - p); see the loss of that name.
+
+    Args:
+        name: its key in logs.
+        dtype: as `Metric`.
+        from_logits: outputs are logits, else probabilities.
+        label_smoothing: the part of a target that becomes 1/2.
+    """
+
+    function = staticmethod(losses.binary_crossentropy)
+    direction = "down"
+
+    def __init__(
+        self,
+        name: str | None = "binary_crossentropy",
+        dtype: str | None = None,
+        from_logits: bool = False,
+        label_smoothing: float = 0,
+    ) -> None:
+        super().__init__(name, dtype, from_logits=from_logits, label_smoothing=smoothing(label_smoothing))

@@ -1,0 +1,776 @@
+"""A model: layers, what `compile` was given, and its steps in ops."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import comm as comms
+from dptrain import metrics as metric_classes
+from dptrain import ops, optimizers
+from dptrain.backend.base import Backend
+from dptrain.batches.inputs import Expected
+from dptrain.comm import Communicator
+from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
+from dptrain.layers import InputLayer, Layer
+from dptrain.layers.base import build_shape
+from dptrain.metrics import Metric
+from dptrain.models.compiled import Compiled, Outputs
+from dptrain.models.files import Files
+from dptrain.models.fitting import Fitting
+from dptrain.models.graph import Graph
+from dptrain.models.summary import summary
+from dptrain.optimizers import Optimizer
+from dptrain.program import tree
+from dptrain.program.shapes import SYMBOLIC_ROWS
+from dptrain.program.tensor import Tensor, Variable, placeholder
+from dptrain.random import default_seed
+from dptrain.registry.names import snake_case
+from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
+from dptrain.runtime.failure import end_job, phase
+from dptrain.train.devices import open_backend, require_cuda_aware
+from dptrain.train.programs import Programs, Step
+from dptrain.train.trainer import Trainer
+from dptrain.utils import check_seed
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
+
+
+class Model(Fitting, Files, Layer):
+    """A layer that can be trained: `Model(inputs, outputs)` of symbolic tensors, or a subclass with a `call`.
+
+    The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
+    rank calls the same methods with the same arguments, and all methods that compute are collective.
+
+    A subclass may override `call`, `train_step`, `test_step`, `predict_step`, `compute_loss`, `compute_metrics`,
+    `metrics` and `compile`. Steps are written in ops and traced once; nothing in them knows of ranks.
+
+    Args:
+        inputs: symbolic tensors (`Input`), nested in lists and dictionaries.
+        outputs: what was made of them, nested likewise.
+        name: by default the class's in snake case.
+        trainable: False leaves all weights as they are, whatever the layers say.
+        seed: of initial weights, shuffling and random layers, the same on all ranks; by default that of
+            `dptrain.utils.set_random_seed`, or 0.
+        options: of `Layer`.
+
+    Attributes:
+        seed: as above.
+        history: the `History` of the last `fit`.
+        stop_training: set it in a callback to end the training; likewise `stop_evaluating` and `stop_predicting`.
+
+    Raises:
+        ConfigError: the seed is out of range, or inputs and outputs are not connected.
+    """
+
+    def __init__(
+        self,
+        inputs: Any = None,
+        outputs: Any = None,
+        name: str | None = None,
+        trainable: bool = True,
+        *,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(name=name or snake_case(type(self).__name__), **options)
+        self.has_default_name = name is None
+        if type(self) is Model and name is None:
+            self.name = "functional"
+        self.seed = default_seed() if seed is None else check_seed(seed)
+        self.history = None
+        self.stop_training = self.stop_evaluating = self.stop_predicting = False
+        self._graph: Graph | None = None
+        self._stack: list[Layer] = []
+        self._compiled: Compiled | None = None
+        self._compilations = 0
+        self._outputs: Outputs | None = None
+        self._output_shapes: Any = None  # of a sample, nested as the outputs
+        self._prediction: Any = None  # names of the outputs, nested likewise
+        self._loss_tracker = metric_classes.Mean("loss")
+        self._backend: Backend | None = None  # where it lives
+        self._programs: Programs | None = None
+        self._trainer_kept: Trainer | None = None
+        self._seen = False  # whether targets have come since `compile`
+        if outputs is not None:
+            self._set_graph(Graph(inputs, outputs))
+            self.adopt(self.seed)
+        self.trainable = trainable
+
+    # Layers
+
+    def _set_graph(self, graph: Graph) -> None:
+        self._graph, self._stack, self.built = graph, graph.layers, True
+        self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), graph.outputs)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, in Keras' order."""
+        return self.sublayers
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The symbolic inputs of a functional model.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return tree.leaves(self._require_graph().inputs)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The symbolic outputs of a functional model.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return tree.leaves(self._require_graph().outputs)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs of a functional model."""
+        return [one.history.layer.name for one in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the layers that make the outputs of a functional model."""
+        return [_name_of(one) for one in self.outputs]
+
+    @property
+    def input_shape(self) -> Any:  # type: ignore[override]  # of a Layer: what its constructor was given
+        """Shapes of the inputs of a functional model, with None for the rows."""
+        if self._graph is None:
+            return self._given_shape
+        shapes = [build_shape(one) for one in self.inputs]
+        return shapes[0] if len(shapes) == 1 else shapes
+
+    @input_shape.setter
+    def input_shape(self, shape: Any) -> None:
+        self._given_shape = shape
+
+    @property
+    def output_shape(self) -> Any:
+        """Shapes of the outputs, with None for the rows."""
+        if self._output_shapes is None:
+            raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
+        found = [(None, *shape) for shape in _flat_shapes(self._output_shapes)]
+        return found[0] if len(found) == 1 else found
+
+    def _require_graph(self) -> Graph:
+        if self._graph is None:
+            raise AttributeError(f"model {self.name!r} has no symbolic inputs and outputs")
+        return self._graph
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
+        """Return a layer by its name or its place.
+
+        Raises:
+            ConfigError: there is none, or both or neither were given.
+        """
+        if (name is None) == (index is None):
+            raise ConfigError("Provide either a layer name or layer index at `get_layer`.")
+        layers = self.layers
+        if index is not None:
+            if len(layers) <= index:
+                raise ConfigError(
+                    f"Was asked to retrieve layer at index {index} but model only has {len(layers)} layers."
+                )
+            return layers[index]
+        for layer in layers:
+            if layer.name == name:
+                return layer
+        raise ConfigError(
+            f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}."
+        )
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Return the outputs; a subclass without inputs and outputs writes it."""
+        if self._graph is not None:
+            return self._graph.run(inputs, self.dtype)
+        raise NotImplementedError(
+            f"Model {type(self).__name__} does not have a `call()` method implemented."
+        )
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shapes of the outputs for those of the inputs; see `Layer`."""
+        return super().compute_output_shape(input_shape)
+
+    def build(self, input_shape: Any = None) -> None:
+        """Make the weights of all layers.
+
+        Args:
+            input_shape: (batch size or None, *shape of one sample), nested as the inputs.
+
+        Raises:
+            ConfigError: it is no such shape, or a layer cannot take it.
+        """
+        if self.built or input_shape is None:
+            return
+        self._build_on(_symbols(input_shape, self.dtype))
+
+    def _build_on(self, inputs: Any) -> None:
+        """Make the weights by calling the model on symbolic tensors."""
+        self.built = True  # for `Layer`, which would call `build`
+        try:
+            outputs = self(inputs, training=False)
+        except BaseException:
+            self.built = False
+            raise
+        self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
+        self.adopt(self.seed)
+
+    def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
+        if type(self).build is not Model.build and not self.built:
+            super()._build_for(arguments)
+        self.built = True
+
+    def _build_like(self, x: Any) -> None:
+        """Make the weights, if they are not there, for samples like those of a batch."""
+        if not self.built and type(self).call is not Model.call:
+            self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
+        elif self._output_shapes is None and type(self).call is not Model.call and x is not None:
+            self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
+
+    # Setting up
+
+    def compile(
+        self,
+        optimizer: str | Optimizer | Mapping[str, Any] = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        metrics: Any = None,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int | str = "auto",
+        jit_compile: str | bool = "auto",
+        auto_scale_loss: bool = True,
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+        share_gpu: bool = False,
+        comm: str = "host",
+        bucket_mb: float = DEFAULT_BUCKET_MB,
+        device_mb: float | None = None,
+        gpu_select: str = "mask",
+        precision: str = "float32",
+        gemm: str = "dptrain",
+        cuda_graph: bool = True,
+    ) -> None:
+        """Say how to train; the optimizer starts afresh, the weights stay.
+
+        Args:
+            optimizer: name or optimizer.
+            loss: name, loss or `function(y_true, y_pred)`; of several outputs a list or a dictionary. None for steps
+                that need none.
+            loss_weights: factors of the losses of several outputs.
+            metrics: names, metrics or functions; they count every sample as one. Of several outputs likewise.
+            weighted_metrics: names, metrics or functions that get the sample weights.
+            run_eagerly: run steps op by op, to debug; on one rank without a trace, so that Python may look at values.
+            steps_per_execution: batches between two looks at what the host is asked to do; "auto" for as many as fit
+                into some hundredths of a second where no hook of batches looks on.
+            jit_compile: compile steps for the CPU: True, False, or "auto" where there is a C++ compiler.
+            auto_scale_loss: without effect: there is no mixed precision.
+            device: "auto", "cpu" or "cuda" (not in Keras, as all that follow).
+            dtype: "float32" or "float64".
+            share_gpu: several ranks may use one GPU.
+            comm: "host", or "cuda-aware" to hand the GPU's memory to an MPI that knows GPUs.
+            bucket_mb: 10^6 bytes of gradients that travel as one message.
+            device_mb: 10^6 bytes of a GPU's memory for samples, larger sets are streamed; None for what is free.
+            gpu_select: "mask" shows a rank its own GPU only, "index" leaves CUDA_VISIBLE_DEVICES alone.
+            precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
+            gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
+            cuda_graph: replay steps as CUDA graphs on a GPU.
+
+        Raises:
+            ConfigError: an unknown name, a size that is not above 0, or what is not supported.
+        """
+        if comm not in ("host", "cuda-aware"):
+            raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
+        for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
+            if size is not None and not 0 < size * 1e6 < math.inf:
+                raise ConfigError(f"{name} = {size}: expected a number above 0")
+        steps: int | None = None
+        if steps_per_execution != "auto":
+            if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, int):
+                raise ConfigError(f"steps_per_execution = {steps_per_execution!r}: expected an integer or 'auto'")
+            if steps_per_execution < 1:
+                raise ConfigError(f"steps_per_execution = {steps_per_execution}: expected an integer >= 1")
+            steps = steps_per_execution
+        options = {
+            "device": device,
+            "dtype": dtype,
+            "share_gpu": share_gpu,
+            "gpu_select": gpu_select,
+            "precision": precision,
+            "gemm": gemm,
+            "jit_compile": jit_compile,
+            "cuda_graph": cuda_graph,
+        }
+        found = Compiled(
+            optimizers.get(optimizer),
+            loss,
+            loss_weights,
+            metrics,
+            weighted_metrics,
+            run_eagerly,
+            steps,
+            options,
+            comm,
+            bucket_mb,
+            device_mb,
+        )
+        self._set_compiled(found)
+
+    def _set_compiled(self, compiled: Compiled) -> None:
+        before, self._compiled, self._outputs = self._compiled, compiled, None
+        try:
+            if self._output_shapes is not None:
+                self._find_outputs()
+            elif compiled.loss is not None and not tree.is_nested(compiled.loss):
+                Outputs(compiled, ["output"], "output", [None])  # what is wrong with it is said now
+        except BaseException:
+            self._compiled = before
+            raise
+        self._compilations += 1
+        self._seen = False
+        self._loss_tracker = metric_classes.Mean("loss")
+        self._leave_device()
+        self.set_dtype(compiled.dtype)
+
+    def _find_outputs(self) -> None:
+        """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
+        if self._outputs is None and self._compiled is not None and self._output_shapes is not None:
+            shapes = _flat_shapes(self._output_shapes)
+            if self._graph is not None:
+                names = self.output_names
+            elif isinstance(self._output_shapes, Mapping):
+                names = list(self._output_shapes)
+            else:
+                names = ["output"] if len(shapes) == 1 else [f"output_{number + 1}" for number in range(len(shapes))]
+            given = iter(names)
+            nested = _map_shapes(lambda shape: next(given), self._output_shapes)
+            self._outputs = Outputs(self._compiled, names, nested, shapes)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether `compile` has been called."""
+        return self._compiled is not None
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that the model was compiled with.
+
+        Raises:
+            ConfigError: `compile` was not called.
+        """
+        if self._compiled is None:
+            raise ConfigError("You must call `compile()` before using the optimizer.")
+        return self._compiled.optimizer
+
+    @property
+    def loss(self) -> Any:
+        """The loss that the model was compiled with."""
+        return None if self._compiled is None else self._compiled.loss
+
+    @property
+    def run_eagerly(self) -> bool:
+        """Whether steps run op by op."""
+        return self._compiled is not None and self._compiled.run_eagerly
+
+    @property
+    def device_options(self) -> dict[str, Any]:
+        """What `compile` was told about the device: keywords of `dptrain.train.devices.open_backend`."""
+        return dict(self._compiled.device) if self._compiled else {}
+
+    def describe_compiled(self) -> list[Any]:
+        """Return optimizer, loss and metrics as JSON can carry them: what must be the same on all ranks."""
+        assert self._compiled is not None
+        given = self._compiled
+        optimizer = [type(given.optimizer).__name__, given.optimizer.describe()]
+        rest = (given.loss, given.loss_weights, given.metrics, given.weighted_metrics)
+        return [optimizer, *(tree.map_leaves(lambda path, one: _description(one), each) for each in rest)]
+
+    # Metrics
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics whose totals begin anew with every epoch and evaluation; override it to add others."""
+        own = self._attributes(Metric)
+        tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
+        rest = [one for one in own if one is not self._loss_tracker]
+        return [*tracker, *rest, *(self._outputs.metrics.values() if self._outputs is not None else [])]
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The keys of logs."""
+        return [self._key(one) for one in self.metrics]
+
+    @property
+    def metrics_by_key(self) -> dict[str, Metric]:
+        """The metrics by their keys in logs."""
+        self._find_outputs()
+        return {self._key(one): one for one in self.metrics}
+
+    def _key(self, metric: Metric) -> str:
+        compiled = {} if self._outputs is None else self._outputs.metrics
+        return next((key for key, one in compiled.items() if one is metric), metric.name)
+
+    def reset_metrics(self) -> None:
+        """Start new means of loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
+        for one in self.metrics:
+            one.reset_state()
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Return the results of all metrics by their keys in logs."""
+        logs: dict[str, Any] = {}
+        for metric in self.metrics:
+            found = metric.result()
+            if isinstance(found, Mapping):
+                logs |= found
+            else:
+                logs[self._key(metric)] = found
+        return logs
+
+    # Steps
+
+    def train_step(self, data: Any) -> Mapping[str, Any]:
+        """Make one update from a global batch.
+
+        Args:
+            data: x, (x, y) or (x, y, sample_weight), tensors; nested as inputs and outputs.
+
+        Returns:
+            The logs: numbers by name.
+        """
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=True)
+        loss = self._tracked_loss(x, y, y_pred, sample_weight, training=True)
+        weights = self.trainable_weights
+        if weights:
+            self.zero_grad()
+            loss.backward()
+            self.optimizer.apply([one.grad for one in weights], weights)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def test_step(self, data: Any) -> Mapping[str, Any]:
+        """Evaluate a batch; as `train_step`."""
+        x, y, sample_weight = unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        self._tracked_loss(x, y, y_pred, sample_weight, training=False)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def predict_step(self, data: Any) -> Any:
+        """Return the outputs for a batch."""
+        x, _, _ = unpack_x_y_sample_weight(data)
+        return self(x, training=False)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """Return the loss of a batch, one number: the compiled losses of the outputs, and `losses`.
+
+        Args:
+            x: inputs; not used here.
+            y: targets.
+            y_pred: outputs.
+            sample_weight: (rows,) weights of the samples, or None.
+            training: not used here.
+
+        Raises:
+            ConfigError: there is no loss at all.
+        """
+        self._find_outputs()
+        found = []
+        if self._outputs is not None:
+            loss = self._outputs.compute_loss(y, y_pred, sample_weight, _rows_of(x, y_pred))
+            found += [] if loss is None else [loss]
+        found += [ops.sum(ops.cast(one, self.dtype)) for one in self.losses]
+        if not found:
+            raise ConfigError(
+                "No loss to compute. Provide a `loss` argument in `compile()`."
+            )
+        return sum(found[1:], found[0])
+
+    def _tracked_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
+        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        self._loss_tracker.update_state(loss, sample_weight=_rows_of(x, y_pred))
+        return loss
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Mapping[str, Any]:
+        """Show a batch to the compiled metrics; return the results of all."""
+        if self._outputs is not None and y is not None:
+            self._outputs.update_metrics(y, y_pred, sample_weight)
+        return self.get_metrics_result()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of all weights."""
+        for one in self.weights:
+            one.grad = None
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether a subclass overrides how it is trained."""
+        names = ("train_step", "test_step", "compute_loss", "compute_metrics")
+        return any(getattr(type(self), name) is not getattr(Model, name) for name in names)
+
+    # On a device
+
+    def step(self, name: str) -> Step:
+        """Return the step "train", "test" or "predict", as the trainer runs it."""
+        version = (
+            self._compilations,
+            tuple(one.trainable for one in self.weights),
+            None if self._compiled is None else self._compiled.optimizer.version,
+        )
+        eager = self._compiled is not None and self._compiled.run_eagerly
+        if name == "predict":
+            return Step(name, self._predicted, version, (), eager)
+        function = self.train_step if name == "train" else self.test_step
+        totals = () if name == "train" else self._totals()
+        return Step(name, lambda data: _checked_logs(name, function(data)), version, totals, eager)
+
+    def _totals(self) -> tuple[Variable, ...]:
+        return tuple(one for metric in self.metrics for one in metric.variables if one.aggregation == "sum")
+
+    def _predicted(self, data: Any) -> Mapping[str, Any]:
+        found = self.predict_step(data)
+        self._prediction = tree.map_leaves(lambda path, one: path or "output", found)
+        return {path or "output": one for path, one in tree.flatten(found)}
+
+    def as_outputs(self, found: Mapping[str, Array]) -> Any:
+        """Return what a prediction has made, nested as the outputs."""
+        return tree.map_leaves(lambda path, name: found[name], self._prediction)
+
+    @property
+    def expected(self) -> Expected:
+        """What data must be like."""
+        inputs = None
+        if self._graph is not None:
+            inputs = tree.map_leaves(lambda path, one: _sample_shape(one), self._graph.inputs)
+        if self._output_shapes is not None:
+            self._find_outputs()
+        losses = None if self._outputs is None else self._outputs.losses
+        return Expected(inputs, self._output_shapes, losses, self.has_own_steps, self.dtype)
+
+    def put_on(self, backend: Backend) -> None:
+        """Let the model live on a backend that is open already; its weights come along."""
+        self._leave_device()
+        self._backend = backend
+
+    def on_device(self, comm: Communicator) -> Backend:
+        """Return the device that the model lives on, which is opened at the first call. Collective."""
+        if self._backend is None:
+            options = self.device_options or {"dtype": self.dtype}
+            self._backend = open_backend(comm, **options)
+        return self._backend
+
+    def describe_device(self, comm: Communicator) -> str:
+        """Return the device in words. Collective.
+
+        Raises:
+            DeviceError: it cannot be used, or too little memory is left on it.
+            AgreedError: the same on any rank, under mpirun, or the ranks do not go together.
+        """
+        backend = self.on_device(comm)
+        self.agreed(comm, "device", lambda: backend.adopt(self.weights))
+        return backend.description
+
+    def trainer(self, comm: Communicator) -> Trainer:
+        """Return what trains the model on its device. Collective at the first call."""
+        if self._trainer_kept is None:
+            backend, given = self.on_device(comm), self._compiled
+            facts = None if given is None else [given.comm, given.bucket_mb]
+            comm.require_same("the ranks exchange gradients differently", {"comm and bucket_mb": facts})
+            if given is not None and given.comm == "cuda-aware":
+                comm_now = comm
+                comm.agree("communicator", lambda: require_cuda_aware(backend, comm_now))
+            self._programs = Programs(backend, comm)
+            steps = None if given is None else given.steps_per_execution
+            data_mb = None if given is None else given.device_mb
+            self._trainer_kept = Trainer(
+                self,
+                self._programs,
+                steps_per_execution=steps,
+                data_bytes=None if data_mb is None else int(data_mb * 1e6),
+            )
+        return self._trainer_kept
+
+    def release(self) -> None:
+        """Give the device's memory back at once; weights and the optimizer's state are lost."""
+        if self._backend is not None:
+            self._backend.release(self.variables_on_device())
+        self._backend = self._programs = self._trainer_kept = None
+
+    def _leave_device(self) -> None:
+        """Bring everything back to the host."""
+        if self._backend is not None:
+            mine = self.variables_on_device()
+            for one in mine:
+                one.move(None)
+            self._backend.release(mine)
+        self._backend = self._programs = self._trainer_kept = None
+
+    def variables_on_device(self) -> list[Variable]:
+        """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
+        found = list(self.variables)
+        for one in [*self._attributes(Optimizer), *([self._compiled.optimizer] if self._compiled else [])]:
+            found += one.variables
+        for metric in self.metrics:
+            found += metric.variables
+        return list({id(one): one for one in found}.values())
+
+    def nonfinite_weight(self) -> tuple[str, int] | None:
+        """Return the path of a weight that has become NaN or infinite, and in how many elements; or None."""
+        for one in self.weights:
+            wrong = int(np.count_nonzero(~np.isfinite(one.numpy())))
+            if wrong:
+                return one.path, wrong
+        return None
+
+    # Together with the other ranks
+
+    def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T:
+        """Run what may find the user's arguments wrong: alone it raises as in Keras, on N ranks it raises on all."""
+        return action() if comm.size == 1 else comm.agree(where, action)
+
+    @contextmanager
+    def collective(self, comm: Communicator) -> Iterator[None]:
+        """What the other ranks are in as well: an error of this rank alone would leave them waiting for ever."""
+        try:
+            try:
+                yield
+            except DeviceMemoryError as error:
+                raise DeviceError(str(error)) from error
+            phase.enter("user code")
+        except AgreedError:
+            raise
+        except BaseException as error:
+            if comm.size > 1:
+                end_job(error)
+            raise
+
+    # Looking at it
+
+    def summary(self) -> None:
+        """Print the layers, their output shapes and numbers of weights, on rank 0."""
+        summary(self)
+
+    def explain(self, batch_size: int = 32, step: str = "train") -> str:
+        """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.
+
+        Args:
+            batch_size: samples of a global batch.
+            step: "train", "test" or "predict".
+
+        Raises:
+            ConfigError: the model's inputs or targets are not known.
+        """
+        from dptrain.models.explaining import explain
+
+        return explain(self, batch_size, step)
+
+
+def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
+    """Return x, y and sample_weight of what a step is given; what is missing is None.
+
+    Raises:
+        ConfigError: it is none of x, (x,), (x, y) and (x, y, sample_weight).
+    """
+    if isinstance(data, list):
+        data = tuple(data)
+    if not isinstance(data, tuple):
+        return data, None, None
+    if not 1 <= len(data) <= 3:
+        raise ConfigError(
+            "Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, found "
+            f"{len(data)} parts"
+        )
+    x, y, weights = [*data, None, None][:3]
+    return x, y, weights
+
+
+def _description(given: Any) -> Any:
+    """Return a loss or a metric, a name or a function, as JSON can carry it."""
+    if isinstance(given, str | int | float):
+        return given
+    try:
+        return [type(given).__name__, given.get_config()]
+    except (AttributeError, ConfigError, NotImplementedError, TypeError):
+        return getattr(given, "__name__", type(given).__name__)
+
+
+def _rows_of(x: Any, y_pred: Any) -> int:
+    """Return the rows of a batch."""
+    leaf = next(iter(tree.leaves(x) or tree.leaves(y_pred)))
+    return leaf.shape[0] if leaf.shape else 1
+
+
+def _checked_logs(step: str, returned: Any) -> Mapping[str, Any]:
+    if isinstance(returned, Mapping):
+        return returned
+    name = "train_step" if step == "train" else "test_step"
+    raise ConfigError(f"{name}: expected a dictionary of logs to be returned, found {type(returned).__name__}")
+
+
+def _name_of(symbol: Tensor) -> str:
+    if symbol.history is not None:
+        return str(symbol.history.layer.name)
+    assert symbol.op is not None
+    return re.sub(r"_to$|_along$", "", symbol.op.name)
+
+
+def _sample_shape(symbol: Tensor) -> tuple[int, ...]:
+    return tuple(int(n) for n in symbol.shape[1:])
+
+
+def _is_shape(data: Any) -> bool:
+    return isinstance(data, tuple) and all(n is None or isinstance(n, int) for n in data)
+
+
+def _map_shapes(function: Callable[[Any], Any], shapes: Any) -> Any:
+    if _is_shape(shapes):
+        return function(shapes)
+    if isinstance(shapes, Mapping):
+        return {key: _map_shapes(function, one) for key, one in shapes.items()}
+    return type(shapes)(_map_shapes(function, one) for one in shapes)
+
+
+def _flat_shapes(shapes: Any) -> list[Any]:
+    found: list[Any] = []
+    _map_shapes(found.append, shapes)
+    return found
+
+
+def _kind(array: Any, dtype: str) -> npt.DTypeLike:
+    own = getattr(array, "dtype", None)
+    return dtype if own is None or np.dtype(own).kind == "f" else np.dtype(own)
+
+
+def _symbol(shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+    return placeholder((SYMBOLIC_ROWS, *map(int, shape)), dtype, "input")
+
+
+def _symbols(shape: Any, dtype: str) -> Any:
+    """Return symbolic tensors of nested shapes, whose first length stands for the rows.
+
+    Raises:
+        ConfigError: something else than a shape.
+    """
+    if isinstance(shape, Mapping):
+        return {key: _symbols(one, dtype) for key, one in shape.items()}
+    if isinstance(shape, Sequence) and not isinstance(shape, str):
+        if shape and all(isinstance(one, Sequence | Mapping) for one in shape):
+            return [_symbols(one, dtype) for one in shape]
+        if len(shape) >= 1 and all(isinstance(n, int) for n in shape[1:]):
+            return _symbol(shape[1:], dtype)
+    raise ConfigError(
+        f"build: input_shape = {shape!r}: expected (batch size or None, *shape of one sample), such as (None, 784)"
+    )
+
+
+__all__ = ["InputLayer", "Model", "Self", "unpack_x_y_sample_weight"]

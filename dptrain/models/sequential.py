@@ -1,0 +1,177 @@
+"""Sequential: layers in a row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.layers import InputLayer, Layer
+from dptrain.layers.base import sizes
+from dptrain.models.graph import Graph
+from dptrain.models.model import Model
+from dptrain.program.tensor import Tensor
+from dptrain.runtime.text import short
+
+
+class Sequential(Model):
+    """Layers in a row.
+
+    Args:
+        layers: the layers; more can be added with `add`. An `Input`, or `input_shape` of the first layer, states the
+            shape of a sample; without, the first batch does.
+        trainable: False leaves all weights as they are, whatever the layers say.
+        name: for summaries; "sequential" by default.
+        seed: as `Model`.
+
+    Raises:
+        ConfigError: the seed is out of range, something else than a layer, or a layer that cannot take its input.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Layer] | None = None,
+        trainable: bool = True,
+        name: str | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(name=name, seed=seed)
+        self._input: InputLayer | None = None
+        for layer in layers or []:
+            self._append(layer)
+        self._set_trainable_as_given(trainable)
+
+    def _set_trainable_as_given(self, trainable: bool) -> None:
+        self._trainable = bool(trainable)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers in a list of their own, as in Keras without an `Input`."""
+        return list(self._stack)
+
+    def add(self, layer: Layer | Tensor, rebuild: bool = True) -> None:
+        """Append a layer.
+
+        Args:
+            layer: a layer, or an `Input` in the first place.
+            rebuild: without effect.
+
+        Raises:
+            ConfigError: the model's weights exist already, or it is no layer.
+        """
+        if self._compiled is not None or self.has_been_used:
+            raise ConfigError("layers can be added only before the model is first used")
+        self._append(layer)
+
+    @property
+    def has_been_used(self) -> bool:
+        """Whether the model has weights."""
+        return self.built
+
+    def pop(self, rebuild: bool = True) -> Layer:
+        """Remove the last layer and return it.
+
+        Raises:
+            ConfigError: the model's weights exist already, or there is no layer.
+        """
+        if self.built or not self._stack:
+            raise ConfigError("layers can be removed only before the model is first used")
+        return self._stack.pop()
+
+    def _append(self, layer: Any) -> None:
+        if isinstance(layer, Tensor) and layer.history is not None and isinstance(layer.history.layer, InputLayer):
+            layer = layer.history.layer
+        if isinstance(layer, InputLayer):
+            if self._stack or self._input is not None:
+                raise ConfigError("an Input can stand only before the first layer")
+            self._input = layer
+            return
+        if not isinstance(layer, Layer):
+            raise ConfigError(
+                f"Only instances of `dptrain.layers.Layer` can be added to a Sequential model. Received: "
+                f"{short(layer)} (of type {type(layer)})"
+            )
+        if not self._stack and self._input is None:
+            if isinstance(layer, Model) and layer._graph is not None:
+                self._input = InputLayer(layer.input_shape[1:])
+            elif not isinstance(layer, Model) and layer.input_shape is not None:
+                self._input = InputLayer(layer.input_shape)
+        self._stack.append(layer)
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Return what the last layer makes of what the first one is given."""
+        if self._graph is not None:
+            return self._graph.run(inputs, self.dtype)
+        for layer in self._stack:
+            inputs = layer(inputs)
+        return inputs
+
+    @property
+    def awaits_shape(self) -> bool:
+        """Whether nobody has said yet what shape a sample has."""
+        return not self.built and self._input is None
+
+    def build(self, input_shape: Any = None) -> None:
+        """Make the weights of all layers.
+
+        Args:
+            input_shape: (batch size, *shape of one sample), as in Keras; the batch size, which may be None, is left
+                unused. None: the first layer says it.
+
+        Raises:
+            ConfigError: there are no layers, it is no such shape, another one than the model has already, or a layer
+                cannot take it.
+        """
+        if input_shape is not None:
+            if isinstance(input_shape, str | Mapping) or not isinstance(input_shape, Sequence) or len(input_shape) < 2:
+                raise ConfigError(
+                    f"build: input_shape = {input_shape!r}: expected (batch size or None, *shape of one sample), such "
+                    "as (None, 784)"
+                )
+            shape = sizes(input_shape[1:])
+            known = None if self._input is None else tuple(self._input.batch_shape[1:])
+            if known not in (None, shape):
+                raise ConfigError(
+                    f"Sequential model {self.name!r} has already been configured to use input shape {(None, *known)}. "
+                    f"You cannot build it with input_shape {tuple(input_shape)}"
+                )
+            if self._input is None:
+                self._input = InputLayer(shape)
+        if self.built:
+            return
+        if not self._stack:
+            raise ConfigError("a model needs at least one layer")
+        if self._input is None:
+            raise ConfigError(
+                f"the first layer ({type(self._stack[0]).__name__}) needs input_shape=(...), the shape of one sample"
+            )
+        symbol = self._input.output
+        result = symbol
+        names = [layer.name for layer in self._stack]
+        if repeated := [name for name in names if name is not None and names.count(name) > 1 and not _free(self, name)]:
+            raise ConfigError(
+                f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times"
+            )
+        for layer in self._stack:
+            result = layer(result)
+        stack = self._stack
+        self._set_graph(Graph(symbol, result))
+        self._stack = stack
+        self.adopt(self.seed)
+
+    def _build_like(self, x: Any) -> None:
+        if not self.built and self._input is None and self._stack and x is not None:
+            leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
+            shape = np.shape(leaf)
+            if len(shape) >= 1 and not isinstance(leaf, Mapping | list | tuple):
+                self._input = InputLayer(shape[1:])
+        self.build()
+
+    def _build_for(self, arguments: Any) -> None:
+        self._build_like(next(iter(arguments.values())))
+
+
+def _free(model: Sequential, name: str) -> bool:
+    """Whether a name that layers share is a default, which is numbered."""
+    return all(getattr(one, "has_default_name", False) for one in model._stack if one.name == name)

@@ -1,0 +1,105 @@
+"""Cross-entropies, element by element or class by class.
+
+Probabilities that a softmax or a sigmoid made know its input (`Tensor.logits`), of which the logarithm is computed
+exactly; others are clipped to [1e-7, 1 - 1e-7] as by Keras. Keras on PyTorch clips all: losses differ by less than 1e-6
+but for probabilities outside, where ours goes on to rise and to have a gradient.
+"""
+
+from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import cast, clip, log, softplus
+from dptrain.ops.indexing import one_hot, take_along_last
+from dptrain.ops.manipulation import squeeze
+from dptrain.ops.reduction import log_softmax, sum
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import OPS, Tensor, as_tensors
+
+EPSILON = 1e-7
+
+
+def softmax_logits(y: Tensor) -> Tensor | None:
+    """Return what y is the softmax of, along its last axis, or None."""
+    return None if y.op is OPS["sigmoid"] else y.logits
+
+
+def _log_probabilities(output: Tensor, from_logits: bool) -> Tensor:
+    logits = output if from_logits else softmax_logits(output)
+    if logits is not None:
+        return log_softmax(logits)
+    return log(clip(output / sum(output, -1, keepdims=True), EPSILON, 1 - EPSILON))
+
+
+def _checked(target: Any, output: Any, axis: int) -> tuple[Tensor, Tensor]:
+    if axis != -1:
+        raise ConfigError(f"not supported: axis={axis}; expected -1")
+    y_true, y_pred = as_tensors([target, output])
+    return y_true, y_pred if y_pred.dtype.kind == "f" else cast(y_pred, "float32")
+
+
+def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Tensor:
+    """Return -sum over classes of target times log probability.
+
+    Args:
+        target: (..., classes), one-hot or probabilities.
+        output: (..., classes) probabilities, which are divided by their sum; or logits.
+        from_logits: which of them.
+        axis: of classes, -1.
+
+    Raises:
+        ConfigError: another axis.
+    """
+    y_true, y_pred = _checked(target, output, axis)
+    return -sum(cast(y_true, y_pred.dtype) * _log_probabilities(y_pred, from_logits), -1)
+
+
+def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Tensor:
+    """Return -log of the probability at the label.
+
+    Args:
+        target: (...) or (..., 1) integer labels; those outside 0 to classes - 1 give 0.
+        output: as `categorical_crossentropy`.
+        from_logits: as there.
+        axis: as there.
+
+    Raises:
+        ConfigError: another axis.
+    """
+    y_true, y_pred = _checked(target, output, axis)
+    return -take_along_last(_log_probabilities(y_pred, from_logits), as_labels(y_true, y_pred))
+
+
+def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> Tensor:
+    """Return -target log p - (1 - target) log(1 - p) of each element.
+
+    Args:
+        target: of output's shape.
+        output: probabilities p, or logits, p = sigmoid(output).
+        from_logits: which of them.
+    """
+    y_true, y_pred = _checked(target, output, -1)
+    y_true = cast(y_true, y_pred.dtype)
+    logits = y_pred if from_logits else y_pred.logits if y_pred.op is OPS["sigmoid"] else None
+    if logits is not None:
+        return y_true * softplus(-logits) + (1 - y_true) * softplus(logits)
+    p = clip(y_pred, EPSILON, 1 - EPSILON)
+    return -(y_true * log(p) + (1 - y_true) * log(1 - p))
+
+
+def as_labels(y_true: Tensor, y_pred: Tensor) -> Tensor:
+    """Return labels without an axis of length 1 behind, which they may have beside (..., classes)."""
+    column = y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1 and not isinstance(y_true.shape[-1], Rows)
+    return squeeze(y_true, -1) if column else y_true
+
+
+def in_top_k(targets: Any, predictions: Any, k: int) -> Tensor:
+    """Return whether fewer than k predictions are above that at the target.
+
+    Args:
+        targets: (...) labels.
+        predictions: (..., classes).
+        k: at least 1.
+    """
+    labels, scores = as_tensors([targets, predictions])
+    at_label = sum(scores * one_hot(labels, int(scores.shape[-1]), scores.dtype), -1, keepdims=True)
+    return sum(cast(scores > at_label, "int64"), -1) < k

@@ -1,0 +1,27 @@
+"""Division by what may be 0."""
+
+import numpy as np
+
+from dptrain.ops.sharing import broadcast_shape, elementwise, floating_dtype, unbroadcast
+from dptrain.program.tensor import Array, Tensor, op
+
+
+@op(
+    shape=broadcast_shape,
+    sharing=elementwise,
+    dtype=floating_dtype,
+    linear="each",
+    linear_in=(0,),
+    in_place=True,
+    c="{1} == 0 ? 0 : {0} / {1}",
+)
+def divide_no_nan(x1: Array, x2: Array, *, out: Array) -> None:
+    """x1 / x2, and 0 where x2 is 0."""
+    zero = np.equal(x2, 0)
+    np.divide(x1, np.where(zero, x2.dtype.type(1), x2), out=out)
+    np.copyto(out, 0, where=zero)
+
+
+@divide_no_nan.gradient
+def _divide_no_nan(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return unbroadcast(divide_no_nan(dy, x2), x1), unbroadcast(-divide_no_nan(dy * y, x2), x2)
