@@ -46,7 +46,7 @@ EXPECTED = {
 
 
 def test_every_activation_has_a_formula():
-    assert set(EXPECTED) | {"threshold"} == set(activations.BY_NAME)
+    assert set(EXPECTED) | {"glu", "threshold"} == set(activations.BY_NAME)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -78,6 +78,7 @@ def test_arguments():
     rough = 0.5 * X * (1 + np.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X**3)))
     np.testing.assert_allclose(activations.gelu(X, approximate=True), rough, rtol=1e-12)
     x = X.reshape(2, 41)
+    np.testing.assert_allclose(activations.glu(x[:, :40]), x[:, :20] / (1 + np.exp(-x[:, 20:40])), rtol=1e-12)
     np.testing.assert_allclose(ops.softmax(x, 0), np.exp(x) / np.exp(x).sum(0), rtol=1e-12)
 
 

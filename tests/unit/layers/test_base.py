@@ -116,7 +116,7 @@ def test_losses_are_those_of_the_last_call():
     assert len(block.losses) == 1
     active = Dense(2, activity_regularizer=regularizers.L1(0.5))
     y = active(np.ones((3, 2)))
-    assert float(active.losses[0]) == pytest.approx(0.5 * np.abs(y.numpy()).sum(), rel=1e-6)
+    assert float(active.losses[0]) == pytest.approx(0.5 * np.abs(y.numpy()).sum() / 3, rel=1e-6)
     assert active.get_config()["activity_regularizer"]["class_name"] == "L1"
 
 

@@ -59,11 +59,7 @@ CASES: dict[str, list[Case]] = {
     "divide_no_nan": [*_POSITIVE, Case(normal(B, 3), lambda rng: np.array([0, 1, -2]))],
     "where": [Case(flags(B, 1), normal(B, 3), normal(3), rows=(0, 0, None))],
     **dict.fromkeys(
-<<<<<<< HEAD
-        ("negative", "absolute", "sign", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus", "erf"), _ONE
-=======
         ("negative", "absolute", "sign", "erf", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus"), _ONE
->>>>>>> core
     ),
     **dict.fromkeys(("relu", "stop_gradient"), _ONE),
     **dict.fromkeys(("log", "log1p", "sqrt"), _ROOTS),
