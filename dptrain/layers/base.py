@@ -17,7 +17,8 @@ from dptrain.errors import ConfigError
 from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.weight import Weight
-from dptrain.ops.elementwise import cast, divide_no_nan
+from dptrain.ops.division import divide_no_nan
+from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
 from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, scope, tracing
