@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from dptrain.model import Architecture
-from dptrain.train.replica import Replica
 
 from dptrain import losses as our_losses
 from dptrain import metrics as our_metrics
@@ -11,7 +9,9 @@ from dptrain.backend.cpu.backend import NumpyBackend
 from dptrain.batches.feed import ResidentFeed
 from dptrain.batches.sampling import Shard
 from dptrain.layers import Dense
+from dptrain.model import Architecture
 from dptrain.optimizers import SGD
+from dptrain.train.replica import Replica
 
 # Of Keras' own copies of its variables.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
