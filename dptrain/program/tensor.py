@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
-from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, local, without_rows
+from dptrain.program.shapes import Rows, Shape, local
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
@@ -318,10 +318,7 @@ class Tensor(Operand):
 
     def __repr__(self) -> str:
         made = self.name or (self.op.name if self.op else "constant")
-        symbolic = any(isinstance(n, Rows) and n.rows == SYMBOLIC_ROWS for n in self.shape)
-        return (
-            f"<tensor {made} {without_rows(self.shape) if symbolic else tuple(map(int, self.shape))} {self.dtype.name}>"
-        )
+        return f"<tensor {made} {self.shape} {self.dtype.name}>"
 
     __hash__ = object.__hash__
 
