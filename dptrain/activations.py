@@ -135,7 +135,7 @@ def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = N
     Raises:
         ConfigError: the name is unknown.
     """
-    name = config.get("config") if isinstance(config, Mapping) else config
+    name = str(config.get("config") if isinstance(config, Mapping) else config)
     if custom_objects and name in custom_objects:
         return custom_objects[name]
-    return get(str(name))
+    return get(name)

@@ -2,10 +2,9 @@
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dptrain.backend.base import Backend
-from dptrain.backend.cpu.loops import Loops, NumpyLoops
 from dptrain.backend.cuda.products import PRECISIONS, PROVIDERS
 from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
@@ -38,12 +37,13 @@ def create(
     device: str,
     dtype: str,
     threads: int,
-    loops: str = "auto",
+    jit_compile: str | bool = "auto",
     *,
     place: Place | None = None,
     gpu_select: str = "mask",
     precision: str = "float32",
     gemm: str = "dptrain",
+    cuda_graph: bool = True,
 ) -> Backend:
     """Return the backend of a device.
 
@@ -51,11 +51,12 @@ def create(
         device: "cpu", "cuda", or "auto" for a GPU where one can be used, else the CPU.
         dtype: "float32", or "float64" on the CPU.
         threads: CPU threads of elementwise work.
-        loops: "numpy", "numba", or "auto" for Numba's where it is installed: the CPU's inner loops.
+        jit_compile: whether the CPU runs compiled programs; "auto" where there is a C++ compiler.
         place: where this process runs; by default alone on its node.
         gpu_select: how a rank takes its GPU: "mask" makes it the only visible one, "index" leaves the mask alone.
         precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
         gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
+        cuda_graph: whether a GPU replays steps as CUDA graphs.
 
     Raises:
         ConfigError: a word is unknown, or they do not go together.
@@ -86,9 +87,9 @@ def create(
         raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")
     if gemm != "dptrain":
         raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
-    from dptrain.backend.cpu.backend import NumpyBackend
+    from dptrain.backend.cpu.backend import CpuBackend
 
-    backend = NumpyBackend(dtype, threads, best_loops(loops))
+    backend = CpuBackend(dtype, threads)
     backend.description += without
     return backend
 
@@ -111,23 +112,3 @@ def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str) 
     from dptrain.backend.cuda.backend import CudaBackend
 
     return CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
-
-
-def best_loops(choice: str = "auto") -> Loops:
-    """Return the loops to use.
-
-    Args:
-        choice: "numpy", "numba", or "auto" for Numba's where it is installed.
-
-    Raises:
-        ConfigError: "numba" is asked for and not installed.
-    """
-    if choice == "numpy":
-        return NumpyLoops()
-    try:
-        from dptrain.backend.cpu.loops_numba import NumbaLoops
-    except ImportError as error:
-        if choice == "numba":
-            raise ConfigError("loops = 'numba': Numba is not installed; pip install 'dptrain[jit]'") from error
-        return NumpyLoops()
-    return NumbaLoops()

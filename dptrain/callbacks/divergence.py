@@ -27,7 +27,7 @@ class StopOnDivergence(Callback):
                 raise DivergenceError(
                     f"training diverged: {key} = {logs[key]} in epoch {epoch + 1}; try a smaller --learning-rate"
                 )
-        if found := self.trainer.replica.nonfinite_parameter():
+        if found := self.model.nonfinite_weight():
             name, count = found
             raise DivergenceError(
                 f"training diverged: parameter {name!r} has {count} value{'s' if count > 1 else ''} that "

@@ -1,13 +1,13 @@
 """MonitorCallback: what callbacks have in common that watch one of the logs."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dptrain.callbacks.base import Callback
 from dptrain.callbacks.ranks import on_all
 from dptrain.errors import ConfigError
-from dptrain.metrics import Measured
+from dptrain.metrics import Metric
 from dptrain.runtime.failure import warn
 
 
@@ -69,20 +69,17 @@ class MonitorCallback(Callback):
             )
         return direction
 
-    def _metrics(self) -> Sequence[Measured]:
-        return self.trainer.replica.metrics if "trainer" in vars(self) else ()
+    def _metrics(self) -> Mapping[str, Metric]:
+        return self.model.metrics_by_key if "trainer" in vars(self) else {}
 
 
-def direction_of(monitor: str, metrics: Sequence[Measured]) -> str | None:
+def direction_of(monitor: str, metrics: Mapping[str, Metric]) -> str | None:
     """Return whether better values of a log are "up" or "down" from worse ones; None where nobody knows.
 
     Args:
         monitor: the log's key.
-        metrics: of the model, `Replica.metrics`.
+        metrics: of the model, by their keys in logs.
     """
     name = monitor.removeprefix("val_")
-    found = "down" if name == "loss" else None
-    for one in metrics:
-        if one.key == name and one.metric.direction is not None:
-            found = one.metric.direction
-    return found
+    found = "down" if name == "loss" or name.endswith("_loss") else None
+    return metrics[name].direction or found if name in metrics else found

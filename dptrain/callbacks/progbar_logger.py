@@ -90,9 +90,8 @@ class ProgbarLogger(Callback):
     def on_test_end(self, logs: Logs | None = None) -> None:
         """Print the line of an evaluation."""
         if not self._in_fit:
-            seconds = time.perf_counter() - self._began
-            rate = self.trainer.replica.samples_seen() / seconds if seconds > 0 else 0.0
-            line = f"{self._steps()}{seconds:.1f} s - {rate:,.0f} samples/s"
+            timing = self.trainer.timing
+            line = f"{self._steps()}{timing.seconds:.1f} s - {timing.samples_per_second:,.0f} samples/s"
             self._print(f"{line} - {format_logs(logs)}" if logs else line)
 
     def on_predict_begin(self, logs: Logs | None = None) -> None:

@@ -149,7 +149,7 @@ class TensorBoard(Callback):
         self._write("train", {}, 0)
 
     def _iterations(self) -> int:
-        return self.trainer.replica.iterations
+        return int(self.model.optimizer.iterations)
 
     def _write(self, part: str, values: dict[str, Any], step: int) -> None:
         """Write numbers as scalars, arrays as histograms, and flush them to the disk."""

@@ -82,7 +82,8 @@ def get(identifier: Any) -> InitializerLike:
         ConfigError: no initializer has that name, or an argument is out of range.
     """
     if callable(identifier) and not isinstance(identifier, type):
-        return identifier
+        found: InitializerLike = identifier
+        return found
     return _registry.get(identifier)
 
 

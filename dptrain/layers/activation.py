@@ -25,7 +25,8 @@ class Activation(Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return activation(x)."""
-        return self.activation(inputs)
+        found: Tensor = self.activation(inputs)
+        return found
 
 
 class Identity(Layer):

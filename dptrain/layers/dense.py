@@ -65,7 +65,7 @@ class Dense(Layer):
 
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
-        inputs = input_shape[-1]
+        inputs = int(input_shape[-1] or 1)
         self.kernel = self.add_weight(
             (inputs, self.units), self.kernel_initializer, regularizer=self.kernel_regularizer, name="kernel"
         )
@@ -84,7 +84,8 @@ class Dense(Layer):
         if self.bias is not None:
             y = y + self.bias
         y = y if x.ndim == 2 else ops.reshape(y, (*x.shape[:-1], self.units))
-        return self.activation(y)
+        found: Tensor = self.activation(y)
+        return found
 
 
 def positive(name: str, value: Any) -> int:

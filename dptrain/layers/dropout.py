@@ -2,22 +2,24 @@
 
 from typing import Any
 
-from dptrain.backend.base import Backend
+from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers.base import Layer, LayerBuffers, StepContext
-from dptrain.random import own_seed
+from dptrain.layers.base import Layer
+from dptrain.ops import random
+from dptrain.program.tensor import Tensor
+from dptrain.random import Purpose, own_seed
 
 
 class Dropout(Layer):
     """y = x * mask in training, y = x otherwise; the mask is 0 with probability `rate`, else 1 / (1 - rate).
 
     Source: N. Srivastava et al., "Dropout", JMLR 15, 2014, scaled in training ("inverted"), as Keras. The mask is a
-    function of (seed, step, place in the global batch): the same on any number of ranks.
+    function of (seed, number of masks before, place in the global batch): the same on any number of ranks.
 
     Args:
         rate: fraction of elements to drop, 0 to 1.
         noise_shape: only None.
-        seed: of the masks; None for the run's.
+        seed: of the masks; None for the model's.
         options: as `Layer`.
 
     Raises:
@@ -32,41 +34,14 @@ class Dropout(Layer):
                 f"Received: rate={rate}"
             )
         self.refuse(noise_shape=noise_shape)
-        self.rate = float(rate)
-        self.seed = own_seed(seed)
+        self.rate, self.seed, self.built = float(rate), own_seed(seed), True
+        if 0 < self.rate < 1:
+            self.seed_generator = self.add_seed_generator(Purpose.DROPOUT, seed)
 
-    def output_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the input's shape."""
-        return input_shape
-
-    def scratch_shapes(self, input_shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Keep the mask, of the input's shape."""
-        return {"mask": input_shape} if 0 < self.rate < 1 else {}
-
-    def forward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """Write y, and in training the mask."""
-        mask = buffers.scratch.get("mask")
-        if context.training and mask is not None:
-            rows = mask.shape[0]
-            seed = context.seed if self.seed is None else self.seed
-            ops.dropout_mask(self.rate, seed, context.step, buffers.position, context.first_row, mask.reshape(rows, -1))
-            ops.multiply(buffers.x, mask, buffers.y)
-        elif context.training and self.rate == 1:
-            ops.fill(buffers.y, 0)
-        else:
-            ops.copy(buffers.x, buffers.y)
-
-    def backward(self, ops: Backend, buffers: LayerBuffers, context: StepContext) -> None:
-        """Write dx = dy * mask."""
-        if buffers.dx is None:
-            return
-        if self.rate == 0:
-            ops.copy(buffers.dy, buffers.dx)
-        elif self.rate == 1:
-            ops.fill(buffers.dx, 0)
-        else:
-            ops.multiply(buffers.dy, buffers.scratch["mask"], buffers.dx)
-
-    def own_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {"rate": self.rate, "seed": self.seed, "noise_shape": None}
+    def call(self, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return the input, in training masked."""
+        if not training or self.rate == 0:
+            return inputs
+        if self.rate == 1:
+            return ops.zeros_like(inputs)
+        return random.dropout(inputs, self.rate, seed=self.seed_generator)

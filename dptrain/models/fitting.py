@@ -185,7 +185,7 @@ class Fitting:
                 "seed": self.seed,
                 "layers": self._describe_layers(),
                 "trainable": self.trainable,
-                "compiled": self._describe_compiled(),
+                "compiled": self.describe_compiled(),
             }
             comm.require_same("the ranks call fit differently", facts)
         watched = _watched(comm, hooks, "test")
@@ -198,6 +198,7 @@ class Fitting:
             else:
                 assert sampler is not None
                 own = ArrayBatches(*train.stored(), sampler, steps_per_epoch)
+                self._trace_training(own, sampler)
             if validation is None:
                 return own, None
             if isinstance(validation, Stream):
@@ -245,6 +246,7 @@ class Fitting:
 
         def batches() -> tuple[Batches, Batches | None]:
             own = ArrayBatches(*Samples(train.x, train.y, dtype=self.dtype).stored(), sampler)
+            self._trace_training(own, sampler)
             if validation is None:
                 return own, None
             samples = Samples(validation.x, validation.y, dtype=self.dtype)
@@ -466,6 +468,13 @@ class Fitting:
         self._seen = True
         return check_samples(x, y, sample_weight, self.expected)
 
+    def _trace_training(self, batches: ArrayBatches, sampler: Sampler) -> None:
+        """Trace a step before the training begins: an error in it, a user's own, is one of all ranks."""
+        assert self._programs is not None
+        step = self.step("train")
+        if not step.eager:
+            self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
+
     def _meets(self, comm: Communicator, samples: Samples) -> bool:
         """Whether ranks that evaluate samples must do so together, as the result depends on how these are cut."""
         if comm.size == 1 or not len(samples):
@@ -479,8 +488,6 @@ class Fitting:
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
-        if method is not None and self._compiled.loss is None and not self.has_own_steps and not self.adds_losses:
-            raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         phase.enter(method or "predict")
         if x is not None and all(hasattr(one, "__array__") for one in tree.leaves(x)):
             self._build_like(x)

@@ -344,7 +344,7 @@ class Model(Fitting, Files, Layer):
 
     def _find_outputs(self) -> None:
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
-        if self._outputs is None and self._compiled is not None:
+        if self._outputs is None and self._compiled is not None and self._output_shapes is not None:
             shapes = _flat_shapes(self._output_shapes)
             if self._graph is not None:
                 names = self.output_names
@@ -387,6 +387,14 @@ class Model(Fitting, Files, Layer):
         """What `compile` was told about the device: keywords of `dptrain.train.devices.open_backend`."""
         return dict(self._compiled.device) if self._compiled else {}
 
+    def describe_compiled(self) -> list[Any]:
+        """Return optimizer, loss and metrics as JSON can carry them: what must be the same on all ranks."""
+        assert self._compiled is not None
+        given = self._compiled
+        optimizer = [type(given.optimizer).__name__, given.optimizer.describe()]
+        rest = (given.loss, given.loss_weights, given.metrics, given.weighted_metrics)
+        return [optimizer, *(tree.map_leaves(lambda path, one: _description(one), each) for each in rest)]
+
     # Metrics
 
     @property
@@ -401,6 +409,12 @@ class Model(Fitting, Files, Layer):
     def metrics_names(self) -> list[str]:
         """The keys of logs."""
         return [self._key(one) for one in self.metrics]
+
+    @property
+    def metrics_by_key(self) -> dict[str, Metric]:
+        """The metrics by their keys in logs."""
+        self._find_outputs()
+        return {self._key(one): one for one in self.metrics}
 
     def _key(self, metric: Metric) -> str:
         compiled = {} if self._outputs is None else self._outputs.metrics
@@ -610,9 +624,13 @@ class Model(Fitting, Files, Layer):
             found += metric.variables
         return list({id(one): one for one in found}.values())
 
-    def nonfinite_weight(self) -> str | None:
-        """Return the path of a weight that has become NaN or infinite, or None."""
-        return next((one.path for one in self.weights if not np.isfinite(one.numpy()).all()), None)
+    def nonfinite_weight(self) -> tuple[str, int] | None:
+        """Return the path of a weight that has become NaN or infinite, and in how many elements; or None."""
+        for one in self.weights:
+            wrong = int(np.count_nonzero(~np.isfinite(one.numpy())))
+            if wrong:
+                return one.path, wrong
+        return None
 
     # Together with the other ranks
 
@@ -674,6 +692,16 @@ def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
         )
     x, y, weights = [*data, None, None][:3]
     return x, y, weights
+
+
+def _description(given: Any) -> Any:
+    """Return a loss or a metric, a name or a function, as JSON can carry it."""
+    if isinstance(given, str | int | float):
+        return given
+    try:
+        return [type(given).__name__, given.get_config()]
+    except (AttributeError, ConfigError, NotImplementedError, TypeError):
+        return getattr(given, "__name__", type(given).__name__)
 
 
 def _rows_of(x: Any, y_pred: Any) -> int:

@@ -29,7 +29,7 @@ from dptrain.ops.activation import (
     tanh_shrink,
     threshold,
 )
-from dptrain.ops.convolution import conv, conv_transpose, max_pool
+from dptrain.ops.convolution import average_pool, conv, conv_transpose, max_pool
 from dptrain.ops.cross_entropy import (
     binary_crossentropy,
     categorical_crossentropy,
@@ -103,6 +103,7 @@ __all__ = [
     "absolute",
     "add",
     "argmax",
+    "average_pool",
     "binary_crossentropy",
     "broadcast_to",
     "cast",

@@ -1,4 +1,4 @@
-"""Activation functions: of single elements, softmax of vectors. Those without a note are as in `dptrain.activations`."""
+"""Activation functions: of single elements, softmax of vectors; more are in `dptrain.activations`."""
 
 import math
 from typing import Any
@@ -22,6 +22,7 @@ from dptrain.ops.elementwise import (
     softplus,
     sqrt,
     square,
+    subtract,
     tanh,
     where,
 )
@@ -115,7 +116,7 @@ def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
 
 def tanh_shrink(x: Any) -> Tensor:
     """Return x - tanh(x)."""
-    return x - tanh(x)
+    return subtract(x, tanh(x))
 
 
 def softsign(x: Any) -> Tensor:
@@ -125,7 +126,7 @@ def softsign(x: Any) -> Tensor:
 
 def squareplus(x: Any, b: float = 4.0) -> Tensor:
     """Return (x + sqrt(x^2 + b)) / 2."""
-    return (x + sqrt(square(x) + b)) * 0.5
+    return multiply(x + sqrt(square(x) + b), 0.5)
 
 
 def sparse_plus(x: Any) -> Tensor:

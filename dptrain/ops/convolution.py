@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import multiply
+from dptrain.ops.manipulation import pad
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
@@ -202,6 +204,32 @@ def max_pool(inputs: Any, pool_size: int | Pair, strides: int | Pair | None = No
     stride = window if strides is None else _pair("strides", strides)
     size, before = _placed(x.shape[1:3], window, stride, (1, 1), padding)
     return max_pool2d(x, window=window, strides=stride, before=before, size=size)
+
+
+def average_pool(
+    inputs: Any, pool_size: int | Pair, strides: int | Pair | None = None, padding: str = "valid"
+) -> Tensor:
+    """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`."""
+    (x,) = as_tensors([inputs])
+    if x.ndim != 4:
+        raise ConfigError(f"average_pool: expected images (B, H, W, C), found {x.shape}")
+    window = _pair("pool_size", pool_size)
+    stride = window if strides is None else _pair("strides", strides)
+    image = (int(x.shape[1]), int(x.shape[2]))
+    size, before = _placed(image, window, stride, (1, 1), padding)
+    reach = [(size[n] - 1) * stride[n] + window[n] for n in range(2)]
+    behind = [max(0, reach[n] - before[n] - image[n]) for n in range(2)]
+    padded = pad(x, [(0, 0), *zip(before, behind, strict=True), (0, 0)]) if any((*before, *behind)) else x
+    total: Any = None
+    for r in range(window[0]):
+        for s in range(window[1]):
+            part = padded[:, r : r + (size[0] - 1) * stride[0] + 1 : stride[0]]
+            part = part[:, :, s : s + (size[1] - 1) * stride[1] + 1 : stride[1]]
+            total = part if total is None else total + part
+    counts = np.zeros((*size, 1))
+    for _, (h, w), _ in Window(window, stride, (1, 1), before).places(image, size):
+        counts[h, w] += 1
+    return multiply(total, (1 / counts).astype(x.dtype))
 
 
 @op(

@@ -223,9 +223,19 @@ class Optimizer(ABC):
             self._rate.assign(rate if isinstance(rate, Operand) and is_tracing() else np.float64(_rate(rate)))
 
     @property
+    def version(self) -> int:
+        """What a program depends on that was traced with this optimizer: another one needs another trace."""
+        return id(self._schedule)
+
+    @property
     def follows_schedule(self) -> bool:
         """Whether a schedule says the learning rate, which then goes by the steps and cannot be set."""
         return self._schedule is not None
+
+    def resume_learning_rate(self, rate: float) -> None:
+        """Go on with the learning rate that an interrupted training had; a schedule knows it from the steps."""
+        if not self.follows_schedule:
+            self.learning_rate = rate
 
     def _learning_rate(self) -> Tensor:
         return float64(self._rate if self._schedule is None else self._schedule(float64(self._iterations)))

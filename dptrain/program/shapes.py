@@ -62,8 +62,7 @@ class Rows(int):
         return self if other == 0 else int(self) - other
 
 
-# What stands for the number of rows where no batch is at hand: the length of a model's symbolic inputs. A prime, so that
-# it cannot be taken for another length.
+# The number of rows of symbolic inputs, where no batch is at hand: a prime, so that no other length is taken for it.
 SYMBOLIC_ROWS = Rows(10007)
 
 

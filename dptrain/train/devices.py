@@ -7,7 +7,7 @@ from dptrain import backend as backends
 from dptrain.backend.base import Backend
 from dptrain.backend.cuda.selection import assign, visible_gpus
 from dptrain.comm import Communicator
-from dptrain.errors import AgreedError, DeviceError, ExitCode
+from dptrain.errors import AgreedError, ConfigError, DeviceError, ExitCode
 from dptrain.runtime.cores import limit_threads
 
 
@@ -16,7 +16,6 @@ def open_backend(
     *,
     device: str = "auto",
     dtype: str = "float32",
-    loops: str = "auto",
     share_gpu: bool = False,
     **options: Any,
 ) -> Backend:
@@ -26,7 +25,6 @@ def open_backend(
         comm: the ranks.
         device: as in `backend.create`.
         dtype: as in `backend.create`.
-        loops: as in `backend.create`.
         share_gpu: several ranks may use one GPU.
         options: further ones of `backend.create`.
 
@@ -39,7 +37,7 @@ def open_backend(
     threads = limit_threads(comm.local_size)
 
     def create() -> Backend:
-        return backends.create(device, dtype, threads, loops, place=place, **options)
+        return backends.create(device, dtype, threads, place=place, **options)
 
     if comm.size == 1:
         return create()
@@ -101,6 +99,19 @@ def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None
                 "give each rank a GPU of its own, or use --share-gpu or --device cpu",
                 [],
             )
+
+
+def require_cuda_aware(backend: Backend, comm: Communicator) -> None:
+    """Refuse to hand device memory to an MPI that cannot take it.
+
+    Raises:
+        ConfigError: there is no device memory.
+        DeviceError: MPI does not know GPUs.
+    """
+    if backend.name != "cuda":
+        raise ConfigError(f"--comm cuda-aware needs --device cuda: this rank computes on {backend.description}")
+    if reason := comm.why_not_cuda_aware():
+        raise DeviceError(f"--comm cuda-aware: {reason}; use --comm host")
 
 
 def _by_rank(hosts: Sequence[str], values: Sequence[str]) -> str:

@@ -58,7 +58,7 @@ class Programs:
         self.backend, self.comm = backend, comm
         self._placed: dict[Any, PlacedProgram] = {}
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
-        self._last: dict[str, tuple[Program | None, Mapping[str, Array]]] = {}
+        self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
         """Return a step's program for global batches of so many rows."""
@@ -102,11 +102,15 @@ class Programs:
             return
         executable = self._executable(placed, batch, rows, steps[0][0], comm)
         executable.run(rows.starts)
-        self._last[step.name] = placed.readings, executable.outputs
+        self._last[step.name] = placed, executable.outputs
+
+    def note(self, step: Step, batch: Batch) -> None:
+        """Let `summed` and `logs` be those of a step that this rank has had nothing to do for."""
+        self._last[step.name] = self.placed(step, batch, 1), {}
 
     def summed(self, step: Step) -> list[Variable]:
         """Return the totals of which each rank has a summand after the last run of a step."""
-        placed = self._last_placed.get(step.name)
+        placed = self._last.get(step.name, (None, {}))[0]
         return [] if placed is None else [one for one in step.totals if one in placed.summed]
 
     def outputs(self, step: str) -> Mapping[str, Array]:
@@ -115,10 +119,10 @@ class Programs:
 
     def logs(self, step: str) -> dict[str, float]:
         """Return what comes out of a step as it stands now, as numbers by name: waits for the device."""
-        readings, outputs = self._last.get(step, (None, {}))
+        placed, outputs = self._last.get(step, (None, {}))
         found: dict[str, Any] = dict(outputs)
-        if readings is not None:
-            found |= evaluate(readings, {})[0]
+        if placed is not None and placed.readings is not None:
+            found |= evaluate(placed.readings, {})[0]
         return {name: float(value) for name, value in found.items()}
 
     def forget(self) -> None:
@@ -173,7 +177,7 @@ class Programs:
             outputs, updates = evaluate(after, sums)
             for variable, value in updates.items():
                 variable.assign(value)
-            self._last[step.name] = placed.readings, outputs
+            self._last[step.name] = placed, outputs
 
     def _run_eagerly(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None

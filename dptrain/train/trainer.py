@@ -165,7 +165,8 @@ class Trainer:
         with batches.open(self.backend, self._data_bytes):
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
-                self.programs.run(step, batches.about, batches.rows([shard]), [[shard]], alone=True)
+                taken = batches.rows([[shard]])
+                self.programs.run(step, batches.about, taken, [[shard]], alone=True)
                 mine = dict(self.programs.outputs("predict"))
                 found.append((shard, mine))
                 hooks.on_predict_batch_end(number, {"outputs": self.model.as_outputs(mine)})
@@ -204,9 +205,11 @@ class Trainer:
 
     def _on_batch(self, name: str, batches: Batches) -> Logs:
         step = self.model.step(name)
+        self.model.reset_metrics()
         with batches.open(self.backend, self._data_bytes):
             for shards in batches.epoch(0):
-                self.programs.run(step, batches.about, batches.rows(shards), [shards])
+                taken = batches.rows([shards])
+                self.programs.run(step, batches.about, taken, [shards])
         self._sum_totals(step)
         return self.programs.logs(name)
 
@@ -267,7 +270,7 @@ class Trainer:
             same = 1
             while same < min(len(ahead), most) and _alike(ahead[same], ahead[0]):
                 same += 1
-            rows = batches.rows([shard for shards in ahead[:same] for shard in shards])
+            rows = batches.rows(ahead[:same])
             together = len(rows.starts) // len(ahead[0])
             if not together:  # the shards of one step lie in two chunks of a streamed feed
                 raise AssertionError("a feed's chunk is smaller than a step")
@@ -306,7 +309,7 @@ class Trainer:
         self._sum_totals(step)
         # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
         if seen and not self._samples:  # of which this rank has had none, and so has not run the step
-            self.programs.adopt_readings(step, batches.about)
+            self.programs.note(step, batches.about)
         logs = self.programs.logs("test") if seen else {}
         if self.comm.size > 1 and batches.alone:
             self._samples = sum(self.comm.allgather(self._samples))

@@ -32,7 +32,7 @@ def test_three_hundred_steps(keras, name, arguments, options):
     theirs = getattr(keras.optimizers.schedules, name)(*arguments, **options)
     assert mine.get_config() == theirs.get_config()
     expected = [float(theirs(step)) for step in range(300)]
-    np.testing.assert_allclose([mine(step) for step in range(300)], expected, rtol=1e-11, atol=1e-15)
+    np.testing.assert_allclose([float(mine(step)) for step in range(300)], expected, rtol=1e-11, atol=1e-15)
     assert schedules.serialize(mine) == keras.optimizers.schedules.serialize(theirs)
     again = keras.optimizers.schedules.deserialize(schedules.serialize(mine))
     assert again.get_config() == mine.get_config()

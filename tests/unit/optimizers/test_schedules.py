@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import dptrain as dp
 from dptrain.errors import ConfigError
-from dptrain.optimizers import schedules
+from dptrain.optimizers import SGD, schedules
 from dptrain.optimizers.schedules import (
     SCHEDULES,
     CosineDecay,
@@ -18,6 +19,9 @@ from dptrain.optimizers.schedules import (
     PolynomialDecay,
 )
 from dptrain.optimizers.schedules import CosineDecay as CosineDecayWhereKerasHasIt
+from dptrain.program.evaluate import evaluate
+from dptrain.program.program import trace
+from dptrain.program.tensor import Variable
 
 
 @pytest.mark.parametrize(
@@ -40,8 +44,13 @@ from dptrain.optimizers.schedules import CosineDecay as CosineDecayWhereKerasHas
     ],
 )
 def test_by_hand(schedule, expected):
-    assert {step: schedule(step) for step in expected} == pytest.approx(expected, rel=1e-12, abs=1e-15)
-    assert all(type(schedule(step)) is float for step in expected)
+    assert {step: float(schedule(step)) for step in expected} == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    assert all(schedule(np.float32(step)).dtype == np.float64 for step in expected)
+    count, rate = Variable(np.array(0, np.int64)), Variable(np.array(0.0))
+    program = trace(lambda: rate.assign(schedule(count)) or {}, {})
+    for step in expected:
+        _, updates = evaluate(program, {}, {count: np.array(step)})
+        assert updates[rate] == float(schedule(step)), "a traced schedule has the bits of the eager one"
     again = schedules.deserialize(schedules.serialize(schedule))
     assert type(again) is type(schedule)
     assert again.get_config() == schedule.get_config()
@@ -69,7 +78,7 @@ def test_the_names_of_keras():
 class Halving(LearningRateSchedule):
     """A user's own, as in Keras' documentation: nothing but `__call__`."""
 
-    def __call__(self, step: int) -> float:
+    def __call__(self, step):
         return 0.5**step
 
 
@@ -101,18 +110,37 @@ def test_refused(build, message):
 
 
 def test_a_users_own_schedule_trains():
-    import numpy as np
-
-    model = dp.Sequential([dp.layers.Dense(1, use_bias=False, input_shape=(1,))], seed=1)
-    model.compile(dp.optimizers.SGD(Halving()), "mse", dtype="float64")
-    (before,) = model.get_weights()
-    model.fit(np.ones((3, 1)), np.full((3, 1), 100.0), batch_size=1, epochs=1, shuffle=False, verbose=0)
-    (after,) = model.get_weights()
-    w = float(before[0, 0])
-    for step in range(3):
-        w -= 0.5**step * 2 * (w - 100)
-    assert float(after[0, 0]) == pytest.approx(w, rel=1e-12)
+    kernel = Variable(np.zeros(1))
+    optimizer = SGD(Halving())
+    program = trace(lambda: optimizer.apply([np.ones(1)], [kernel]) or {}, {})
+    for _ in range(3):
+        _, updates = evaluate(program, {})
+        for variable, value in updates.items():
+            variable.assign(value)
+    assert list(kernel.numpy()) == [-1.75]
     with pytest.raises(NotImplementedError, match="Halving' must override `get_config"):
         schedules.serialize(Halving())
     with pytest.raises(NotImplementedError, match="must override `__call__"):
         LearningRateSchedule()(0)
+
+
+def test_restarts_are_not_missed_by_rounding():
+    """At the end of each cosine the rate is the highest again, though the logarithms there are rounded."""
+    for factor in (1.5, 2.0, 3.0, 10.0):
+        schedule, end = CosineDecayRestarts(1.0, 64, factor), 0.0
+        for restart in range(12):
+            end += 64 * factor**restart
+            if end == int(end):
+                assert float(schedule(int(end))) == pytest.approx(1, abs=1e-9), (factor, restart)
+
+
+def test_a_decision_by_the_step_is_refused():
+    class Stepwise(LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 if step < 10 else 0.01
+
+    optimizer, kernel = SGD(Stepwise()), Variable(np.zeros(1))
+    optimizer.apply([np.ones(1)], [kernel])
+    assert list(kernel.numpy()) == [-0.1]
+    with pytest.raises(ConfigError, match="compute with ops"):
+        trace(lambda: optimizer.apply([np.ones(1)], [kernel]) or {}, {})

@@ -1,0 +1,235 @@
+"""Conv2D and its transpose, of images (rows, height, width, channels)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain import activations, initializers, ops, regularizers
+from dptrain.errors import ConfigError
+from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.dense import positive
+from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.reshaping import channels_last
+from dptrain.program.tensor import Tensor, Variable
+
+Pair = tuple[int, int]
+
+
+def pair(name: str, value: Any) -> Pair:
+    """Return an argument that is one positive integer for both axes, or two.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = (value, value) if isinstance(value, int) else tuple(value)
+    if len(found) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in found):
+        raise ConfigError(
+            f"The `{name}` argument must be a tuple of 2 integers. Received {name}={value}, including values "
+            "that are no integers or do not satisfy `value > 0`"
+        )
+    return found[0], found[1]
+
+
+def padding_mode(value: Any) -> str:
+    """Return "valid" or "same".
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = str(value).lower()
+    if found not in ("valid", "same"):
+        raise ConfigError(
+            f"The `padding` argument must be a list/tuple or one of {{'valid', 'same'}}. Received: {value}"
+        )
+    return found
+
+
+class _Convolution(Layer):
+    """What both have in common; the arguments are theirs."""
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int],
+        padding: str,
+        data_format: str | None,
+        dilation_rate: int | Sequence[int],
+        activation: ActivationArgument,
+        use_bias: bool,
+        kernel_initializer: InitializerArgument,
+        bias_initializer: InitializerArgument,
+        kernel_regularizer: RegularizerArgument,
+        bias_regularizer: RegularizerArgument,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.filters, self.kernel_size = positive("filters", filters), pair("kernel_size", kernel_size)
+        self.strides, self.dilation_rate = pair("strides", strides), pair("dilation_rate", dilation_rate)
+        self.padding, self.data_format = padding_mode(padding), channels_last(self, data_format)
+        if max(self.strides) > 1 and max(self.dilation_rate) > 1:
+            raise ConfigError(
+                "`strides > 1` not supported in conjunction with `dilation_rate > 1`. "
+                f"Received: strides={self.strides} and dilation_rate={self.dilation_rate}"
+            )
+        self.activation, self.use_bias = activations.get(activation), bool(use_bias)
+        self.kernel_initializer = initializers.get(kernel_initializer)
+        self.bias_initializer = initializers.get(bias_initializer)
+        self.kernel_regularizer = regularizers.get(kernel_regularizer)
+        self.bias_regularizer = regularizers.get(bias_regularizer)
+        self.input_spec = InputSpec(ndim=4)
+
+    def _make_weights(self, kernel_shape: tuple[int, ...], channels: int) -> None:
+        self.kernel = self.add_weight(
+            kernel_shape, self.kernel_initializer, regularizer=self.kernel_regularizer, name="kernel"
+        )
+        self.bias: Variable | None = None
+        if self.use_bias:
+            self.bias = self.add_weight(
+                (self.filters,), self.bias_initializer, regularizer=self.bias_regularizer, name="bias"
+            )
+        self.input_spec = InputSpec(ndim=4, axes={-1: channels})
+
+    def _finished(self, y: Tensor) -> Tensor:
+        found: Tensor = self.activation(y if self.bias is None else y + self.bias)
+        return found
+
+    def _floating(self, inputs: Tensor) -> Tensor:
+        return inputs if inputs.dtype.kind == "f" else ops.cast(inputs, self.dtype)
+
+
+class Conv2D(_Convolution):
+    """y = activation(x * kernel + bias), a convolution (cross-correlation) over height and width.
+
+    The kernel is (kernel height, kernel width, channels, filters).
+
+    Args:
+        filters: channels of the output, at least 1.
+        kernel_size: height and width of the kernel, one number for both, or two; as all pairs here.
+        strides: between the kernel's places.
+        padding: "valid" (none), or "same": zeros around the image, so that ceil(height / stride) rows come out.
+        data_format: only "channels_last", which None stands for.
+        dilation_rate: between the kernel's elements; above 1 only with strides of 1.
+        groups: only 1.
+        activation: name or function of `dptrain.activations`, or None for "linear".
+        use_bias: whether there is a bias.
+        kernel_initializer: name or initializer of the kernel.
+        bias_initializer: name or initializer of the bias.
+        kernel_regularizer: name or regularizer of the kernel.
+        bias_regularizer: name or regularizer of the bias.
+        activity_regularizer: name or regularizer of the output.
+        kernel_constraint: only None.
+        bias_constraint: only None.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or not supported.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = (1, 1),
+        padding: str = "valid",
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = (1, 1),
+        groups: int = 1,
+        activation: ActivationArgument = None,
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        kernel_constraint: None = None,
+        bias_constraint: None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            *(filters, kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias),
+            *(kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            activity_regularizer=activity_regularizer,
+            **options,
+        )
+        self.refuse(groups=None if groups == 1 else groups)
+        self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
+        self.groups = 1
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        channels = int(input_shape[-1] or 1)
+        self._make_weights((*self.kernel_size, channels, self.filters), channels)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, height out, width out, filters)."""
+        x = self._floating(inputs)
+        return self._finished(ops.conv(x, self.kernel, self.strides, self.padding, self.dilation_rate))
+
+
+class Conv2DTranspose(_Convolution):
+    """The transpose of a convolution: larger images, (height - 1) * stride + max(kernel height, stride) rows.
+
+    The kernel is (kernel height, kernel width, filters, channels).
+
+    Args:
+        filters: as `Conv2D`, and so all that is not here.
+        kernel_size: height and width of the kernel.
+        strides: how much larger the images get.
+        padding: "valid", or "same": height * stride rows come out.
+        output_padding: only None.
+        data_format: only "channels_last", which None stands for.
+        dilation_rate: only 1.
+        activation: as `Conv2D`.
+        use_bias: as `Conv2D`.
+        kernel_initializer: as `Conv2D`.
+        bias_initializer: as `Conv2D`.
+        kernel_regularizer: as `Conv2D`.
+        bias_regularizer: as `Conv2D`.
+        activity_regularizer: as `Conv2D`.
+        kernel_constraint: only None.
+        bias_constraint: only None.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or not supported.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] = (1, 1),
+        padding: str = "valid",
+        output_padding: None = None,
+        data_format: str | None = None,
+        dilation_rate: int | Sequence[int] = (1, 1),
+        activation: ActivationArgument = None,
+        use_bias: bool = True,
+        kernel_initializer: InitializerArgument = "glorot_uniform",
+        bias_initializer: InitializerArgument = "zeros",
+        kernel_regularizer: RegularizerArgument = None,
+        bias_regularizer: RegularizerArgument = None,
+        activity_regularizer: RegularizerArgument = None,
+        kernel_constraint: None = None,
+        bias_constraint: None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            *(filters, kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias),
+            *(kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            activity_regularizer=activity_regularizer,
+            **options,
+        )
+        self.refuse(output_padding=output_padding)
+        if self.dilation_rate != (1, 1):
+            self.refuse(dilation_rate=dilation_rate)
+        self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        channels = int(input_shape[-1] or 1)
+        self._make_weights((*self.kernel_size, self.filters, channels), channels)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, height out, width out, filters)."""
+        return self._finished(ops.conv_transpose(self._floating(inputs), self.kernel, self.strides, self.padding))

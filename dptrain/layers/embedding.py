@@ -1,0 +1,76 @@
+"""Embedding: a row of a table for each integer."""
+
+from typing import Any
+
+import numpy as np
+
+from dptrain import initializers, ops, regularizers
+from dptrain.layers.base import InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.dense import positive
+from dptrain.program.tensor import Tensor
+
+
+class Embedding(Layer):
+    """y[..., :] = embeddings[x[...]], integers of 0 to input_dim - 1.
+
+    Args:
+        input_dim: rows of the table.
+        output_dim: length of its rows.
+        embeddings_initializer: name or initializer of the table.
+        embeddings_regularizer: name or regularizer of the table.
+        embeddings_constraint: only None.
+        mask_zero: only False.
+        weights: the table, an array, or a list of it.
+        lora_rank: only None, as the arguments that follow.
+        lora_alpha: only None.
+        quantization_config: only None.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or not supported.
+    """
+
+    _unwritten = ("weights", "lora_rank", "lora_alpha", "quantization_config")
+
+    def __init__(
+        self,
+        input_dim: int,
+        output_dim: int,
+        embeddings_initializer: InitializerArgument = "uniform",
+        embeddings_regularizer: RegularizerArgument = None,
+        embeddings_constraint: None = None,
+        mask_zero: bool = False,
+        weights: Any = None,
+        lora_rank: None = None,
+        lora_alpha: None = None,
+        quantization_config: None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.refuse(embeddings_constraint=embeddings_constraint, mask_zero=mask_zero or None)
+        self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
+        self.input_dim, self.output_dim = positive("input_dim", input_dim), positive("output_dim", output_dim)
+        self.mask_zero = False
+        self.embeddings_initializer = initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = regularizers.get(embeddings_regularizer)
+        if weights is not None:
+            self.build(None)
+            self.set_weights(weights if isinstance(weights, list) else [weights])
+
+    def build(self, input_shape: Any) -> None:
+        """Make the table."""
+        self.embeddings = self.add_weight(
+            (self.input_dim, self.output_dim),
+            self.embeddings_initializer,
+            regularizer=self.embeddings_regularizer,
+            name="embeddings",
+        )
+
+    def own_config(self) -> dict[str, Any]:
+        """Return the arguments, the lengths of the table among them."""
+        return {"input_dim": self.input_dim, **super().own_config()}
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, ..., output_dim)."""
+        places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
+        return ops.take(self.embeddings, places)

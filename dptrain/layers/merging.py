@@ -1,0 +1,201 @@
+"""Layers of several inputs, and the same as functions: sums, products, extremes, concatenation, dot products."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.program.shapes import without_rows
+from dptrain.program.tensor import Tensor
+
+
+class _Merge(Layer):
+    """One output of several inputs, a list of at least two tensors."""
+
+    def build(self, input_shape: Any) -> None:
+        """Check that there are several inputs."""
+        if not isinstance(input_shape, list | tuple) or not all(isinstance(one, tuple) for one in input_shape):
+            raise ConfigError(
+                f"A merge layer should be called on a list of inputs. Received: input_shape={input_shape} "
+                "(not a list of shapes)"
+            )
+        if not input_shape:
+            raise ConfigError("A merge layer should be called on a list of at least 1 input. Received 0 inputs.")
+        for one in input_shape:
+            if len(one) < 1:
+                raise ConfigError(f"Expected inputs with rows. Received: input_shape={input_shape}")
+
+
+class Add(_Merge):
+    """The sum of the inputs, which are broadcast together."""
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the sum."""
+        return functools.reduce(ops.add, inputs)
+
+
+class Subtract(_Merge):
+    """The first of two inputs less the second."""
+
+    def build(self, input_shape: Any) -> None:
+        """Check that there are two inputs."""
+        super().build(input_shape)
+        if len(input_shape) != 2:
+            raise ConfigError(
+                f"A `Subtract` layer should be called on exactly 2 inputs. Received: input_shape={input_shape}"
+            )
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the difference."""
+        return ops.subtract(*inputs)
+
+
+class Multiply(_Merge):
+    """The product of the inputs, element by element."""
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the product."""
+        return functools.reduce(ops.multiply, inputs)
+
+
+class Average(_Merge):
+    """The mean of the inputs, element by element."""
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the mean."""
+        return functools.reduce(ops.add, inputs) / float(len(inputs))
+
+
+class Maximum(_Merge):
+    """The greatest of the inputs, element by element."""
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the maximum."""
+        return functools.reduce(ops.maximum, inputs)
+
+
+class Minimum(_Merge):
+    """The least of the inputs, element by element."""
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the minimum."""
+        return functools.reduce(ops.minimum, inputs)
+
+
+class Concatenate(_Merge):
+    """The inputs one after the other along an axis.
+
+    Args:
+        axis: along which; the rows' is 0.
+        options: as `Layer`.
+    """
+
+    def __init__(self, axis: int = -1, **options: Any) -> None:
+        super().__init__(**options)
+        self.axis = axis
+
+    def build(self, input_shape: Any) -> None:
+        """Check that the shapes differ along the axis alone."""
+        super().build(input_shape)
+        rests = {tuple(n for at, n in enumerate(one) if at != self.axis % len(one)) for one in input_shape}
+        if len(rests) > 1:
+            raise ConfigError(
+                "A `Concatenate` layer requires inputs with matching shapes except for the concatenation axis. "
+                f"Received: input_shape={input_shape}"
+            )
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the inputs joined."""
+        return ops.concatenate(list(inputs), self.axis)
+
+
+class Dot(_Merge):
+    """Dot products of two inputs along an axis of each: (rows, the other axes of the first, then of the second).
+
+    Of two inputs of vectors it is (rows, 1).
+
+    Args:
+        axes: one for both, or one of each; not the rows'.
+        normalize: whether vectors are brought to length 1 before, which gives cosines.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: the axes are the rows', or no two integers.
+    """
+
+    def __init__(self, axes: int | Sequence[int], normalize: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        both = (axes, axes) if isinstance(axes, int) else tuple(axes)
+        if len(both) != 2 or any(isinstance(one, bool) or not isinstance(one, int) or not one for one in both):
+            raise ConfigError(
+                f"Invalid type for argument `axes`: it should be an integer or two, and not 0. Received: axes={axes}"
+            )
+        self.axes = axes if isinstance(axes, int) else list(axes)
+        self.normalize, self._both = bool(normalize), both
+
+    def call(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Return the dot products."""
+        if len(inputs) != 2:
+            raise ConfigError(f"A `Dot` layer should be called on exactly 2 inputs. Received: {len(inputs)}")
+        parts = []
+        for one, axis in zip(inputs, self._both, strict=True):
+            place = axis % one.ndim
+            if self.normalize:
+                length = ops.sqrt(ops.maximum(ops.sum(ops.square(one), place, keepdims=True), 1e-12))
+                one = one / length
+            rest = [at for at in range(1, one.ndim) if at != place]
+            lengths = [int(one.shape[at]) for at in rest]
+            last = ops.transpose(one, (0, *rest, place))
+            size = functools.reduce(int.__mul__, lengths, 1)
+            parts.append((ops.reshape(last, (one.shape[0], size, one.shape[place])), lengths))
+        (x, x_rest), (y, y_rest) = parts
+        if x.shape[-1] != y.shape[-1]:
+            shapes = [without_rows(one.shape) for one in inputs]
+            raise ConfigError(
+                f"Incompatible input shapes: axis values {int(x.shape[-1])} (at axis {self._both[0]}) != "
+                f"{int(y.shape[-1])} (at axis {self._both[1]}). Full input shapes: {shapes[0]}, {shapes[1]}"
+            )
+        product = ops.matmul(x, ops.transpose(y, (0, 2, 1)))
+        return ops.reshape(product, (x.shape[0], *(x_rest + y_rest or [1])))
+
+
+def add(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return the sum of the inputs; as `Add`."""
+    return Add(**options)(inputs)
+
+
+def subtract(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return the first input less the second; as `Subtract`."""
+    return Subtract(**options)(inputs)
+
+
+def multiply(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return the product of the inputs; as `Multiply`."""
+    return Multiply(**options)(inputs)
+
+
+def average(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return the mean of the inputs; as `Average`."""
+    return Average(**options)(inputs)
+
+
+def maximum(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return the greatest of the inputs; as `Maximum`."""
+    return Maximum(**options)(inputs)
+
+
+def minimum(inputs: Sequence[Any], **options: Any) -> Any:
+    """Return the least of the inputs; as `Minimum`."""
+    return Minimum(**options)(inputs)
+
+
+def concatenate(inputs: Sequence[Any], axis: int = -1, **options: Any) -> Any:
+    """Return the inputs joined; as `Concatenate`."""
+    return Concatenate(axis, **options)(inputs)
+
+
+def dot(inputs: Sequence[Any], axes: int | Sequence[int] = -1, **options: Any) -> Any:
+    """Return dot products of the inputs; as `Dot`."""
+    return Dot(axes, **options)(inputs)

@@ -1,0 +1,191 @@
+"""Normalization: features brought to mean 0 and variance 1, over the global batch or within a sample."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain import initializers, ops, regularizers
+from dptrain.errors import ConfigError
+from dptrain.layers.base import BuildShape, InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.input_spec import InputSpec
+from dptrain.program.tensor import Tensor
+
+
+class BatchNormalization(Layer):
+    """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, for each feature, the last axis.
+
+    In training mean and (biased) variance are those of the global batch, of all ranks together, and the moving averages
+    become moving * momentum + batch's * (1 - momentum), as in Keras. Evaluation and prediction normalize with the
+    moving averages. With `trainable` False they are used in training, too, and stay as they are.
+
+    Source: S. Ioffe and C. Szegedy, "Batch normalization", ICML 2015; over all ranks, as "synchronized" in Keras.
+
+    Args:
+        axis: only the last.
+        momentum: of the moving averages.
+        epsilon: added to the variance.
+        center: whether there is a beta.
+        scale: whether there is a gamma.
+        beta_initializer: name or initializer, as the three that follow.
+        gamma_initializer: of gamma.
+        moving_mean_initializer: of the moving mean.
+        moving_variance_initializer: of the moving variance.
+        beta_regularizer: name or regularizer of beta.
+        gamma_regularizer: name or regularizer of gamma.
+        beta_constraint: only None.
+        gamma_constraint: only None.
+        renorm: only False.
+        renorm_clipping: only None.
+        renorm_momentum: of no effect without `renorm`.
+        synchronized: of no effect: statistics are always those of the global batch.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or not supported.
+    """
+
+    def __init__(
+        self,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: InitializerArgument = "zeros",
+        gamma_initializer: InitializerArgument = "ones",
+        moving_mean_initializer: InitializerArgument = "zeros",
+        moving_variance_initializer: InitializerArgument = "ones",
+        beta_regularizer: RegularizerArgument = None,
+        gamma_regularizer: RegularizerArgument = None,
+        beta_constraint: None = None,
+        gamma_constraint: None = None,
+        renorm: bool = False,
+        renorm_clipping: None = None,
+        renorm_momentum: float = 0.99,
+        synchronized: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.refuse(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint)
+        self.refuse(renorm=renorm or None, renorm_clipping=renorm_clipping)
+        if not 0 <= momentum <= 1 or not epsilon >= 0:
+            raise ConfigError(
+                f"expected 0 <= momentum <= 1 and epsilon >= 0. Received: momentum={momentum}, epsilon={epsilon}"
+            )
+        self.axis, self.renorm = axis, False
+        self.momentum, self.epsilon = float(momentum), float(epsilon)
+        self.center, self.scale = bool(center), bool(scale)
+        self.beta_initializer = initializers.get(beta_initializer)
+        self.gamma_initializer = initializers.get(gamma_initializer)
+        self.moving_mean_initializer = initializers.get(moving_mean_initializer)
+        self.moving_variance_initializer = initializers.get(moving_variance_initializer)
+        self.beta_regularizer = regularizers.get(beta_regularizer)
+        self.gamma_regularizer = regularizers.get(gamma_regularizer)
+        self.renorm_momentum, self.synchronized = float(renorm_momentum), bool(synchronized)
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make gamma, beta, moving mean and moving variance, (features,) each."""
+        if self.axis not in (-1, len(input_shape) - 1):
+            raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected -1, the last axis")
+        shape = (int(input_shape[-1] or 1),)
+        self.gamma = self.beta = None
+        if self.scale:
+            self.gamma = self.add_weight(
+                shape, self.gamma_initializer, regularizer=self.gamma_regularizer, name="gamma"
+            )
+        if self.center:
+            self.beta = self.add_weight(shape, self.beta_initializer, regularizer=self.beta_regularizer, name="beta")
+        self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, trainable=False, name="moving_mean")
+        self.moving_variance = self.add_weight(
+            shape, self.moving_variance_initializer, trainable=False, name="moving_variance"
+        )
+        self.input_spec = InputSpec(ndim=len(input_shape), axes={-1: shape[0]})
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        """Return the input normalized; in training, move the averages."""
+        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        mean, variance = self.moving_mean.value, self.moving_variance.value
+        centered = x - mean
+        if training and self.trainable:
+            over = tuple(range(x.ndim - 1))
+            mean = ops.mean(x, over)
+            centered = x - mean
+            variance = ops.mean(ops.square(centered), over)
+            for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
+                moving.assign(moving * self.momentum + ops.stop_gradient(batch) * (1.0 - self.momentum))
+        factor = 1.0 / ops.sqrt(variance + self.epsilon)
+        y = centered * (factor if self.gamma is None else factor * self.gamma)
+        return y if self.beta is None else y + self.beta
+
+
+class LayerNormalization(Layer):
+    """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean and variance of each sample over its last axes.
+
+    Source: J. Ba, J. Kiros and G. Hinton, "Layer normalization", 2016.
+
+    Args:
+        axis: the last, or several, which are the last ones.
+        epsilon: added to the variance.
+        center: whether there is a beta.
+        scale: whether there is a gamma.
+        beta_initializer: name or initializer of beta.
+        gamma_initializer: name or initializer of gamma.
+        beta_regularizer: name or regularizer of beta.
+        gamma_regularizer: name or regularizer of gamma.
+        beta_constraint: only None.
+        gamma_constraint: only None.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: an argument is out of range, unknown or not supported.
+    """
+
+    def __init__(
+        self,
+        axis: int | Sequence[int] = -1,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: InitializerArgument = "zeros",
+        gamma_initializer: InitializerArgument = "ones",
+        beta_regularizer: RegularizerArgument = None,
+        gamma_regularizer: RegularizerArgument = None,
+        beta_constraint: None = None,
+        gamma_constraint: None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.refuse(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint)
+        if not epsilon >= 0:
+            raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
+        self.axis = axis if isinstance(axis, int) else list(axis)
+        self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
+        self.beta_initializer = initializers.get(beta_initializer)
+        self.gamma_initializer = initializers.get(gamma_initializer)
+        self.beta_regularizer = regularizers.get(beta_regularizer)
+        self.gamma_regularizer = regularizers.get(gamma_regularizer)
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make gamma and beta, of the lengths of the axes."""
+        rank = len(input_shape)
+        given = [self.axis] if isinstance(self.axis, int) else self.axis
+        self._axes = sorted(axis % rank for axis in given)
+        if self._axes != list(range(rank - len(given), rank)) or 0 in self._axes:
+            raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected the last axes")
+        shape = [int(input_shape[axis] or 1) for axis in self._axes]
+        self.gamma = self.beta = None
+        if self.scale:
+            self.gamma = self.add_weight(
+                shape, self.gamma_initializer, regularizer=self.gamma_regularizer, name="gamma"
+            )
+        if self.center:
+            self.beta = self.add_weight(shape, self.beta_initializer, regularizer=self.beta_regularizer, name="beta")
+        self.input_spec = InputSpec(ndim=rank)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the input normalized."""
+        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        centered = x - ops.mean(x, self._axes, keepdims=True)
+        variance = ops.mean(ops.square(centered), self._axes, keepdims=True)
+        y = centered / ops.sqrt(variance + self.epsilon)
+        y = y if self.gamma is None else y * self.gamma
+        return y if self.beta is None else y + self.beta

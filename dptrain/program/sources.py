@@ -1,0 +1,148 @@
+"""Where the elements of a tensor lie in memory, for tensors that are views of others, at any number of rows."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dptrain.program.shapes import Rows, Shape
+from dptrain.program.tensor import Tensor
+
+# Lengths, and whether they count rows.
+Key = tuple[tuple[int, bool], ...]
+# A product of lengths on a rank: a number, times the rank's rows to a power.
+Extent = tuple[int, int]
+NOTHING: Extent = (0, 0)
+ONE: Extent = (1, 0)
+
+
+def is_one(n: int) -> bool:
+    """Whether a length is 1 for every batch."""
+    return n == 1 and not isinstance(n, Rows)
+
+
+def marked(shape: Iterable[int]) -> Key:
+    """Return a shape such that lengths that count rows equal only others that do."""
+    return tuple((n.scale, True) if isinstance(n, Rows) else (int(n), False) for n in shape)
+
+
+def space_of(shape: Iterable[int]) -> Key:
+    """Return a shape as `marked`, without lengths of 1."""
+    return marked(n for n in shape if not is_one(n))
+
+
+def extent(shape: Iterable[int]) -> Extent:
+    """Return the number of elements."""
+    number, power = ONE
+    for n in shape:
+        number, power = (number * n.scale, power + 1) if isinstance(n, Rows) else (number * int(n), power)
+    return number, power if number else 0
+
+
+def times(*extents: Extent) -> Extent:
+    """Return a product."""
+    number, power = ONE
+    for one in extents:
+        number, power = number * one[0], power + one[1]
+    return number, power if number else 0
+
+
+@dataclass(frozen=True)
+class Offset:
+    """A number that may depend on the batch: `plain` + `rows` x the rank's rows + `first` x its first row."""
+
+    plain: int = 0
+    rows: int = 0
+    first: int = 0
+
+    def plus(self, other: "Offset", times: int = 1) -> "Offset":
+        """Return the sum with a multiple of another."""
+        return Offset(
+            self.plain + times * other.plain, self.rows + times * other.rows, self.first + times * other.first
+        )
+
+
+def offset(n: int) -> Offset:
+    """Return a length as it is on a rank."""
+    return Offset(rows=n.scale) if isinstance(n, Rows) else Offset(int(n))
+
+
+@dataclass(frozen=True)
+class Place:
+    """The index along one axis of a root: `first` + `step` x the reader's index along `axis` (None: `first` alone)."""
+
+    axis: int | None
+    first: Offset = Offset()
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the elements of a tensor lie.
+
+    Attributes:
+        root: the tensor that has memory, contiguous in the order of its axes.
+        places: of each axis of the root.
+    """
+
+    root: Tensor
+    places: tuple[Place, ...]
+
+    def along(self, axes: Sequence[int | None]) -> "Source":
+        """Return it as it is read by something whose axis `axes[n]` is this tensor's axis n."""
+        moved = [one if one.axis is None else Place(axes[one.axis], one.first, one.step) for one in self.places]
+        return Source(self.root, tuple(moved))
+
+    def is_whole(self, shape: Shape) -> bool:
+        """Whether a tensor of this shape has its root's elements in their order."""
+        if space_of(self.root.shape) != space_of(shape):
+            return False
+        places = [one for n, one in zip(self.root.shape, self.places, strict=True) if not is_one(n)]
+        return places == [Place(axis) for axis, n in enumerate(shape) if not is_one(n)]
+
+    @property
+    def is_single(self) -> bool:
+        """Whether all elements of a tensor are one and the same."""
+        return all(one.axis is None or is_one(n) for n, one in zip(self.root.shape, self.places, strict=True))
+
+    def strides(self, rank: int) -> list[Extent]:
+        """Return how many elements of the root lie between neighbours along each of the reader's axes."""
+        found = [NOTHING] * rank
+        for n, place in enumerate(self.places):
+            if place.axis is not None and not is_one(self.root.shape[n]):
+                found[place.axis] = times(extent(self.root.shape[n + 1 :]), (place.step, 0))
+        return found
+
+    def start(self) -> list[tuple[Offset, Extent]]:
+        """Return where in the root the reader's element 0 lies, as products to be added up."""
+        steps = [(place.first, extent(self.root.shape[n + 1 :])) for n, place in enumerate(self.places)]
+        return [(first, step) for first, step in steps if first != Offset()]
+
+
+def whole(tensor: Tensor) -> Source:
+    """Return the source of a tensor that has memory of its own."""
+    return Source(tensor, tuple(map(Place, range(tensor.ndim))))
+
+
+def compose(source: Source, places: Sequence[Place]) -> Source:
+    """Return the source of a view of a view: `places` are those of the upper one in the lower one."""
+    found = []
+    for one in source.places:
+        if one.axis is None:
+            found.append(one)
+        else:
+            upper = places[one.axis]
+            found.append(Place(upper.axis, one.first.plus(upper.first, one.step), one.step * upper.step))
+    return Source(source.root, tuple(found))
+
+
+def matrix(source: Source, shape: Shape) -> tuple[bool, Extent] | None:
+    """Return whether BLAS is to transpose a matrix (the last two axes), and the elements between its lines.
+
+    None: neither along its rows nor along its columns the elements lie side by side.
+    """
+    of_rows, of_columns = source.strides(len(shape))[-2:]
+    rows, columns = extent(shape[-2:-1]), extent(shape[-1:])
+    if (of_columns == ONE or columns == ONE) and (of_rows != NOTHING or rows == ONE):
+        return False, columns if rows == ONE else of_rows
+    if (of_rows == ONE or rows == ONE) and (of_columns != NOTHING or columns == ONE):
+        return True, rows if columns == ONE else of_columns
+    return None

@@ -1,0 +1,94 @@
+"""The optimizers' rules in NumPy float64, written from their papers: one step of one variable."""
+
+import numpy as np
+
+
+class Rule:
+    """A rule with its options; `step` changes p and the slots, which are zeros at first."""
+
+    def __init__(self, step, **options):
+        self._step, self.options = step, options
+
+    def trajectory(self, p, gradients, rates):
+        """Return p after each update, from float64 copies."""
+        p, slots, found = np.array(p, np.float64), {}, []
+        for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), 1):
+            p = self._step(p, np.asarray(g, np.float64), slots, t, rate, **self.options)
+            found.append(p.copy())
+        return found
+
+
+def mean(slots, name, decay, value, first=0.0):
+    slots[name] = decay * slots.get(name, np.full_like(value, first)) + (1 - decay) * value
+    return slots[name]
+
+
+def sgd(p, g, slots, t, rate, momentum=0.0, nesterov=False):
+    m = slots["m"] = momentum * slots.get("m", 0) - rate * g
+    return p + (momentum * m - rate * g if nesterov else m)
+
+
+def adam(p, g, slots, t, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7, amsgrad=False):
+    m, v = mean(slots, "m", beta_1, g), mean(slots, "v", beta_2, g**2)
+    if amsgrad:
+        v = slots["highest"] = np.maximum(slots.get("highest", 0), v)
+    corrected = np.sqrt(v / (1 - beta_2**t)) + epsilon / np.sqrt(1 - beta_2**t)
+    return p - rate * (m / (1 - beta_1**t)) / corrected
+
+
+def rmsprop(p, g, slots, t, rate, rho=0.9, momentum=0.0, epsilon=1e-7, centered=False):
+    v = mean(slots, "v", rho, g**2)
+    if centered:
+        v = v - mean(slots, "mean", rho, g) ** 2
+    slots["m"] = momentum * slots.get("m", 0) + rate * g / np.sqrt(v + epsilon)
+    return p - slots["m"]
+
+
+def adagrad(p, g, slots, t, rate, initial_accumulator_value=0.1, epsilon=1e-7):
+    slots["a"] = slots.get("a", initial_accumulator_value) + g**2
+    return p - rate * g / np.sqrt(slots["a"] + epsilon)
+
+
+def adadelta(p, g, slots, t, rate, rho=0.95, epsilon=1e-7):
+    before = np.sqrt(slots.get("d", 0) + epsilon)
+    step = before / np.sqrt(mean(slots, "a", rho, g**2) + epsilon) * g
+    mean(slots, "d", rho, step**2)
+    return p - rate * step
+
+
+def adamax(p, g, slots, t, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    slots["u"] = np.maximum(beta_2 * slots.get("u", 0), np.abs(g))
+    return p - rate / (1 - beta_1**t) * mean(slots, "m", beta_1, g) / (slots["u"] + epsilon)
+
+
+def nadam(p, g, slots, t, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    u, u_next = (beta_1 * (1 - 0.5 * 0.96**n) for n in (t, t + 1))
+    product = slots["product"] = slots.get("product", 1) * u
+    m, v = mean(slots, "m", beta_1, g), mean(slots, "v", beta_2, g**2)
+    ahead = u_next * m / (1 - product * u_next) + (1 - u) * g / (1 - product)
+    return p - rate * ahead / (np.sqrt(v / (1 - beta_2**t)) + epsilon)
+
+
+def lion(p, g, slots, t, rate, beta_1=0.9, beta_2=0.99):
+    direction = np.sign(beta_1 * slots.get("m", 0) + (1 - beta_1) * g)
+    mean(slots, "m", beta_2, g)
+    return p - rate * direction
+
+
+# By the name in `OPTIMIZERS`; "adamw" is adam with the decay that the caller adds.
+RULES = {
+    "sgd": [Rule(sgd), Rule(sgd, momentum=0.9), Rule(sgd, momentum=0.9, nesterov=True)],
+    "adam": [Rule(adam), Rule(adam, beta_1=0.5, beta_2=0.75, epsilon=1e-3), Rule(adam, amsgrad=True, beta_2=0.9)],
+    "adamw": [Rule(adam), Rule(adam, amsgrad=True)],
+    "rmsprop": [
+        Rule(rmsprop),
+        Rule(rmsprop, rho=0.8, momentum=0.5),
+        Rule(rmsprop, centered=True, epsilon=1e-4),
+        Rule(rmsprop, momentum=0.5, centered=True),
+    ],
+    "adagrad": [Rule(adagrad), Rule(adagrad, initial_accumulator_value=0.0, epsilon=1e-3)],
+    "adadelta": [Rule(adadelta), Rule(adadelta, rho=0.5, epsilon=1e-3)],
+    "adamax": [Rule(adamax), Rule(adamax, beta_1=0.5, beta_2=0.75, epsilon=1e-3)],
+    "nadam": [Rule(nadam), Rule(nadam, beta_1=0.5, beta_2=0.75, epsilon=1e-3)],
+    "lion": [Rule(lion), Rule(lion, beta_1=0.5, beta_2=0.75)],
+}
