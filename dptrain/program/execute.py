@@ -14,7 +14,7 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.memory import Plan, plan
 from dptrain.program.messages import all_reduce, stages
-from dptrain.program.placement import OWN_ROWS, own_rows
+from dptrain.program.placement import OWN_ROWS, constant_of, own_rows
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, Variable
@@ -133,7 +133,7 @@ class Executable:
         """Give a tensor its array, and note the call that computes it, if there is anything to compute."""
         op, inputs = tensor.op, [self._arrays[id(one)] for one in tensor.inputs]
         if op is None:
-            array = tensor.numpy()
+            array = constant_of(tensor, self._rows)
         elif op is OWN_ROWS:
             array = own_rows(tensor, inputs[0], self._rows, self._first_row)
         elif op.is_view:

@@ -194,8 +194,40 @@ class _Placing:
             placement = Placement(None if isinstance(sharing.output, str) else sharing.output, partial)
         return self._note(self._made(op, parts, tensor), placement, divisor)
 
+    def _own_count(self, tensor: Tensor) -> Tensor | None:
+        """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""
+        if tensor.counts_rows:
+            own = Tensor(None, (), tensor.attributes | {"own": True}, tensor.shape, tensor.dtype, tensor.value)
+            return self._note(own, PARTIAL).tensor
+        if tensor.op is None or tensor.op.linear is None:
+            return None
+        found = [self._own_count(one) for one in tensor.inputs]
+        counted = [number for number, one in enumerate(found) if one is not None]
+        others_known = all(
+            one.op is None and one.value is not None
+            for one, own in zip(tensor.inputs, found, strict=True)
+            if own is None
+        )
+        if len(counted) != 1 or not others_known or tensor.op.linear != "each":
+            return None
+        if tensor.op.linear_in is not None and counted[0] not in tensor.op.linear_in:
+            return None
+        inputs = [one if own is None else own for one, own in zip(tensor.inputs, found, strict=True)]
+        return self._note(Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype), PARTIAL).tensor
+
+    def _with_own_counts(self, op: Op, parts: list[_Part]) -> list[_Part]:
+        """Return the inputs of a sum in which, beside partial ones, numbers of rows are those of each rank."""
+        if not self._summed or op.linear != "joint" or not any(one.placement == PARTIAL for one in parts):
+            return parts
+        found = []
+        for one in parts:
+            own = self._own_count(one.tensor) if one.placement == REPLICATED and one.divisor is None else None
+            found.append(one if own is None else _Part(own, PARTIAL))
+        return found
+
     def _linear(self, op: Op, parts: list[_Part]) -> tuple[list[_Part], Placement]:
         """Return the inputs of an op of whole tensors, and where its output lies: partial where it is linear in one."""
+        parts = self._with_own_counts(op, parts)
         partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
         if partial and op.linear is not None:
             linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
@@ -312,3 +344,11 @@ def own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> 
     own = slice(first_row * length.scale, (first_row + rows) * length.scale)
     found: Array = array[(slice(None),) * axis + (own,)]
     return found
+
+
+def constant_of(tensor: Tensor, rows: int | None) -> Array:
+    """Return the value of a constant as a rank has it: of a number of rows that is its own summand, its rows."""
+    value = tensor.numpy()
+    if rows is None or not tensor.attributes.get("own"):
+        return value
+    return np.full(value.shape, rows * tensor.attributes["rows"], value.dtype)

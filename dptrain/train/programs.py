@@ -77,8 +77,12 @@ class Programs:
         return self._placed[key]
 
     def meets(self, step: Step, batch: Batch, batch_rows: int) -> bool:
-        """Whether ranks that run a step must all run it at once, as it sends messages."""
-        return self.comm.size > 1 and messages.count(self.placed(step, batch, batch_rows)) > 0
+        """Whether ranks must run a step together: it sends messages, or counts batches and not samples."""
+        if self.comm.size == 1:
+            return False
+        placed = self.placed(step, batch, batch_rows)
+        counts_batches = any(one in placed.updates and one not in placed.summed for one in step.totals)
+        return counts_batches or messages.count(placed) > 0
 
     def run(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
@@ -201,8 +205,6 @@ class Programs:
                     outputs, updates = evaluate(placed, own, **place, comm=comm)
                     for variable, value in updates.items():
                         variable.assign(value)
-                    assert placed.readings is not None
-                    outputs |= evaluate(placed.readings, {})[0]
             self._last[step.name] = None, outputs
 
 
