@@ -12,6 +12,7 @@ from dptrain.ops import manipulation
 from dptrain.ops.elementwise import (
     absolute,
     cast,
+    cos,
     divide,
     equal,
     floor_divide,
@@ -19,6 +20,7 @@ from dptrain.ops.elementwise import (
     maximum,
     multiply,
     not_equal,
+    sin,
     softplus,
     sqrt,
     square,
@@ -26,7 +28,7 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.indexing import take
 from dptrain.ops.linear_algebra import batch_matmul, matmul
-from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, reshape, transpose
+from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
 from dptrain.ops.reduction import argmax, max, mean, min, sum
 from dptrain.ops.rounding import isnan, rint
 from dptrain.program.shapes import Shape, normalized_axes
@@ -132,6 +134,17 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     return rint(x) if decimals == 0 else divide(rint(multiply(x, 10.0**decimals)), 10.0**decimals)
 
 
+def tan(x: Any) -> Tensor:
+    """Return the tangent of x radians."""
+    return sin(x) / cos(x)
+
+
+def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Tensor:
+    """Return whether |x1 - x2| <= atol + rtol |x2|."""
+    a, b = as_tensors([x1, x2])
+    return absolute(a - b) <= absolute(b) * rtol + atol
+
+
 def rsqrt(x: Any) -> Tensor:
     """Return 1 / sqrt(x)."""
     return divide(1.0, sqrt(x))
@@ -190,6 +203,22 @@ def any(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     """Return how many elements over axes are not 0 (int64)."""
     return sum(not_equal(x, 0), axis)
+
+
+def prod(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the product over axes, which must not count the rows of the batch."""
+    found = _tensor(x)
+    axes = normalized_axes(axis, found.ndim)
+    rest = [one for one in range(found.ndim) if one not in axes]
+    lengths = [found.shape[one] for one in rest]
+    result = reshape(transpose(found, [*rest, *axes]), (*lengths, math.prod(int(found.shape[one]) for one in axes)))
+    while (length := int(result.shape[-1])) > 1:  # by halves
+        half = length // 2
+        product = result[..., :half] * result[..., half : 2 * half]
+        result = concatenate([product, result[..., 2 * half :]], -1) if length % 2 else product
+    if not result.shape[-1]:
+        result = ones((*lengths, 1), found.dtype)
+    return reshape(result, [1 if one in axes else n for one, n in enumerate(found.shape)] if keepdims else lengths)
 
 
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -441,6 +470,7 @@ __all__ = [
     "full_like",
     "hstack",
     "identity",
+    "isclose",
     "linspace",
     "log2",
     "log10",
@@ -453,6 +483,7 @@ __all__ = [
     "norm",
     "normalize",
     "outer",
+    "prod",
     "ravel",
     "reciprocal",
     "repeat",
@@ -462,6 +493,7 @@ __all__ = [
     "size",
     "split",
     "swapaxes",
+    "tan",
     "tensordot",
     "tile",
     "tri",

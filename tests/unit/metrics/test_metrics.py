@@ -173,7 +173,7 @@ def test_a_batchs_loss_counts_for_its_rows():
     assert updates[mean.count] == ROWS
     np.testing.assert_allclose(outputs["mean"], Z.mean())
     placed = place(program, summed=mean.variables)
-    assert placed.summed == {mean.total}
+    assert mean.total in placed.summed
     assert count(placed) == 0
 
 
