@@ -129,6 +129,11 @@ class Programs:
             found |= evaluate(placed.readings, {})[0]
         return {name: float(value) for name, value in found.items()}
 
+    @property
+    def nbytes(self) -> int:
+        """The device's memory that prepared programs take, their state aside."""
+        return sum(one.nbytes for one, _ in self._prepared.values())
+
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()

@@ -60,6 +60,7 @@ class CompiledExecutable:
         fused: its kernels.
         code: their C++.
         outputs: what the last step made, by name.
+        nbytes: of its memory, state and inputs aside.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -247,7 +248,7 @@ class CompiledExecutable:
         arena = aligned(size)
         for (_, one), start, length, shape in zip(wanted, offsets, sizes, shapes, strict=True):
             self._arrays[id(one)] = arena[start : start + length].view(one.dtype).reshape(shape)
-        self.memory = size
+        self.nbytes = size
 
 
 def aligned(size: int) -> Array:
