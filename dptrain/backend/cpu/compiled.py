@@ -80,7 +80,7 @@ class CompiledExecutable:
         join: bool = True,
     ) -> None:
         self._comm = comm if comm is not None and comm.size > 1 else None
-        whole_batch = next((n.rows for one in program.tensors for n in one.shape if isinstance(n, Rows)), 0)
+        whole_batch = _rows_of_batch(program)
         self._rows, self._first_row = whole_batch if rows is None else rows, first_row
         found = blas()
         self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
@@ -111,7 +111,7 @@ class CompiledExecutable:
         for name, one in self.fused.program.inputs.items():
             if name not in arrays:
                 raise ConfigError(f"input {name!r} is missing")
-            given, shape = np.ascontiguousarray(arrays[name], one.dtype), tuple(local(one.shape, self._rows))
+            given, shape = np.asarray(arrays[name], one.dtype, order="C"), tuple(local(one.shape, self._rows))
             if name == ROWS:
                 self._order, self._window = given, np.empty(shape, one.dtype)
                 self._arrays[id(one)] = self._window
@@ -267,6 +267,17 @@ def last_reads(fused: Fused) -> dict[int, int]:
     for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
         found[id(fused.memory_of(root))] = len(fused.kernels)
     return found
+
+
+def _rows_of_batch(program: Program) -> int:
+    """Return the number of rows that shapes and numbers of a program mean by B."""
+    for one in program.tensors:
+        if one.counts_rows:
+            return int(one.numpy()) // int(one.attributes["rows"])
+        for length in one.shape:
+            if isinstance(length, Rows):
+                return length.rows
+    return 0
 
 
 def in_place(fused: Fused) -> dict[int, Tensor]:
