@@ -1,5 +1,6 @@
 """The one training loop."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -213,6 +214,17 @@ class Trainer:
                 self.programs.run(step, batches.about, taken, [shards])
         self._sum_totals(step)
         return self.programs.logs(name)
+
+    @property
+    def nbytes(self) -> int:
+        """The device's memory that the model takes: its state, and what its steps need besides samples."""
+        state = self.model.variables_on_device()
+        return sum(math.prod(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
+
+    def wait(self) -> None:
+        """Wait until the device has done all that was queued."""
+        for one in self.model.variables_on_device()[:1]:
+            one.numpy()
 
     def share_parameters(self) -> None:
         """Give every rank rank 0's parameters. Collective."""
