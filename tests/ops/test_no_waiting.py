@@ -40,7 +40,7 @@ def readings(monkeypatch: pytest.MonkeyPatch, backend: type[Backend], device: st
         metrics=["accuracy"],
         weighted_metrics=["accuracy"],
         device=device,
-        loops="numpy",
+        jit_compile=False,
     )
     count = 0
 

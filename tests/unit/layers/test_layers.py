@@ -103,7 +103,7 @@ def test_input_states_the_shape_and_is_no_layer_of_the_model():
 
 def small(stack, loss="mse", optimizer=None, **options):
     model = dp.Sequential(stack, seed=5)
-    model.compile(optimizer or dp.optimizers.SGD(0.1), loss, dtype="float64", loops="numpy", **options)
+    model.compile(optimizer or dp.optimizers.SGD(0.1), loss, dtype="float64", jit_compile=False, **options)
     return model
 
 
