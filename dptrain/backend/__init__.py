@@ -89,7 +89,7 @@ def create(
         raise ConfigError(f"gemm = {gemm!r} needs a GPU, this is the CPU{without}; use --gemm dptrain")
     from dptrain.backend.cpu.backend import CpuBackend
 
-    backend = CpuBackend(dtype, threads)
+    backend = CpuBackend(dtype, threads, jit_compile)
     backend.description += without
     return backend
 

@@ -8,7 +8,7 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.messages import all_reduce, stages
-from dptrain.program.placement import OWN_ROWS, constant_of, own_rows
+from dptrain.program.placement import OWN_ROWS, PlacedProgram, constant_of, own_rows
 from dptrain.program.program import Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, Variable, watch

@@ -279,7 +279,7 @@ class _Fusing:
             if one.op is None:
                 if one.value is None or one.value.size != 1:
                     continue
-                key: Any = (marked(one.shape), one.dtype, one.value.tobytes(), one.attributes.get("rows"))
+                key: Any = (marked(one.shape), one.dtype, one.value.tobytes(), one.attributes.get("rows"), one.attributes.get("own"))
             else:
                 attributes = tuple(sorted((name, _comparable(value)) for name, value in one.attributes.items()))
                 of = tuple(id(self._canonical(read)) for read in one.inputs)

@@ -1,6 +1,6 @@
 """Where the tensors of a program lie in memory: in one arena, those that are never alive together in the same place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dptrain.program.messages import stages
@@ -57,18 +57,27 @@ def plan(program: Program, rows: int | None = None) -> Plan:
     # A view that NumPy must copy (a reshape across strides) needs a place as well; it is not known here which do.
     wanted += [one for one in order if one.op is not None and one.op.is_view and one.op.name == "reshape_to"]
     sizes = {id(one): _bytes(one, rows) for one in wanted}
+    offsets, arena = arrange([(sizes[id(one)], at[id(one)], last.get(roots[id(one)], at[id(one)])) for one in wanted])
+    places = {id(one): start for one, start in zip(wanted, offsets, strict=True)}
+    return Plan(arena, places, in_place, sum(sizes.values()))
+
+
+def arrange(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Return where in an arena things begin that need (bytes, from one step, to another with it), and its size.
+
+    The largest first, each takes the lowest place that is free all its life.
+    """
     placed: list[tuple[int, int, int, int]] = []  # begin and end in memory, birth and death
-    offsets: dict[int, int] = {}
-    for one in sorted(wanted, key=lambda tensor: (-sizes[id(tensor)], at[id(tensor)])):
-        birth, death = at[id(one)], last.get(roots[id(one)], at[id(one)])
-        start = 0
+    offsets = [0] * len(lives)
+    for number in sorted(range(len(lives)), key=lambda n: (-lives[n][0], lives[n][1])):
+        size, birth, death = lives[number]
+        start, length = 0, -(-size // ALIGNMENT) * ALIGNMENT
         for begin, end, born, died in sorted(placed):
-            if born <= death and birth <= died and begin < start + sizes[id(one)] and start < end:
+            if born <= death and birth <= died and begin < start + length and start < end:
                 start = end
-        offsets[id(one)] = start
-        placed.append((start, start + sizes[id(one)], birth, death))
-    arena = max((end for _, end, _, _ in placed), default=0)
-    return Plan(arena, offsets, in_place, sum(sizes.values()))
+        offsets[number] = start
+        placed.append((start, start + length, birth, death))
+    return offsets, max((end for _, end, _, _ in placed), default=0)
 
 
 def _bytes(tensor: Tensor, rows: int | None) -> int:

@@ -205,8 +205,6 @@ class Programs:
                     outputs, updates = evaluate(placed, own, **place, comm=comm)
                     for variable, value in updates.items():
                         variable.assign(value)
-                    assert placed.readings is not None
-                    outputs |= evaluate(placed.readings, {})[0]
             self._last[step.name] = None, outputs
 
 

@@ -1,6 +1,7 @@
 """The CPU: programs run as NumPy calls on prepared views, or compiled where there is a C++ compiler."""
 
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Executable, HostArray
+from dptrain.backend.cpu.compile import compiler
+from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError, DeviceError
 from dptrain.program import execute
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
@@ -32,20 +36,43 @@ def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     return memory[start : start + size].view(kind).reshape(shape)
 
 
+def compiles(choice: str | bool) -> bool:
+    """Return whether programs are compiled; the environment's DPTRAIN_JIT_COMPILE (0 or 1) says what "auto" means.
+
+    Raises:
+        ConfigError: it is none of the choices.
+        DeviceError: they are to be compiled, and there is no compiler.
+    """
+    if choice not in (True, False, "auto"):
+        raise ConfigError(f"jit_compile = {choice!r}: expected True, False or 'auto'")
+    wanted = choice if choice != "auto" else {"0": False, "1": True}.get(os.environ.get("DPTRAIN_JIT_COMPILE", ""))
+    if wanted and compiler() is None:
+        raise DeviceError("jit_compile: no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
+    return compiler() is not None if wanted is None else bool(wanted)
+
+
 class CpuBackend(Backend):
     """The host's memory and processor.
 
     Args:
         dtype: float32 or float64.
         threads: that this process may use.
+        jit_compile: whether programs are compiled; "auto" where there is a C++ compiler.
+
+    Raises:
+        DeviceError: they are to be compiled, and there is no compiler.
     """
 
-    def __init__(self, dtype: npt.DTypeLike = np.float32, threads: int = 1) -> None:
+    def __init__(
+        self, dtype: npt.DTypeLike = np.float32, threads: int = 1, jit_compile: str | bool = "auto"
+    ) -> None:
         self.name = "cpu"
         self.dtype = np.dtype(dtype)
         self.threads = threads
-        self.numerics = f"cpu, {self.dtype}"
+        self._compiles = compiles(jit_compile)
+        self.numerics = f"cpu, {self.dtype}{', compiled' if self._compiles else ''}"
         self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}"
+        self.description += ", compiled" if self._compiles else ""
         self._memory = execute.HostMemory()
 
     def adopt(self, variables: Iterable[Variable]) -> None:
@@ -63,7 +90,10 @@ class CpuBackend(Backend):
         first_row: int = 0,
         comm: Communicator | None = None,
     ) -> Executable:
-        return execute.Executable(program, self._memory, arrays, rows=rows, first_row=first_row, comm=comm)
+        place: dict[str, Any] = {"rows": rows, "first_row": first_row, "comm": comm}
+        if self._compiles:
+            return CompiledExecutable(program, self._memory, arrays, **place, threads=self.threads)
+        return execute.Executable(program, self._memory, arrays, **place)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
         return aligned_empty(shape, self.dtype if dtype is None else dtype)

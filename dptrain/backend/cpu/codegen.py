@@ -1,0 +1,546 @@
+"""C++ for a CPU from the kernels of a program.
+
+One function a kernel; the functions between two calls or messages make a segment, and a program without either is one
+function that executes many steps. Nothing in the text depends on the batch size: rows, and where arrays lie, are read
+from the `Context` of `kernels/native.h`.
+
+In the text: R rows of the rank, F its first row, G rows of the global batch; i0, i1, ... indices of a loop's outer
+axes, j of its last one; a arrays, b where a row of one begins, v what is read, t what is computed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dptrain.program.fuse import Call, Fused, Kernel, Loop, Member, Product, operand_dtypes
+from dptrain.program.program import ROWS
+from dptrain.program.shapes import Rows
+from dptrain.program.sources import NOTHING, ONE, Extent, Offset, Source, extent, is_one, matrix, times, whole
+from dptrain.program.tensor import DType, Tensor
+
+# Elements of a row that are computed before a reduction takes them up, where a row may be longer.
+_BLOCK = 1024
+# A sum over fewer elements takes them one after the other.
+_LANES = 16
+_LONG = 32
+
+
+@dataclass
+class Segment:
+    """Kernels that are executed without Python in between.
+
+    Attributes:
+        name: of the function.
+        kernels: as above.
+    """
+
+    name: str
+    kernels: list[Kernel]
+
+
+@dataclass
+class Code:
+    """The C++ of a program.
+
+    Attributes:
+        source: its text, without the headers.
+        roots: what the pointers of the context point to.
+        tables: roots whose first lengths are in the context.
+        parts: what is executed in this order: segments, calls, and messages (parts and sums).
+        stored: `id`s of tensors that have memory.
+    """
+
+    source: str = ""
+    roots: list[Tensor] = field(default_factory=list)
+    tables: list[Tensor] = field(default_factory=list)
+    parts: list[Segment | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
+    stored: set[int] = field(default_factory=set)
+
+
+def generate(fused: Fused) -> Code:
+    """Return the C++ of a fused program."""
+    return _Writer(fused).code
+
+
+class _Writer:
+    """The work of `generate`."""
+
+    def __init__(self, fused: Fused) -> None:
+        self.fused, self.code = fused, Code(stored=fused.stored())
+        for kernel in fused.kernels:
+            if isinstance(kernel, Loop):
+                self.code.stored |= _between_passes(kernel)
+        self._slots: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        functions: list[str] = []
+        for stage in fused.stages:
+            segment: list[Kernel] = []
+            for kernel in stage.kernels:
+                if isinstance(kernel, Call):
+                    self._close(segment, functions)
+                    segment = []
+                    self.code.parts.append(kernel)
+                else:
+                    segment.append(kernel)
+            self._close(segment, functions)
+            self.code.parts += stage.messages
+        self.code.source = "\n".join([*functions, self._run()])
+
+    def _close(self, kernels: list[Kernel], functions: list[str]) -> None:
+        if not kernels:
+            return
+        name, calls = f"segment{len(self.code.parts)}", []
+        for kernel in kernels:
+            own = f"kernel{len(functions)}"
+            assert isinstance(kernel, Loop | Product)
+            text = _LoopText(self, kernel).text() if isinstance(kernel, Loop) else self._product(kernel)
+            functions.append(
+                f"static void {own}(Context &c) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n{text}}}\n"
+            )
+            needed = any(id(one) in self.fused.every_step for one in kernel.tensors)
+            calls.append(f"  {'' if needed else 'if (last) '}{own}(c);")
+        functions.append(f'extern "C" void {name}(Context &c, int last) {{\n' + "\n".join(calls) + "\n}\n")
+        self.code.parts.append(Segment(name, kernels))
+
+    def _run(self) -> str:
+        """Return the function that executes many steps, where nothing else has to be done between them."""
+        order = self.fused.program.inputs.get(ROWS)
+        slot = None if order is None else self._slots.get(id(order))
+        window = f"    c.p[{slot}] = order + 8 * starts[n];\n" if slot is not None else ""
+        first = f"  char *order = c.p[{slot}];\n" if slot is not None else ""
+        last = f"  c.p[{slot}] = order;\n" if slot is not None else ""
+        calls = [f"    {one.name}(c, n == steps - 1);\n" for one in self.code.parts if isinstance(one, Segment)]
+        moves = []
+        for variable, new in self.fused.updates.items():  # what does not lie in the state itself
+            old = self.fused.program.state[variable]
+            to, of, size = self.slot(old), self.slot(new), f"{_text(extent(old.shape))} * {old.dtype.itemsize}"
+            moves.append(f"  if (c.p[{to}] != c.p[{of}]) memcpy(c.p[{to}], c.p[{of}], {size});\n")
+        return (
+            f'extern "C" void moves(Context &c) {{\n{"".join(moves)}}}\n\n'
+            'extern "C" void run(Context &c, const int64_t *starts, int64_t steps) {\n'
+            f"{first}  for (int64_t n = 0; n < steps; ++n) {{\n{window}{''.join(calls)}    moves(c);\n  }}\n{last}}}\n"
+        )
+
+    def slot(self, root: Tensor) -> int:
+        """Return the number of a root's pointer."""
+        root = self.fused.memory_of(root)
+        if id(root) not in self._slots:
+            self._slots[id(root)] = len(self.code.roots)
+            self.code.roots.append(root)
+        return self._slots[id(root)]
+
+    def table(self, root: Tensor) -> int:
+        """Return the number of a table's length."""
+        if not any(one is root for one in self.code.tables):
+            self.code.tables.append(root)
+        return next(n for n, one in enumerate(self.code.tables) if one is root)
+
+    def number(self, tensor: Tensor) -> int:
+        """Return what tells a tensor's names from others'."""
+        return self._numbers.setdefault(id(tensor), len(self._numbers))
+
+    def _product(self, product: Product) -> str:
+        tensor, (x1, x2) = product.tensor, product.reads
+        a, b = tensor.inputs
+        rank, scalar = tensor.ndim, C_TYPES[tensor.dtype.name]
+        m, n, k = (extent(shape) for shape in (tensor.shape[-2:-1], tensor.shape[-1:], a.shape[-1:]))
+        axes = [
+            [
+                axis + rank - one.ndim if axis >= one.ndim - 2 or not is_one(one.shape[axis]) else None
+                for axis in range(one.ndim)
+            ]
+            for one in (a, b)
+        ]
+        of_a, of_b = matrix(x1, a.shape), matrix(x2, b.shape)
+        assert of_a is not None
+        assert of_b is not None
+        reads = [x1.along(axes[0]), x2.along(axes[1])]
+        strides = [one.strides(rank) for one in reads]
+        outer = [axis for axis in range(rank - 2) if not is_one(tensor.shape[axis])]
+        # Batches of rows that meet one matrix are rows of one batch.
+        while outer and strides[1][outer[-1]] == NOTHING and not of_a[0]:
+            if strides[0][outer[-1]] != times(of_a[1], m):
+                break
+            m = times(m, extent((tensor.shape[outer.pop()],)))
+        lines, indent = [], "  "
+        for axis in outer:
+            lines.append(
+                f"{indent}for (int64_t i{axis} = 0; i{axis} < {_text(extent((tensor.shape[axis],)))}; ++i{axis})\n"
+            )
+            indent += "  "
+        pointers = []
+        for source, own in zip((*reads, whole(tensor)), (*strides, whole(tensor).strides(rank)), strict=True):
+            index = _index(source, own, outer)
+            const = "" if source.root is tensor else "const "
+            pointers.append(f"({const}{scalar} *)c.p[{self.slot(source.root)}] + {index}")
+        settings = ", ".join(
+            (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(_text, (m, n, k))),
+        )
+        lines.append(
+            f"{indent}dp_product<{scalar}>(c, {settings}, {pointers[0]}, {_text(of_a[1])}, {pointers[1]}, "
+            f"{_text(of_b[1])}, {pointers[2]});\n"
+        )
+        return "".join(lines)
+
+
+C_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
+    f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+class _LoopText:
+    """The text of a loop.
+
+    A row of it (all of its last axis) is `head`, then for each pass `before`, along the row `loads` and `body`, what a
+    reduction takes up (`taken`), and `after`.
+    """
+
+    def __init__(self, writer: _Writer, loop: Loop) -> None:
+        self._writer, self._loop = writer, loop
+        self._rank, self._row = len(loop.space), len(loop.space) - 1
+        self._lengths = [extent((n,)) for n in loop.space]
+        self._outer = list(range(self._rank - 1))
+        self._passes = loop.passes()
+        self._blocked = _is_blocked(loop)
+        self._lines: dict[tuple[str, int], list[str]] = {}
+        self._known: dict[Any, str] = {}
+        self._buffers = self._buffered()
+        if all(one.kind == "map" and "{last}" not in _expression(one) for one in loop.members):
+            self._collapse()
+
+    def text(self) -> str:
+        """Return the body of its function."""
+        for member in self._loop.members:
+            self._add(member)
+        lines, indent = self._part("top", "  "), "  "
+        for axis in self._outer:
+            lines.append(f"{indent}for (int64_t i{axis} = 0; i{axis} < {_text(self._lengths[axis])}; ++i{axis}) {{\n")
+            indent += "  "
+        lines += self._part("head", indent) + self._part("after", indent, -1)
+        for number in range(max(self._passes.values(), default=0) + 1):
+            lines += self._part("before", indent, number) + self._inner(number, indent)
+            lines += self._part("after", indent, number)
+        lines += [f"{'  ' * depth}}}\n" for depth in range(len(self._outer), 0, -1)]
+        return "".join(lines + self._part("bottom", "  "))
+
+    def _note(self, part: str, line: str, number: int = 0) -> None:
+        self._lines.setdefault((part, number), []).append(line)
+
+    def _part(self, part: str, indent: str, number: int = 0) -> list[str]:
+        return [f"{indent}{line}\n" for line in self._lines.get((part, number), [])]
+
+    def _inner(self, number: int, indent: str) -> list[str]:
+        """Return the loop along the last axis in one pass."""
+        body = [(part, number) for part in ("loads", "body") if (part, number) in self._lines]
+        taken = ("taken", number) in self._lines
+        if self._rank == 0:
+            return [line for part, _ in body for line in self._part(part, indent, number)]
+        length, blocked = _text(self._lengths[self._row]), self._blocked and taken
+        lines, own = [f"{indent}{{\n"], f"{indent}  "
+        if blocked:
+            lines.append(f"{indent}for (int64_t jb = 0; jb < {length}; jb += {_BLOCK}) {{\n")
+            lines.append(f"{own}const int64_t m = {length} - jb < {_BLOCK} ? {length} - jb : {_BLOCK};\n")
+        else:
+            lines.append(f"{own}const int64_t jb = 0, m = {length};\n")
+        if body:
+            lines.append(f"{own}DP_LOOP\n{own}for (int64_t j = jb; j < jb + m; ++j) {{\n")
+            lines += [line for part, _ in body for line in self._part(part, f"{own}  ", number)]
+            lines.append(f"{own}}}\n")
+        lines += self._part("taken", own, number)
+        return [*lines, f"{indent}{'}' if blocked else ''}}}\n"]
+
+    def _buffered(self) -> set[int]:
+        """Return the members whose row is kept: for a later pass, or for a reduction."""
+        found = set()
+        for member in self._loop.members:
+            for source in member.reads:
+                read = self._loop.member(source.root)
+                if read is None or not read.inner or read.kind in ("reduce", "sum"):
+                    continue
+                later = self._passes[read] < self._passes[member] and id(read.tensor) not in self._writer.code.stored
+                if later or (self._takes(member) and self._direct(member, read) is None):
+                    found.add(id(read.tensor))
+        return found
+
+    def _takes(self, member: Member) -> bool:
+        """Whether a member reduces along a row."""
+        return member.inner and (member.kind == "reduce" or (member.kind == "sum" and self._row not in member.axes))
+
+    def _direct(self, member: Member, read: Member) -> str | None:
+        """Return where a reduction finds a row of another member in memory, or None."""
+        lies = id(read.tensor) in self._writer.code.stored and _accumulated(member) == read.tensor.dtype
+        beside = whole(read.tensor).along(read.axes).strides(self._rank)[self._row] == ONE
+        return f"o{self._number(read)} + jb" if lies and beside else None
+
+    def _collapse(self) -> None:
+        """Let axes be one that lie one behind the other in all arrays."""
+        arrays = [source.strides(self._rank) for source in self._loop.reads]
+        arrays += [whole(one.tensor).along(one.axes).strides(self._rank) for one in self._loop.members]
+        for axis in reversed(range(self._rank - 1)):
+            inner = axis + 1
+            if all(one[axis] == times(one[inner], extent(self._loop.space[inner : inner + 1])) for one in arrays):
+                last = next(n for n in (*self._outer, self._row) if n >= inner)
+                self._lengths[last] = times(self._lengths[last], self._lengths[axis])
+                self._outer.remove(axis)
+
+    # What is read
+
+    def _number(self, member: Member) -> int:
+        return self._writer.number(member.tensor)
+
+    def _index(self, source: Source) -> str:
+        return _index(source, source.strides(self._rank), self._outer)
+
+    def _array(self, root: Tensor, *, written: bool = False) -> str:
+        slot, scalar = self._writer.slot(root), C_TYPES[root.dtype.name]
+        name = f"{'w' if written else 'a'}{slot}"
+        if name not in self._known:
+            self._known[name] = name
+            const = "" if written else "const "
+            self._note("top", f"{const}{scalar} *{name} = ({const}{scalar} *)c.p[{slot}];")
+        return name
+
+    def _value(self, source: Source, number: int, *, inner: bool) -> str:
+        """Return what stands for an element of a source in a pass, for each element of a row or for a whole row."""
+        root = source.root
+        if (literal := _literal_of(root)) is not None:
+            return literal
+        read = self._loop.member(root)
+        if read is not None:
+            name = f"t{self._number(read)}"
+            if not read.inner or read.kind == "reduce" or self._passes[read] == number:
+                return name
+            if id(root) in self._buffers:
+                return f"r{self._number(read)}[j]"
+        stride = source.strides(self._rank)[self._row] if self._rank else NOTHING
+        scalar, key = C_TYPES[root.dtype.name], (id(root), source.places)
+        if not inner or stride == NOTHING:
+            if key not in self._known:
+                self._known[key] = f"v{len(self._known)}"
+                where = "head" if self._rank else "loads"
+                self._note(where, f"const {scalar} {self._known[key]} = {self._array(root)}[{self._index(source)}];")
+            return self._known[key]
+        base = self._base(source)
+        if (key, number) not in self._known:
+            self._known[key, number] = name = f"v{len(self._known)}"
+            self._note("loads", f"const {scalar} {name} = {base}[{_times('j', stride)}];", number)
+        return self._known[key, number]
+
+    def _base(self, source: Source) -> str:
+        """Return the name of where a row of a source begins."""
+        key = (id(source.root), source.places, "base")
+        if key not in self._known:
+            self._known[key] = name = f"b{len(self._known)}"
+            scalar = C_TYPES[source.root.dtype.name]
+            self._note("head", f"const {scalar} *{name} = {self._array(source.root)} + {self._index(source)};")
+        return self._known[key]
+
+    # What is computed
+
+    def _add(self, member: Member) -> None:
+        number, part = self._passes[member], "body" if member.inner else "after"
+        if member.kind in ("reduce", "sum"):
+            self._reduce(member, number)
+            return
+        tensor, name = member.tensor, f"t{self._number(member)}"
+        scalar = C_TYPES[tensor.dtype.name]
+        value = self._gathered(member, number) if member.kind == "gather" else self._mapped(member, number)
+        self._note(part, f"const {scalar} {name} = ({scalar})({value});", number)
+        self._store(member, name, part, number)
+        if id(tensor) in self._buffers:
+            length = self._lengths[self._row]
+            size = length[0] if not self._blocked else _BLOCK
+            self._note("top", f"{scalar} r{self._number(member)}[{size}];")
+            self._note(part, f"r{self._number(member)}[j - jb] = {name};", number)
+
+    def _mapped(self, member: Member, number: int) -> str:
+        tensor, op = member.tensor, member.tensor.op
+        assert op is not None
+        dtypes = operand_dtypes(tensor)
+        operands = []
+        for source, dtype in zip(member.reads, dtypes, strict=True):
+            value = self._value(source, number, inner=member.inner)
+            operands.append(value if source.root.dtype == dtype else f"(({C_TYPES[dtype.name]}){value})")
+        last = "0" if not member.axes or member.axes[-1] is None else f"i{member.axes[-1]}"
+        if member.inner and member.axes and member.axes[-1] == self._row:
+            last = "j"
+        own = dict(getattr(op.compute, "__kwdefaults__", None) or {}) | tensor.attributes
+        numbers = {
+            name: literal(value, dtypes[0] if dtypes else tensor.dtype)
+            for name, value in own.items()
+            if isinstance(value, int | float | np.generic)
+        }
+        return _expression(member).format(*operands, last=last, **numbers)
+
+    def _gathered(self, member: Member, number: int) -> str:
+        table, places = member.reads
+        length = f"c.n[{self._writer.table(table.root)}]"
+        row = f"dp_row({self._value(places, number, inner=member.inner)}, {length}, c.outside)"
+        step = _text(extent(table.root.shape[1:]))
+        array, stride = self._array(table.root), table.strides(self._rank)[self._row] if self._rank else NOTHING
+        read = self._loop.member(places.root)
+        of_row = self._rank > 0 and places.strides(self._rank)[self._row] == NOTHING
+        if member.inner and of_row and (read is None or not read.inner or read.kind == "reduce"):
+            name = f"g{self._number(member)}"
+            scalar = C_TYPES[table.root.dtype.name]
+            self._note("before", f"const {scalar} *{name} = {array} + {row} * {step} + {self._index(table)};", number)
+            return f"{name}[{_times('j', stride)}]"
+        along = f" + {_times('j', stride)}" if member.inner and stride != NOTHING else ""
+        return f"{array}[{row} * {step} + {self._index(table)}{along}]"
+
+    def _store(self, member: Member, name: str, part: str, number: int) -> None:
+        """Write what a member is into memory, if it has any."""
+        tensor = member.tensor
+        if id(tensor) not in self._writer.code.stored:
+            return
+        source = whole(tensor).along(member.axes)
+        array, stride = (
+            self._array(tensor, written=True),
+            source.strides(self._rank)[self._row] if self._rank else NOTHING,
+        )
+        if part == "body" and stride != NOTHING:
+            scalar, own = C_TYPES[tensor.dtype.name], f"o{self._number(member)}"
+            self._note("head", f"{scalar} *{own} = {array} + {self._index(source)};")
+            self._note(part, f"{own}[{_times('j', stride)}] = {name};", number)
+        else:
+            self._note(part, f"{array}[{self._index(source)}] = {name};", number)
+
+    def _reduce(self, member: Member, number: int) -> None:
+        tensor, op, own = member.tensor, member.tensor.op, self._number(member)
+        assert op is not None
+        dtype, scalar = _accumulated(member), C_TYPES[tensor.dtype.name]
+        if not self._takes(member):
+            value = f"({scalar})({self._value(member.reads[0], number, inner=member.inner)})"
+            self._accumulate(member, value, "body" if member.inner else "after", number)
+            return
+        length = self._lengths[self._row]
+        lanes = 1 if (self._rank == 1 and length[1]) or (not length[1] and length[0] < _LONG) else _LANES
+        kind = {"reduce_sum": "dp_Sum", "reduce_max": "dp_Max", "argmax_along": "dp_Argmax"}[op.name]
+        settings = C_TYPES[dtype.name] if op.name == "argmax_along" else f"{C_TYPES[dtype.name]}, {lanes}"
+        self._note("before", f"{kind}<{settings}> s{own};", number)
+        self._note("taken", f"s{own}.add({self._vector(member, dtype, number)}, m);", number)
+        if member.kind == "sum":
+            self._accumulate(member, f"s{own}.total()", "after", number)
+        else:
+            self._note("after", f"const {scalar} t{own} = ({scalar})s{own}.total();", number)
+            self._store(member, f"t{own}", "after", number)
+
+    def _vector(self, member: Member, dtype: DType, number: int) -> str:
+        """Return where the elements of a row lie side by side that a reduction takes up."""
+        source = member.reads[0]
+        read = self._loop.member(source.root)
+        if read is not None and read.inner and read.kind != "reduce" and read.tensor.dtype == dtype:
+            return self._direct(member, read) or f"r{self._number(read)}"
+        beside = source.strides(self._rank)[self._row] == ONE and _literal_of(source.root) is None
+        if read is None and beside and source.root.dtype == dtype:
+            return f"{self._base(source)} + jb"
+        own, scalar = f"q{self._number(member)}", C_TYPES[dtype.name]
+        self._note("top", f"{scalar} {own}[{_BLOCK if self._blocked else self._lengths[self._row][0]}];")
+        self._note("body", f"{own}[j - jb] = ({scalar})({self._value(source, number, inner=True)});", number)
+        return own
+
+    def _accumulate(self, member: Member, value: str, part: str, number: int) -> None:
+        """Take a value up in a sum that is complete after the loop."""
+        tensor, op = member.tensor, member.tensor.op
+        assert op is not None
+        source, scalar = whole(tensor).along(member.axes), C_TYPES[tensor.dtype.name]
+        array, start = self._array(tensor, written=True), "0" if op.name == "reduce_sum" else f"dp_lowest<{scalar}>()"
+        if all(axis is None for axis in member.axes):
+            target = f"x{self._number(member)}"
+            self._note("top", f"{scalar} {target} = {start};")
+            self._note("bottom", f"*{array} = {target};")
+        else:
+            self._note("top", f"dp_fill<{scalar}>({array}, {_text(extent(tensor.shape))}, {start});")
+            target = f"{array}[{self._index(source)}]"
+            if part == "body":
+                name = f"o{self._number(member)}"
+                self._note("head", f"{scalar} *{name} = {array} + {self._index(source)};")
+                target = f"{name}[{_times('j', source.strides(self._rank)[self._row])}]"
+        joined = f"{target} + {value}" if op.name == "reduce_sum" else f"dp_maximum<{scalar}>({target}, {value})"
+        self._note(part, f"{target} = {joined};", number)
+
+
+def _expression(member: Member) -> str:
+    op = member.tensor.op
+    assert op is not None
+    return op.c if op.c is not None else "{0}"  # a reduction over axes of length 1
+
+
+def _accumulated(member: Member) -> DType:
+    """Return the type in which a reduction takes up what it reads."""
+    op = member.tensor.op
+    assert op is not None
+    return member.tensor.dtype if op.name == "reduce_sum" else member.tensor.inputs[0].dtype
+
+
+def _is_blocked(loop: Loop) -> bool:
+    """Whether rows are too long, or of a length that is not known, to be kept whole for a reduction."""
+    row = len(loop.space) - 1
+    takes = any(
+        one.inner and (one.kind == "reduce" or (one.kind == "sum" and row not in one.axes)) for one in loop.members
+    )
+    return takes and (isinstance(loop.space[row], Rows) or loop.space[row] > _BLOCK)
+
+
+def _between_passes(loop: Loop) -> set[int]:
+    """Return the tensors that must lie in memory because a row of them is too long to be kept from pass to pass."""
+    passes, found = loop.passes(), set()
+    for member in loop.members if _is_blocked(loop) else []:
+        for source in member.reads:
+            read = loop.member(source.root)
+            if read is not None and read.inner and read.kind != "reduce" and passes[read] < passes[member]:
+                found.add(id(read.tensor))
+    return found
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """Return a number as C++ of a type."""
+    if dtype.kind == "f":
+        number = float(np.asarray(value, dtype))
+        if math.isnan(number):
+            return f"(({C_TYPES[dtype.name]})DP_NAN)"
+        if math.isinf(number):
+            return f"(({C_TYPES[dtype.name]}){'-' if number < 0 else ''}DP_INFINITY)"
+        return f"({number.hex()}{'f' if dtype == np.float32 else ''})"
+    if dtype.kind == "b":
+        return "true" if value else "false"
+    number = int(value)
+    if number == -(2**63):
+        return "INT64_MIN"
+    return f"(({C_TYPES[dtype.name]}){number}{'ULL' if number >= 2**63 else 'LL'})"
+
+
+def _literal_of(root: Tensor) -> str | None:
+    """Return a single number that is known, or the number of rows, as C++."""
+    if root.op is not None or root.value is None or root.value.size != 1 or root.variable is not None:
+        return None
+    if root.counts_rows:
+        rows = "R" if root.attributes.get("own") else "G"
+        return f"(({C_TYPES[root.dtype.name]})({rows} * {root.attributes['rows']}))"
+    return literal(root.value.item(), root.dtype)
+
+
+def _text(one: Extent) -> str:
+    number, power = one
+    rows = "*".join("R" * power)
+    return str(number) if not power else rows if number == 1 else f"{number}*{rows}"
+
+
+def _times(index: str, stride: Extent) -> str:
+    return index if stride == ONE else f"{index}*{_text(stride)}"
+
+
+def _offset(one: Offset, step: Extent) -> str:
+    terms = [str(one.plain)] if one.plain else []
+    terms += [f"{number}*{name}" for number, name in ((one.rows, "R"), (one.first, "F")) if number]
+    return f"({' + '.join(terms)})*{_text(step)}"
+
+
+def _index(source: Source, strides: Sequence[Extent], axes: Sequence[int]) -> str:
+    """Return the place in a root of a reader's element at `axes`, and at 0 along the others."""
+    terms = [_offset(first, step) for first, step in source.start()]
+    terms += [_times(f"i{axis}", strides[axis]) for axis in axes if strides[axis] != NOTHING]
+    return " + ".join(terms) or "0"

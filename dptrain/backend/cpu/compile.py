@@ -1,0 +1,92 @@
+"""Compiling generated C++ with the system's compiler, into a cache that concurrent processes cannot corrupt.
+
+A library's name is a digest of everything that its content depends on: the text with its headers, the compiler, the
+options and the CPU. Without a compiler programs are executed by NumPy instead (`program/execute.py`).
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from filelock import FileLock
+
+from dptrain.backend.cuda.sources import kernels_dir
+from dptrain.errors import DeviceError
+from dptrain.runtime.cache import cache_dir
+
+# No option that would let results depend on how the compiler joins or reorders operations: a fused multiplication and
+# addition rounds once where NumPy rounds twice.
+OPTIONS = (
+    *("-O3", "-std=c++17", "-shared", "-fPIC", "-w"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-march=native"),
+)
+
+
+@functools.cache
+def compiler() -> tuple[tuple[str, ...], str] | None:
+    """Return the command of a C++ compiler and what it says of its version, or None where there is none."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        command = shlex.split(name or "")
+        if command and shutil.which(command[0]):
+            found = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+            if found.returncode == 0:
+                return tuple(command), found.stdout.splitlines()[0]
+    return None
+
+
+@functools.cache
+def _cpu() -> str:
+    """Return what tells CPUs apart for which -march=native makes different code."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return platform.processor()
+    return "\n".join(re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", lines, re.MULTILINE))
+
+
+@functools.cache
+def _headers() -> str:
+    folder = kernels_dir()
+    return "".join((folder / name).read_text() for name in ("scalar.h", "native.h"))
+
+
+@functools.cache
+def library(source: str) -> ctypes.CDLL:
+    """Return the compiled library of a generated text.
+
+    Raises:
+        DeviceError: there is no compiler, or it fails.
+    """
+    found = compiler()
+    if found is None:
+        raise DeviceError("no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
+    command, version = found
+    text = f"{_headers()}\n{source}"
+    digest = hashlib.sha256("\0".join((text, *command, version, *OPTIONS, _cpu())).encode()).hexdigest()[:32]
+    path = cache_dir() / "native" / f"{digest}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                _compile(text, path, command)
+    return ctypes.CDLL(str(path))
+
+
+def _compile(text: str, path: Path, command: tuple[str, ...]) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        source, made = Path(folder, "program.cpp"), Path(folder, "program.so")
+        source.write_text(text)
+        done = subprocess.run(
+            [*command, *OPTIONS, str(source), "-o", str(made)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise DeviceError(f"{' '.join(command)} fails on a generated program: {done.stderr.strip()[:2000]}")
+        os.replace(made, path)

@@ -1,0 +1,306 @@
+"""Executing a program by compiled code: many steps in one call, without Python in between."""
+
+import ctypes
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dptrain.backend.cpu.blas import address, blas
+from dptrain.backend.cpu.codegen import Code, Segment, generate
+from dptrain.backend.cpu.compile import library
+from dptrain.backend.cpu.denormals import flush_to_zero
+from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError, DataError
+from dptrain.program.execute import HostMemory
+from dptrain.program.fuse import Call, Fused, Loop, Member, fuse
+from dptrain.program.memory import ALIGNMENT, arrange
+from dptrain.program.messages import all_reduce
+from dptrain.program.program import ROWS, Program
+from dptrain.program.shapes import Rows, local
+from dptrain.program.sources import Extent, Source, whole
+from dptrain.program.tensor import Array, Tensor
+
+
+class Context(ctypes.Structure):
+    """`Context` of `kernels/native.h`."""
+
+    _fields_ = (
+        ("p", ctypes.c_void_p),
+        ("n", ctypes.c_void_p),
+        ("R", ctypes.c_int64),
+        ("F", ctypes.c_int64),
+        ("G", ctypes.c_int64),
+        ("outside", ctypes.c_void_p),
+        ("sgemm", ctypes.c_void_p),
+        ("dgemm", ctypes.c_void_p),
+        ("set_threads", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+        ("active", ctypes.c_int64),
+    )
+
+
+class CompiledExecutable:
+    """A program for one number of rows; as `program.execute.Executable`.
+
+    Args:
+        program: what is executed.
+        memory: where its state lives, and goes on to live.
+        arrays: what its inputs read at every step, by name; of the input `ROWS`, the numbers of stored rows, those of
+            many steps.
+        rows: of the global batch that this rank has; None for all.
+        first_row: the global number of the first of them.
+        comm: the ranks; None for one.
+        threads: of this process, for large products.
+        join: whether loops are fused; without, each op is a loop of its own, with the same bits.
+
+    Attributes:
+        fused: its kernels.
+        code: their C++.
+        outputs: what the last step made, by name.
+
+    Raises:
+        ConfigError: an array is missing or has another shape.
+        DeviceError: there is no C++ compiler.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        memory: HostMemory,
+        arrays: Mapping[str, Array],
+        *,
+        rows: int | None = None,
+        first_row: int = 0,
+        comm: Communicator | None = None,
+        threads: int = 1,
+        join: bool = True,
+    ) -> None:
+        self._comm = comm if comm is not None and comm.size > 1 else None
+        whole_batch = next((n.rows for one in program.tensors for n in one.shape if isinstance(n, Rows)), 0)
+        self._rows, self._first_row = whole_batch if rows is None else rows, first_row
+        found = blas()
+        self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
+        self.code: Code = generate(self.fused)
+        self._library = library(self.code.source)
+        self.outputs: dict[str, Array] = {}
+        memory.adopt(program.state)
+        self._arrays = {id(one): memory.array(variable) for variable, one in program.state.items()}
+        self._place()
+        self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
+        self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
+        self._outside = np.zeros(1, np.int64)
+        own = (self._rows, first_row, whole_batch)
+        table = (self._pointers.ctypes.data, self._lengths.ctypes.data)
+        functions = (found.sgemm, found.dgemm, address(found.set_threads)) if found is not None else (None,) * 3
+        self._blas = found
+        self._context = Context(*table, *own, self._outside.ctypes.data, *functions, max(threads, 1), 0)
+        self._is_one_call = all(isinstance(one, Segment) for one in self.code.parts)
+        self.bind(arrays)
+
+    def bind(self, arrays: Mapping[str, Array]) -> None:
+        """Let inputs read other arrays from now on.
+
+        Raises:
+            ConfigError: one is missing or has another shape.
+        """
+        self._order = self._window = np.empty(0, np.int64)
+        for name, one in self.fused.program.inputs.items():
+            if name not in arrays:
+                raise ConfigError(f"input {name!r} is missing")
+            given, shape = np.ascontiguousarray(arrays[name], one.dtype), tuple(local(one.shape, self._rows))
+            if name == ROWS:
+                self._order, self._window = given, np.empty(shape, one.dtype)
+                self._arrays[id(one)] = self._window
+            elif given.shape != shape:
+                raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
+            else:
+                self._arrays[id(one)] = given
+        for number, root in enumerate(self.code.roots):
+            is_order = root is self.fused.program.inputs.get(ROWS) and self._is_one_call
+            self._pointers[number] = (self._order if is_order else self._array(root)).ctypes.data
+        for number, root in enumerate(self.code.tables):
+            self._lengths[number] = len(self._array(root))
+        self._steps = [self._step(part) for part in self.code.parts]
+
+    def run(self, starts: Sequence[int] = (0,)) -> None:
+        """Execute it as often as there are starts. Collective where the program is a placed one.
+
+        Args:
+            starts: where in the array `ROWS` each step's rows begin.
+
+        Raises:
+            DataError: a step asks for rows that a table does not have.
+        """
+        positions = np.ascontiguousarray(starts, np.int64)
+        if (
+            ROWS in self.fused.program.inputs
+            and positions.size
+            and (positions.min() < 0 or positions.max() + len(self._window) > len(self._order))
+        ):
+            raise DataError(
+                f"a step begins at row {positions.max()} of {len(self._order)}, and needs {len(self._window)}"
+            )
+        with flush_to_zero(), self._blas_threads():
+            if self._is_one_call:
+                run, steps = self._library.run, ctypes.c_int64(positions.size)
+                run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
+            else:
+                for number, start in enumerate(positions, 1):
+                    self._window[...] = self._order[start : start + len(self._window)]
+                    for step in self._steps:
+                        step(number == positions.size)
+                    self._library.moves(ctypes.byref(self._context))
+        if self._outside[0]:
+            self._outside[0] = 0
+            raise DataError("a row is asked for that is not there: a number outside the table")
+        self.outputs = {
+            name: self._view(source, self.fused.program.outputs[name]).copy()
+            for name, source in self.fused.outputs.items()
+        }
+
+    @contextmanager
+    def _blas_threads(self) -> Iterator[None]:
+        """Let products choose their threads, and leave BLAS as it was."""
+        before = self._context.active = self._blas.get_threads() if self._blas is not None else 0
+        try:
+            yield
+        finally:
+            if self._blas is not None and self._context.active != before:
+                self._blas.set_threads(before)
+
+    def _step(self, part: Segment | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
+        """Return what executes a part of a step, told whether it is that of the last step."""
+        if isinstance(part, Segment):
+            function, context = getattr(self._library, part.name), ctypes.byref(self._context)
+            return lambda last: function(context, int(last))
+        if isinstance(part, Call):
+            return self._call(part)
+        reduced, comm = part[0][1], self._comm
+        flat = self._messages[id(reduced)]
+        assert comm is not None
+        return lambda last: all_reduce(flat, reduced.attributes["over"], comm)
+
+    def _call(self, call: Call) -> Callable[[bool], None]:
+        tensor, op = call.tensor, call.tensor.op
+        assert op is not None
+        attributes = op.local_attributes(tensor, self._rows, self._first_row)
+        inputs = [self._view(source, one) for source, one in zip(call.reads, tensor.inputs, strict=True)]
+        out, every = self._array(tensor), id(tensor) in self.fused.every_step
+
+        def execute(last: bool) -> None:
+            if every or last:
+                op.compute(*inputs, **attributes, out=out)
+
+        return execute
+
+    def _array(self, root: Tensor) -> Array:
+        """Return a root's memory."""
+        beneath = self.fused.memory_of(root)
+        if id(beneath) not in self._arrays:  # a constant
+            self._arrays[id(beneath)] = np.ascontiguousarray(beneath.numpy())
+        return self._arrays[id(beneath)].reshape(local(root.shape, self._rows))
+
+    def _view(self, source: Source, tensor: Tensor) -> Array:
+        """Return the elements of a tensor."""
+        array, shape = self._array(source.root), local(tensor.shape, self._rows)
+        if 0 in shape or not array.size:
+            return np.empty(shape, array.dtype)
+        start = sum(
+            (first.plain + first.rows * self._rows + first.first * self._first_row) * self._number(step)
+            for first, step in source.start()
+        )
+        strides = [self._number(one) * array.itemsize for one in source.strides(len(shape))]
+        flat = array.reshape(-1)[start:]
+        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+
+    def _number(self, one: Extent) -> int:
+        return one[0] * int(self._rows ** one[1])
+
+    # Memory
+
+    def _place(self) -> None:
+        """Give every root that is computed its memory: in a message, in the state it replaces, or in the arena."""
+        self._messages: dict[int, Array] = {}
+        for stage in self.fused.stages:
+            for message in stage.messages:
+                sizes = [int(np.prod(local(part.shape, self._rows))) for part, _ in message]
+                flat = aligned(sum(sizes) * message[0][0].dtype.itemsize).view(message[0][0].dtype)
+                for (part, reduced), place in zip(message, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
+                    self._messages[id(reduced)] = flat
+                    self._arrays[id(part)] = self._arrays[id(reduced)] = place.reshape(local(part.shape, self._rows))
+        replaced = in_place(self.fused)
+        made = [(number, one) for number, kernel in enumerate(self.fused.kernels) for one in kernel.tensors]
+        wanted = [(number, one) for number, one in made if id(one) in self.code.stored]
+        wanted = [(number, one) for number, one in wanted if id(one) not in self._arrays]
+        for _, one in wanted:
+            if id(one) in replaced:
+                self._arrays[id(one)] = self._arrays[id(replaced[id(one)])].reshape(local(one.shape, self._rows))
+        wanted = [(number, one) for number, one in wanted if id(one) not in replaced]
+        last = last_reads(self.fused)
+        shapes = [local(one.shape, self._rows) for _, one in wanted]
+        sizes = [int(np.prod(shape)) * one.dtype.itemsize for shape, (_, one) in zip(shapes, wanted, strict=True)]
+        lives = [(size, number, last.get(id(one), number)) for size, (number, one) in zip(sizes, wanted, strict=True)]
+        offsets, size = arrange(lives)
+        arena = aligned(size)
+        for (_, one), start, length, shape in zip(wanted, offsets, sizes, shapes, strict=True):
+            self._arrays[id(one)] = arena[start : start + length].view(one.dtype).reshape(shape)
+        self.memory = size
+
+
+def aligned(size: int) -> Array:
+    """Return bytes that begin where a cache line does."""
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def last_reads(fused: Fused) -> dict[int, int]:
+    """Return the last kernel that reads each root's memory; what is handed out is read after all of them."""
+    found: dict[int, int] = {}
+    for number, kernel in enumerate(fused.kernels):
+        for source in kernel.reads:
+            found[id(fused.memory_of(source.root))] = number
+    for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
+        found[id(fused.memory_of(root))] = len(fused.kernels)
+    return found
+
+
+def in_place(fused: Fused) -> dict[int, Tensor]:
+    """Return the state that new values can be written over, by the `id` of what computes them.
+
+    It can where nothing reads the old value any more, but a loop that reads each element before it writes it.
+    """
+    readers: dict[int, list[tuple[int, Any]]] = {}
+    for number, kernel in enumerate(fused.kernels):
+        for one in kernel.members if isinstance(kernel, Loop) else [kernel]:
+            for source in one.reads:
+                readers.setdefault(id(fused.memory_of(source.root)), []).append((number, (one, source)))
+    handed_out = {id(fused.memory_of(one.root)) for one in fused.outputs.values()}
+    found: dict[int, Tensor] = {}
+    taken = {id(part) for stage in fused.stages for message in stage.messages for part, _ in message}
+    for variable, update in fused.updates.items():
+        old, new = fused.program.state[variable], fused.memory_of(update)
+        maker = next(((n, k) for n, k in enumerate(fused.kernels) if any(one is new for one in k.tensors)), (-1, None))
+        number, loop = maker
+        if not isinstance(loop, Loop) or id(new) in taken or id(new) in found or id(old) in handed_out:
+            continue
+        member = loop.member(new)
+        assert member is not None
+        if new.dtype == old.dtype and all(
+            at < number or (at == number and _reads_itself(loop, member, *reader))
+            for at, reader in readers.get(id(old), [])
+        ):
+            found[id(new)] = old
+    return found
+
+
+def _reads_itself(loop: Loop, writer: Member, reader: Member, source: Source) -> bool:
+    """Whether a loop that writes a member over what a source reads has read each element before."""
+    if writer.kind != "map" or reader.kind not in ("map", "gather") or any(loop.passes().values()):
+        return False
+    rank = len(loop.space)
+    same = source.strides(rank) == whole(writer.tensor).along(writer.axes).strides(rank) and not source.start()
+    return same and reader.inner and writer.inner

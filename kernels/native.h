@@ -1,0 +1,113 @@
+// What generated code for the CPU stands on, besides scalar.h: reductions in a fixed order, products, the context.
+//
+// A sum adds up 16 interleaved partial sums and then these, whatever the width of the CPU's vectors, so that its bits
+// depend on nothing but the numbers.
+#ifndef DPTRAIN_NATIVE_H
+#define DPTRAIN_NATIVE_H
+
+#include <limits>
+
+#ifdef __clang__
+#define DP_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define DP_LOOP _Pragma("GCC ivdep")
+#endif
+
+struct Context {
+    char **p;           // where roots lie
+    const int64_t *n;   // rows of tables from which rows are gathered
+    int64_t R, F, G;    // rows of this rank, the first of them, rows of the global batch
+    int64_t *outside;   // set to 1 where a row is asked for that a table does not have
+    void *sgemm, *dgemm, *set_threads;  // of BLAS
+    int64_t threads, active;            // that a product may use, and that BLAS is set to
+};
+
+template <class T, int lanes> struct dp_Sum {
+    T lane[lanes];
+    dp_Sum() {
+        for (int l = 0; l < lanes; ++l) lane[l] = 0;
+    }
+    void add(const T *v, int64_t n) {
+        int64_t k = 0;
+        for (; k + lanes <= n; k += lanes)
+            for (int l = 0; l < lanes; ++l) lane[l] += v[k + l];
+        for (int l = 0; k + l < n; ++l) lane[l] += v[k + l];
+    }
+    T total() {
+        for (int half = lanes / 2; half; half /= 2)
+            for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
+        return lane[0];
+    }
+};
+
+template <class T> DP_INLINE T dp_lowest() {
+    return std::numeric_limits<T>::has_infinity ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::lowest();
+}
+
+template <class T, int lanes> struct dp_Max {
+    T lane[lanes];
+    dp_Max() {
+        for (int l = 0; l < lanes; ++l) lane[l] = dp_lowest<T>();
+    }
+    void add(const T *v, int64_t n) {
+        int64_t k = 0;
+        for (; k + lanes <= n; k += lanes)
+            for (int l = 0; l < lanes; ++l) lane[l] = dp_maximum(lane[l], v[k + l]);
+        for (int l = 0; k + l < n; ++l) lane[l] = dp_maximum(lane[l], v[k + l]);
+    }
+    T total() {
+        for (int half = lanes / 2; half; half /= 2)
+            for (int l = 0; l < half; ++l) lane[l] = dp_maximum(lane[l], lane[l + half]);
+        return lane[0];
+    }
+};
+
+// The first place of the greatest element; NaN is greater than all others.
+template <class T> struct dp_Argmax {
+    T best;
+    int64_t place = 0, seen = 0;
+    void add(const T *v, int64_t n) {
+        for (int64_t k = 0; k < n; ++k)
+            if ((seen == 0 && k == 0) || v[k] > best || (v[k] != v[k] && best == best)) best = v[k], place = seen + k;
+        seen += n;
+    }
+    int64_t total() { return place; }
+};
+
+// A row of a table with `length` of them, counted from the end where it is negative.
+template <class T> DP_INLINE int64_t dp_row(T asked, int64_t length, int64_t *outside) {
+    int64_t row = (int64_t)asked;
+    if (std::numeric_limits<T>::is_signed && row < 0) row += length;
+    if (row < 0 || row >= length) {
+        *outside = 1;
+        return 0;
+    }
+    return row;
+}
+
+template <class T> DP_INLINE void dp_fill(T *v, int64_t n, T value) {
+    for (int64_t k = 0; k < n; ++k) v[k] = value;
+}
+
+typedef void dp_Sgemm(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
+                      float, float *, int64_t);
+typedef void dp_Dgemm(int, int, int, int64_t, int64_t, int64_t, double, const double *, int64_t, const double *, int64_t,
+                      double, double *, int64_t);
+
+// c (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines.
+template <class T>
+static void dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
+                       const T *b, int64_t ldb, T *out) {
+    if (m == 0 || n == 0) return;
+    if (k == 0) return dp_fill(out, m * n, (T)0);
+    // A second thread pays from some 2^21 multiplications on (measured: 784-128 at batch 32, two cores).
+    int64_t threads = m * n * k < ((int64_t)1 << 21) ? 1 : c.threads;
+    if (threads != c.active) ((void (*)(int))c.set_threads)((int)(c.active = threads));
+    int ta = at ? 112 : 111, tb = bt ? 112 : 111;
+    if constexpr (sizeof(T) == 4)
+        ((dp_Sgemm *)c.sgemm)(101, ta, tb, m, n, k, 1.0f, a, lda, b, ldb, 0.0f, out, n);
+    else
+        ((dp_Dgemm *)c.dgemm)(101, ta, tb, m, n, k, 1.0, a, lda, b, ldb, 0.0, out, n);
+}
+
+#endif
