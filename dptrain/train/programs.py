@@ -57,6 +57,7 @@ class Programs:
     def __init__(self, backend: Backend, comm: Communicator) -> None:
         self.backend, self.comm = backend, comm
         self._placed: dict[Any, PlacedProgram] = {}
+        self._halves: dict[int, tuple[Program, Program]] = {}  # of those of several shards, by their `id`
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
@@ -132,6 +133,7 @@ class Programs:
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
+        self._halves.clear()
         self._prepared.clear()
 
     def _executable(
@@ -161,7 +163,9 @@ class Programs:
         The tree's shape depends on the number of shards alone, so that a rank that holds a whole subtree of a batch's
         shards gives that subtree's bits whatever the number of ranks.
         """
-        before, after = messages.split(placed)
+        if id(placed) not in self._halves:
+            self._halves[id(placed)] = messages.split(placed)
+        before, after = self._halves[id(placed)]
         names = list(before.outputs)
         starts = iter(rows.starts)
         for shards in steps:

@@ -120,8 +120,8 @@ def test_a_layer_of_a_model_that_is_not_trained():
     model = dp.Sequential(stack()[:2], trainable=False, name="frozen")
     assert (model.name, model.trainable, model.layers[0].trainable) == ("frozen", False, True)
     model.add(layers.Dense(2))
-    before = model.get_weights()
-    compiled(model).fit(x, y, verbose=0)
+    before = compiled(model).get_weights()
+    model.fit(x, y, verbose=0)
     assert changed(before, model) == [False] * 4
     again = dp.Sequential.from_config(json.loads(json.dumps(model.get_config())))
     assert (again.trainable, again.layers[0].trainable) == (False, True)
