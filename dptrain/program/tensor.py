@@ -237,6 +237,14 @@ class Operand:
     def __ge__(self, other: Any) -> "Tensor":
         return OPS["greater_equal"](self, other)
 
+    def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]  # elements, as Keras' tensors
+        return OPS["equal"](self, other)
+
+    def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
+        return OPS["not_equal"](self, other)
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, key: Any) -> "Tensor":
         return OPS["getitem"](self, key=_slices(key, as_tensors([self])[0].shape))
 
@@ -559,8 +567,6 @@ class Variable(Operand):
 
     def __repr__(self) -> str:
         return f"<variable {self.path} {self.shape} {self.dtype.name}>"
-
-    __hash__ = object.__hash__
 
 
 class Trace:

@@ -138,6 +138,7 @@ class Programs:
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
+        self._halves.clear()
         self._prepared.clear()
         self._halves.clear()
 
