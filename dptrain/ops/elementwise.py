@@ -145,7 +145,7 @@ def logical_not(x: Array, *, out: Array) -> None:
 
 
 def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
-    return np.result_type(*dtypes)
+    return common_dtype(*dtypes)
 
 
 @op(

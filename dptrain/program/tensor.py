@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
-from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, local, without_rows
+from dptrain.program.shapes import Rows, Shape, local
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
@@ -237,6 +237,14 @@ class Operand:
     def __ge__(self, other: Any) -> "Tensor":
         return OPS["greater_equal"](self, other)
 
+    def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]  # elements, as Keras' tensors
+        return OPS["equal"](self, other)
+
+    def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
+        return OPS["not_equal"](self, other)
+
+    __hash__ = object.__hash__
+
     def __getitem__(self, key: Any) -> "Tensor":
         return OPS["getitem"](self, key=_slices(key, as_tensors([self])[0].shape))
 
@@ -334,10 +342,7 @@ class Tensor(Operand):
 
     def __repr__(self) -> str:
         made = self.name or (self.op.name if self.op else "constant")
-        symbolic = any(isinstance(n, Rows) and n.rows == SYMBOLIC_ROWS for n in self.shape)
-        return (
-            f"<tensor {made} {without_rows(self.shape) if symbolic else tuple(map(int, self.shape))} {self.dtype.name}>"
-        )
+        return f"<tensor {made} {self.shape} {self.dtype.name}>"
 
     __hash__ = object.__hash__
 
@@ -562,8 +567,6 @@ class Variable(Operand):
 
     def __repr__(self) -> str:
         return f"<variable {self.path} {self.shape} {self.dtype.name}>"
-
-    __hash__ = object.__hash__
 
 
 class Trace:
