@@ -49,7 +49,7 @@ from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
 from dptrain.runtime.terminal import say
-from dptrain.sequential import Sequential
+from dptrain.models import Sequential
 from dptrain.train.devices import check_devices, find_place, open_backend
 from dptrain.version import __version__
 

@@ -26,26 +26,28 @@ def full(*, shape: Shape, value: float, dtype: str, out: Array) -> None:
     out.fill(value)
 
 
-def zeros(shape: Sequence[int], dtype: npt.DTypeLike = FLOATX) -> Tensor:
-    """Return zeros; a length that counts rows of the batch is shared out among the ranks."""
-    return full(shape=tuple(shape), value=0, dtype=np.dtype(dtype).name)
+def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros, by default float32; a length that counts rows of the batch is shared out among the ranks."""
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    return full(shape=lengths, value=0, dtype=np.dtype(dtype or FLOATX).name)
 
 
-def ones(shape: Sequence[int], dtype: npt.DTypeLike = FLOATX) -> Tensor:
+def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones, as `zeros`."""
-    return full(shape=tuple(shape), value=1, dtype=np.dtype(dtype).name)
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    return full(shape=lengths, value=1, dtype=np.dtype(dtype or FLOATX).name)
 
 
-def zeros_like(x: Any) -> Tensor:
-    """Return zeros of the shape and type of x."""
+def zeros_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros of the shape and type of x, or of another type."""
     (tensor,) = as_tensors([x])
-    return zeros(tensor.shape, tensor.dtype)
+    return zeros(tensor.shape, dtype or tensor.dtype)
 
 
-def ones_like(x: Any) -> Tensor:
-    """Return ones of the shape and type of x."""
+def ones_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return ones of the shape and type of x, or of another type."""
     (tensor,) = as_tensors([x])
-    return ones(tensor.shape, tensor.dtype)
+    return ones(tensor.shape, dtype or tensor.dtype)
 
 
 # The same elements in another shape
@@ -310,7 +312,7 @@ def _concatenate_along(y: Tensor, dy: Tensor, *xs: Tensor) -> tuple[Tensor, ...]
     return tuple(parts)
 
 
-def concatenate(xs: Sequence[Any], axis: int = -1) -> Tensor:
+def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     """Return tensors one after the other along an axis.
 
     Along the rows of the batch each rank joins its own, so that the order of rows between ranks is not promised.
