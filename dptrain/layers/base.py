@@ -680,7 +680,7 @@ def _described(value: Any, strict: bool) -> Any:
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):
         return regularizers.serialize(value)
-    if value in activations.BY_NAME.values():
+    if any(value is one for one in activations.BY_NAME.values()):
         return activations.serialize(value)
     if strict and callable(value):
         raise ConfigError(f"not supported: writing the function {value!r} to a file; override `get_config()`")
