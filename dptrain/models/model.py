@@ -454,6 +454,7 @@ class Model(Fitting, Files, Layer):
         if weights:
             self.zero_grad()
             loss.backward()
+            self.optimizer.build(weights)  # gives slots to those that have become trainable
             self.optimizer.apply([one.grad for one in weights], weights)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
@@ -506,6 +507,11 @@ class Model(Fitting, Files, Layer):
         if self._outputs is not None and y is not None:
             self._outputs.update_metrics(y, y_pred, sample_weight)
         return self.get_metrics_result()
+
+    def finalize_weights(self) -> None:
+        """Let the weights become their moving averages, where the optimizer keeps such: the end of a training."""
+        if self._compiled is not None:
+            self._compiled.optimizer.finalize_variable_values(self.trainable_weights)
 
     def zero_grad(self) -> None:
         """Forget the gradients of all weights."""

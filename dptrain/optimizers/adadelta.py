@@ -51,9 +51,9 @@ class Adadelta(Optimizer):
         """As above."""
         slots, rho = self.slots_of(variable), self.rho
         a, d = slots["accumulated_grad"], slots["accumulated_delta_var"]
-        a.assign(a * rho + gradient * gradient * (1 - rho))
+        a.assign_add((gradient * gradient - a) * (1 - rho))
         step = gradient * sqrt(d + self.epsilon) / sqrt(a + self.epsilon)
-        d.assign(d * rho + step * step * (1 - rho))
+        d.assign_add((step * step - d) * (1 - rho))
         variable.assign_sub(step * self.number(float64, learning_rate, variable.dtype))
 
     def get_config(self) -> dict[str, Any]:

@@ -62,8 +62,9 @@ class Adam(Optimizer):
         """As above."""
         slots = self.slots_of(variable)
         m, v = slots["momentum"], slots["velocity"]
-        m.assign(m * self.beta_1 + gradient * (1 - self.beta_1))
-        v.assign(v * self.beta_2 + gradient * gradient * (1 - self.beta_2))
+        # In this form all ops of the update read what an earlier one has read: they become one loop, and are in place.
+        m.assign_add((gradient - m) * (1 - self.beta_1))
+        v.assign_add((gradient * gradient - v) * (1 - self.beta_2))
         if self.amsgrad:
             slots["velocity_hat"].assign(maximum(slots["velocity_hat"], v))
             v = slots["velocity_hat"]

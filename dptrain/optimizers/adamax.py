@@ -53,7 +53,7 @@ class Adamax(Optimizer):
         """As above."""
         slots = self.slots_of(variable)
         m, u = slots["momentum"], slots["norm"]
-        m.assign(m * self.beta_1 + gradient * (1 - self.beta_1))
+        m.assign_add((gradient - m) * (1 - self.beta_1))
         u.assign(maximum(u * self.beta_2, absolute(gradient)))
         variable.assign_sub(m * self.number(self._alpha, learning_rate, variable.dtype) / (u + self.epsilon))
 

@@ -112,7 +112,7 @@ class Optimizer(ABC):
         self.global_clipnorm = _optional("global_clipnorm", global_clipnorm)
         self.use_ema, self.ema_momentum, self.ema_overwrite_frequency = use_ema, ema_momentum, frequency
         self.gradient_accumulation_steps = None if steps is None else int(steps)
-        self.built = False
+        self.built, self._version = False, 0
         self._slots: dict[Variable, dict[str, Variable]] = {}
         self._added: list[Variable] = []
         self._excluded: set[Variable] = set()
@@ -212,7 +212,7 @@ class Optimizer(ABC):
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
         if isinstance(rate, LearningRateSchedule):
-            self._schedule = rate
+            self._schedule, self._version = rate, self._version + 1
         elif self._schedule is not None:
             raise ArgumentTypeError(
                 "This optimizer was created with a `LearningRateSchedule` object as its `learning_rate` constructor "
@@ -225,7 +225,7 @@ class Optimizer(ABC):
     @property
     def version(self) -> int:
         """What a program depends on that was traced with this optimizer: another one needs another trace."""
-        return id(self._schedule)
+        return self._version
 
     @property
     def follows_schedule(self) -> bool:

@@ -54,8 +54,8 @@ class Lion(Optimizer):
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
         m, rate = self.slots_of(variable)["momentum"], self.number(float64, learning_rate, variable.dtype)
-        variable.assign_sub(sign(m * self.beta_1 + gradient * (1 - self.beta_1)) * rate)
-        m.assign(m * self.beta_2 + gradient * (1 - self.beta_2))
+        variable.assign_sub(sign(m + (gradient - m) * (1 - self.beta_1)) * rate)
+        m.assign_add((gradient - m) * (1 - self.beta_2))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments."""

@@ -64,8 +64,8 @@ class Nadam(Optimizer):
         """As above."""
         slots, dtype = self.slots_of(variable), variable.dtype
         m, v = slots["momentum"], slots["velocity"]
-        m.assign(m * self.beta_1 + gradient * (1 - self.beta_1))
-        v.assign(v * self.beta_2 + gradient * gradient * (1 - self.beta_2))
+        m.assign_add((gradient - m) * (1 - self.beta_1))
+        v.assign_add((gradient * gradient - v) * (1 - self.beta_2))
         of_m = self.number(self._of_momentum, learning_rate, dtype)
         of_g = self.number(self._of_gradient, learning_rate, dtype)
         of_v = self.number(self._of_velocity, learning_rate, dtype)

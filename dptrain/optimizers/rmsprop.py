@@ -60,11 +60,11 @@ class RMSprop(Optimizer):
         """As above."""
         slots = self.slots_of(variable)
         v = slots["velocity"]
-        v.assign(v * self.rho + gradient * gradient * (1 - self.rho))
+        v.assign_add((gradient * gradient - v) * (1 - self.rho))
         below = v + self.epsilon
         if self.centered:
             mean = slots["average_gradient"]
-            mean.assign(mean * self.rho + gradient * (1 - self.rho))
+            mean.assign_add((gradient - mean) * (1 - self.rho))
             below = v - mean * mean + self.epsilon
         step = gradient / sqrt(below) * self.number(float64, learning_rate, variable.dtype)
         if self.momentum > 0:

@@ -130,6 +130,7 @@ class Trainer:
                 hooks.on_epoch_end(epoch, logs)
                 if self._stopped(hooks.model, "stop_training"):
                     break
+            self.model.finalize_weights()
             hooks.on_train_end(logs)
 
     def evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:

@@ -86,7 +86,7 @@ class CompiledExecutable:
         self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
         self.code: Code = generate(self.fused)
         self._library = library(self.code.source)
-        self.outputs: dict[str, Array] = {}
+        self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {id(one): memory.array(variable) for variable, one in program.state.items()}
         self._place()

@@ -10,6 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Lion, RMSprop, schedules
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import Executable, HostMemory
+from dptrain.program.fuse import Loop, fuse
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
@@ -143,6 +144,16 @@ def test_the_numbers_of_a_step_are_computed_once():
     variables = [named(f"dense_{n}/kernel", np.zeros(3), "float32") for n in range(5)]
     program = traced(Adam(), variables)
     assert sum(one.op is ops.power for one in program.tensors) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "nadam", "adagrad", "lion"])
+def test_a_variable_is_updated_by_one_loop(name, options):
+    """So each element of it, of its gradient and of its slots is read and written once; numbers have their own loop."""
+    program = place(traced(OPTIMIZERS[name](**options), two_variables("float32")))
+    (stage,) = fuse(program).stages
+    assert sorted(kernel.space for kernel in stage.kernels if isinstance(kernel, Loop)) == [(), (2,), (3, 2)]
+    assert len(stage.kernels) == 3
 
 
 def test_adam_first_step_by_hand():
