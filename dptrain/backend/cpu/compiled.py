@@ -172,6 +172,11 @@ class CompiledExecutable:
             if self._blas is not None and self._context.active != before:
                 self._blas.set_threads(before)
 
+    @property
+    def addresses(self) -> list[int]:
+        """Where `code.roots` lie."""
+        return [int(one) for one in self._pointers[: len(self.code.roots)]]
+
     def _step(self, part: Segment | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
         """Return what executes a part of a step, told whether it is that of the last step."""
         if isinstance(part, Segment):
