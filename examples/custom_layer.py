@@ -9,10 +9,10 @@ Source: Y. Dauphin et al., "Language modeling with gated convolutional networks"
 import argparse
 
 import numpy as np
+from dptrain.params import ParamSpec
 
 import dptrain as dp
 from dptrain import initializers
-from dptrain.params import ParamSpec
 
 
 class ResidualGate(dp.layers.Layer):

@@ -17,6 +17,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.weight import Weight
+from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
@@ -48,7 +49,7 @@ class Layer(Configurable):
     the same name make up its configuration; others need a `get_config`.
 
     Args:
-        activity_regularizer: penalty on what the layer returns.
+        activity_regularizer: penalty on what the layer returns, divided by the rows of the batch.
         trainable: False keeps the weights as they are in training.
         dtype: "float32" or "float64"; by default the model's.
         autocast: whether floating-point inputs are cast to that type.
@@ -66,8 +67,9 @@ class Layer(Configurable):
         ConfigError: an argument that there is not, that is not supported, or a shape that is none.
     """
 
-    # Arguments that Keras does not write to files.
+    # Arguments that Keras does not write to files, and those of all layers that it writes even where they are None.
     _unwritten: tuple[str, ...] = ()
+    _always_written: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -269,7 +271,9 @@ class Layer(Configurable):
                 check(self.input_spec, first, self.label)
         outputs = self.call(*bound.args, **bound.kwargs)
         if self.activity_regularizer is not None:
-            self.add_loss([self.activity_regularizer(one) for one in leaves(outputs)])
+            for one in leaves(outputs):
+                penalty = self.activity_regularizer(one)
+                self.add_loss(divide_no_nan(penalty, one.shape[0]) if one.ndim else penalty)
         return outputs
 
     def _as_tensor(self, value: Any) -> Any:
@@ -561,7 +565,7 @@ class Layer(Configurable):
         config: dict[str, Any] = {"name": self.name, "trainable": self._trainable}
         if self._own_dtype:
             config["dtype"] = self.dtype
-        if self.activity_regularizer is not None:
+        if self.activity_regularizer is not None or "activity_regularizer" in self._always_written:
             config["activity_regularizer"] = regularizers.serialize(self.activity_regularizer)
         return config | self.own_config()
 
@@ -676,6 +680,8 @@ def _described(value: Any, strict: bool) -> Any:
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):
         return regularizers.serialize(value)
-    if callable(value) and (strict or value in activations.BY_NAME.values()):
+    if value in activations.BY_NAME.values():
         return activations.serialize(value)
+    if strict and callable(value):
+        raise ConfigError(f"not supported: writing the function {value!r} to a file; override `get_config()`")
     return list(value) if isinstance(value, tuple) else value

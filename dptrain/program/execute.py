@@ -69,6 +69,7 @@ class Executable:
     Attributes:
         plan: where in memory its tensors are.
         outputs: what the last step made, by name.
+        nbytes: of its memory, state and inputs aside.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -87,6 +88,7 @@ class Executable:
         self._program, self._rows, self._first_row, self._comm = program, rows, first_row, comm
         self.plan: Plan = plan(program, rows)
         self._arena = aligned((self.plan.size,), np.uint8)
+        self.nbytes = self.plan.size
         self._arrays: dict[int, Array] = {}
         self._calls: list[Call] = []
         self._moves: list[Call] = []

@@ -58,6 +58,7 @@ class Programs:
         self.backend, self.comm = backend, comm
         self._placed: dict[Any, PlacedProgram] = {}
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
+        self._halves: dict[int, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
@@ -129,9 +130,15 @@ class Programs:
             found |= evaluate(placed.readings, {})[0]
         return {name: float(value) for name, value in found.items()}
 
+    @property
+    def nbytes(self) -> int:
+        """The device's memory that prepared programs take, their state aside."""
+        return sum(one.nbytes for one, _ in self._prepared.values())
+
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
+        self._halves.clear()
         self._prepared.clear()
 
     def _executable(
@@ -161,8 +168,10 @@ class Programs:
         The tree's shape depends on the number of shards alone, so that a rank that holds a whole subtree of a batch's
         shards gives that subtree's bits whatever the number of ranks.
         """
-        before, after = messages.split(placed)
-        names = list(before.outputs)
+        if id(placed) not in self._halves:
+            self._halves[id(placed)] = _Halves(placed, self.backend)
+        halves = self._halves[id(placed)]
+        before, names = halves.before, list(halves.before.outputs)
         starts = iter(rows.starts)
         for shards in steps:
             stack: list[list[Array]] = []
@@ -178,10 +187,7 @@ class Programs:
             sums = dict(zip(names, stack[0], strict=True))
             if comm is not None:
                 sums = messages.all_reduced(before, sums, comm)
-            outputs, updates = evaluate(after, sums)
-            for variable, value in updates.items():
-                variable.assign(value)
-            self._last[step.name] = placed, outputs
+            self._last[step.name] = placed, halves.finish(sums)
 
     def _run_eagerly(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
@@ -206,6 +212,23 @@ class Programs:
                     for variable, value in updates.items():
                         variable.assign(value)
             self._last[step.name] = None, outputs
+
+
+class _Halves:
+    """What a step does before and after its one meeting with the other ranks."""
+
+    def __init__(self, placed: PlacedProgram, backend: Backend) -> None:
+        self.before, after = messages.split(placed)
+        self._backend = backend
+        self._sums = {name: backend.empty(tuple(map(int, one.shape)), one.dtype) for name, one in after.inputs.items()}
+        self._after = backend.executable(after, self._sums)
+
+    def finish(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Execute what follows from the sums over all shards; return what comes out."""
+        for name, value in sums.items():
+            self._backend.write(self._sums[name], value)
+        self._after.run()
+        return self._after.outputs
 
 
 def _merge(stack: list[list[Array]]) -> None:

@@ -61,6 +61,7 @@ class CompiledExecutable:
         fused: its kernels.
         code: their C++.
         outputs: what the last step made, by name.
+        nbytes: of its memory, state and inputs aside.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -80,7 +81,7 @@ class CompiledExecutable:
         join: bool = True,
     ) -> None:
         self._comm = comm if comm is not None and comm.size > 1 else None
-        whole_batch = next((n.rows for one in program.tensors for n in one.shape if isinstance(n, Rows)), 0)
+        whole_batch = _rows_of_batch(program)
         self._rows, self._first_row = whole_batch if rows is None else rows, first_row
         found = blas()
         self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
@@ -253,7 +254,7 @@ class CompiledExecutable:
         arena = aligned((size,), np.uint8)
         for (_, one), start, length, shape in zip(wanted, offsets, sizes, shapes, strict=True):
             self._arrays[id(one)] = arena[start : start + length].view(one.dtype).reshape(shape)
-        self.memory = size
+        self.nbytes = size
 
 
 def last_reads(fused: Fused) -> dict[int, int]:
@@ -265,6 +266,17 @@ def last_reads(fused: Fused) -> dict[int, int]:
     for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
         found[id(fused.memory_of(root))] = len(fused.kernels)
     return found
+
+
+def _rows_of_batch(program: Program) -> int:
+    """Return the number of rows that shapes and numbers of a program mean by B."""
+    for one in program.tensors:
+        if one.counts_rows:
+            return int(one.numpy()) // int(one.attributes["rows"])
+        for length in one.shape:
+            if isinstance(length, Rows):
+                return length.rows
+    return 0
 
 
 def in_place(fused: Fused) -> dict[int, Tensor]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from dptrain.model import Architecture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
-from dptrain.model import Architecture
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (60, 5), dtype=np.uint8), RNG.standard_normal((60, 2))
@@ -36,7 +36,7 @@ def build(*, input_shape: tuple[int, ...] | None = (5,), **options) -> dp.Sequen
     first = {} if input_shape is None else {"input_shape": input_shape}
     stack = [dp.layers.Rescaling(1 / 255, **first), Dense(7, "tanh"), Dropout(0.3), Dense(2)]
     model = dp.Sequential(stack, seed=5)
-    model.compile(dp.optimizers.Adam(0.01), "mse", dtype="float64", loops="numpy", **options)
+    model.compile(dp.optimizers.Adam(0.01), "mse", dtype="float64", jit_compile=False, **options)
     return model
 
 
@@ -580,7 +580,7 @@ np.memmap(path, np.uint8, "w+", shape=(rows, 784)).flush()
 x, y = np.memmap(path, np.uint8, "r", shape=(rows, 784)), np.zeros(rows, np.int64)
 x_small, y_small = np.zeros((64, 784), np.uint8), np.zeros(64, np.int64)
 model = dp.Sequential([dp.layers.Rescaling(1 / 255, input_shape=(784,)), dp.layers.Dense(2, "softmax")])
-model.compile("sgd", "sparse_categorical_crossentropy", loops="numpy", device_mb=device_mb)
+model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False, device_mb=device_mb)
 model.fit(x_small, y_small, verbose=0)
 status = dict(line.split(":") for line in open("/proc/self/status"))
 used = int(status["VmData"].split()[0]) << 10
