@@ -225,19 +225,19 @@ class Generator:
                     row.append(f"{name} = {join}<{_join(one)}>({name}{shared});")
                     place = f"{name}.place" if join_type(one).startswith("Best") else name
                     w.known[id(one), places.of(one, "reduce").text] = Ex(place, 1)
-            by_element = [one for one in sums if not places.is_of_rows(one)]
+            by_row = {one for one in sums if places.is_of_rows(one)}
             with w.scope(2) as body:
                 mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
-                self._join_terms(w, places, by_element)
+                self._join_terms(w, places, [one for one in sums if one not in by_row])
                 self._store(made, w, places, mains)
             if body:
                 row += [loop, *_indented(body), "}"]
             values = [(one, w.value(one, places.index(one.shape, "row"))) for one in group.of("reduce")]
             values += [(one, w.computed(one, places.index(one.shape, "row"))) for one in group.of("row")]
             ends: list[str] = []
-            for one in sums:
-                if one not in by_element:
-                    term, name = self._term(w, places, one), f"sum_{sums.index(one)}"
+            for number, one in enumerate(sums):
+                if one in by_row:
+                    term, name = self._term(w, places, one), f"sum_{number}"
                     ends.append(f"{name} = {_join(one)}::join({name}, {term});")
             for one, value in values:
                 if one in self._stored:
@@ -352,9 +352,9 @@ class Generator:
             w.write(f"{join_type(one)} sum_{number} = {_join(one)}::identity<{join_type(one)}>();")
 
     def _join_terms(self, w: Writer, places: Places, sums: Sequence[Tensor]) -> None:
-        group_sums = places.group.of("sum")
+        numbers = {one: number for number, one in enumerate(places.group.of("sum"))}
         for one in sums:
-            name, term = f"sum_{group_sums.index(one)}", self._term(w, places, one)
+            name, term = f"sum_{numbers[one]}", self._term(w, places, one)
             w.write(f"{name} = {_join(one)}::join({name}, {term});")
 
     def _term(self, w: Writer, places: Places, one: Tensor) -> str:
