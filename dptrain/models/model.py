@@ -184,17 +184,13 @@ class Model(Fitting, Files, Layer):
         for layer in layers:
             if layer.name == name:
                 return layer
-        raise ConfigError(
-            f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}."
-        )
+        raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""
         if self._graph is not None:
             return self._graph.run(inputs, self.dtype)
-        raise NotImplementedError(
-            f"Model {type(self).__name__} does not have a `call()` method implemented."
-        )
+        raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the shapes of the outputs for those of the inputs; see `Layer`."""
@@ -231,7 +227,9 @@ class Model(Fitting, Files, Layer):
 
     def _build_like(self, x: Any) -> None:
         """Make the weights, if they are not there, for samples like those of a batch."""
-        if (not self.built and type(self).call is not Model.call) or (self._output_shapes is None and type(self).call is not Model.call and x is not None):
+        if (not self.built and type(self).call is not Model.call) or (
+            self._output_shapes is None and type(self).call is not Model.call and x is not None
+        ):
             self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
 
     # Setting up
@@ -492,9 +490,7 @@ class Model(Fitting, Files, Layer):
             found += [] if loss is None else [loss]
         found += [ops.sum(ops.cast(one, self.dtype)) for one in self.losses]
         if not found:
-            raise ConfigError(
-                "No loss to compute. Provide a `loss` argument in `compile()`."
-            )
+            raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return sum(found[1:], found[0])
 
     def _tracked_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dptrain.model import Architecture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
