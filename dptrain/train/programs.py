@@ -207,7 +207,7 @@ class Programs:
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     own = {ROWS: chosen} | dict(zip(batch.names, arrays, strict=True))
-                    place = {"rows": shard.rows, "first_row": shard.first_row}
+                    place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row}
                     outputs, updates = evaluate(placed, own, **place, comm=comm)
                     for variable, value in updates.items():
                         variable.assign(value)
