@@ -10,7 +10,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import comm as comms
 from dptrain import metrics as metric_classes
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
@@ -232,9 +231,7 @@ class Model(Fitting, Files, Layer):
 
     def _build_like(self, x: Any) -> None:
         """Make the weights, if they are not there, for samples like those of a batch."""
-        if not self.built and type(self).call is not Model.call:
-            self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
-        elif self._output_shapes is None and type(self).call is not Model.call and x is not None:
+        if (not self.built and type(self).call is not Model.call) or (self._output_shapes is None and type(self).call is not Model.call and x is not None):
             self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
 
     # Setting up

@@ -140,7 +140,6 @@ class Programs:
         self._placed.clear()
         self._halves.clear()
         self._prepared.clear()
-        self._halves.clear()
 
     def _executable(
         self, program: Program, batch: Batch, rows: Rows, shard: Shard, comm: Communicator | None

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from dptrain.model import Architecture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
-from dptrain.model import Architecture
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (60, 5), dtype=np.uint8), RNG.standard_normal((60, 2))

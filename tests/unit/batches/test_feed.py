@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from dptrain.model import Architecture
+from dptrain.train.replica import Replica
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,9 +17,7 @@ from dptrain.callbacks import Callback, CallbackList, History
 from dptrain.comm import SoloCommunicator
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
-from dptrain.model import Architecture
 from dptrain.optimizers import Adam
-from dptrain.train.replica import Replica
 from dptrain.train.trainer import Trainer, run_to_end
 
 BACKEND = NumpyBackend(np.float64)

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from dptrain.backend.cpu.loops import CACHE_LINE, aligned_empty
 
 
