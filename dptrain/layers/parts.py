@@ -244,6 +244,9 @@ def name_layers(layers: "Sequence[Layer]") -> None:
     Raises:
         ConfigError: two have the same name.
     """
+    for number, layer in enumerate(layers):
+        if getattr(layer, "has_default_name", False) and layer.name in [one.name for one in layers[:number]]:
+            layer.name = None  # of a model that nobody named
     taken = Counter(layer.name for layer in layers if layer.name is not None)
     repeated = [name for name, times in taken.items() if times > 1]
     if repeated:

@@ -619,12 +619,8 @@ class Model(Fitting, Files):
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        for one in [
-            *self._attributes(Optimizer),
-            *(  # type: ignore[type-abstract]
-                [self._compiled.optimizer] if self._compiled else []
-            ),
-        ]:
+        used: list[Optimizer] = self._attributes(Optimizer)  # type: ignore[type-abstract]
+        for one in [*used, *([self._compiled.optimizer] if self._compiled else [])]:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
