@@ -24,12 +24,12 @@ from dptrain.cli.run_directory import stamped_name
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData, fingerprint
 from dptrain.errors import ConfigError
+from dptrain.models import Sequential
 from dptrain.registry.names import suggestion
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
 from dptrain.runtime.text import short
-from dptrain.models import Sequential
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure
 from dptrain.sweeps.driver import Request, execute, gather, prepare, spread

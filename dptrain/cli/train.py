@@ -18,9 +18,9 @@ from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData
+from dptrain.models import Sequential
 from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
-from dptrain.models import Sequential
 from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
 

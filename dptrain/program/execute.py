@@ -92,7 +92,7 @@ class Executable:
         self._arrays: dict[int, Array] = {}
         self._calls: list[Call] = []
         self._moves: list[Call] = []
-        self.outputs: dict[str, Array] = {}
+        self.outputs: Mapping[str, Array] = {}
         self._order = self._window = np.empty(0, np.int64)
         for name, one in program.inputs.items():
             if name not in arrays:

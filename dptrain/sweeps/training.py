@@ -104,7 +104,7 @@ class Training:
         return self._keeper.epochs > self.segment.begin
 
     def turn(self) -> tuple[Ending, bytes] | None:
-        """Queue the next steps; when there are none, return how the segment ended, and the state of a run that waits."""
+        """Queue the next steps; where there are none, return how the segment ended, and a waiting run's state."""
         self._begun = time.perf_counter()
         try:
             next(self._turns)

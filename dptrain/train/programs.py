@@ -140,7 +140,6 @@ class Programs:
         self._placed.clear()
         self._halves.clear()
         self._prepared.clear()
-        self._halves.clear()
 
     def _executable(
         self, program: Program, batch: Batch, rows: Rows, shard: Shard, comm: Communicator | None
@@ -208,7 +207,7 @@ class Programs:
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     own = {ROWS: chosen} | dict(zip(batch.names, arrays, strict=True))
-                    place = {"rows": shard.rows, "first_row": shard.first_row}
+                    place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row}
                     outputs, updates = evaluate(placed, own, **place, comm=comm)
                     for variable, value in updates.items():
                         variable.assign(value)

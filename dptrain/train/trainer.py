@@ -189,7 +189,7 @@ class Trainer:
         if self.comm.size == 1:
             return {name: np.concatenate([mine[name] for _, mine in found]) for name in found[0][1]}
         last = max(self.comm.allgather(last))
-        kinds = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
+        kinds: list[list[Any]] = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
         outputs: dict[str, npt.NDArray[Any]] = {}
         for name, shape, dtype in kinds:
             outputs[name] = np.zeros((last, *shape), np.uint8 if dtype == "|b1" else dtype)

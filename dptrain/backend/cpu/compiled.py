@@ -87,7 +87,7 @@ class CompiledExecutable:
         self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
         self.code: Code = generate(self.fused)
         self._library = library(self.code.source)
-        self.outputs: dict[str, Array] = {}
+        self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {id(one): memory.array(variable) for variable, one in program.state.items()}
         self._place()
@@ -172,6 +172,11 @@ class CompiledExecutable:
         finally:
             if self._blas is not None and self._context.active != before:
                 self._blas.set_threads(before)
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where `code.roots` lie."""
+        return [int(one) for one in self._pointers[: len(self.code.roots)]]
 
     def _step(self, part: Segment | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
         """Return what executes a part of a step, told whether it is that of the last step."""

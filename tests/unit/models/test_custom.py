@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dptrain.train.explicit import normal
 
 import dptrain as dp
 from dptrain.backend.base import RowSum
@@ -9,7 +10,6 @@ from dptrain.backend.cpu.backend import NumpyBackend
 from dptrain.callbacks import Callback
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Dense, Dropout, Flatten, Rescaling
-from dptrain.train.explicit import normal
 
 
 def toy(rows: int = 53) -> tuple[np.ndarray, np.ndarray]:
