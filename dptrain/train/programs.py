@@ -130,6 +130,11 @@ class Programs:
             found |= evaluate(placed.readings, {})[0]
         return {name: float(value) for name, value in found.items()}
 
+    @property
+    def variables(self) -> list[Variable]:
+        """What steps have read or written so far, a user's own variables included."""
+        return list({id(one): one for placed in self._placed.values() for one in placed.state}.values())
+
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
