@@ -45,11 +45,11 @@ from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.parts import cut
 from dptrain.errors import AgreedError, DptrainError, ExitCode
+from dptrain.models import Sequential
 from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
 from dptrain.runtime.terminal import say
-from dptrain.sequential import Sequential
 from dptrain.train.devices import check_devices, find_place, open_backend
 from dptrain.version import __version__
 

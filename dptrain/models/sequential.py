@@ -183,9 +183,7 @@ class Sequential(Model):
         result = symbol
         names = [layer.name for layer in self._stack]
         if repeated := [name for name in names if name is not None and names.count(name) > 1 and not _free(self, name)]:
-            raise ConfigError(
-                f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times"
-            )
+            raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
         for layer in self._stack:
             result = layer(result)
         stack = self._stack

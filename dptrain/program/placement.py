@@ -241,7 +241,9 @@ class _Placing:
             candidates = [number for number in partial if number in linear_in]
             if op.linear == "each" and candidates:
                 keep = max(candidates, key=lambda number: size(parts[number].tensor.shape))
-                return [one if number == keep else self._whole(one) for number, one in enumerate(parts)], PARTIAL
+                others = [one if number == keep else self._whole(one) for number, one in enumerate(parts)]
+                if id(parts[keep].tensor) not in self._reduced:  # or it is summed already, as of a square
+                    return others, PARTIAL
         return [self._whole(one) for one in parts], REPLICATED
 
     def _can_wait(self, tensor: Tensor, numerator: _Part, denominator: _Part) -> bool:

@@ -1,6 +1,6 @@
 """Where a training stands, in one piece of bytes: what a backup, or a run that waits, goes on from.
 
-The format is safetensors: the replica's buffers by name; as metadata a JSON object of the caller's, and a checksum.
+The format is safetensors: the model's variables by number; as metadata a JSON object of the caller's, and a checksum.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ import safetensors.numpy
 from dptrain.errors import DataError
 
 if TYPE_CHECKING:  # above this package
-    from dptrain.train.replica import Replica
+    from dptrain.models import Model
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _FORMAT = "dptrain backup 1"
 
 
-def encode(replica: "Replica", about: Mapping[str, Any]) -> bytes:
-    """Return the replica's state, with what the caller knows of it."""
-    arrays = {name: np.ascontiguousarray(replica.backend.download(b)) for name, b in replica.state().items()}
-    text = json.dumps({**about, "iterations": replica.iterations})
+def encode(model: "Model", about: Mapping[str, Any]) -> bytes:
+    """Return where a model and its optimizer stand, with what the caller knows of it."""
+    arrays = _state(model)
+    text = json.dumps(dict(about))
     return safetensors.numpy.save(arrays, {"format": _FORMAT, "about": text, "sha256": _digest(text, arrays)})
 
 
@@ -52,11 +52,16 @@ def decode(content: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
     return json.loads(metadata["about"]), arrays
 
 
-def restore(replica: "Replica", about: Mapping[str, Any], arrays: Arrays) -> None:
-    """Let a replica of the same model stand where the state was taken."""
-    for name, buffer in replica.state().items():
-        replica.backend.write(buffer, arrays[name])
-    replica.iterations = about["iterations"]
+def restore(model: "Model", about: Mapping[str, Any], arrays: Arrays) -> None:
+    """Let the same model stand where the state was taken."""
+    if model.built and model.compiled:
+        model.optimizer.build(model.trainable_variables)
+    for number, one in enumerate(model.variables_on_device()):
+        one.assign(arrays[str(number)])
+
+
+def _state(model: "Model") -> Arrays:
+    return {str(number): one.numpy() for number, one in enumerate(model.variables_on_device())}
 
 
 def _digest(text: str, arrays: Arrays) -> str:

@@ -57,8 +57,8 @@ class Programs:
     def __init__(self, backend: Backend, comm: Communicator) -> None:
         self.backend, self.comm = backend, comm
         self._placed: dict[Any, PlacedProgram] = {}
-        self._halves: dict[int, tuple[Program, Program]] = {}  # of those of several shards, by their `id`
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
+        self._halves: dict[int, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
@@ -135,6 +135,11 @@ class Programs:
         """What steps have read or written so far, a user's own variables included."""
         return list({id(one): one for placed in self._placed.values() for one in placed.state}.values())
 
+    @property
+    def nbytes(self) -> int:
+        """The device's memory that prepared programs take, their state aside."""
+        return sum(one.nbytes for one, _ in self._prepared.values())
+
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
@@ -169,9 +174,9 @@ class Programs:
         shards gives that subtree's bits whatever the number of ranks.
         """
         if id(placed) not in self._halves:
-            self._halves[id(placed)] = messages.split(placed)
-        before, after = self._halves[id(placed)]
-        names = list(before.outputs)
+            self._halves[id(placed)] = _Halves(placed, self.backend)
+        halves = self._halves[id(placed)]
+        before, names = halves.before, list(halves.before.outputs)
         starts = iter(rows.starts)
         for shards in steps:
             stack: list[list[Array]] = []
@@ -187,10 +192,7 @@ class Programs:
             sums = dict(zip(names, stack[0], strict=True))
             if comm is not None:
                 sums = messages.all_reduced(before, sums, comm)
-            outputs, updates = evaluate(after, sums)
-            for variable, value in updates.items():
-                variable.assign(value)
-            self._last[step.name] = placed, outputs
+            self._last[step.name] = placed, halves.finish(sums)
 
     def _run_eagerly(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
@@ -210,11 +212,28 @@ class Programs:
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     own = {ROWS: chosen} | dict(zip(batch.names, arrays, strict=True))
-                    place = {"rows": shard.rows, "first_row": shard.first_row}
+                    place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row}
                     outputs, updates = evaluate(placed, own, **place, comm=comm)
                     for variable, value in updates.items():
                         variable.assign(value)
             self._last[step.name] = None, outputs
+
+
+class _Halves:
+    """What a step does before and after its one meeting with the other ranks."""
+
+    def __init__(self, placed: PlacedProgram, backend: Backend) -> None:
+        self.before, after = messages.split(placed)
+        self._backend = backend
+        self._sums = {name: backend.empty(tuple(map(int, one.shape)), one.dtype) for name, one in after.inputs.items()}
+        self._after = backend.executable(after, self._sums)
+
+    def finish(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Execute what follows from the sums over all shards; return what comes out."""
+        for name, value in sums.items():
+            self._backend.write(self._sums[name], value)
+        self._after.run()
+        return self._after.outputs
 
 
 def _merge(stack: list[list[Array]]) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dptrain.train.explicit import normal
 
 import dptrain as dp
 from dptrain import ops

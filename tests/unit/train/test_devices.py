@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dptrain.model import Architecture
+from dptrain.train.replica import Replica
 
 from dptrain import backend as backends
 from dptrain.backend.cpu.backend import NumpyBackend
@@ -15,10 +17,8 @@ from dptrain.comm import SoloCommunicator
 from dptrain.errors import AgreedError, DeviceError, DeviceMemoryError, ExitCode
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import SparseCategoricalCrossentropy
-from dptrain.model import Architecture
 from dptrain.optimizers import Adam
 from dptrain.train.devices import check_devices, find_place, open_backend
-from dptrain.train.replica import Replica
 
 
 @pytest.fixture(autouse=True)
