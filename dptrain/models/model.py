@@ -624,6 +624,7 @@ class Model(Fitting, Files):
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
+        found += [] if self._programs is None else self._programs.variables
         return list({id(one): one for one in found}.values())
 
     def nonfinite_weight(self) -> tuple[str, int] | None:

@@ -133,6 +133,11 @@ class Programs:
         return {name: float(value) for name, value in found.items()}
 
     @property
+    def variables(self) -> list[Variable]:
+        """What steps have read or written so far, a user's own variables included."""
+        return list({id(one): one for placed in self._placed.values() for one in placed.state}.values())
+
+    @property
     def nbytes(self) -> int:
         """The device's memory that prepared programs take, their state aside."""
         return sum(one.nbytes for one, _ in self._prepared.values())
