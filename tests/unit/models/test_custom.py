@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from dptrain.train.explicit import normal
 
 import dptrain as dp
 from dptrain import ops
