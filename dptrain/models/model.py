@@ -28,7 +28,6 @@ from dptrain.program import tree
 from dptrain.program.shapes import SYMBOLIC_ROWS
 from dptrain.program.tensor import Tensor, Variable, placeholder
 from dptrain.random import default_seed
-from dptrain.registry.names import snake_case
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.train.devices import open_backend, require_cuda_aware
@@ -77,15 +76,14 @@ class Model(Fitting, Files):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name=name or snake_case(type(self).__name__), **options)
+        super().__init__(name=name or self.default_name, **options)
         self.has_default_name = name is None
-        if type(self) is Model and name is None:
-            self.name = "functional"
         self.seed = default_seed() if seed is None else check_seed(seed)
         self.history = None
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._graph: Graph | None = None
         self._stack: list[Layer] = []
+        self._symbols: Any = None  # that a model without a graph was built on
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
@@ -99,9 +97,17 @@ class Model(Fitting, Files):
         if outputs is not None:
             self._set_graph(Graph(inputs, outputs))
             self.adopt(self.seed)
-        self.trainable = trainable
+        if trainable:
+            self._trainable = True
+        else:
+            self.trainable = False
 
     # Layers
+
+    @property
+    def default_name(self) -> str:
+        """The class's in snake case; "functional" for one of symbolic inputs and outputs."""
+        return "functional" if type(self) is Model else super().default_name
 
     def _set_graph(self, graph: Graph) -> None:
         self._graph, self._stack, self.built = graph, graph.layers, True
@@ -210,6 +216,7 @@ class Model(Fitting, Files):
 
     def _build_on(self, inputs: Any) -> None:
         """Make the weights by calling the model on symbolic tensors."""
+        self._symbols = inputs
         self.built = True  # for `Layer`, which would call `build`
         try:
             outputs = self(inputs, training=False)
@@ -543,6 +550,11 @@ class Model(Fitting, Files):
         self._prediction = tree.map_leaves(lambda path, one: path or "output", found)
         return {path or "output": one for path, one in tree.flatten(found)}
 
+    @property
+    def prediction(self) -> Any:
+        """Names of what the last trace of `predict_step` has made, nested as it was returned."""
+        return self._prediction
+
     def as_outputs(self, found: Mapping[str, Array]) -> Any:
         """Return what a prediction has made, nested as the outputs."""
         return tree.map_leaves(lambda path, name: found[name], self._prediction)
@@ -624,6 +636,7 @@ class Model(Fitting, Files):
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
+        found += [] if self._programs is None else self._programs.variables
         return list({id(one): one for one in found}.values())
 
     def nonfinite_weight(self) -> tuple[str, int] | None:
