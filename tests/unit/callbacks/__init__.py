@@ -27,9 +27,7 @@ def build(optimizer: Any = None, dropout: float = 0.0, **options) -> dp.Sequenti
         seed=1,
     )
     optimizer = dp.optimizers.Adam(0.01) if optimizer is None else optimizer
-    model.compile(
-        optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", loops="numpy", **options
-    )
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", **options)
     return model
 
 
