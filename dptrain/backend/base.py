@@ -20,9 +20,11 @@ class Executable(Protocol):
 
     Attributes:
         outputs: what the last step made, by name: on the host, this rank's rows of what is sharded.
+        nbytes: the device's memory that it takes, state and inputs aside.
     """
 
     outputs: Mapping[str, HostArray]
+    nbytes: int
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute it as often as there are starts. Collective where the program is a placed one of several ranks.

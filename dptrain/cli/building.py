@@ -13,7 +13,7 @@ from dptrain.cli.config import Config, OptimizerConfig, device_options
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.errors import ConfigError
-from dptrain.sequential import Sequential
+from dptrain.models import Sequential
 
 # What --fast-dev-run runs.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
@@ -65,6 +65,7 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
             stack.append(layers.Dropout(config.model.dropout))
     stack.append(layers.Dense(data.num_classes, activation="softmax"))
     model = Sequential(stack, name=run_name(config, data), seed=config.seed)
+    model.build()
     model.compile(
         optimizer=make_optimizer(config),
         loss="sparse_categorical_crossentropy",
@@ -72,6 +73,8 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
         comm=config.comm,
         bucket_mb=config.bucket_mb,
         device_mb=config.data.device_mb,
+        run_eagerly=config.run_eagerly,
+        steps_per_execution=config.steps_per_execution,
         **device_options(config),
     )
     return model

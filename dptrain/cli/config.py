@@ -37,6 +37,15 @@ def _none_word(value: object) -> object:
     return None if isinstance(value, str) and value.lower() in ("none", "null", "") else value
 
 
+def _on_or_off(value: object) -> object:
+    words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+    return words.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _number(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 PositiveInt = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -159,8 +168,13 @@ class Config:
     gemm: Literal["dptrain", "cublaslt"] = _field(
         "dptrain", "who computes a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
     )
-    loops: Literal["auto", "numpy", "numba"] = _field(
-        "auto", "inner loops on the CPU; auto takes numba (the extra 'jit') where it is installed"
+    jit_compile: Annotated[Literal["auto"] | bool, BeforeValidator(_on_or_off)] = _field(
+        "auto", "auto, on or off: the CPU runs compiled steps; auto where there is a C++ compiler", "jit-compile"
+    )
+    cuda_graph: bool = _field(True, "a GPU replays steps as CUDA graphs", "cuda-graph")
+    run_eagerly: bool = _field(False, "run steps op by op, to debug", "run-eagerly")
+    steps_per_execution: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_number)] = _field(
+        "auto", "steps between two looks at what the host is asked to do; auto: what takes some hundredths of a second"
     )
     out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "run directory; runs/<date-time>-<name> if not set", "out"
@@ -217,13 +231,13 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
 
 
 def device_options(config: Config) -> dict[str, Any]:
-    """Return what says on which device to compute and how: keywords of `Sequential.compile` and `open_backend`."""
-    names = ("device", "dtype", "loops", "share_gpu", "gpu_select", "precision", "gemm")
+    """Return what says on which device to compute and how: keywords of `Model.compile` and `open_backend`."""
+    names = ("device", "dtype", "share_gpu", "gpu_select", "precision", "gemm", "jit_compile", "cuda_graph")
     return {name: getattr(config, name) for name in names}
 
 
 def verbosity(config: Config) -> str | int:
-    """Return what is shown of a training or a sweep: `verbose` of `Sequential.fit`.
+    """Return what is shown of a training or a sweep: `verbose` of `Model.fit`.
 
     Raises:
         ConfigError: two fields say it, and not the same.

@@ -24,12 +24,12 @@ from dptrain.cli.run_directory import stamped_name
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData, fingerprint
 from dptrain.errors import ConfigError
+from dptrain.models import Sequential
 from dptrain.registry.names import suggestion
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
 from dptrain.runtime.text import short
-from dptrain.sequential import Sequential
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure
 from dptrain.sweeps.driver import Request, execute, gather, prepare, spread
@@ -48,9 +48,11 @@ _FIXED = {
     "data.sharding": "a run has all samples",
     "data.max_bytes": "a sweep has one data set",
     **dict.fromkeys(
-        ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "loops"),
+        ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
         "it is the same for all runs of a sweep",
     ),
+    **dict.fromkeys(("cuda_graph", "steps_per_execution"), "it changes no result"),
+    "run_eagerly": "it is for debugging one run",
     **dict.fromkeys(
         ("out", "name", "verbose", "progress", "fast_dev_run", "debug"), "it is about the sweep, not about a run"
     ),
@@ -58,7 +60,7 @@ _FIXED = {
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
     *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
-    "data.device_mb",
+    *("data.device_mb", "cuda_graph", "steps_per_execution"),
 )
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2

@@ -18,9 +18,9 @@ from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData
+from dptrain.models import Sequential
 from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
-from dptrain.sequential import Sequential
 from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
 
@@ -74,7 +74,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 },
             }
             architecture = [{"class": type(layer).__name__, "config": layer.config()} for layer in model.layers]
-            return run.finish(model.named_weights(), architecture, summary)
+            return run.finish({one.path: one.numpy() for one in model.weights}, architecture, summary)
 
         files = comm.agree("saving", write_results)
         if run is not None and not quiet:
@@ -111,7 +111,7 @@ def _show_start(
     if comm.rank == 0 and not quiet:
         show_ranks(rows)
         network = " -> ".join(
-            ["x".join(map(str, model.architecture.input_shape)), *map(str, config.model.hidden), str(data.num_classes)]
+            ["x".join(map(str, data.train.x.shape[1:])), *map(str, config.model.hidden), str(data.num_classes)]
         )
         terminal.say(
             f"{data.name}: {data.train.total:,} + {data.test.total:,} samples; "

@@ -4,13 +4,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import comm as comms
-from dptrain import metrics as metric_classes
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
 from dptrain.batches.inputs import Expected
@@ -18,7 +17,7 @@ from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import InputLayer, Layer
 from dptrain.layers.base import build_shape
-from dptrain.metrics import Metric
+from dptrain.metrics import Mean, Metric
 from dptrain.models.compiled import Compiled, Outputs
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
@@ -29,7 +28,6 @@ from dptrain.program import tree
 from dptrain.program.shapes import SYMBOLIC_ROWS
 from dptrain.program.tensor import Tensor, Variable, placeholder
 from dptrain.random import default_seed
-from dptrain.registry.names import snake_case
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.train.devices import open_backend, require_cuda_aware
@@ -41,7 +39,7 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
-class Model(Fitting, Files, Layer):
+class Model(Fitting, Files):
     """A layer that can be trained: `Model(inputs, outputs)` of symbolic tensors, or a subclass with a `call`.
 
     The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
@@ -91,7 +89,7 @@ class Model(Fitting, Files, Layer):
         self._outputs: Outputs | None = None
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
-        self._loss_tracker = metric_classes.Mean("loss")
+        self._loss_tracker = Mean("loss")
         self._backend: Backend | None = None  # where it lives
         self._programs: Programs | None = None
         self._trainer_kept: Trainer | None = None
@@ -149,7 +147,7 @@ class Model(Fitting, Files, Layer):
         return [_name_of(one) for one in self.outputs]
 
     @property
-    def input_shape(self) -> Any:  # type: ignore[override]  # of a Layer: what its constructor was given
+    def input_shape(self) -> Any:
         """Shapes of the inputs of a functional model, with None for the rows."""
         if self._graph is None:
             return self._given_shape
@@ -191,17 +189,13 @@ class Model(Fitting, Files, Layer):
         for layer in layers:
             if layer.name == name:
                 return layer
-        raise ConfigError(
-            f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}."
-        )
+        raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""
         if self._graph is not None:
             return self._graph.run(inputs, self.dtype)
-        raise NotImplementedError(
-            f"Model {type(self).__name__} does not have a `call()` method implemented."
-        )
+        raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the shapes of the outputs for those of the inputs; see `Layer`."""
@@ -239,9 +233,9 @@ class Model(Fitting, Files, Layer):
 
     def _build_like(self, x: Any) -> None:
         """Make the weights, if they are not there, for samples like those of a batch."""
-        if not self.built and type(self).call is not Model.call:
-            self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
-        elif self._output_shapes is None and type(self).call is not Model.call and x is not None:
+        if (not self.built and type(self).call is not Model.call) or (
+            self._output_shapes is None and type(self).call is not Model.call and x is not None
+        ):
             self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
 
     # Setting up
@@ -299,16 +293,18 @@ class Model(Fitting, Files, Layer):
         """
         if comm not in ("host", "cuda-aware"):
             raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
+        if not all(isinstance(one, Real) for one in tree.leaves(loss_weights)):
+            raise ConfigError(f"loss_weights = {loss_weights!r}: expected numbers; metrics is the fourth argument")
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
             if size is not None and not 0 < size * 1e6 < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
         steps: int | None = None
         if steps_per_execution != "auto":
-            if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, int):
+            if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, Integral):
                 raise ConfigError(f"steps_per_execution = {steps_per_execution!r}: expected an integer or 'auto'")
             if steps_per_execution < 1:
                 raise ConfigError(f"steps_per_execution = {steps_per_execution}: expected an integer >= 1")
-            steps = steps_per_execution
+            steps = int(steps_per_execution)
         options = {
             "device": device,
             "dtype": dtype,
@@ -346,7 +342,7 @@ class Model(Fitting, Files, Layer):
             raise
         self._compilations += 1
         self._seen = False
-        self._loss_tracker = metric_classes.Mean("loss")
+        self._loss_tracker = Mean("loss")
         self._leave_device()
         self.set_dtype(compiled.dtype)
 
@@ -408,7 +404,7 @@ class Model(Fitting, Files, Layer):
     @property
     def metrics(self) -> list[Metric]:
         """The metrics whose totals begin anew with every epoch and evaluation; override it to add others."""
-        own = self._attributes(Metric)
+        own: list[Metric] = self._attributes(Metric)  # type: ignore[type-abstract]
         tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
         rest = [one for one in own if one is not self._loss_tracker]
         return [*tracker, *rest, *(self._outputs.metrics.values() if self._outputs is not None else [])]
@@ -500,9 +496,7 @@ class Model(Fitting, Files, Layer):
             found += [] if loss is None else [loss]
         found += [ops.sum(ops.cast(one, self.dtype)) for one in self.losses]
         if not found:
-            raise ConfigError(
-                "No loss to compute. Provide a `loss` argument in `compile()`."
-            )
+            raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return sum(found[1:], found[0])
 
     def _tracked_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
@@ -637,10 +631,12 @@ class Model(Fitting, Files, Layer):
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        for one in [*self._attributes(Optimizer), *([self._compiled.optimizer] if self._compiled else [])]:
+        used: list[Optimizer] = self._attributes(Optimizer)  # type: ignore[type-abstract]
+        for one in [*used, *([self._compiled.optimizer] if self._compiled else [])]:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
+        found += [] if self._programs is None else self._programs.variables
         return list({id(one): one for one in found}.values())
 
     def nonfinite_weight(self) -> tuple[str, int] | None:
@@ -674,6 +670,10 @@ class Model(Fitting, Files, Layer):
             raise
 
     # Looking at it
+
+    def named_weights(self) -> dict[str, Array]:
+        """Return copies of the weights' values by path, such as "dense_1/kernel"."""
+        return {one.path: one.numpy() for one in self.weights}
 
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of weights, on rank 0."""

@@ -15,8 +15,8 @@ from dptrain.batches.inputs import as_array, is_array
 from dptrain.callbacks import Callback
 from dptrain.data.loading import fingerprint
 from dptrain.errors import ConfigError
+from dptrain.models import Model
 from dptrain.runtime.failure import phase
-from dptrain.sequential import Sequential
 from dptrain.sweeps import statistics
 from dptrain.sweeps.driver import Request, agreed, execute, prepare
 from dptrain.sweeps.records import Setting
@@ -27,13 +27,13 @@ from dptrain.sweeps.training import Recipe
 from dptrain.train.trainer import StepIterator
 from dptrain.utils import PyDataset, default_seed, set_random_seed
 
-_FIT = inspect.signature(Sequential.fit).parameters
+_FIT = inspect.signature(Model.fit).parameters
 # Arguments of `fit` that a sweep has its own word for, or that each run needs afresh.
 _OWN = ("self", "x", "y", "callbacks", "verbose", "initial_epoch")
 
 
 def sweep(
-    build_model: Callable[..., Sequential],
+    build_model: Callable[..., Model],
     space: Space | Mapping[str, Any],
     *,
     seeds: str | int | Iterable[str | int],
@@ -183,7 +183,7 @@ class _Recipe(Recipe):
 
     def __init__(
         self,
-        build_model: Callable[..., Sequential],
+        build_model: Callable[..., Model],
         space: Space,
         x: Any,
         y: Any,
@@ -195,7 +195,7 @@ class _Recipe(Recipe):
         for name, given in (("build_model", build_model), ("callbacks", self._callbacks)):
             if not callable(given):
                 raise ConfigError(f"{name}: expected a function that returns new ones, found {type(given).__name__}")
-        self._built: weakref.WeakSet[Sequential] = weakref.WeakSet()
+        self._built: weakref.WeakSet[Model] = weakref.WeakSet()
         taken = inspect.signature(build_model).parameters
         anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
         self._passes_seed = "seed" in taken
@@ -209,7 +209,7 @@ class _Recipe(Recipe):
             if name not in taken and name not in self._of_fit and not anything:
                 raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
 
-    def build(self, setting: Setting, seed: int) -> Sequential:
+    def build(self, setting: Setting, seed: int) -> Model:
         """Call the user's function, with the run's seed as the default of new models."""
         chosen = {name: value for name, value in setting.items() if name not in self._of_fit}
         before = default_seed()
@@ -218,8 +218,8 @@ class _Recipe(Recipe):
             model = self._build_model(**chosen, **({"seed": seed} if self._passes_seed else {}))
         finally:
             set_random_seed(before)
-        if not isinstance(model, Sequential) or not model.is_compiled:
-            raise ConfigError(f"build_model: expected a compiled Sequential, found {type(model).__name__}")
+        if not isinstance(model, Model) or not model.compiled:
+            raise ConfigError(f"build_model: expected a compiled model, found {type(model).__name__}")
         if model in self._built:
             raise ConfigError(
                 "build_model: returned the same model twice; expected a new one each time, for a run each"
@@ -227,7 +227,7 @@ class _Recipe(Recipe):
         self._built.add(model)
         return model
 
-    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
+    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
         """Call `fit`."""
         arguments = self._fit | {name: setting[name] for name in self._of_fit}
         all_callbacks = [*self._callbacks(), *callbacks]

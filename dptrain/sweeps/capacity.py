@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.callbacks.monitor import direction_of
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Run, Segment, Setting
@@ -110,11 +110,11 @@ def _measure(recipe: Recipe, setting: Setting, seed: int, metric: str, places: i
             return training
 
         first = add()
-        replica = first.replica
-        _require_metric(metric, [one.key for one in replica.metrics])
-        direction = direction_of(metric, replica.metrics)
-        steps, run_bytes, device = first.steps, replica.nbytes, replica.backend.description
-        free = replica.backend.room_for_data()
+        backend, metrics = first.trainer.backend, first.model.metrics_by_key
+        _require_metric(metric, list({**metrics, **first.trainer.programs.logs("train")}))
+        direction = direction_of(metric, metrics)
+        steps, run_bytes, device = first.steps, first.trainer.nbytes, backend.description
+        free = backend.room_for_data()
         speed = _steps_per_second(trainings)
         if places is None:
             places = 1
@@ -130,7 +130,7 @@ def _measure(recipe: Recipe, setting: Setting, seed: int, metric: str, places: i
                 if faster < _GAIN * speed:
                     break
                 places, speed = 2 * places, faster
-        threads = replica.backend.threads if isinstance(replica.backend, NumpyBackend) else None
+        threads = backend.threads if isinstance(backend, CpuBackend) else None
         return Capacity(places, device, run_bytes, free, steps, speed, threads, direction)
 
 
@@ -154,11 +154,11 @@ def _steps_per_second(trainings: Sequence[Training]) -> float:
 
 def _wait(trainings: Sequence[Training]) -> None:
     for training in trainings:
-        training.replica.samples_seen()
+        training.trainer.wait()
 
 
 def _require_metric(metric: str, keys: Sequence[str]) -> None:
-    known = ["loss", *keys]
+    known = list(keys)
     if metric.removeprefix("val_") not in known:
         raise _UnknownMetricError(
             f"metric = {metric!r}: the logs have {', '.join(known)}, and the validation's as 'val_...'"

@@ -1,4 +1,4 @@
-"""One segment of a run while it is trained, one step at a time."""
+"""One segment of a run while it is trained, some steps at a time."""
 
 import time
 from abc import ABC, abstractmethod
@@ -11,13 +11,12 @@ from dptrain.backend.base import Backend
 from dptrain.callbacks import Callback, Logs, StopOnDivergence
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import DeviceMemoryError, ExitCode
+from dptrain.models import Model
 from dptrain.runtime.failure import describe, exit_code_of
 from dptrain.saving.state import decode, encode, restore
-from dptrain.sequential import Sequential
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
 from dptrain.train.devices import open_backend
-from dptrain.train.replica import Replica
-from dptrain.train.trainer import StepIterator
+from dptrain.train.trainer import StepIterator, Trainer
 
 # Takes a run, an epoch counted from 1, and its logs.
 Report = Callable[[Run, int, Logs], None]
@@ -27,7 +26,7 @@ class Recipe(ABC):
     """What the runs of a sweep train: a model for every setting and seed, and what it is trained on."""
 
     @abstractmethod
-    def build(self, setting: Setting, seed: int) -> Sequential:
+    def build(self, setting: Setting, seed: int) -> Model:
         """Return a new model, compiled.
 
         Raises:
@@ -35,8 +34,8 @@ class Recipe(ABC):
         """
 
     @abstractmethod
-    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
-        """Return the training, as `Sequential.fit_steps`, silent, with these callbacks at the end of its own."""
+    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
+        """Return the training, as `Model.fit_steps`, silent, with these callbacks at the end of its own."""
 
 
 class Slot:
@@ -89,9 +88,9 @@ class Training:
         self._seconds, self._begun = 0.0, time.perf_counter()
 
     @property
-    def replica(self) -> Replica:
-        """The model on the device."""
-        return self.model.on_device(SoloCommunicator())
+    def trainer(self) -> Trainer:
+        """What trains the model on its device."""
+        return self.model.trainer(SoloCommunicator())
 
     @property
     def steps(self) -> int | None:
@@ -105,7 +104,7 @@ class Training:
         return self._keeper.epochs > self.segment.begin
 
     def turn(self) -> tuple[Ending, bytes] | None:
-        """Queue the next step; when there is none, return how the segment ended, and the state of a run that waits."""
+        """Queue the next steps; where there are none, return how the segment ended, and a waiting run's state."""
         self._begun = time.perf_counter()
         try:
             next(self._turns)
@@ -166,7 +165,7 @@ class _Keeper(Callback):
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
-        restore(self.trainer.replica, about, arrays)
+        restore(self.model, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
         self.model.optimizer.resume_learning_rate(about["rate"])
         self.trainer.go_to(self._segment.begin)
@@ -178,13 +177,12 @@ class _Keeper(Callback):
         # An ending must not claim more epochs than were reported.
         self.epochs, self.logs = epoch + 1, self.logs | logs
         if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
-            replica = self.trainer.replica
             about = {
                 "seconds": self.seconds_before + self._seconds(),
                 "logs": self.logs,
                 "rate": float(self.model.optimizer.learning_rate),
             }
-            self.state = encode(replica, about)
+            self.state = encode(self.model, about)
             self.model.stop_training = True
 
 

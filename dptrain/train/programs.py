@@ -1,5 +1,6 @@
 """A model's steps as programs on this rank's device: traced and prepared at their first use, then run."""
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import ops
-from dptrain.backend.base import Backend, Executable
+from dptrain.backend.base import Backend, Executable, amount
 from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
 from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.program import messages, shapes, tree
 from dptrain.program.evaluate import evaluate
+from dptrain.program.memory import plan
 from dptrain.program.placement import PlacedProgram, place
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import Tensor, Variable, as_tensors, watching
@@ -58,6 +60,7 @@ class Programs:
         self.backend, self.comm = backend, comm
         self._placed: dict[Any, PlacedProgram] = {}
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
+        self._halves: dict[int, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
@@ -129,9 +132,20 @@ class Programs:
             found |= evaluate(placed.readings, {})[0]
         return {name: float(value) for name, value in found.items()}
 
+    @property
+    def variables(self) -> list[Variable]:
+        """What steps have read or written so far, a user's own variables included."""
+        return list({id(one): one for placed in self._placed.values() for one in placed.state}.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The device's memory that prepared programs take, their state aside."""
+        return sum(one.nbytes for one, _ in self._prepared.values())
+
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
+        self._halves.clear()
         self._prepared.clear()
 
     def _executable(
@@ -140,7 +154,11 @@ class Programs:
         key = (id(program), shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
         if key not in self._prepared:
             arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
-            made = self.backend.executable(program, arrays, rows=shard.rows, first_row=shard.first_row, comm=comm)
+            place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
+            try:
+                made = self.backend.executable(program, arrays, **place)
+            except (DeviceMemoryError, MemoryError) as error:
+                raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error)}") from error
             self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
             if len(self._prepared) > _KEPT:
                 self._prepared.popitem(last=False)
@@ -161,8 +179,10 @@ class Programs:
         The tree's shape depends on the number of shards alone, so that a rank that holds a whole subtree of a batch's
         shards gives that subtree's bits whatever the number of ranks.
         """
-        before, after = messages.split(placed)
-        names = list(before.outputs)
+        if id(placed) not in self._halves:
+            self._halves[id(placed)] = _Halves(placed, self.backend)
+        halves = self._halves[id(placed)]
+        before, names = halves.before, list(halves.before.outputs)
         starts = iter(rows.starts)
         for shards in steps:
             stack: list[list[Array]] = []
@@ -178,10 +198,7 @@ class Programs:
             sums = dict(zip(names, stack[0], strict=True))
             if comm is not None:
                 sums = messages.all_reduced(before, sums, comm)
-            outputs, updates = evaluate(after, sums)
-            for variable, value in updates.items():
-                variable.assign(value)
-            self._last[step.name] = placed, outputs
+            self._last[step.name] = placed, halves.finish(sums)
 
     def _run_eagerly(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
@@ -201,11 +218,41 @@ class Programs:
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     own = {ROWS: chosen} | dict(zip(batch.names, arrays, strict=True))
-                    place = {"rows": shard.rows, "first_row": shard.first_row}
+                    place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row}
                     outputs, updates = evaluate(placed, own, **place, comm=comm)
                     for variable, value in updates.items():
                         variable.assign(value)
             self._last[step.name] = None, outputs
+
+
+class _Halves:
+    """What a step does before and after its one meeting with the other ranks."""
+
+    def __init__(self, placed: PlacedProgram, backend: Backend) -> None:
+        self.before, after = messages.split(placed)
+        self._backend = backend
+        self._sums = {name: backend.empty(tuple(map(int, one.shape)), one.dtype) for name, one in after.inputs.items()}
+        self._after = backend.executable(after, self._sums)
+
+    def finish(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Execute what follows from the sums over all shards; return what comes out."""
+        for name, value in sums.items():
+            self._backend.write(self._sums[name], value)
+        self._after.run()
+        return self._after.outputs
+
+
+def _what_fits(program: Program, rows: int, error: BaseException) -> str:
+    """Say how many rows a batch may have where a program did not fit, or that only a smaller model helps."""
+    state = sum(shapes.size(one.shape) * one.dtype.itemsize for one in program.state)
+    beside = f"the model alone takes {amount(state)}"
+    if not isinstance(error, DeviceMemoryError):
+        return f"{beside}, and {rows} rows of a batch {amount(plan(program, rows).size)}: use a smaller batch_size"
+    usable = 0.95 * error.free  # drivers round allocations up
+    fitting = bisect.bisect_right(range(rows), usable, lo=1, key=lambda count: plan(program, count).size) - 1
+    if fitting >= 1:
+        return f"a batch of about {fitting} rows a rank would fit instead of {rows}"
+    return f"{beside}: make it smaller, or use less data"
 
 
 def _merge(stack: list[list[Array]]) -> None:

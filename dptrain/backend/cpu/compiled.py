@@ -16,8 +16,9 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import Call, Fused, Loop, Member, fuse
-from dptrain.program.memory import ALIGNMENT, arrange
+from dptrain.program.memory import aligned, arrange
 from dptrain.program.messages import all_reduce
+from dptrain.program.placement import constant_of
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import Rows, local
 from dptrain.program.sources import Extent, Source, whole
@@ -60,6 +61,7 @@ class CompiledExecutable:
         fused: its kernels.
         code: their C++.
         outputs: what the last step made, by name.
+        nbytes: of its memory, state and inputs aside.
 
     Raises:
         ConfigError: an array is missing or has another shape.
@@ -79,13 +81,13 @@ class CompiledExecutable:
         join: bool = True,
     ) -> None:
         self._comm = comm if comm is not None and comm.size > 1 else None
-        whole_batch = next((n.rows for one in program.tensors for n in one.shape if isinstance(n, Rows)), 0)
+        whole_batch = _rows_of_batch(program)
         self._rows, self._first_row = whole_batch if rows is None else rows, first_row
         found = blas()
         self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
         self.code: Code = generate(self.fused)
         self._library = library(self.code.source)
-        self.outputs: dict[str, Array] = {}
+        self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {id(one): memory.array(variable) for variable, one in program.state.items()}
         self._place()
@@ -110,7 +112,7 @@ class CompiledExecutable:
         for name, one in self.fused.program.inputs.items():
             if name not in arrays:
                 raise ConfigError(f"input {name!r} is missing")
-            given, shape = np.ascontiguousarray(arrays[name], one.dtype), tuple(local(one.shape, self._rows))
+            given, shape = np.asarray(arrays[name], one.dtype, order="C"), tuple(local(one.shape, self._rows))
             if name == ROWS:
                 self._order, self._window = given, np.empty(shape, one.dtype)
                 self._arrays[id(one)] = self._window
@@ -171,6 +173,11 @@ class CompiledExecutable:
             if self._blas is not None and self._context.active != before:
                 self._blas.set_threads(before)
 
+    @property
+    def addresses(self) -> list[int]:
+        """Where `code.roots` lie."""
+        return [int(one) for one in self._pointers[: len(self.code.roots)]]
+
     def _step(self, part: Segment | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
         """Return what executes a part of a step, told whether it is that of the last step."""
         if isinstance(part, Segment):
@@ -199,8 +206,8 @@ class CompiledExecutable:
     def _array(self, root: Tensor) -> Array:
         """Return a root's memory."""
         beneath = self.fused.memory_of(root)
-        if id(beneath) not in self._arrays:  # a constant
-            self._arrays[id(beneath)] = np.ascontiguousarray(beneath.numpy())
+        if id(beneath) not in self._arrays:  # of a constant
+            self._arrays[id(beneath)] = np.asarray(constant_of(beneath, self._rows), order="C")
         return self._arrays[id(beneath)].reshape(local(root.shape, self._rows))
 
     def _view(self, source: Source, tensor: Tensor) -> Array:
@@ -227,7 +234,7 @@ class CompiledExecutable:
         for stage in self.fused.stages:
             for message in stage.messages:
                 sizes = [int(np.prod(local(part.shape, self._rows))) for part, _ in message]
-                flat = aligned(sum(sizes) * message[0][0].dtype.itemsize).view(message[0][0].dtype)
+                flat = aligned((sum(sizes),), message[0][0].dtype)
                 for (part, reduced), place in zip(message, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
                     self._messages[id(reduced)] = flat
                     self._arrays[id(part)] = self._arrays[id(reduced)] = place.reshape(local(part.shape, self._rows))
@@ -244,17 +251,10 @@ class CompiledExecutable:
         sizes = [int(np.prod(shape)) * one.dtype.itemsize for shape, (_, one) in zip(shapes, wanted, strict=True)]
         lives = [(size, number, last.get(id(one), number)) for size, (number, one) in zip(sizes, wanted, strict=True)]
         offsets, size = arrange(lives)
-        arena = aligned(size)
+        arena = aligned((size,), np.uint8)
         for (_, one), start, length, shape in zip(wanted, offsets, sizes, shapes, strict=True):
             self._arrays[id(one)] = arena[start : start + length].view(one.dtype).reshape(shape)
-        self.memory = size
-
-
-def aligned(size: int) -> Array:
-    """Return bytes that begin where a cache line does."""
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
+        self.nbytes = size
 
 
 def last_reads(fused: Fused) -> dict[int, int]:
@@ -266,6 +266,17 @@ def last_reads(fused: Fused) -> dict[int, int]:
     for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
         found[id(fused.memory_of(root))] = len(fused.kernels)
     return found
+
+
+def _rows_of_batch(program: Program) -> int:
+    """Return the number of rows that shapes and numbers of a program mean by B."""
+    for one in program.tensors:
+        if one.counts_rows:
+            return int(one.numpy()) // int(one.attributes["rows"])
+        for length in one.shape:
+            if isinstance(length, Rows):
+                return length.rows
+    return 0
 
 
 def in_place(fused: Fused) -> dict[int, Tensor]:

@@ -1,0 +1,348 @@
+"""What Keras' `fit`, `evaluate` and `predict` take and do, on arrays."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.batches.inputs import Samples, split_off, weights_of_classes
+from dptrain.callbacks import Callback
+from dptrain.errors import ConfigError, DataError
+
+
+def toy(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((rows, 5)), rng.integers(0, 3, rows)
+
+
+def build(seed: int = 1, **options) -> dp.Sequential:
+    model = dp.Sequential([dp.layers.Dense(6, "tanh", input_shape=(5,)), dp.layers.Dense(3, "softmax")], seed=seed)
+    model.compile(
+        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", jit_compile=False, **options
+    )
+    return model
+
+
+def bits(model: dp.Sequential) -> bytes:
+    return b"".join(weight.tobytes() for weight in model.get_weights())
+
+
+class Events(Callback):
+    """Writes down every hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __getattribute__(self, name: str):
+        if name.startswith("on_") and name not in ("on_batch_begin", "on_batch_end"):
+            return lambda *arguments: self.seen.append(" ".join([name[3:], *map(str, arguments[:-1])]))
+        return super().__getattribute__(name)
+
+    # Hooks of batches are called only where a callback has them.
+    def on_train_batch_begin(self, batch, logs=None): ...
+    def on_train_batch_end(self, batch, logs=None): ...
+    def on_test_batch_begin(self, batch, logs=None): ...
+    def on_test_batch_end(self, batch, logs=None): ...
+    def on_predict_batch_begin(self, batch, logs=None): ...
+    def on_predict_batch_end(self, batch, logs=None): ...
+
+
+def test_the_order_of_events():
+    x, y = toy(20)
+    events = Events()
+    build().fit(x, y, batch_size=10, epochs=1, verbose=0, callbacks=[events], validation_split=0.3)
+    batches = ["train_batch_begin 0", "train_batch_end 0", "train_batch_begin 1", "train_batch_end 1"]
+    tested = ["test_begin", "test_batch_begin 0", "test_batch_end 0", "test_end"]
+    assert events.seen == ["train_begin", "epoch_begin 0", *batches, *tested, "epoch_end 0", "train_end"]
+    events.seen.clear()
+    model = build()
+    model.evaluate(x, y, batch_size=15, verbose=0, callbacks=[events])
+    assert events.seen == ["test_begin", *[f"test_batch_{w} {n}" for n in (0, 1) for w in ("begin", "end")], "test_end"]
+    events.seen.clear()
+    outputs = model.predict(x, callbacks=[events])
+    assert events.seen == ["predict_begin", "predict_batch_begin 0", "predict_batch_end 0", "predict_end"]
+    np.testing.assert_array_equal(outputs, model.predict(x))
+
+
+def test_validation_split_takes_the_last_rows():
+    x, y = toy(40)
+    split = build().fit(x, y, epochs=2, verbose=0, validation_split=0.25)
+    given = build().fit(x[:30], y[:30], epochs=2, verbose=0, validation_data=(x[30:], y[30:]))
+    assert split.history == given.history
+    for fraction in (1.0, -0.1, 0.999):
+        with pytest.raises(ConfigError, match="validation_split"):
+            build().fit(x, y, verbose=0, validation_split=fraction)
+    with pytest.raises(ConfigError, match="contains 1 samples, which is not sufficient"):
+        split_off(Samples(x[:1], y[:1]), 0.5)
+
+
+def test_class_weights_leave_the_validation_alone():
+    x, y = toy(40)
+    weights = {0: 5.0, 2: 0.1}
+    fit = {"epochs": 3, "verbose": 0, "class_weight": weights}
+    trained = {"sample_weight": weights_of_classes(y[:30], weights)}
+    expected = build().fit(x[:30], y[:30], **(fit | trained | {"class_weight": None}), validation_data=(x[30:], y[30:]))
+    assert build().fit(x, y, **fit, validation_split=0.25).history == expected.history
+    assert build().fit(x[:30], y[:30], **fit, validation_data=(x[30:], y[30:])).history == expected.history
+    given = build().fit(x[:30], y[:30], **fit, validation_data=iter([(x[30:], y[30:])] * 3), validation_steps=1)
+    np.testing.assert_allclose(given.history["val_loss"], expected.history["val_loss"], rtol=1e-12)
+    ours = build()
+    ours.fit(x, y, **fit, validation_split=0.25)
+    assert ours.evaluate(x[30:], y[30:], verbose=0)[0] == expected.history["val_loss"][-1]
+
+
+class StopAtThird(Callback):
+    """Ends every evaluation and prediction with its third batch."""
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.last = batch
+        self.model.stop_evaluating = batch == 2
+
+    def on_predict_batch_end(self, batch, logs=None):
+        self.last = batch
+        self.model.stop_predicting = batch == 2
+
+
+def test_a_callback_stops_evaluating_and_predicting():
+    x, y = toy(40)
+    model, stop = build(), StopAtThird()
+    part = model.evaluate(x[:6], y[:6], verbose=0)
+    options = {"verbose": 0, "callbacks": [stop]}
+
+    def endless(*arrays):
+        while True:
+            yield tuple(array[2 * step : 2 * step + 2] for array in arrays) if (step := next(count)) < 3 else arrays
+
+    for _ in range(2):  # as in Keras each begins anew
+        count = iter(range(100))
+        np.testing.assert_allclose(model.evaluate(endless(x, y), **options), part, rtol=1e-12)
+        assert (stop.last, model.stop_evaluating) == (2, True)
+        np.testing.assert_allclose(model.evaluate(x, y, batch_size=2, **options), part, rtol=1e-12)
+        assert stop.last == 2
+        for given in (x, endless(x)):
+            count = iter(range(100))
+            found = model.predict(given, batch_size=None if given is not x else 2, **options)
+            np.testing.assert_allclose(found, model.predict(x[:6], verbose=0), rtol=1e-12)
+            assert (stop.last, model.stop_predicting) == (2, True)
+    fit = {"validation_data": (x, y), "validation_batch_size": 2, "epochs": 2}
+    history = model.fit(x, y, **options, **fit).history
+    assert history["val_loss"][-1] == pytest.approx(model.evaluate(x[:6], y[:6], verbose=0)[0], rel=1e-12)
+    assert len(history["loss"]) == 2
+
+
+def test_validation_on_some_epochs():
+    x, y = toy()
+    arguments = {"verbose": 0, "validation_data": (x, y), "epochs": 5}
+    assert len(build().fit(x, y, **arguments, validation_freq=2).history["val_loss"]) == 2
+    assert len(build().fit(x, y, **arguments, validation_freq=[1, 4, 5]).history["val_loss"]) == 3
+    model = build()
+    steps = model.fit(x, y, **{**arguments, "epochs": 1}, validation_steps=2, validation_batch_size=7)
+    expected = model.evaluate(x[:14], y[:14], verbose=0)
+    np.testing.assert_allclose([steps.history["val_loss"][0], steps.history["val_accuracy"][0]], expected, rtol=1e-12)
+
+
+def test_going_on_at_an_epoch():
+    x, y = toy()
+    whole, parts = build(), build()
+    whole.fit(x, y, epochs=4, verbose=0)
+    parts.fit(x, y, epochs=1, verbose=0)
+    later = parts.fit(x, y, epochs=4, initial_epoch=1, verbose=0)
+    assert later.epoch == [1, 2, 3]
+    assert bits(parts) == bits(whole)
+    assert parts.history is later
+
+
+def test_epochs_of_some_steps_go_on_in_the_data():
+    x, y = toy(40)
+    whole, parts = build(), build()
+    whole.fit(x, y, batch_size=10, epochs=1, verbose=0)
+    parts.fit(x, y, batch_size=10, epochs=2, steps_per_epoch=2, verbose=0)
+    assert bits(parts) == bits(whole)
+    with pytest.warns(UserWarning, match="Your input ran out of data; interrupting training"):
+        history = build().fit(x, y, batch_size=10, epochs=2, steps_per_epoch=3, verbose=0)
+    assert history.epoch == [0, 1]
+
+
+def test_stop_training_after_a_step_and_after_an_epoch():
+    class Stop(Callback):
+        def __init__(self, batch: int) -> None:
+            super().__init__()
+            self.batch, self.seen = batch, []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append(batch)
+            self.model.stop_training = batch == self.batch
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen.append(f"epoch {epoch}")
+
+    x, y = toy(40)
+    stop = Stop(1)
+    build().fit(x, y, batch_size=10, epochs=3, verbose=0, callbacks=[stop])
+    assert stop.seen == [0, 1, "epoch 0"]
+    stop = Stop(3)
+    build().fit(x, y, batch_size=10, epochs=3, verbose=0, callbacks=[stop])
+    assert stop.seen == [0, 1, 2, 3, "epoch 0"]
+
+
+def test_logs_of_a_step_are_the_means_so_far():
+    class Losses(Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[dict[str, float]] = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.seen.append(dict(logs))
+
+    x, y = toy(40)
+    losses = Losses()
+    history = build().fit(x, y, batch_size=10, verbose=0, callbacks=[losses])
+    assert [sorted(one) for one in losses.seen] == [["accuracy", "loss"]] * 4
+    assert losses.seen[-1]["loss"] == history.history["loss"][0]
+    assert len({one["loss"] for one in losses.seen}) == 4
+
+
+def test_one_batch_at_a_time():
+    x, y = toy(40)
+    whole, parts = build(), build()
+    history = whole.fit(x, y, batch_size=10, shuffle=False, verbose=0)
+    logs = []
+    for begin in range(0, 40, 10):
+        logs.append(parts.train_on_batch(x[begin : begin + 10], y[begin : begin + 10], return_dict=True))
+    assert bits(parts) == bits(whole)
+    for key, values in history.history.items():  # each batch has its own, as in Keras
+        np.testing.assert_allclose(np.mean([one[key] for one in logs]), values[0], rtol=1e-12)
+    tested = parts.test_on_batch(x[:7], y[:7])
+    np.testing.assert_allclose(tested, parts.evaluate(x[:7], y[:7], verbose=0), rtol=1e-12)
+    assert parts.test_on_batch(x[:7], y[:7]) == tested
+    np.testing.assert_array_equal(parts.predict_on_batch(x[:3]), parts.predict(x[:3]))
+
+
+def test_weights_of_classes():
+    weights = weights_of_classes(np.array([[0], [2], [1], [2]], np.uint8), {2: 0.5, 1: 3})
+    assert weights.tolist() == [1, 0.5, 3, 0.5]
+    assert weights_of_classes(np.eye(3)[[2, 0]], {2: 7.0}).tolist() == [7, 1]
+    with pytest.raises(ConfigError, match=r"class_weight\[1\] = nan"):
+        weights_of_classes(np.array([1]), {1: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"sample_weight": np.ones(40), "class_weight": {0: 1.0}}, ConfigError, "at the same time"),
+        ({"class_weight": [1.0, 2.0]}, ConfigError, r"class_weight = \[1.0, 2.0\]: expected a dictionary"),
+        ({"class_weight": {"a": 2.0}}, ConfigError, "class_weight = {'a': 2.0}: expected a dictionary"),
+        ({"sample_weight": np.ones(39)}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.ones((40, 2))}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.ones(())}, DataError, "sample_weight: expected \\(40,\\) real numbers"),
+        ({"sample_weight": np.full(40, np.inf)}, DataError, "40 values are not finite"),
+        ({"epochs": -1}, ConfigError, "epochs = -1: expected an integer >= 0"),
+        ({"steps_per_epoch": 0}, ConfigError, "steps_per_epoch = 0"),
+        ({"validation_data": (1, 2, 3, 4)}, ConfigError, "found 4 parts"),
+        ({"validation_freq": 0}, ConfigError, "validation_freq = 0"),
+        ({"validation_freq": 1.5}, ConfigError, "Expected `validation_freq` to be a list or int. Received: .*=1.5 of"),
+        ({"validation_freq": "2"}, ConfigError, "Expected `validation_freq` to be a list or int"),
+        ({"epochs": 1.5}, TypeError, "epochs = 1.5: expected an integer >= 0"),
+        ({"epochs": "3"}, TypeError, "epochs = '3': expected an integer >= 0"),
+        ({"epochs": None}, TypeError, "epochs = None: expected an integer >= 0"),
+        ({"initial_epoch": 0.0}, TypeError, "initial_epoch = 0.0: expected an integer >= 0"),
+        ({"steps_per_epoch": 2.0}, TypeError, "steps_per_epoch = 2.0: expected an integer >= 1"),
+        ({"validation_steps": "1"}, TypeError, "validation_steps = '1': expected an integer >= 1"),
+        ({"batch_size": 8.0}, ConfigError, "batch_size = 8.0: expected an integer >= 1"),
+        ({"batch_size": "8"}, TypeError, "batch_size = '8': expected an integer >= 1"),
+        ({"validation_batch_size": 4.0}, ConfigError, "validation_batch_size = 4.0: expected an integer >= 1"),
+    ],
+)
+def test_what_fit_refuses(arguments, error, message):
+    x, y = toy(40)
+    with pytest.raises(error, match=message):
+        build().fit(x, y, verbose=0, **arguments)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "steps"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, "2"])
+def test_numbers_that_evaluate_and_predict_refuse(name, value):
+    x, y = toy(20)
+    with pytest.raises(ConfigError, match=f"{name} = {value!r}: expected an integer >= 1"):
+        build().evaluate(x, y, verbose=0, **{name: value})
+    with pytest.raises(ConfigError, match=f"{name} = {value!r}: expected an integer >= 1"):
+        build().predict(x, **{name: value})
+
+
+@pytest.mark.parametrize("wrong", [np.full((40, 3), "1"), np.full((40, 3), 1j)])
+def test_targets_that_are_no_real_numbers(wrong):
+    model = build()
+    model.compile("sgd", "mse")
+    with pytest.raises(DataError, match=f"y has dtype {wrong.dtype}: expected real numbers"):
+        model.fit(toy()[0], wrong, verbose=0)
+
+
+def test_numbers_of_numpy():
+    x, y = toy(40)
+    plain = {"batch_size": 4, "epochs": 4, "steps_per_epoch": 2, "validation_freq": 2, "validation_batch_size": 3}
+    arrays = {name: np.int64(number) for name, number in plain.items()}
+    one, other = (build().fit(x, y, verbose=0, validation_data=(x, y), **them) for them in (plain, arrays))
+    assert one.history == other.history
+    assert (len(one.history["loss"]), len(one.history["val_loss"])) == (4, 2)
+    assert build().evaluate(x, y, np.int32(4), 0, None, np.uint8(2)) == build().evaluate(x, y, 4, 0, None, 2)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 4}, {"callbacks": [Events()]}])
+def test_nothing_to_predict(arguments):
+    x, _ = toy()
+    outputs = build().predict(x[:0], **arguments)
+    assert (outputs.shape, outputs.dtype) == ((0, 3), np.float64)
+    assert build().predict_on_batch(x[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": 4}, {"callbacks": [Events()]}, {"verbose": 1}])
+def test_nothing_to_evaluate_gives_no_logs(arguments):
+    x, y = toy()
+    assert build().evaluate(x[:0], y[:0], **{"verbose": 0, **arguments}) == []
+    assert build().evaluate(x[:0], y[:0], return_dict=True, **{"verbose": 0, **arguments}) == {}
+    history = build().fit(x, y, validation_data=(x[:0], y[:0]), **{"verbose": 0, **arguments}).history
+    assert list(history) == ["loss", "accuracy"]
+
+
+def test_the_line_of_an_evaluation_of_nothing(capsys):
+    x, y = toy()
+    build().evaluate(x[:0], y[:0], verbose=2)
+    assert capsys.readouterr().out.endswith(" samples/s\n")
+
+
+def test_fit_before_compile_and_without_targets():
+    x, y = toy()
+    model = dp.Sequential([dp.layers.Dense(3, input_shape=(5,))])
+    with pytest.raises(ValueError, match=r"You must call `compile\(\)` before calling `fit\(\)`"):
+        model.fit(x, y)
+    with pytest.raises(ValueError, match=r"You must call `compile\(\)`"):
+        _ = model.optimizer
+    with pytest.raises(DataError, match="y is missing"):
+        build().fit(x, verbose=0)
+
+
+def test_a_layer_that_is_frozen_after_training():
+    x, y = toy()
+    model = build()
+    model.fit(x, y, verbose=0)
+    before = model.get_weights()
+    model.layers[0].trainable = False
+    model.compile("adam", "sparse_categorical_crossentropy", dtype="float64", jit_compile=False)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    model.fit(x, y, verbose=0)
+    same = [np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    assert same == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("adam", "mse", ["mae"]), r"loss_weights = \['mae'\]: expected numbers; metrics is the fourth argument"),
+        (("adam", "mse", None, None, None, False, 0), "steps_per_execution = 0: expected an integer >= 1"),
+        (("adam", "mse", None, None, None, False, 2.0), "steps_per_execution = 2.0: expected an integer or 'auto'"),
+    ],
+)
+def test_what_compile_refuses(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        dp.Sequential([dp.layers.Dense(3, input_shape=(5,))]).compile(*arguments)
