@@ -323,7 +323,7 @@ def test_keras_2_is_told_apart(tmp_path):
         (b"[" * 100_000, "damaged"),
         (b"\xff", "damaged"),
         (b" " * (17 << 20), "at most 16777216 are read"),
-        (model_json(class_name="Functional"), "damaged|not supported|constructor|inputs"),
+        (model_json(class_name="Functional"), "Unrecognized keyword arguments passed to Model"),
         (model_json(class_name="Dense", config={"units": 3}), "'Dense' is no model"),
         (model_json(config=3), "Sequential' has no config"),
         (model_json(dense(units=10**9)), r"the model has \d{10} weights or more, too many for the file"),
@@ -393,7 +393,7 @@ def test_a_packed_archive_is_read(tmp_path):
         archive.writestr("model.weights.h5", h5_bytes())
         archive.writestr("assets/notes.txt", "passed over")
     model = dp.models.load_model(tmp_path / "m.keras")
-    np.testing.assert_array_equal(model.get_weights()[0], KERNELS["dense"][0])
+    np.testing.assert_array_equal(model.get_weights()[0], KERNELS["dense"][0].astype(np.float32))
 
 
 SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -317,7 +317,7 @@ INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch
         ([dense(units=-1)], "positive integer"),
         ([dense(units=None), dense(class_name="LSTM")], "positive integer.*LSTM"),
         ([dense(activation="my_own")], "unknown activation"),
-        ([dense(activation=["relu"])], r"unhashable|not supported: activation"),
+        ([dense(activation=["relu"])], "Could not interpret activation"),
         ([dense(activation={"class_name": "function", "config": "f", "module": "mine"})], "custom function 'f'"),
         ([dense(name="a/b")], "without '/'"),
         ([dense(dtype="mixed_float16")], "mixed_float16"),
@@ -485,7 +485,7 @@ def test_from_keras_by_its_methods_alone():
     weights = [RNG.random((3, 2)), RNG.random(2)]
     model = dp.from_keras(Quack([INPUT, dense()], weights, compile_config()), **CPU)
     for one, other in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, other.astype(np.float32))
     history = model.fit(RNG.random((8, 3)), RNG.random((8, 2)), verbose=0)
     assert list(history.history) == ["loss", "mae"]
     assert model.name == "quack"
