@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from dptrain.batches.feed import StreamedFeed
 from dptrain.callbacks import (
     BackupAndRestore,
     CallbackList,
@@ -153,17 +154,9 @@ def test_a_reduced_learning_rate_stays_reduced(tmp_path):
 
 
 def test_streamed_samples_go_on_in_the_middle(tmp_path):
-    from dptrain.batches.base import ArrayBatches
-    from dptrain.batches.feed import StreamedFeed
-
-    class Streamed(ArrayBatches):
-        def open(self, backend, most_bytes):
-            self._feed = StreamedFeed(backend, self._arrays, 16)
-            return self
-
     x, y = toy(ROWS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dptrain.models.fitting.ArrayBatches", Streamed)
+        patch.setattr("dptrain.batches.base.make_feed", lambda backend, arrays, *_: StreamedFeed(backend, arrays, 16))
         whole, again = build(), build()
         whole.fit(x, y, **FIT)
         with pytest.raises(KilledError):
