@@ -104,9 +104,9 @@ class Trainee(ABC):
 
 
 class Dptrain(Trainee):
-    """The public API as a user calls it, with compiled loops where Numba is installed; a callback reads the clock."""
+    """The public API as a user calls it, steps compiled; a callback reads the clock."""
 
-    loops = "auto"
+    jit_compile = True
 
     def __init__(self, work: Work) -> None:
         import dptrain as dp
@@ -140,7 +140,7 @@ class Dptrain(Trainee):
             "sparse_categorical_crossentropy",
             metrics=["accuracy"] if self.work.accuracy else None,
             device="cpu",
-            loops=self.loops,
+            jit_compile=self.jit_compile,
         )
         self.model.set_weights(self.initial)
         # Stopwatch last: its clock starts after the other callbacks' work at an epoch's begin.
@@ -150,9 +150,9 @@ class Dptrain(Trainee):
 
 
 class DptrainNumpy(Dptrain):
-    """The same without Numba."""
+    """The same without a compiler: NumPy's calls, one after the other."""
 
-    loops = "numpy"
+    jit_compile = False
 
 
 class PyTorch(Trainee):
@@ -300,14 +300,17 @@ class Denormals(Dptrain):
             denormals.enable_flush_to_zero = lambda: None
 
     def train(self, epochs: int, *more: Any) -> list[Epoch]:
+        import numpy as np
+
         import dptrain as dp
 
         moment = self.moment
 
         class Refill(dp.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                for buffer in self.trainer.replica.slots.values():
-                    self.trainer.replica.backend.fill(buffer, moment)
+                for variable in self.model.trainable_weights:
+                    for slot in self.model.optimizer.slots_of(variable).values():
+                        slot.assign(np.full(slot.shape, moment))
 
         return super().train(epochs, Refill(), *more)
 

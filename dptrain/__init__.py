@@ -31,8 +31,7 @@ if TYPE_CHECKING:
         utils,
     )
     from dptrain.layers import Input
-    from dptrain.models import from_keras
-    from dptrain.models import Model, Sequential
+    from dptrain.models import Model, Sequential, from_keras
     from dptrain.sweeps.api import sweep
     from dptrain.utils import rank, world_size
 

@@ -69,6 +69,16 @@ def exponential(x: Any) -> Tensor:
     return ops.exp(x)
 
 
+def glu(x: Any, axis: int = -1) -> Tensor:
+    """Return a sigmoid(b), a and b the halves of x along an axis. Source: Y. Dauphin et al., ICML 2017."""
+    (x,) = as_tensors([x])
+    length = int(x.shape[axis])
+    if length % 2:
+        raise ConfigError(f"glu: axis {axis} has length {length}: expected an even one")
+    before = (slice(None),) * (axis % x.ndim)
+    return ops.multiply(x[(*before, slice(0, length // 2))], sigmoid(x[(*before, slice(length // 2, None))]))
+
+
 def linear(x: Any) -> Any:
     """Return x."""
     return x
@@ -77,7 +87,20 @@ def linear(x: Any) -> Any:
 swish, hard_swish = silu, hard_silu
 
 _FUNCTIONS: tuple[Activation, ...] = (
-    *(celu, elu, exponential, gelu, hard_shrink, hard_sigmoid, hard_silu, hard_tanh, leaky_relu, linear, log_sigmoid),
+    *(
+        celu,
+        elu,
+        exponential,
+        gelu,
+        glu,
+        hard_shrink,
+        hard_sigmoid,
+        hard_silu,
+        hard_tanh,
+        leaky_relu,
+        linear,
+        log_sigmoid,
+    ),
     *(log_softmax, mish, relu, relu6, selu, sigmoid, silu, soft_shrink, softmax, softplus, softsign, sparse_plus),
     *(sparse_sigmoid, squareplus, tanh, tanh_shrink, threshold),
 )

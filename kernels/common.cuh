@@ -1,138 +1,110 @@
-// What every kernel file shares: sums over a warp and a block in a fixed order, and the activations.
+// What generated kernels share: the type of indices, and sums and greatest elements in a fixed order.
 //
-// Legend of shape suffixes, as in dptrain/backend/base.py: N rows of the data set, B rows of a batch, F features of a
-// sample, I inputs, O outputs of a dense layer, C classes, P elements of a flat buffer. All arrays are dense and
-// row-major. No kernel uses floating-point atomics: the same input gives the same bits on every run.
+// A generated source (dptrain/backend/cuda/generate.py) defines INDEX, int or long long, and includes this. All arrays are dense and row-major. No kernel uses floating-point atomics: who adds what to what, and
+// in which order, depends on shapes alone, so the same input gives the same bits on every run and every GPU.
 #pragma once
+
+#include "scalar.h"
 
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
-// The numbers that dptrain/backend/cuda/products.py gives for the activations' names.
-// Those from ELU on are too long for the end of a matrix product and have a pass of their own.
-enum Activation {
-    LINEAR = 0, RELU = 1, SIGMOID = 2, TANH = 3, LEAKY_RELU = 4,
-    ELU = 5, SELU = 6, SOFTPLUS = 7, EXPONENTIAL = 8, GELU = 9, SILU = 10
+typedef INDEX Index;
+
+// The type in which sums of T go on beyond one thread.
+template <class T> struct Wide { typedef T type; };
+template <> struct Wide<float> { typedef double type; };
+
+// The least number that there is.
+template <class T> __device__ __forceinline__ T lowest() {
+    const T shifted = (T)((T)1 << (sizeof(T) * 8 - 2));
+    return (T)-1 < (T)0 ? (T)(-(T)(shifted - 1) - shifted - 1) : (T)0;
+}
+template <> __device__ __forceinline__ float lowest<float>() { return -DP_INFINITY; }
+template <> __device__ __forceinline__ double lowest<double>() { return -DP_INFINITY; }
+template <> __device__ __forceinline__ bool lowest<bool>() { return false; }
+
+struct Sum {
+    template <class T> static __device__ __forceinline__ T identity() { return (T)0; }
+    template <class T> static __device__ __forceinline__ T join(T a, T b) { return (T)(a + b); }
 };
 
-// As DEFAULT_ALPHA, SELU_SCALE and SELU_ALPHA in dptrain/backend/base.py.
-#define LEAKY_RELU_ALPHA 0.2f
-#define SELU_SCALE 1.0507009873554805f
-#define SELU_ALPHA 1.6732632423543772f
+// The greatest; NaN where one is.
+struct Greatest {
+    template <class T> static __device__ __forceinline__ T identity() { return lowest<T>(); }
+    template <class T> static __device__ __forceinline__ T join(T a, T b) { return dp_maximum(a, b); }
+};
 
-// Sum over the lanes of a warp, the same on all lanes: each step adds the same two numbers on both sides.
-__device__ inline float warp_sum(float value) {
-    for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
-    return value;
+// A score and its place: the first of the greatest; NaN counts as the greatest, as in NumPy's argmax.
+template <class T> struct Best {
+    T score;
+    long long place;  // -1: none seen yet
+};
+
+struct First {
+    template <class B> static __device__ __forceinline__ B identity() { return B{lowest<decltype(B::score)>(), -1}; }
+    template <class B> static __device__ __forceinline__ B join(B a, B b) {
+        if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;
+        const bool a_is_nan = a.score != a.score, b_is_nan = b.score != b.score;
+        if (a.score == b.score || (a_is_nan && b_is_nan)) return a.place < b.place ? a : b;
+        return a_is_nan || (!b_is_nan && a.score > b.score) ? a : b;
+    }
+};
+
+template <class T> __device__ __forceinline__ T from_lane(T value, int distance) {
+    return __shfl_xor_sync(ALL_LANES, value, distance);
+}
+template <class T> __device__ __forceinline__ Best<T> from_lane(Best<T> best, int distance) {
+    return Best<T>{__shfl_xor_sync(ALL_LANES, best.score, distance), __shfl_xor_sync(ALL_LANES, best.place, distance)};
 }
 
-// Highest value over the lanes of a warp; NaN only where all are.
-__device__ inline float warp_max(float value) {
+// Over the lanes of a warp, the same on all lanes: each step joins the same two numbers on both sides.
+template <class Join, class T> __device__ __forceinline__ T warp_join(T value) {
     for (int distance = WARP / 2; distance > 0; distance /= 2)
-        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
+        value = Join::join(value, from_lane(value, distance));
     return value;
 }
 
-// The highest score of a row and its place: the first of equals; NaN counts as the highest, as in NumPy's argmax.
-struct Best {
-    float score;
-    int place;  // -1: no score seen yet, which any score beats
-
-    __device__ inline Best() : score(-INFINITY), place(-1) {}
-
-    // Take a score whose place is higher than all seen before.
-    __device__ inline void see(float other, int other_place) {
-        if (place < 0 || other > score || (isnan(other) && !isnan(score))) {
-            score = other;
-            place = other_place;
-        }
-    }
-};
-
-// The best of all lanes' bests, the same on all lanes.
-__device__ inline Best warp_best(Best best) {
-    for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        const float score = __shfl_xor_sync(ALL_LANES, best.score, distance);
-        const int place = __shfl_xor_sync(ALL_LANES, best.place, distance);
-        const bool equal = score == best.score || (isnan(score) && isnan(best.score));
-        const bool higher = score > best.score || (isnan(score) && !isnan(best.score));
-        if (place >= 0 && (best.place < 0 || higher || (equal && place < best.place))) {
-            best.score = score;
-            best.place = place;
-        }
-    }
-    return best;
-}
-
-// Threads of a block that calls `block_sum`.
-#define SUM_THREADS 256
-
-// Sum over a block of SUM_THREADS in a fixed order, in its first thread. `shared` holds SUM_THREADS numbers and may be
-// passed again at once: after the last barrier a thread reads no other thread's number.
-__device__ inline double block_sum(double value, double *shared) {
-    shared[threadIdx.x] = value;
+// Over the threads of a block, the same on all threads. `shared` holds a number for each warp, and is free again when
+// this returns.
+template <class Join, class T> __device__ __forceinline__ T block_join(T value, void *shared) {
+    T *of_warps = (T *)shared;
+    value = warp_join<Join>(value);
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = value;
     __syncthreads();
-    for (int distance = SUM_THREADS / 2; distance >= WARP; distance /= 2) {
-        if (threadIdx.x < distance) shared[threadIdx.x] += shared[threadIdx.x + distance];
-        __syncthreads();
-    }
-    if (threadIdx.x >= WARP) return 0.0;
-    value = shared[threadIdx.x];
-    for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
+    value = of_warps[0];
+    for (int warp = 1; warp < (int)blockDim.x / WARP; ++warp) value = Join::join(value, of_warps[warp]);
+    __syncthreads();
     return value;
 }
 
-// activation(x) of those below FUSED. NaN stays NaN, so that divergence is seen.
-__device__ inline float activate(float x, int activation) {
-    switch (activation) {
-        case RELU: return x < 0.0f ? 0.0f : x;
-        case SIGMOID: return 0.5f * tanhf(0.5f * x) + 0.5f;
-        case TANH: return tanhf(x);
-        case LEAKY_RELU: return x > 0.0f ? x : LEAKY_RELU_ALPHA * x;
-        default: return x;
+
+// Whether this block is the last of `blocks` to get here, which then sees what the others have written before. The
+// counter is zero again afterwards.
+__device__ __forceinline__ bool is_last_block(unsigned int *arrived, unsigned int blocks, void *shared) {
+    unsigned int *before = (unsigned int *)shared;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *before = atomicAdd(arrived, 1u);
+        if (*before == blocks - 1) *arrived = 0;
     }
+    __syncthreads();
+    const bool last = *before == blocks - 1;
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
 }
 
-// A probability kept from 0 and 1, as EPSILON in dptrain/backend/base.py has it. NaN stays NaN.
-__device__ inline float clip_probability(float p) {
-    const float low = (float)1e-7, high = (float)(1.0 - 1e-7);
-    return p < low ? low : p > high ? high : p;
+// What the blocks have left, joined in the order of their numbers by one block; the same on all threads.
+template <class Join, class T> __device__ __forceinline__ T join_parts(const T *parts, int blocks, void *shared) {
+    T value = Join::template identity<T>();
+    for (int block = threadIdx.x; block < blocks; block += (int)blockDim.x) value = Join::join(value, parts[block]);
+    return block_join<Join>(value, shared);
 }
 
-// activation(x) of any; alpha is the parameter of leaky_relu and elu.
-__device__ inline float activate_any(float x, int activation, float alpha) {
-    switch (activation) {
-        case LEAKY_RELU: return x > 0.0f ? x : alpha * x;
-        case ELU: return x > 0.0f ? x : alpha * expm1f(x);
-        case SELU: return x > 0.0f ? SELU_SCALE * x : SELU_SCALE * SELU_ALPHA * expm1f(x);
-        case SOFTPLUS: return (x < 0.0f ? 0.0f : x) + log1pf(expf(-fabsf(x)));
-        case EXPONENTIAL: return expf(x);
-        case GELU: return x * (0.5f * erff(x * 0.70710678f) + 0.5f);
-        case SILU: return x * (0.5f * tanhf(0.5f * x) + 0.5f);
-        default: return activate(x, activation);
-    }
+// A row's number as NumPy takes it, from the end where it is negative; one outside becomes the nearest.
+template <class T> __device__ __forceinline__ Index row_at(T place, Index rows) {
+    const long long row = place < 0 ? (long long)place + rows : (long long)place;
+    return row < 0 ? 0 : row >= rows ? rows - 1 : (Index)row;
 }
-
-// The activation's derivative as a function of its output y; of gelu and silu y is the input.
-__device__ inline float activation_slope(float y, int activation, float alpha) {
-    switch (activation) {
-        case RELU: return y > 0.0f ? 1.0f : 0.0f;
-        case SIGMOID: return y - y * y;
-        case TANH: return 1.0f - y * y;
-        case LEAKY_RELU: return y > 0.0f ? 1.0f : alpha;
-        case ELU: return y > 0.0f ? 1.0f : y + alpha;
-        case SELU: return y > 0.0f ? SELU_SCALE : y + SELU_SCALE * SELU_ALPHA;
-        case SOFTPLUS: return -expm1f(-y);
-        case EXPONENTIAL: return y;
-        case GELU: return 0.5f * erff(y * 0.70710678f) + 0.5f + y * 0.39894228f * expf(-0.5f * y * y);
-        case SILU: {
-            const float s = 0.5f * tanhf(0.5f * y) + 0.5f;
-            return s * (1.0f + y * (1.0f - s));
-        }
-        default: return 1.0f;
-    }
-}
-
-// This thread's number in a one-dimensional grid, and the number of threads.
-__device__ inline long long grid_thread() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
-__device__ inline long long grid_threads() { return (long long)gridDim.x * blockDim.x; }

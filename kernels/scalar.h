@@ -2,7 +2,7 @@
 //
 // Semantics are NumPy's: NaN goes through maximum and minimum, integer division rounds down. On a CPU exp, log, tanh and
 // what is made of them are polynomials without branches, so that loops over them become vector instructions; every
-// element has the same bits wherever it stands in a vector. Error of exp and log below 1 ulp, of tanh below 3 ulp.
+// element has the same bits wherever it stands in a vector. Error of exp and log below 1 ulp, of tanh below 2 ulp.
 //
 // Source of the polynomials: S. Moshier, Cephes mathematical library (expf.c, logf.c, tanhf.c).
 #ifndef DPTRAIN_SCALAR_H

@@ -1,5 +1,5 @@
-// What the matrix products of dense.cu and dense_tf32.cu share: the way of a tile into shared memory and that of the
-// results out, with edges of any size.
+// What the matrix products of product.cuh and product_tf32.cuh share: their operands, the way of a tile into shared memory,
+// with edges of any size, and slices of long sums.
 #pragma once
 
 #include "common.cuh"
@@ -54,24 +54,51 @@ template <int ROWS, int COLUMNS, int THREADS, bool TURNED, int PAD> struct Part 
     }
 };
 
-// Writes results of one row, columns n to n + 3 of those below N, to `place`. With `whole` sums the bias (null for none)
-// and the activation come first; parts of sums are written as they are.
-__device__ inline void write_quad(float *place, float4 sums, const float *bias_N, int n, int N, int activation,
-                                  bool whole, bool vector) {
-    float results[4] = {sums.x, sums.y, sums.z, sums.w};
-    if (whole) {
+// The operands of a product c_MN = a b, and of a batch of them, and who computes which part.
+//
+// a is (M, K), or (K, M) where the kernel says A_TRANSPOSED; b is (K, N), or (N, K). Block = tile of m + tiles of M * (tile
+// of n + tiles of N * (slice of K + slices * matrix of the batch)). With one slice a block hands its results to the
+// epilogue; with more, it leaves its sums in `parts`, (tiles, slices, a tile), and the last block of a tile joins them in
+// the order of the slices: a tall-skinny batch has too few tiles to fill a GPU.
+struct Product {
+    const float *a, *b;
+    int M, N, K;
+    long long step_a, step_b;  // from matrix to matrix of the batch; 0 for the same one
+    int depth, slices;         // terms of a slice
+    bool wide_a, wide_b;       // whether every row begins at a multiple of 16 bytes
+    float *parts;
+    unsigned int *arrived;     // a counter for each tile
+
+    int tile, slice, m0, n0, k_begin, k_end;
+    long long matrix;
+
+    template <int BM, int BN> __device__ __forceinline__ void enter(int block) {
+        const int tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN;
+        const int of_matrix = block % (tiles_m * tiles_n), rest = block / (tiles_m * tiles_n);
+        m0 = of_matrix % tiles_m * BM;
+        n0 = of_matrix / tiles_m * BN;
+        slice = rest % slices;
+        matrix = rest / slices;
+        tile = of_matrix + (int)matrix * tiles_m * tiles_n;
+        k_begin = slice * depth;
+        k_end = min(k_begin + depth, K);
+        a += matrix * step_a;
+        b += matrix * step_b;
+    }
+
+    // Joins COUNT sums of each thread over the slices; false in blocks that leave the end to another one.
+    template <int COUNT, class Each> __device__ __forceinline__ bool join(Each each, void *shared) {
+        if (slices == 1) return true;
+        float *of_tile = parts + (long long)tile * slices * (COUNT * (int)blockDim.x);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            if (n + j >= N) continue;
-            if (bias_N != nullptr) results[j] += bias_N[n + j];
-            results[j] = activate(results[j], activation);
+        for (int e = 0; e < COUNT; ++e) of_tile[((long long)slice * COUNT + e) * (int)blockDim.x + threadIdx.x] = each(e);
+        if (!is_last_block(arrived + tile, slices, shared)) return false;
+#pragma unroll
+        for (int e = 0; e < COUNT; ++e) {
+            float sum = 0.0f;
+            for (int z = 0; z < slices; ++z) sum += of_tile[((long long)z * COUNT + e) * (int)blockDim.x + threadIdx.x];
+            each(e) = sum;
         }
+        return true;
     }
-    if (vector && n + 4 <= N) {
-        *reinterpret_cast<float4 *>(place) = make_float4(results[0], results[1], results[2], results[3]);
-    } else {
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (n + j < N) place[j] = results[j];
-    }
-}
+};

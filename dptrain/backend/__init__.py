@@ -2,7 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from dptrain.backend.base import Backend
 from dptrain.backend.cuda.products import PRECISIONS, PROVIDERS
@@ -37,7 +37,7 @@ def create(
     device: str,
     dtype: str,
     threads: int,
-    jit_compile: str | bool = "auto",
+    jit_compile: Literal["auto"] | bool = "auto",
     *,
     place: Place | None = None,
     gpu_select: str = "mask",

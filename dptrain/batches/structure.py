@@ -1,4 +1,4 @@
-"""What the arrays of a batch are to the step that takes it: inputs, targets and weights, nested as the user has them."""
+"""What the arrays of a batch are to the step that takes it: inputs, targets and weights, nested as the user's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.layers.activation import ELU, Activation, Identity, LeakyReLU, ReLU, Softmax
 from dptrain.layers.base import Layer
-from dptrain.layers.convolution import Conv2D, Conv2DTranspose
+from dptrain.layers.convolution import Conv2D, Conv2DTranspose, Convolution2D, Convolution2DTranspose
 from dptrain.layers.dense import Dense
 from dptrain.layers.dropout import Dropout
 from dptrain.layers.embedding import Embedding
@@ -67,6 +67,8 @@ __all__ = [
     "Concatenate",
     "Conv2D",
     "Conv2DTranspose",
+    "Convolution2D",
+    "Convolution2DTranspose",
     "Dense",
     "Dot",
     "Dropout",

@@ -46,6 +46,8 @@ def padding_mode(value: Any) -> str:
 class _Convolution(Layer):
     """What both have in common; the arguments are theirs."""
 
+    _always_written = ("activity_regularizer",)
+
     def __init__(
         self,
         filters: int,
@@ -233,3 +235,6 @@ class Conv2DTranspose(_Convolution):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, height out, width out, filters)."""
         return self._finished(ops.conv_transpose(self._floating(inputs), self.kernel, self.strides, self.padding))
+
+
+Convolution2D, Convolution2DTranspose = Conv2D, Conv2DTranspose

@@ -30,7 +30,8 @@ class Embedding(Layer):
         ConfigError: an argument is out of range, unknown or not supported.
     """
 
-    _unwritten = ("weights", "lora_rank", "lora_alpha", "quantization_config")
+    _unwritten = ("weights", "lora_rank", "lora_alpha")
+    _always_written = ("activity_regularizer",)
 
     def __init__(
         self,

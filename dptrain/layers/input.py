@@ -72,9 +72,16 @@ class InputLayer(Layer):
         """Return the input."""
         return inputs[0] if len(inputs) == 1 else inputs
 
-    def own_config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Return the shape and what Keras writes beside it."""
-        return {"batch_shape": list(self.batch_shape), "sparse": False, "ragged": False, "optional": False}
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "batch_shape": list(self.batch_shape),
+            "sparse": False,
+            "ragged": False,
+            "optional": False,
+        }
 
 
 def Input(  # noqa: N802 - Keras' name

@@ -19,6 +19,9 @@ class InputSpec:
         max_ndim: the highest rank.
         min_ndim: the lowest rank.
         axes: lengths by axis.
+        allow_last_axis_squeeze: kept, not checked, as what follows.
+        name: of the input.
+        optional: whether the input may be None.
     """
 
     def __init__(
@@ -29,7 +32,11 @@ class InputSpec:
         max_ndim: int | None = None,
         min_ndim: int | None = None,
         axes: Mapping[int, int | None] | None = None,
+        allow_last_axis_squeeze: bool = False,
+        name: str | None = None,
+        optional: bool = False,
     ) -> None:
+        self.allow_last_axis_squeeze, self.name, self.optional = allow_last_axis_squeeze, name, optional
         self.dtype, self.shape = dtype, None if shape is None else tuple(shape)
         self.ndim = ndim if self.shape is None else len(self.shape)
         self.max_ndim, self.min_ndim = max_ndim, min_ndim

@@ -133,6 +133,7 @@ class LayerNormalization(Layer):
         gamma_regularizer: name or regularizer of gamma.
         beta_constraint: only None.
         gamma_constraint: only None.
+        rms_scaling: only False.
         options: as `Layer`.
 
     Raises:
@@ -151,10 +152,13 @@ class LayerNormalization(Layer):
         gamma_regularizer: RegularizerArgument = None,
         beta_constraint: None = None,
         gamma_constraint: None = None,
+        *,
+        rms_scaling: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refuse(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint)
+        self.refuse(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint, rms_scaling=rms_scaling or None)
+        self.rms_scaling = False
         if not epsilon >= 0:
             raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
         self.axis = axis if isinstance(axis, int) else list(axis)

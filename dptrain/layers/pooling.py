@@ -22,9 +22,10 @@ class _Pooling(Layer):
         strides: int | Sequence[int] | None = None,
         padding: str = "valid",
         data_format: str | None = None,
+        name: str | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(name=name, **options)
         self.pool_size = pair("pool_size", pool_size)
         self.strides = self.pool_size if strides is None else pair("strides", strides)
         self.padding, self.data_format = padding_mode(padding), channels_last(self, data_format)
@@ -49,6 +50,7 @@ class AveragePooling2D(_Pooling):
         strides: between them; by default their size.
         padding: "valid" (none), or "same": windows may reach beyond the image, and then count what of them is in it.
         data_format: only "channels_last", which None stands for.
+        name: as `Layer`.
         options: as `Layer`.
 
     Raises:

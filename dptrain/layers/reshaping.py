@@ -75,7 +75,7 @@ class Reshape(Layer):
         if math.prod(shape) != size:
             raise ConfigError(
                 f"layer {self.label!r}: the total size of the samples must be unchanged. "
-                f"Received: input_shape={tuple(map(int, inputs.shape[1:]))}, target_shape={self.target_shape}"
+                f"Received: input_shape={inputs.shape[1:]}, target_shape={self.target_shape}"
             )
         return ops.reshape(inputs, (inputs.shape[0], *shape))
 

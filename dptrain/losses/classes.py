@@ -144,6 +144,7 @@ class Huber(_BuiltIn):
         if not delta > 0:
             raise ConfigError(f"delta = {delta}: expected a number above 0")
         super().__init__(functions.huber, reduction, name, dtype, delta=float(delta))
+        self.delta = float(delta)
 
 
 class BinaryCrossentropy(_BuiltIn):
@@ -177,6 +178,7 @@ class BinaryCrossentropy(_BuiltIn):
     ) -> None:
         given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": last_axis(axis)}
         super().__init__(type(self).function, reduction, name, dtype, **given)
+        self.from_logits, self.label_smoothing = from_logits, float(label_smoothing)
 
 
 class CategoricalCrossentropy(BinaryCrossentropy):
@@ -244,4 +246,4 @@ class SparseCategoricalCrossentropy(_BuiltIn):
             raise ConfigError(f"ignore_class = {ignore_class!r}: expected an integer or None")
         function, given = functions.sparse_categorical_crossentropy, {"from_logits": from_logits}
         super().__init__(function, reduction, name, dtype, **given, ignore_class=ignore_class)
-        self.ignored = ignore_class
+        self.from_logits, self.ignored = from_logits, ignore_class

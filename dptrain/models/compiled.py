@@ -202,4 +202,3 @@ def _ordered(data: Any, nested: Any, count: int, *, spread: bool = False) -> lis
 
 def _refilled(nested: Any, values: Any) -> Any:
     return tree.map_leaves(lambda path, name: next(values), nested)
-

@@ -40,7 +40,7 @@ from dptrain.runtime.failure import phase, warn
 from dptrain.train.trainer import StepIterator, run_to_end
 
 if TYPE_CHECKING:
-    from dptrain.models.model import Model
+    pass
 
 Array = npt.NDArray[Any]
 

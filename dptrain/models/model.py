@@ -4,12 +4,12 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import comm as comms
 from dptrain import metrics as metric_classes
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
@@ -184,17 +184,13 @@ class Model(Fitting, Files, Layer):
         for layer in layers:
             if layer.name == name:
                 return layer
-        raise ConfigError(
-            f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}."
-        )
+        raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""
         if self._graph is not None:
             return self._graph.run(inputs, self.dtype)
-        raise NotImplementedError(
-            f"Model {type(self).__name__} does not have a `call()` method implemented."
-        )
+        raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the shapes of the outputs for those of the inputs; see `Layer`."""
@@ -231,9 +227,9 @@ class Model(Fitting, Files, Layer):
 
     def _build_like(self, x: Any) -> None:
         """Make the weights, if they are not there, for samples like those of a batch."""
-        if not self.built and type(self).call is not Model.call:
-            self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
-        elif self._output_shapes is None and type(self).call is not Model.call and x is not None:
+        if (not self.built and type(self).call is not Model.call) or (
+            self._output_shapes is None and type(self).call is not Model.call and x is not None
+        ):
             self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
 
     # Setting up
@@ -291,16 +287,18 @@ class Model(Fitting, Files, Layer):
         """
         if comm not in ("host", "cuda-aware"):
             raise ConfigError(f"comm = {comm!r}: expected 'host' or 'cuda-aware'")
+        if not all(isinstance(one, Real) for one in tree.leaves(loss_weights)):
+            raise ConfigError(f"loss_weights = {loss_weights!r}: expected numbers; metrics is the fourth argument")
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
             if size is not None and not 0 < size * 1e6 < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
         steps: int | None = None
         if steps_per_execution != "auto":
-            if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, int):
+            if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, Integral):
                 raise ConfigError(f"steps_per_execution = {steps_per_execution!r}: expected an integer or 'auto'")
             if steps_per_execution < 1:
                 raise ConfigError(f"steps_per_execution = {steps_per_execution}: expected an integer >= 1")
-            steps = steps_per_execution
+            steps = int(steps_per_execution)
         options = {
             "device": device,
             "dtype": dtype,
@@ -492,9 +490,7 @@ class Model(Fitting, Files, Layer):
             found += [] if loss is None else [loss]
         found += [ops.sum(ops.cast(one, self.dtype)) for one in self.losses]
         if not found:
-            raise ConfigError(
-                "No loss to compute. Provide a `loss` argument in `compile()`."
-            )
+            raise ConfigError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return sum(found[1:], found[0])
 
     def _tracked_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
@@ -661,6 +657,10 @@ class Model(Fitting, Files, Layer):
             raise
 
     # Looking at it
+
+    def named_weights(self) -> dict[str, Array]:
+        """Return copies of the weights' values by path, such as "dense_1/kernel"."""
+        return {one.path: one.numpy() for one in self.weights}
 
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of weights, on rank 0."""

@@ -10,7 +10,7 @@ from dptrain.layers import InputLayer, Layer
 from dptrain.layers.base import sizes
 from dptrain.models.graph import Graph
 from dptrain.models.model import Model
-from dptrain.program.tensor import Tensor, untraced
+from dptrain.program.tensor import Tensor, Variable, untraced
 from dptrain.runtime.text import short
 
 
@@ -36,8 +36,8 @@ class Sequential(Model):
         *,
         seed: int | None = None,
     ) -> None:
-        super().__init__(name=name, seed=seed)
         self._input: InputLayer | None = None
+        super().__init__(name=name, seed=seed)
         for layer in layers or []:
             self._append(layer)
         self._set_trainable_as_given(trainable)
@@ -50,6 +50,15 @@ class Sequential(Model):
         """The layers in a list of their own, as in Keras without an `Input`."""
         return list(self._stack)
 
+    @property
+    def input_shape(self) -> Any:  # type: ignore[override]  # of a Layer: what its constructor was given
+        """Shape of the input, with None for the rows; None where nobody has said it."""
+        return super().input_shape if self._input is None else tuple(self._input.batch_shape)
+
+    @input_shape.setter
+    def input_shape(self, shape: Any) -> None:
+        self._given_shape = shape
+
     def add(self, layer: Layer | Tensor, rebuild: bool = True) -> None:
         """Append a layer.
 
@@ -58,26 +67,26 @@ class Sequential(Model):
             rebuild: without effect.
 
         Raises:
-            ConfigError: the model's weights exist already, or it is no layer.
+            ConfigError: the model has been used already, or it is no layer.
         """
-        if self._compiled is not None or self.has_been_used:
-            raise ConfigError("layers can be added only before the model is first used")
+        self._unbuild("added")
         self._append(layer)
-
-    @property
-    def has_been_used(self) -> bool:
-        """Whether the model has weights."""
-        return self.built
 
     def pop(self, rebuild: bool = True) -> Layer:
         """Remove the last layer and return it.
 
         Raises:
-            ConfigError: the model's weights exist already, or there is no layer.
+            ConfigError: the model has been used already, or there is no layer.
         """
-        if self.built or not self._stack:
-            raise ConfigError("layers can be removed only before the model is first used")
+        self._unbuild("removed")
+        if not self._stack:
+            raise ConfigError("There are no layers in the model.")
         return self._stack.pop()
+
+    def _unbuild(self, what: str) -> None:
+        if self._trainer_kept is not None or (self.built and self._compiled is not None):
+            raise ConfigError(f"layers can be {what} only before the model is first used")
+        self.built, self._graph, self._output_shapes = False, None, None
 
     def _append(self, layer: Any) -> None:
         if isinstance(layer, Tensor) and layer.history is not None and isinstance(layer.history.layer, InputLayer):
@@ -98,6 +107,30 @@ class Sequential(Model):
             elif not isinstance(layer, Model) and layer.input_shape is not None:
                 self._input = InputLayer(layer.input_shape)
         self._stack.append(layer)
+
+    def _build_if_known(self) -> None:
+        """Make the weights as soon as somebody looks at them, if the shape of a sample is known."""
+        if not self.built and self._input is not None and self._stack:
+            self.build()
+
+    @property
+    def weights(self) -> list[Variable]:
+        """See `Layer`."""
+        self._build_if_known()
+        return super().weights
+
+    @property
+    def trainable_weights(self) -> list[Variable]:
+        """See `Layer`."""
+        self._build_if_known()
+        return super().trainable_weights
+
+    trainable_variables = trainable_weights
+
+    def count_params(self) -> int:
+        """See `Layer`."""
+        self._build_if_known()
+        return super().count_params()
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return what the last layer makes of what the first one is given."""
@@ -148,9 +181,7 @@ class Sequential(Model):
             )
         names = [layer.name for layer in self._stack]
         if repeated := [name for name in names if name is not None and names.count(name) > 1 and not _free(self, name)]:
-            raise ConfigError(
-                f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times"
-            )
+            raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
         with untraced():
             symbol = result = self._input.output
             for layer in self._stack:

@@ -101,5 +101,5 @@ def in_top_k(targets: Any, predictions: Any, k: int) -> Tensor:
         k: at least 1.
     """
     labels, scores = as_tensors([targets, predictions])
-    at_label = sum(scores * one_hot(labels, int(scores.shape[-1]), scores.dtype), -1, keepdims=True)
+    at_label = sum(scores * one_hot(labels, int(scores.shape[-1]), dtype=scores.dtype), -1, keepdims=True)
     return sum(cast(scores > at_label, "int64"), -1) < k

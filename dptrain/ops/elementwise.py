@@ -14,7 +14,7 @@ from dptrain.ops.sharing import (
     floating_dtype,
     unbroadcast,
 )
-from dptrain.program.tensor import Array, Tensor, as_tensors, op
+from dptrain.program.tensor import Array, Op, Tensor, as_tensors, op
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
 _FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": floating_dtype}
@@ -120,7 +120,7 @@ def _to_the_chosen(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[T
     return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
 
 
-def _comparison(name: str, function: Any, sign: str) -> Any:
+def _comparison(name: str, function: Any, sign: str) -> Op:
     def compute(x1: Array, x2: Array, *, out: Array) -> None:
         function(x1, x2, out=out)
 
@@ -145,7 +145,7 @@ def logical_not(x: Array, *, out: Array) -> None:
 
 
 def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
-    return np.result_type(*dtypes)
+    return common_dtype(*dtypes)
 
 
 @op(

@@ -92,9 +92,13 @@ def one_hot_last(x: Array, *, classes: int, dtype: str, out: Array) -> None:
     out[...] = np.equal(x[..., None], np.arange(classes))
 
 
-def one_hot(x: Any, num_classes: int, dtype: npt.DTypeLike = FLOATX) -> Tensor:
-    """Return labels as one-hot vectors along a new last axis; those outside 0 to num_classes - 1 are zeros."""
-    return one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype).name)
+def one_hot(x: Any, num_classes: int, axis: int = -1, dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return labels as one-hot vectors along a new axis; those outside 0 to num_classes - 1 are zeros."""
+    made = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype).name)
+    (place,) = normalized_axes(axis, made.ndim)
+    order = list(range(made.ndim - 1))
+    order.insert(place, made.ndim - 1)
+    return made if place == made.ndim - 1 else transpose_to(made, axes=tuple(order))
 
 
 def take_along_last(x: Any, indices: Any) -> Tensor:
@@ -105,7 +109,7 @@ def take_along_last(x: Any, indices: Any) -> Tensor:
         indices: (...) integers.
     """
     tensor, places = as_tensors([x, indices])
-    chosen = one_hot(places, int(tensor.shape[-1]), tensor.dtype)
+    chosen = one_hot(places, int(tensor.shape[-1]), dtype=tensor.dtype)
     from dptrain.ops.reduction import sum as sum_over
 
     return sum_over(tensor * chosen, -1)

@@ -14,7 +14,7 @@ from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
 
 def _shape(a: Shape, b: Shape) -> Shape:
     if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-        raise ConfigError(f"shapes {tuple(map(int, a))} and {tuple(map(int, b))} have no matrix product")
+        raise ConfigError(f"shapes {a} and {b} have no matrix product")
     return (*broadcast(a[:-2], b[:-2]), a[-2], b[-1])
 
 

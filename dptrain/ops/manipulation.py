@@ -26,26 +26,28 @@ def full(*, shape: Shape, value: float, dtype: str, out: Array) -> None:
     out.fill(value)
 
 
-def zeros(shape: Sequence[int], dtype: npt.DTypeLike = FLOATX) -> Tensor:
-    """Return zeros; a length that counts rows of the batch is shared out among the ranks."""
-    return full(shape=tuple(shape), value=0, dtype=np.dtype(dtype).name)
+def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros, by default float32; a length that counts rows of the batch is shared out among the ranks."""
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    return full(shape=lengths, value=0, dtype=np.dtype(dtype or FLOATX).name)
 
 
-def ones(shape: Sequence[int], dtype: npt.DTypeLike = FLOATX) -> Tensor:
+def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones, as `zeros`."""
-    return full(shape=tuple(shape), value=1, dtype=np.dtype(dtype).name)
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    return full(shape=lengths, value=1, dtype=np.dtype(dtype or FLOATX).name)
 
 
-def zeros_like(x: Any) -> Tensor:
-    """Return zeros of the shape and type of x."""
+def zeros_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros of the shape and type of x, or of another type."""
     (tensor,) = as_tensors([x])
-    return zeros(tensor.shape, tensor.dtype)
+    return zeros(tensor.shape, dtype or tensor.dtype)
 
 
-def ones_like(x: Any) -> Tensor:
-    """Return ones of the shape and type of x."""
+def ones_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return ones of the shape and type of x, or of another type."""
     (tensor,) = as_tensors([x])
-    return ones(tensor.shape, tensor.dtype)
+    return ones(tensor.shape, dtype or tensor.dtype)
 
 
 # The same elements in another shape
@@ -94,7 +96,7 @@ def reshape(x: Any, newshape: Sequence[int]) -> Tensor:
     if shape.count(-1) == 1:
         shape = tuple(_missing(tensor.shape, shape) if n == -1 else n for n in shape)
     if size(shape) != size(tensor.shape) or any(n < 0 for n in shape):
-        raise ConfigError(f"cannot reshape {tuple(map(int, tensor.shape))} into {tuple(newshape)}")
+        raise ConfigError(f"cannot reshape {tensor.shape} into {tuple(newshape)}")
     return reshape_to(tensor, shape=shape)
 
 
@@ -125,7 +127,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     single = [one for one, n in enumerate(tensor.shape) if n == 1 and not isinstance(n, Rows)]
     axes = single if axis is None else normalized_axes(axis, tensor.ndim)
     if wrong := set(axes) - set(single):
-        raise ConfigError(f"axis {min(wrong)} of shape {tuple(map(int, tensor.shape))} has not length 1")
+        raise ConfigError(f"axis {min(wrong)} of shape {tensor.shape} has not length 1")
     return reshape(tensor, [n for one, n in enumerate(tensor.shape) if one not in axes])
 
 
@@ -197,7 +199,7 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
     """
     (tensor,) = as_tensors([x])
     if broadcast(tensor.shape, tuple(shape)) != tuple(shape):
-        raise ConfigError(f"shape {tuple(map(int, tensor.shape))} cannot be broadcast to {tuple(map(int, shape))}")
+        raise ConfigError(f"shape {tensor.shape} cannot be broadcast to {tuple(shape)}")
     if tensor.shape == tuple(shape) and [type(n) for n in tensor.shape] == [type(n) for n in shape]:
         return tensor
     return broadcast_along(tensor, shape=tuple(shape))
@@ -310,7 +312,7 @@ def _concatenate_along(y: Tensor, dy: Tensor, *xs: Tensor) -> tuple[Tensor, ...]
     return tuple(parts)
 
 
-def concatenate(xs: Sequence[Any], axis: int = -1) -> Tensor:
+def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     """Return tensors one after the other along an axis.
 
     Along the rows of the batch each rank joins its own, so that the order of rows between ranks is not promised.
@@ -324,7 +326,7 @@ def concatenate(xs: Sequence[Any], axis: int = -1) -> Tensor:
     (place,) = normalized_axes(axis, tensors[0].ndim)
     rests = {(*one.shape[:place], *one.shape[place + 1 :]) for one in tensors}
     if len(rests) > 1 or len({one.ndim for one in tensors}) > 1:
-        shapes = ", ".join(str(tuple(map(int, one.shape))) for one in tensors)
+        shapes = ", ".join(str(one.shape) for one in tensors)
         raise ConfigError(f"shapes {shapes} cannot be concatenated along axis {axis}")
     return concatenate_along(*tensors, axis=place)
 

@@ -74,7 +74,7 @@ class SeedGenerator:
         """
         wanted = tuple(shape)
         if row_axis(wanted) not in (None, 0):
-            raise ConfigError(f"random numbers of shape {tuple(map(int, wanted))}: rows of the batch must come first")
+            raise ConfigError(f"random numbers of shape {wanted}: rows of the batch must come first")
         flat = (wanted[0], math.prod(wanted[1:])) if wanted else (1, 1)
         settings = {"seed": self.seed, "purpose": int(self.purpose), "number": self.number}
         drawn = random_bits(self.count, shape=flat, **settings)

@@ -158,10 +158,15 @@ def argmax_along(x: Array, *, axis: int, out: Array) -> None:
     np.argmax(x, axis=axis, out=out)
 
 
-def argmax(x: Any, axis: int = -1) -> Tensor:
-    """Return the place of the greatest element along an axis (int64), the first of equal ones."""
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the place of the greatest element along an axis (int64), the first of equals; by default in a vector."""
     (tensor,) = as_tensors([x])
-    return argmax_along(tensor, axis=normalized_axes(axis, tensor.ndim)[0])
+    found = reshape(tensor, (-1,)) if axis is None else tensor
+    (place,) = normalized_axes(0 if axis is None else axis, found.ndim)
+    made = argmax_along(found, axis=place)
+    if not keepdims:
+        return made
+    return reshape(made, tuple(1 if axis is None or one == place else n for one, n in enumerate(tensor.shape)))
 
 
 __all__ = ["argmax", "log_softmax", "logsumexp", "max", "mean", "min", "softmax", "std", "sum", "var"]

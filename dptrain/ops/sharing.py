@@ -55,14 +55,15 @@ def first_shape(*shapes: Shape, **attributes: Any) -> Shape:
 
 
 def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
-    """The type to which the inputs' types are promoted."""
-    return np.result_type(*dtypes)
+    """The type to which the inputs' types are promoted; integers take a floating-point type as it is, as in Keras."""
+    floats = [one for one in dtypes if one.kind == "f"]
+    return np.result_type(*(floats or dtypes))
 
 
 def floating_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """As `common_dtype`; integers become float32, as in Keras."""
-    common = np.result_type(*dtypes)
-    return common if common.kind == "f" else np.float32
+    floats = [one for one in dtypes if one.kind == "f"]
+    return np.result_type(*floats) if floats else np.float32
 
 
 def boolean(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
-from dptrain.program.memory import Plan, plan
+from dptrain.program.memory import Plan, aligned, plan
 from dptrain.program.messages import all_reduce, stages
 from dptrain.program.placement import OWN_ROWS, constant_of, own_rows
 from dptrain.program.program import ROWS, Program
@@ -32,7 +32,8 @@ class HostMemory:
         """Let variables live here; those that do already stay as they are."""
         for one in variables:
             if one.home is not self:
-                self._arrays[one] = one.numpy()
+                self._arrays[one] = aligned(one.shape, one.dtype)
+                np.copyto(self._arrays[one], one.numpy())
                 one.move(self)
 
     def release(self, variables: Iterable[Variable]) -> None:
@@ -86,12 +87,12 @@ class Executable:
     ) -> None:
         self._program, self._rows, self._first_row, self._comm = program, rows, first_row, comm
         self.plan: Plan = plan(program, rows)
-        self._arena = np.empty(self.plan.size, np.uint8)
+        self._arena = aligned((self.plan.size,), np.uint8)
         self.nbytes = self.plan.size
         self._arrays: dict[int, Array] = {}
         self._calls: list[Call] = []
         self._moves: list[Call] = []
-        self.outputs: dict[str, Array] = {}
+        self.outputs: Mapping[str, Array] = {}
         self._order = self._window = np.empty(0, np.int64)
         for name, one in program.inputs.items():
             if name not in arrays:

@@ -270,7 +270,9 @@ class _Fusing:
                 self.fused.sources[id(one)] = whole(one)
         if join:
             for fused_stage in self.fused.stages:
+                _merge(self.fused, fused_stage.kernels)
                 fused_stage.kernels = _sink(self.fused, fused_stage.kernels)
+                _merge(self.fused, fused_stage.kernels)
         self.fused.every_step = _every_step(self.fused)
 
     def _find_equal(self, tensors: Iterable[Tensor]) -> None:
@@ -279,7 +281,8 @@ class _Fusing:
             if one.op is None:
                 if one.value is None or one.value.size != 1:
                     continue
-                key: Any = (marked(one.shape), one.dtype, one.value.tobytes(), one.attributes.get("rows"), one.attributes.get("own"))
+                counts = tuple(sorted(one.attributes.items()))  # of a number of rows, see `Tensor.counts_rows`
+                key: Any = (marked(one.shape), one.dtype, one.value.tobytes(), counts)
             else:
                 attributes = tuple(sorted((name, _comparable(value)) for name, value in one.attributes.items()))
                 of = tuple(id(self._canonical(read)) for read in one.inputs)
@@ -411,7 +414,7 @@ class _Fusing:
             self._ready[id(one)] = number + 1
         if isinstance(kernel, Loop):
             key = space_of(kernel.space)
-            for found in {key, key[:-1]}:
+            for found in {key, key[:-1]} if len(key) > 1 else {key}:
                 self._loops.setdefault(found, []).append(number)
 
     def _add_member(self, tensor: Tensor, inputs: Sequence[Source]) -> None:
@@ -436,15 +439,15 @@ class _Fusing:
         own = [loop.member(one.root) for one in made.reads]
         if any(self._ready.get(id(one.root), 0) > number for one, m in zip(made.reads, own, strict=True) if m is None):
             return None
-        read = {(id(one.root), one.places) for one in loop.reads if any(p.axis is not None for p in one.places)}
-        shares = made.inner and any((id(one.root), one.places) in read for one in made.reads)
+        shares = made.inner and bool(_varying(loop.reads) & _varying(made.reads))
         return made if any(own) or shares or not loop.space else None
 
 
 def _fitting(loop: Loop, tensor: Tensor, inputs: Sequence[Source]) -> Member | None:
     """Return a tensor as a member of a loop whose other tensors it can read, or None."""
-    inner = space_of(iterated(tensor)) == space_of(loop.space)
-    if not inner and space_of(iterated(tensor)) != space_of(loop.space)[:-1]:
+    space = space_of(iterated(tensor))
+    inner = space == space_of(loop.space)
+    if not inner and (len(loop.space) < 2 or space != space_of(loop.space)[:-1]):
         return None
     made = _member(tensor, inputs, loop.space, inner=inner)
     if made.kind == "reduce" and not inner:
@@ -496,6 +499,53 @@ def _member(tensor: Tensor, inputs: Sequence[Source], space: Shape, *, inner: bo
         for source, axes in zip(inputs, aligned, strict=True)
     )
     return Member(tensor, "map", reads, tuple(own), inner)
+
+
+def _varying(reads: Iterable[Source]) -> set[tuple[int, tuple[Place, ...]]]:
+    """Return what is read, but for single numbers."""
+    return {(id(one.root), one.places) for one in reads if any(place.axis is not None for place in one.places)}
+
+
+def _merge(fused: Fused, kernels: list[Kernel]) -> None:
+    """Make one of two loops that share something, where nothing in between needs the one or is needed by the other."""
+    number = 1
+    while number < len(kernels):
+        found = next((at for at in reversed(range(number)) if _merged(fused, kernels, at, number)), None)
+        number = number + 1 if found is None else max(found, 1)
+
+
+def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> bool:
+    """Merge two kernels, if they can be."""
+    one, other = kernels[first], kernels[second]
+    if not isinstance(one, Loop) or not isinstance(other, Loop):
+        return False
+    spaces = sorted((one.space, other.space), key=len)
+    if space_of(spaces[0]) not in (space_of(spaces[1]), space_of(spaces[1])[:-1]):
+        return False
+    made = {id(tensor) for tensor in one.tensors}
+    uses = any(id(source.root) in made for source in other.reads)
+    if not uses and one.space and not _varying(one.reads) & _varying(other.reads):
+        return False
+    between = kernels[first + 1 : second]
+    needed = {id(fused.memory_of(source.root)) for source in other.reads}
+    up = not any(id(tensor) in needed for kernel in between for tensor in kernel.tensors)
+    down = not any(id(fused.memory_of(source.root)) in made for kernel in between for source in kernel.reads)
+    trial = Loop(spaces[1])
+    for member in (*one.members, *other.members) if up or down else []:
+        found = _fitting(trial, member.tensor, [fused.source(read) for read in member.tensor.inputs])
+        if found is None or any(_is_within(fused, source, made) for source in found.reads):
+            return False
+        trial.members.append(found)
+    if up or down:
+        kernels[first if up else second] = trial
+        del kernels[second if up else first]
+    return up or down
+
+
+def _is_within(fused: Fused, source: Source, made: set[int]) -> bool:
+    """Whether a source is another shape of something that is made here."""
+    memory = fused.memory_of(source.root)
+    return memory is not source.root and id(memory) in made
 
 
 def _sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:

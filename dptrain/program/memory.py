@@ -1,13 +1,18 @@
 """Where the tensors of a program lie in memory: in one arena, those that are never alive together in the same place."""
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from dptrain.program.messages import stages
 from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
 from dptrain.program.program import Program
 from dptrain.program.shapes import local, size
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Array, Tensor
 
 # A cache line: where arrays begin.
 ALIGNMENT = 64
@@ -28,6 +33,17 @@ class Plan:
     offsets: Mapping[int, int]
     in_place: Mapping[int, Tensor]
     alone: int
+
+
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+    """Return an uninitialised array that begins on a cache line, without which AVX-512 passes are a tenth slower."""
+    kind = np.dtype(dtype)
+    size = math.prod(map(int, shape)) * kind.itemsize
+    if size > sys.maxsize - ALIGNMENT:  # NumPy would call it a ValueError
+        raise MemoryError(f"unable to allocate {size} bytes for an array with shape {tuple(shape)}")
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
 
 
 def plan(program: Program, rows: int | None = None) -> Plan:

@@ -229,6 +229,11 @@ class _Placing:
         """Return the inputs of an op of whole tensors, and where its output lies: partial where it is linear in one."""
         parts = self._with_own_counts(op, parts)
         partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
+        tensors = {id(parts[number].tensor) for number in partial}
+        if tensors and (tensors <= self._reduced.keys() or (op.linear == "each" and len(tensors) < len(partial))):
+            # The sums are there already, or are those of a square, which needs them: linearity would send others.
+            parts = [self._whole(one) for one in parts]
+        partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
         if partial and op.linear is not None:
             linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
             if op.linear == "joint" and partial == _not_zero(parts, linear_in):

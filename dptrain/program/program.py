@@ -87,5 +87,6 @@ def _readings(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
         return told[id(tensor)]
 
     found = {name: one for name, tensor in outputs.items() if (one := tell(tensor)) is not None}
-    read = {variable: known[id(one)] for variable, one in state.items()}
+    needed = {id(one) for one in topological(found.values())}  # whose values are fetched from the device
+    read = {variable: known[id(one)] for variable, one in state.items() if id(known[id(one)]) in needed}
     return Program({}, read, found, {})

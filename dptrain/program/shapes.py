@@ -8,6 +8,9 @@ from dptrain.errors import ConfigError
 
 Shape = tuple[int, ...]
 
+# The number of rows of symbolic tensors: a prime, so that no other length is taken for it.
+_SYMBOLIC = 10007
+
 
 class Rows(int):
     """A length that counts rows of the global batch: `scale` for each of them.
@@ -30,6 +33,11 @@ class Rows(int):
         made = super().__new__(cls, rows * scale)
         made.scale = scale
         return made
+
+    def __repr__(self) -> str:
+        if self.rows != _SYMBOLIC:
+            return int.__repr__(self)
+        return "None" if self.scale == 1 else f"{self.scale} * None"
 
     @property
     def rows(self) -> int:
@@ -62,8 +70,8 @@ class Rows(int):
         return self if other == 0 else int(self) - other
 
 
-# The number of rows of symbolic inputs, where no batch is at hand: a prime, so that no other length is taken for it.
-SYMBOLIC_ROWS = Rows(10007)
+# What stands for the number of rows where no batch is at hand: users read None.
+SYMBOLIC_ROWS = Rows(_SYMBOLIC)
 
 
 def without_rows(shape: Iterable[int]) -> tuple[int | None, ...]:

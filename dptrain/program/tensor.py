@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
-from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, local, without_rows
+from dptrain.program.shapes import Rows, Shape, local
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
@@ -204,17 +204,33 @@ class Operand:
     def __pow__(self, other: Any) -> "Tensor":
         return OPS["power"](self, other)
 
-    def __rpow__(self, other: Any) -> "Tensor":
-        return OPS["power"](other, self)
-
     def __matmul__(self, other: Any) -> "Tensor":
         return OPS["batch_matmul"](self, other)
 
     def __rmatmul__(self, other: Any) -> "Tensor":
         return OPS["batch_matmul"](other, self)
 
+    def __rpow__(self, other: Any) -> "Tensor":
+        return OPS["power"](other, self)
+
+    def __mod__(self, other: Any) -> "Tensor":
+        (divisor,) = as_tensors([self, other])[1:]
+        return self - OPS["floor_divide"](self, divisor) * divisor
+
     def __neg__(self) -> "Tensor":
         return OPS["negative"](self)
+
+    def __abs__(self) -> "Tensor":
+        return OPS["absolute"](self)
+
+    def __and__(self, other: Any) -> "Tensor":
+        return OPS["logical_and"](self, other)
+
+    def __or__(self, other: Any) -> "Tensor":
+        return OPS["logical_or"](self, other)
+
+    def __invert__(self) -> "Tensor":
+        return OPS["logical_not"](self)
 
     def __lt__(self, other: Any) -> "Tensor":
         return OPS["less"](self, other)
@@ -227,6 +243,14 @@ class Operand:
 
     def __ge__(self, other: Any) -> "Tensor":
         return OPS["greater_equal"](self, other)
+
+    def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]  # elements, as Keras' tensors
+        return OPS["equal"](self, other)
+
+    def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
+        return OPS["not_equal"](self, other)
+
+    __hash__ = object.__hash__
 
     def __getitem__(self, key: Any) -> "Tensor":
         return OPS["getitem"](self, key=_slices(key, as_tensors([self])[0].shape))
@@ -325,12 +349,15 @@ class Tensor(Operand):
 
     def __repr__(self) -> str:
         made = self.name or (self.op.name if self.op else "constant")
-        symbolic = any(isinstance(n, Rows) and n.rows == SYMBOLIC_ROWS for n in self.shape)
-        return (
-            f"<tensor {made} {without_rows(self.shape) if symbolic else tuple(map(int, self.shape))} {self.dtype.name}>"
-        )
+        return f"<tensor {made} {self.shape} {self.dtype.name}>"
 
     __hash__ = object.__hash__
+
+    def __eq__(self, other: Any) -> Any:  # elementwise, as by NumPy and Keras; `is` tells tensors apart
+        return NotImplemented if other is None else OPS["equal"](self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return NotImplemented if other is None else OPS["not_equal"](self, other)
 
     def backward(self, gradient: Any = None) -> None:
         """Add the gradient of this tensor (of its sum, if it is not a single number) to the `grad` of its variables.
@@ -547,8 +574,6 @@ class Variable(Operand):
 
     def __repr__(self) -> str:
         return f"<variable {self.path} {self.shape} {self.dtype.name}>"
-
-    __hash__ = object.__hash__
 
 
 class Trace:

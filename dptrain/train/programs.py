@@ -138,8 +138,8 @@ class Programs:
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
-        self._prepared.clear()
         self._halves.clear()
+        self._prepared.clear()
 
     def _executable(
         self, program: Program, batch: Batch, rows: Rows, shard: Shard, comm: Communicator | None

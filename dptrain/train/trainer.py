@@ -174,6 +174,10 @@ class Trainer:
                 hooks.on_predict_batch_end(number, {"outputs": self.model.as_outputs(mine)})
                 if watched and self._stopped(hooks.model, "stop_predicting"):
                     break
+            if not found:  # shapes and types of nothing
+                nothing = Shard(0, 0, 0, 1)
+                self.programs.run(step, batches.about, batches.rows([[nothing]]), [[nothing]], alone=True)
+                found.append((nothing, dict(self.programs.outputs("predict"))))
         hooks.on_predict_end()
         return self._gathered(found, rows)
 
@@ -182,11 +186,10 @@ class Trainer:
     ) -> dict[str, npt.NDArray[Any]]:
         """Return all ranks' outputs in the order of the samples. Collective."""
         last = max([0, *(shard.stop for shard, mine in found if shard.rows)])
-        if self.comm.size == 1 and found:
+        if self.comm.size == 1:
             return {name: np.concatenate([mine[name] for _, mine in found]) for name in found[0][1]}
         last = max(self.comm.allgather(last))
-        kinds = [[name, list(one.shape[1:]), one.dtype.str] for name, one in (found[0][1] if found else {}).items()]
-        kinds = next((one for one in self.comm.allgather(kinds) if one), [])
+        kinds = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
         outputs: dict[str, npt.NDArray[Any]] = {}
         for name, shape, dtype in kinds:
             outputs[name] = np.zeros((last, *shape), np.uint8 if dtype == "|b1" else dtype)

@@ -39,7 +39,7 @@ def models(keras):
             "sparse_categorical_crossentropy",
             metrics=["accuracy"],
             dtype="float64",
-            loops="numpy",
+            jit_compile=False,
         )
         ours.build((None, 6))
         rng = np.random.default_rng(1)

@@ -7,6 +7,7 @@ import pytest
 
 import dptrain as dp
 from dptrain import activations, initializers, layers, regularizers
+from tests.unit.layers.cases import ALL_CASES, CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras' variables
 SAMPLES, BATCH, EPOCHS = 95, 10, 20  # 10 steps an epoch, the last of 5 samples
@@ -16,15 +17,46 @@ def middles(k):
     """Return name -> layers of module k (dptrain or Keras) that stand between two dense layers."""
     L = k.layers
     return {
-        **{f"dense {name}": lambda name=name: [L.Dense(6, activation=name)] for name in activations.BY_NAME},
-        **{f"activation {name}": lambda name=name: [L.Activation(name)] for name in activations.BY_NAME},
+        **{f"dense {name}": lambda name=name: [L.Dense(6, activation=name)] for name in NAMES},
+        **{f"activation {name}": lambda name=name: [L.Activation(name)] for name in NAMES},
         "function": lambda: [L.Dense(6, k.activations.gelu), L.Activation(k.activations.elu)],
         "relu": lambda: [L.ReLU()],
         "relu with a slope": lambda: [L.ReLU(negative_slope=0.2)],
+        "relu with limits": lambda: [L.ReLU(1.0, 0.1, 0.3)],
         "leaky relu": lambda: [L.LeakyReLU()],
         "leaky relu with a slope": lambda: [L.LeakyReLU(0.05)],
         "elu": lambda: [L.ELU(alpha=0.7)],
         "softmax": lambda: [L.Softmax()],
+        "softmax of an axis": lambda: [L.Reshape((2, 4)), L.Softmax(axis=1), L.Flatten()],
+        "dense of two axes": lambda: [L.Reshape((2, 4)), L.Dense(5, "tanh"), L.Flatten()],
+        "convolution": lambda: [
+            L.Reshape((4, 2, 1)),
+            L.Conv2D(3, 2, padding="same", activation="tanh"),
+            L.Conv2D(2, (3, 1), (2, 1), bias_regularizer="l2"),
+            L.Flatten(),
+        ],
+        "dilated convolution": lambda: [L.Reshape((4, 2, 1)), L.Conv2D(3, (2, 1), dilation_rate=(2, 1)), L.Flatten()],
+        "transposed convolution": lambda: [
+            L.Reshape((2, 2, 2)),
+            L.Conv2DTranspose(3, 3, 2, "same", activation="relu"),
+            L.Conv2DTranspose(2, (2, 1), use_bias=False),
+            L.Flatten(),
+        ],
+        "pooling": lambda: [
+            *(L.Reshape((4, 2, 1)), L.UpSampling2D((1, 2)), L.MaxPooling2D((2, 2), 1, "same")),
+            *(L.AveragePooling2D((3, 2), padding="same"), L.Flatten()),
+        ],
+        "global pooling": lambda: [
+            *(L.Reshape((2, 1, 4)), L.ZeroPadding2D((1, 0)), L.Conv2D(5, (2, 1)), L.GlobalAveragePooling2D()),
+            *(L.RepeatVector(4), L.Reshape((2, 2, 5)), L.Permute((3, 1, 2)), L.GlobalMaxPooling2D()),
+        ],
+        "layer normalization": lambda: [
+            L.LayerNormalization(),
+            L.Reshape((2, 4)),
+            L.LayerNormalization([1, 2]),
+            L.Flatten(),
+        ],
+        "activity": lambda: [L.Dense(6, activity_regularizer="l2"), L.Identity()],
         "rescaling": lambda: [L.Rescaling(-0.5, 0.25)],
         "reshape": lambda: [L.Reshape((4, -1)), L.Reshape((8,))],
         "flatten": lambda: [L.Reshape((2, 4)), L.Flatten()],
@@ -47,6 +79,10 @@ def middles(k):
     }
 
 
+# "threshold" and "glu" need arguments or an even length.
+NAMES = [name for name in activations.BY_NAME if name not in ("threshold", "glu")]
+
+
 def stack(k, name):
     middle = middles(k)[name]()
     return [k.Input((5,)), k.layers.Dense(8, "tanh"), *middle, k.layers.Dense(3)]
@@ -65,7 +101,7 @@ def test_200_steps(keras, name, optimizer):
     theirs = keras.Sequential(stack(keras, name))
     ours = dp.Sequential(stack(dp, name))
     ours.build((None, 5))
-    assert [layer.name.rstrip("_0123456789") for layer in ours.architecture.layers] == [
+    assert [layer.name.rstrip("_0123456789") for layer in ours.layers] == [
         layer.name.rstrip("_0123456789") for layer in theirs.layers
     ]
     start = [w + 0.1 * rng.random(w.shape) for w in theirs.get_weights()]  # biases and the like off zero
@@ -74,7 +110,7 @@ def test_200_steps(keras, name, optimizer):
     rate = {"sgd": 0.05, "adam": 0.01}[optimizer]
     kind = {"sgd": "SGD", "adam": "Adam"}[optimizer]
     theirs.compile(getattr(keras.optimizers, kind)(rate), "mse", metrics=["mae"])
-    ours.compile(getattr(dp.optimizers, kind)(rate), "mse", metrics=["mae"], dtype="float64", loops="numpy")
+    ours.compile(getattr(dp.optimizers, kind)(rate), "mse", metrics=["mae"], dtype="float64", jit_compile=False)
     arguments = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
     their_history = theirs.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
     our_history = ours.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
@@ -134,9 +170,32 @@ def test_initializers_and_regularizers_have_keras_names_and_defaults(keras):
 
 
 def test_an_input_layer_is_read_both_ways(keras):
-    mine = layers.Input((4, 5), name="here")
+    mine = layers.InputLayer((4, 5), name="here")
     theirs = keras.layers.InputLayer(shape=(4, 5), name="here")
     assert layers.deserialize(keras.saving.serialize_keras_object(theirs)).input_shape == (4, 5)
     assert keras.saving.deserialize_keras_object(layers.serialize(mine)).batch_shape == (None, 4, 5)
     assert keras.Sequential([keras.Input((4, 5))]).layers == []
-    assert len(dp.Sequential([mine, layers.Flatten()]).architecture.layers) == 1
+    assert len(dp.Sequential([mine, layers.Flatten()]).layers) == 1
+
+
+@pytest.mark.parametrize(("name", "number"), ALL_CASES)
+@pytest.mark.parametrize("training", [False, True])
+def test_outputs_and_configurations_of_every_layer(keras, name, number, training):
+    if name == "InputLayer" or (name == "Dropout" and training):
+        return
+    case = CASES[name][number]
+    ours, inputs = case.make(), case.inputs()
+    ours.set_dtype("float64")
+    theirs = keras.saving.deserialize_keras_object(json.loads(json.dumps(layers.serialize(ours))))
+    config = {key: one for key, one in theirs.get_config().items() if key != "dtype"}
+    assert json.loads(json.dumps(config)) == ours.config() | {"name": theirs.name}
+    case.call(ours, inputs)
+    their_inputs = [keras.ops.convert_to_tensor(one) for one in inputs]
+    case.call(theirs, their_inputs)
+    theirs.set_weights(ours.get_weights())
+    for _ in range(2):
+        mine, other = case.call(ours, inputs, training), case.call(theirs, their_inputs, training)
+        np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), rtol=1e-12, atol=1e-13)
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)
+    assert float(sum(ours.losses)) == pytest.approx(float(sum(theirs.losses)), rel=1e-6)

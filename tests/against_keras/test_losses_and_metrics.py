@@ -1,101 +1,89 @@
-"""Every loss and metric, with and without sample weights: 200 steps give Keras' logs and weights in float64."""
+"""Every loss and metric, with and without sample weights, gives Keras' numbers in float64, and losses its gradients."""
 
 import numpy as np
 import pytest
 
 from dptrain import losses as our_losses
 from dptrain import metrics as our_metrics
-from dptrain.backend.cpu.backend import NumpyBackend
-from dptrain.batches.feed import ResidentFeed
-from dptrain.batches.sampling import Shard
-from dptrain.layers import Dense
-from dptrain.model import Architecture
-from dptrain.optimizers import SGD
-from dptrain.train.replica import Replica
+from dptrain import ops
+from dptrain.program.gradient import gradients
+from dptrain.program.tensor import constant
 
 # Of Keras' own copies of its variables.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
-STEPS, FEATURES, CLASSES = 200, 6, 7
+CLASSES = 7
 # Batches of several sizes, so that a mean over batches is not a mean over samples.
-SIZES = (8, 13, 5)
+SIZES = (8, 13, 5, 71)
 RTOL = 1e-9
+ACTIVATIONS = {"softmax": ops.softmax, "sigmoid": ops.sigmoid, "linear": lambda x: x}
+
+
+class Ours:
+    losses, metrics = our_losses, our_metrics
 
 
 def samples(targets: str, outputs: int = CLASSES) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what a model's last activation is applied to, targets and weights."""
     rng = np.random.default_rng(5)
-    x = rng.standard_normal((97, FEATURES))
-    labels = rng.integers(0, outputs, len(x))
+    z = rng.standard_normal((sum(SIZES), outputs))
+    labels = rng.integers(0, outputs, len(z))
     y = {
         "labels": labels,
         "one-hot": np.eye(outputs)[labels],
-        "shares": rng.dirichlet(np.ones(outputs), len(x)),
-        "binary": rng.integers(0, 2, (len(x), outputs)).astype(np.float64),
-        "values": rng.standard_normal((len(x), outputs)),
+        "shares": rng.dirichlet(np.ones(outputs), len(z)),
+        "binary": rng.integers(0, 2, (len(z), outputs)).astype(np.float64),
+        "values": rng.standard_normal((len(z), outputs)),
+        "positive": rng.random((len(z), outputs)) + 0.1,
     }[targets]
-    weights = rng.random(len(x)) * 2
+    weights = rng.random(len(z)) * 2
     weights[::7] = 0
-    return x, y, weights
+    return z, y, weights
 
 
-def batches() -> list[np.ndarray]:
-    rng = np.random.default_rng(6)
-    return [rng.integers(0, 97, SIZES[step % 3]) for step in range(STEPS)]
+def batches() -> list[slice]:
+    ends = np.cumsum(SIZES)
+    return [slice(end - size, end) for end, size in zip(ends, SIZES, strict=True)]
 
 
-def build_keras(keras, last: str, outputs: int):
-    keras.utils.set_random_seed(3)
-    layers = [keras.layers.Dense(9, "tanh"), keras.layers.Dense(outputs, last)]
-    return keras.Sequential([keras.Input((FEATURES,)), *layers])
-
-
-def compare(keras, loss, last, targets, *, weighted, metrics=(), weighted_metrics=(), outputs=CLASSES, rtol=RTOL):
-    """Train both and compare logs after every step, and weights in the end.
-
-    loss, metrics and weighted_metrics are functions of a module, which is Keras or dptrain.
-    """
-    x, y, weights = samples(targets, outputs)
-    peer = build_keras(keras, last, outputs)
-    made = [[one(keras) for one in given] for given in (metrics, weighted_metrics)]
-    peer.compile(keras.optimizers.SGD(0.05), loss(keras), metrics=made[0] or None, weighted_metrics=made[1] or None)
-
-    class Ours:
-        losses, metrics = our_losses, our_metrics
-
-    replica = Replica(NumpyBackend(np.float64), Architecture([Dense(9, "tanh"), Dense(outputs, last)], (FEATURES,)), 1)
-    replica.compile(
-        our_losses.get(loss(Ours)), SGD(0.05), [one(Ours) for one in metrics], [one(Ours) for one in weighted_metrics]
-    )
-    replica.reserve(max(SIZES))
-    flat = replica.backend.download(replica.params)
-    for entry, weight in zip(replica.architecture.layout.entries, peer.get_weights(), strict=True):
-        entry.view(flat)[...] = weight
-    replica.backend.write(replica.params, flat)
-    feed = ResidentFeed(replica.backend, replica.as_stored(x, y, weights if weighted else None))
+def compare(keras, loss, last, targets, *, weighted, outputs=CLASSES):
+    """Compare a loss, a function of a module that is Keras or dptrain, and its gradient before the last activation."""
+    z, y, weights = samples(targets, outputs)
     for rows in batches():
-        given = (x[rows], y[rows], weights[rows]) if weighted else (x[rows], y[rows])
-        # Unlike `train_on_batch`, which starts afresh, this goes on with the epoch's metrics.
-        theirs = peer.train_step(tuple(keras.ops.convert_to_tensor(one) for one in given))
-        feed.start(rows, [])
-        replica.forward_backward(feed, [Shard(0, len(rows), 0)])
-        replica.update()
-        mine = replica.logs()
-        assert list(mine) == list(theirs)
+        given = (weights[rows],) if weighted else ()
+        theirs_z = keras.ops.convert_to_tensor(z[rows]).requires_grad_()
+        theirs = keras.losses.get(loss(keras))(y[rows], keras.activations.get(last)(theirs_z), *given)
+        theirs.backward()
+        ours_z = constant(z[rows])
+        ours = our_losses.get(loss(Ours))(y[rows], ACTIVATIONS[last](ours_z), *given)
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=RTOL, atol=1e-12)
+        (gradient,) = gradients(ours, [ours_z])
+        np.testing.assert_allclose(gradient, theirs_z.grad.numpy(), rtol=RTOL, atol=1e-11)
+
+
+def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=CLASSES):
+    """Compare metrics, named by strings as `compile` would understand them, after each batch."""
+    z, y, weights = samples(targets, outputs)
+    y_pred = ACTIVATIONS[last](constant(z)).numpy()
+    ours, _ = our_metrics.resolve([one(Ours) for one in measured], None, our_losses.get(loss(Ours)), (outputs,))
+    trainer = keras.Sequential([keras.Input((outputs,)), keras.layers.Activation("linear")])
+    trainer.compile(
+        "sgd",
+        loss(keras),
+        metrics=None if weighted else [one(keras) for one in measured],
+        weighted_metrics=[one(keras) for one in measured] if weighted else None,
+    )
+    for rows in batches():
+        given = (weights[rows],) if weighted else ()
+        for metric in ours.values():
+            metric.update_state(y[rows], y_pred[rows], *given)
+        # Unlike `test_on_batch`, which starts afresh, this goes on with the metrics.
+        theirs = trainer.test_step(tuple(keras.ops.convert_to_tensor(one) for one in (y_pred[rows], y[rows], *given)))
+        theirs.pop("loss")
+        assert list(ours) == list(theirs)
         for key, value in theirs.items():
             value = keras.ops.convert_to_numpy(value)
-            np.testing.assert_allclose(mine[key], value, rtol=rtol, atol=1e-12, err_msg=key)
-    flat = replica.backend.download(replica.params)
-    for entry, weight in zip(replica.architecture.layout.entries, peer.get_weights(), strict=True):
-        np.testing.assert_allclose(entry.view(flat), weight, rtol=rtol, atol=1e-11, err_msg=entry.name)
-    # What was trained is what is evaluated: one batch, which Keras takes in one as well.
-    replica.reset_totals()
-    order = np.arange(max(SIZES))
-    feed.start(order, [])
-    replica.evaluate_rows(feed.rows(Shard(0, len(order), 0)))
-    given = (x[order], y[order], weights[order]) if weighted else (x[order], y[order])
-    theirs = peer.evaluate(given[0], given[1], len(order), 0, *given[2:], return_dict=True)
-    for key, value in replica.logs().items():
-        np.testing.assert_allclose(value, theirs[key], rtol=rtol, atol=1e-12, err_msg=key)
+            np.testing.assert_allclose(ours[key].result(), value, rtol=RTOL, atol=1e-12, err_msg=key)
 
 
 def loss_of(kind, /, **options):
@@ -146,6 +134,15 @@ LOSSES = {
     "squared": (loss_of("MeanSquaredError"), "linear", "values"),
     "absolute": (loss_of("MeanAbsoluteError"), "linear", "values"),
     "huber": (loss_of("Huber", delta=0.6), "linear", "values"),
+    "log cosh": (loss_of("LogCosh"), "linear", "values"),
+    "percentage": (loss_of("MeanAbsolutePercentageError"), "linear", "values"),
+    "logarithmic": (loss_of("MeanSquaredLogarithmicError"), "sigmoid", "positive"),
+    "cosine": (loss_of("CosineSimilarity"), "linear", "values"),
+    "hinge": (loss_of("Hinge"), "linear", "binary"),
+    "squared hinge": (loss_of("SquaredHinge"), "linear", "binary"),
+    "categorical hinge": (loss_of("CategoricalHinge"), "linear", "one-hot"),
+    "divergence": (loss_of("KLDivergence"), "softmax", "shares"),
+    "poisson": (loss_of("Poisson"), "sigmoid", "positive"),
 }
 
 
@@ -205,12 +202,20 @@ METRICS = {
             named("bce"),
             metric_of("BinaryCrossentropy", label_smoothing=0.1, name="smoothed"),
             metric_of("Accuracy", name="exactly"),
+            metric_of("AUC", name="area"),
+            metric_of("AUC", curve="PR", name="other area"),
+            metric_of("Precision", thresholds=[0.2, 0.7], class_id=3, name="several"),
+            metric_of("TruePositives", name="right"),
+            metric_of("FalseNegatives", thresholds=0.3, name="missed"),
         ],
     ),
     "values": (
         loss_of("MeanSquaredError"),
         "linear",
-        [named("mae"), named("mean_absolute_error"), named("MSE"), metric_of("Accuracy"), named("mae")],
+        [
+            *(named(name) for name in ("mae", "mean_absolute_error", "MSE", "mae", "mape", "poisson", "hinge")),
+            *(metric_of(name) for name in ("Accuracy", "RootMeanSquaredError", "CosineSimilarity", "LogCoshError")),
+        ],
     ),
 }
 
@@ -219,22 +224,14 @@ METRICS = {
 @pytest.mark.parametrize("targets", METRICS)
 def test_metrics(keras, targets, weighted):
     loss, last, measured = METRICS[targets]
-    compare(keras, loss, last, targets, weighted=weighted, metrics=measured, weighted_metrics=measured)
+    compare_metrics(keras, loss, last, targets, measured, weighted=weighted)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_metrics_of_one_output(keras, weighted):
     measured = [named("accuracy"), named("Accuracy"), named("precision"), named("recall")]
-    compare(
-        keras,
-        loss_of("BinaryCrossentropy"),
-        "sigmoid",
-        "binary",
-        weighted=weighted,
-        metrics=measured,
-        weighted_metrics=measured,
-        outputs=1,
-    )
+    loss = loss_of("BinaryCrossentropy")
+    compare_metrics(keras, loss, "sigmoid", "binary", measured, weighted=weighted, outputs=1)
 
 
 @pytest.mark.parametrize("targets", ["labels", "one-hot"])
@@ -242,7 +239,7 @@ def test_metrics_of_logits(keras, targets):
     """With a loss from logits, metrics see logits."""
     name = {"labels": "SparseCategoricalCrossentropy", "one-hot": "CategoricalCrossentropy"}[targets]
     measured = [named("accuracy"), metric_of(name, from_logits=True)]
-    compare(keras, loss_of(name, from_logits=True), "linear", targets, weighted=True, metrics=measured)
+    compare_metrics(keras, loss_of(name, from_logits=True), "linear", targets, measured, weighted=False)
 
 
 def test_names(keras):

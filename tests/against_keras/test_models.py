@@ -24,7 +24,7 @@ def both(keras, *layers, **options):
     theirs, ours = result
     ours.set_weights([np.asarray(weight) for weight in theirs.get_weights()])
     theirs.compile("sgd", "mse", jit_compile=False)
-    ours.compile("sgd", "mse", dtype="float64", loops="numpy")
+    ours.compile("sgd", "mse", dtype="float64", jit_compile=False)
     return result
 
 
@@ -82,7 +82,7 @@ def test_class_weights(keras, validation):
     x, y = toy()
     theirs, ours = both(keras, ("Dense", 3, "softmax"))
     theirs.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
-    ours.compile("sgd", "sparse_categorical_crossentropy", dtype="float64", loops="numpy")
+    ours.compile("sgd", "sparse_categorical_crossentropy", dtype="float64", jit_compile=False)
     given = {"validation_split": 0.25} if validation == "split" else {"validation_data": (x[:9], y[:9])}
     options = {"epochs": 3, "shuffle": False, "verbose": 0, "class_weight": {0: 5.0, 2: 0.1}}
     expected = theirs.fit(x, y, **options, **given).history

@@ -75,7 +75,7 @@ def run(library, keras, method: str, make, **arguments):
     ours = library is dp
     if ours:
         model = dp.Sequential([dp.layers.Dense(2, input_shape=(4,))])
-        model.compile(dp.optimizers.SGD(0.05), "mse", dtype="float64", loops="numpy", device="cpu")
+        model.compile(dp.optimizers.SGD(0.05), "mse", dtype="float64", jit_compile=False, device="cpu")
     else:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         model.compile(keras.optimizers.SGD(0.05), "mse")

@@ -20,7 +20,9 @@ def forgotten():
 
 
 def test_the_import_loads_no_driver():
-    code = "import dptrain.backend.cuda.graphs, pathlib; print('libcuda' in pathlib.Path('/proc/self/maps').read_text())"
+    code = (
+        "import dptrain.backend.cuda.graphs, pathlib; print('libcuda' in pathlib.Path('/proc/self/maps').read_text())"
+    )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
 

@@ -1,10 +1,8 @@
 """The CPU: programs run as NumPy calls on prepared views, or compiled where there is a C++ compiler."""
 
-import math
 import os
-import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,41 +12,24 @@ from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.comm.base import Communicator
-from dptrain.errors import ConfigError, DeviceError
+from dptrain.errors import ConfigError
 from dptrain.program import execute
+from dptrain.program.memory import aligned
 from dptrain.program.program import Program
 from dptrain.program.tensor import Variable
 
 Array = npt.NDArray[Any]
 
-# Bytes.
-CACHE_LINE = 64
 
-
-def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return an uninitialised array that begins on a cache line, without which AVX-512 passes are a tenth slower."""
-    kind = np.dtype(dtype)
-    size = math.prod(map(int, shape)) * kind.itemsize
-    if size > sys.maxsize - CACHE_LINE:  # NumPy would call it a ValueError
-        raise MemoryError(f"unable to allocate {size} bytes for an array with shape {tuple(shape)}")
-    memory = np.empty(size + CACHE_LINE, np.uint8)
-    start = -memory.ctypes.data % CACHE_LINE
-    return memory[start : start + size].view(kind).reshape(shape)
-
-
-def compiles(choice: str | bool) -> bool:
-    """Return whether programs are compiled; the environment's DPTRAIN_JIT_COMPILE (0 or 1) says what "auto" means.
+def wants_compiled(choice: bool | Literal["auto"]) -> bool | None:
+    """Return whether programs are to be compiled, None for where they can be; "auto" is what DPTRAIN_JIT_COMPILE says.
 
     Raises:
         ConfigError: it is none of the choices.
-        DeviceError: they are to be compiled, and there is no compiler.
     """
     if choice not in (True, False, "auto"):
         raise ConfigError(f"jit_compile = {choice!r}: expected True, False or 'auto'")
-    wanted = choice if choice != "auto" else {"0": False, "1": True}.get(os.environ.get("DPTRAIN_JIT_COMPILE", ""))
-    if wanted and compiler() is None:
-        raise DeviceError("jit_compile: no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
-    return compiler() is not None if wanted is None else bool(wanted)
+    return bool(choice) if choice != "auto" else {"0": False, "1": True}.get(os.environ.get("DPTRAIN_JIT_COMPILE", ""))
 
 
 class CpuBackend(Backend):
@@ -60,19 +41,24 @@ class CpuBackend(Backend):
         jit_compile: whether programs are compiled; "auto" where there is a C++ compiler.
 
     Raises:
-        DeviceError: they are to be compiled, and there is no compiler.
+        ConfigError: there is none, and programs are to be compiled.
     """
 
     def __init__(
-        self, dtype: npt.DTypeLike = np.float32, threads: int = 1, jit_compile: str | bool = "auto"
+        self, dtype: npt.DTypeLike = np.float32, threads: int = 1, jit_compile: bool | Literal["auto"] = "auto"
     ) -> None:
         self.name = "cpu"
         self.dtype = np.dtype(dtype)
         self.threads = threads
-        self._compiles = compiles(jit_compile)
-        self.numerics = f"cpu, {self.dtype}{', compiled' if self._compiles else ''}"
-        self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}"
-        self.description += ", compiled" if self._compiles else ""
+        wanted = wants_compiled(jit_compile)
+        found = None if wanted is False else compiler()
+        if found is None and wanted:
+            raise ConfigError("jit_compile=True needs a C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
+        self._compiles = found is not None
+        by = f"compiled by {found[1]}" if found is not None else "NumPy"
+        by += ": no C++ compiler on PATH" if found is None and wanted is None else ""
+        self.numerics = f"cpu, {self.dtype}, {'compiled' if self._compiles else 'NumPy'}"
+        self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}, {by}"
         self._memory = execute.HostMemory()
 
     def adopt(self, variables: Iterable[Variable]) -> None:
@@ -90,13 +76,13 @@ class CpuBackend(Backend):
         first_row: int = 0,
         comm: Communicator | None = None,
     ) -> Executable:
-        place: dict[str, Any] = {"rows": rows, "first_row": first_row, "comm": comm}
+        place: Any = {"rows": rows, "first_row": first_row, "comm": comm}
         if self._compiles:
             return CompiledExecutable(program, self._memory, arrays, **place, threads=self.threads)
         return execute.Executable(program, self._memory, arrays, **place)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
-        return aligned_empty(shape, self.dtype if dtype is None else dtype)
+        return aligned(shape, self.dtype if dtype is None else dtype)
 
     def upload(self, array: HostArray, name: str = "") -> Array:
         return array
@@ -111,7 +97,7 @@ class CpuBackend(Backend):
         return HostExchange(buffer)
 
     def staging(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Staging:
-        return HostStaging(aligned_empty(shape, dtype))
+        return HostStaging(aligned(shape, dtype))
 
     def close(self) -> None:
         """Nothing is held."""

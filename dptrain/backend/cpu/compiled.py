@@ -16,8 +16,9 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import Call, Fused, Loop, Member, fuse
-from dptrain.program.memory import ALIGNMENT, arrange
+from dptrain.program.memory import aligned, arrange
 from dptrain.program.messages import all_reduce
+from dptrain.program.placement import constant_of
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import Rows, local
 from dptrain.program.sources import Extent, Source, whole
@@ -86,7 +87,7 @@ class CompiledExecutable:
         self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
         self.code: Code = generate(self.fused)
         self._library = library(self.code.source)
-        self.outputs: dict[str, Array] = {}
+        self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {id(one): memory.array(variable) for variable, one in program.state.items()}
         self._place()
@@ -172,6 +173,11 @@ class CompiledExecutable:
             if self._blas is not None and self._context.active != before:
                 self._blas.set_threads(before)
 
+    @property
+    def addresses(self) -> list[int]:
+        """Where `code.roots` lie."""
+        return [int(one) for one in self._pointers[: len(self.code.roots)]]
+
     def _step(self, part: Segment | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
         """Return what executes a part of a step, told whether it is that of the last step."""
         if isinstance(part, Segment):
@@ -200,8 +206,8 @@ class CompiledExecutable:
     def _array(self, root: Tensor) -> Array:
         """Return a root's memory."""
         beneath = self.fused.memory_of(root)
-        if id(beneath) not in self._arrays:  # a constant
-            self._arrays[id(beneath)] = np.ascontiguousarray(beneath.numpy())
+        if id(beneath) not in self._arrays:  # of a constant
+            self._arrays[id(beneath)] = np.asarray(constant_of(beneath, self._rows), order="C")
         return self._arrays[id(beneath)].reshape(local(root.shape, self._rows))
 
     def _view(self, source: Source, tensor: Tensor) -> Array:
@@ -228,7 +234,7 @@ class CompiledExecutable:
         for stage in self.fused.stages:
             for message in stage.messages:
                 sizes = [int(np.prod(local(part.shape, self._rows))) for part, _ in message]
-                flat = aligned(sum(sizes) * message[0][0].dtype.itemsize).view(message[0][0].dtype)
+                flat = aligned((sum(sizes),), message[0][0].dtype)
                 for (part, reduced), place in zip(message, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
                     self._messages[id(reduced)] = flat
                     self._arrays[id(part)] = self._arrays[id(reduced)] = place.reshape(local(part.shape, self._rows))
@@ -245,17 +251,10 @@ class CompiledExecutable:
         sizes = [int(np.prod(shape)) * one.dtype.itemsize for shape, (_, one) in zip(shapes, wanted, strict=True)]
         lives = [(size, number, last.get(id(one), number)) for size, (number, one) in zip(sizes, wanted, strict=True)]
         offsets, size = arrange(lives)
-        arena = aligned(size)
+        arena = aligned((size,), np.uint8)
         for (_, one), start, length, shape in zip(wanted, offsets, sizes, shapes, strict=True):
             self._arrays[id(one)] = arena[start : start + length].view(one.dtype).reshape(shape)
         self.nbytes = size
-
-
-def aligned(size: int) -> Array:
-    """Return bytes that begin where a cache line does."""
-    raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
 
 
 def last_reads(fused: Fused) -> dict[int, int]:

@@ -91,24 +91,6 @@ def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> 
     )
 
 
-def compiled(names: Sequence[str], architecture: str) -> dict[str, Path]:
-    """Return the compiled files of some sources by name, compiling what the cache does not hold.
-
-    Args:
-        names: sources without their ending, such as "dense".
-        architecture: such as "sm_90".
-
-    Raises:
-        DeviceError: no nvcc, it refuses a source, or the cache cannot be written.
-    """
-    nvcc = find_nvcc()
-    found = places(names, architecture, nvcc)
-    if not all(place.is_file() for place in found.values()):
-        sources = kernels_dir()
-        _compile_missing(nvcc, [(sources / f"{name}.cu", place) for name, place in found.items()], architecture)
-    return found
-
-
 def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
     """Return the compiled file of a user's source, compiling it if the cache does not hold it.
 
@@ -135,6 +117,20 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
     return place
 
 
+def compiled_text(name: str, text: str, architecture: str) -> Path:
+    """Return the compiled file of a generated source, which includes nothing but `kernels/`; as `compiled_own`."""
+    nvcc = find_nvcc()
+    digest = _digest(nvcc, architecture)
+    digest.update(text.encode())
+    place = kernel_cache() / f"{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
+    if not place.is_file():
+        with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
+            path = Path(folder) / f"{name}.cu"
+            path.write_text(text, encoding="utf-8")
+            _compile_missing(nvcc, [(path, place)], architecture)
+    return place
+
+
 def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
     """Return a source and all that it includes, wherever that is, except system headers.
 
@@ -148,27 +144,11 @@ def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
     return [Path(name) for name in dict.fromkeys(names)]
 
 
-def places(names: Sequence[str], architecture: str, nvcc: str) -> dict[str, Path]:
-    """Return where the cache keeps the compiled files of some sources, by name, whether they are there or not.
-
-    Raises:
-        DeviceError: this nvcc does not work.
-    """
-    sources = kernels_dir()
-    digest = _digest(nvcc, architecture)
-    found = {}
-    for name in names:
-        own = digest.copy()
-        own.update((sources / f"{name}.cu").read_bytes())
-        found[name] = kernel_cache() / f"{name}-{architecture}-{own.hexdigest()[:24]}.cubin"
-    return found
-
-
 def _digest(nvcc: str, architecture: str) -> "hashlib._Hash":
     """Return the digest of what all compiled files depend on."""
     added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
     digest = hashlib.sha256("\0".join([architecture, *OPTIONS, *added, _version(nvcc)]).encode())
-    for header in sorted(kernels_dir().glob("*.cuh")):
+    for header in sorted([*kernels_dir().glob("*.cuh"), *kernels_dir().glob("*.h")]):
         digest.update(header.read_bytes())
     return digest
 

@@ -5,8 +5,7 @@ names and argument orders of the bindings were compared with nvmath-python 1.0; 
 which need no GPU, were filled and read back with cuBLASLt 12.9.
 
 cuBLASLt knows matrices by columns. A row-major (R, C) array is, by columns, its own transpose (C, R) with leading
-dimension C; so c = op(a) op(b) is asked for as c^T = op(b)^T op(a)^T: b first, a second, sizes N, M, K. A bias along
-c's rows is then one along the columns of what cuBLASLt sees, as its epilogue wants it.
+dimension C; so c = op(a) op(b) is asked for as c^T = op(b)^T op(a)^T: b first, a second, sizes N, M, K.
 
 What a product needs beside its pointers (descriptor, layouts, the algorithm that the heuristic chose) is made once for
 each shape and kept. Products of the same shape on the same GPU with the same library have the same bits; another GPU or
@@ -22,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cuda.products import Gemm
 from dptrain.errors import ConfigError, DeviceError
 
 # What NVIDIA recommends for Hopper; older GPUs need less.
@@ -33,40 +31,32 @@ _ALIGNMENT = 256
 
 @dataclass
 class _Plan:
-    """What one shape needs: opaque handles, the algorithm, and the bias that the descriptor points to now."""
+    """What one shape needs: opaque handles and the algorithm."""
 
     operation: int
     layout_a: int
     layout_b: int
     layout_c: int
     algorithm: Any
-    bias: int
-    afterwards: str
 
 
-class CublasLtGemm(Gemm):
-    """Products by cuBLASLt; sums of no terms, which it does not know, by our own kernels.
+class CublasLt:
+    """Products by cuBLASLt.
 
     Args:
         precision: "float32", or "tf32" for its fast TF32 compute type.
         stream: the stream's handle.
         allocate: returns the address of that many bytes, aligned to 256, that stay until the backend closes.
-        activate: (address, elements, activation): queues an activation in place, where no epilogue does it.
-        own: our own products.
+
+    Attributes:
+        numerics: what the bits of products depend on, beyond the device.
 
     Raises:
         ConfigError: nvmath-python is not installed.
         DeviceError: the library does not load or does not start.
     """
 
-    def __init__(
-        self,
-        precision: str,
-        stream: int,
-        allocate: Callable[[int], int],
-        activate: Callable[[int, int, str], None],
-        own: Gemm,
-    ) -> None:
+    def __init__(self, precision: str, stream: int, allocate: Callable[[int], int]) -> None:
         try:
             from nvmath import CudaDataType
             from nvmath.bindings import cublas, cublasLt
@@ -74,8 +64,7 @@ class CublasLtGemm(Gemm):
             raise ConfigError(
                 f"gemm = 'cublaslt': nvmath-python is not installed ({error}); pip install 'dptrain[cublaslt]'"
             ) from error
-        self.name = "cublaslt"
-        self._lt, self._stream, self._activate, self._own = cublasLt, stream, activate, own
+        self._lt, self._stream = cublasLt, stream
         self._float32 = int(CudaDataType.CUDA_R_32F)
         compute = cublas.ComputeType
         self._compute = int(compute.COMPUTE_32F if precision == "float32" else compute.COMPUTE_32F_FAST_TF32)
@@ -90,30 +79,26 @@ class CublasLtGemm(Gemm):
         self._workspace = allocate(WORKSPACE_BYTES)
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
-    def product(
-        self, layout: str, a: int, b: int, bias: int, c: int, sizes: tuple[int, int, int], activation: str
-    ) -> None:
-        """See `Gemm`.
+    def product(self, turned: tuple[bool, bool], a: int, b: int, c: int, sizes: tuple[int, int, int]) -> None:
+        """Queue c = op(a) op(b); all arrays are float32, dense and row-major.
+
+        Args:
+            turned: whether a is (K, M) instead of (M, K), and b (N, K) instead of (K, N).
+            a: device address, as those that follow.
+            b: of the second factor.
+            c: of (M, N) results, overwritten.
+            sizes: M, N and K, each 1 or more.
 
         Raises:
             DeviceError: cuBLASLt has no algorithm for this product, or refuses it.
         """
-        M, N, K = sizes
-        if M == 0 or N == 0:
-            return
-        if K == 0:
-            self._own.product(layout, a, b, bias, c, sizes, activation)
-            return
         # Slices of a batch begin anywhere; an algorithm for aligned matrices would read them wrongly.
         alignments = tuple(min(pointer & -pointer, _ALIGNMENT) for pointer in (a, b, c))
-        key = (layout, M, N, K, activation, bias != 0, alignments)
+        key = (turned, sizes, alignments)
         try:
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self._plan(layout, sizes, activation, bias, alignments)
-            if bias != plan.bias:
-                self._set_bias(plan.operation, bias)
-                plan.bias = bias
+                plan = self._plans[key] = self._plan(turned, sizes, alignments)
             self._lt.matmul(
                 self._handle,
                 plan.operation,
@@ -130,13 +115,11 @@ class CublasLtGemm(Gemm):
             )
         except self._lt.cuBLASLtError as error:
             raise DeviceError(
-                f"gemm = 'cublaslt': no product of ({M}, {K}) and ({K}, {N}) ({error}); use --gemm dptrain"
+                f"gemm = 'cublaslt': no product of sizes M, N, K = {sizes} ({error}); use --gemm dptrain"
             ) from error
-        if plan.afterwards != "linear":
-            self._activate(c, M * N, plan.afterwards)
 
     def close(self) -> None:
-        """See `Gemm`."""
+        """Give back what the library holds; all queued work has ended."""
         for plan in self._plans.values():
             for layout in (plan.layout_a, plan.layout_b, plan.layout_c):
                 self._lt.matrix_layout_destroy(layout)
@@ -151,25 +134,15 @@ class CublasLtGemm(Gemm):
         with contextlib.suppress(Exception):  # one could reach nobody from here
             self.close()
 
-    def _plan(
-        self, layout: str, sizes: tuple[int, int, int], activation: str, bias: int, alignments: tuple[int, ...]
-    ) -> _Plan:
+    def _plan(self, turned: tuple[bool, bool], sizes: tuple[int, int, int], alignments: tuple[int, ...]) -> _Plan:
         lt = self._lt
         M, N, K = sizes
-        fused = activation == "relu"
-        if bias:
-            epilogue = lt.Epilogue.RELU_BIAS if fused else lt.Epilogue.BIAS
-        else:
-            epilogue = lt.Epilogue.RELU if fused else lt.Epilogue.DEFAULT
         operation = lt.matmul_desc_create(self._compute, self._float32)
-        self._set(operation, lt.MatmulDescAttribute.TRANSA, self._turn if layout == "nt" else self._keep)
-        self._set(operation, lt.MatmulDescAttribute.TRANSB, self._turn if layout == "tn" else self._keep)
-        self._set(operation, lt.MatmulDescAttribute.EPILOGUE, epilogue)
-        if bias:
-            self._set_bias(operation, bias)
+        self._set(operation, lt.MatmulDescAttribute.TRANSA, self._turn if turned[1] else self._keep)
+        self._set(operation, lt.MatmulDescAttribute.TRANSB, self._turn if turned[0] else self._keep)
         # Rows and columns as stored, which by columns is the other way round.
-        layout_a = self._matrix(*((K, M) if layout == "tn" else (M, K)))
-        layout_b = self._matrix(*((N, K) if layout == "nt" else (K, N)))
+        layout_a = self._matrix(*((K, M) if turned[0] else (M, K)))
+        layout_b = self._matrix(*((N, K) if turned[1] else (K, N)))
         layout_c = self._matrix(M, N)
         preference = lt.matmul_preference_create()
         names = lt.MatmulPreferenceAttribute
@@ -194,14 +167,11 @@ class CublasLtGemm(Gemm):
         if count[0] == 0 or found["state"][0] != 0:
             raise DeviceError(f"gemm = 'cublaslt': no algorithm for M, N, K = {M}, {N}, {K}; use --gemm dptrain")
         # The algorithm is the result's first field: one address serves for both.
-        return _Plan(operation, layout_a, layout_b, layout_c, found, bias, "linear" if fused else activation)
+        return _Plan(operation, layout_a, layout_b, layout_c, found)
 
     def _matrix(self, rows: int, columns: int) -> int:
         handle: int = self._lt.matrix_layout_create(self._float32, columns, rows, columns)
         return handle
-
-    def _set_bias(self, operation: int, bias: int) -> None:
-        self._set(operation, self._lt.MatmulDescAttribute.BIAS_POINTER, bias)
 
     def _set(self, operation: int, name: int, value: int) -> None:
         data = np.array([value], self._lt.get_matmul_desc_attribute_dtype(name))

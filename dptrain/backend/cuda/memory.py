@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.base import HostArray, amount
+from dptrain.backend.base import amount
 from dptrain.backend.cuda.device import Gpu, cuda
+from dptrain.backend.transfers import HostArray
 from dptrain.errors import DeviceError, DeviceMemoryError
 
 

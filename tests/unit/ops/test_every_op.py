@@ -71,6 +71,19 @@ def test_gradient_by_central_differences(name, case):
             np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-7)
 
 
+def step_of(name, case):
+    def step(*xs):
+        made = OPS[name](*xs, **case.attributes)
+        numbers = [x for x in xs if x.dtype.kind == "f"]
+        if made.dtype.kind != "f" or not numbers:
+            return {"y": made}
+        loss = dptrain.ops.sum(made * made)
+        found = gradients(loss, numbers)
+        return {"y": made, "loss": loss} | {f"d{n}": one for n, one in enumerate(found) if one is not None}
+
+    return step
+
+
 def program_of(name, case):
     """Return a step that computes the op and its gradients, and the values of its inputs."""
     arrays = inputs_of(case)
@@ -81,16 +94,7 @@ def program_of(name, case):
             shape[axis] = Rows(shape[axis])
         specs[f"x{n}"], values[f"x{n}"] = (tuple(shape), array.dtype), array
 
-    def step(*xs):
-        made = OPS[name](*xs, **case.attributes)
-        numbers = [x for x in xs if x.dtype.kind == "f"]
-        if made.dtype.kind != "f" or not numbers:
-            return {"y": made}
-        loss = dptrain.ops.sum(made * made)
-        found = gradients(loss, numbers)
-        return {"y": made, "loss": loss} | {f"d{n}": one for n, one in enumerate(found) if one is not None}
-
-    return trace(step, specs), values
+    return trace(step_of(name, case), specs), values
 
 
 @pytest.mark.parametrize(("name", "case"), ALL)

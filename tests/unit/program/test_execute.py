@@ -28,7 +28,7 @@ def network(variables, seed=None):
         loss.backward()
         for one in variables.values():
             one.assign(one - 0.1 * one.grad)
-        return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(hidden @ w2), y), "float64"))}
+        return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(hidden @ w2, -1), y), "float64"))}
 
     return step
 

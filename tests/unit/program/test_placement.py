@@ -50,7 +50,7 @@ def compare(step, variables, shards):
 
 
 def cross_entropy(logits, y):
-    return -ops.sum(ops.one_hot(y, 3, "float64") * ops.log_softmax(logits), -1)
+    return -ops.sum(ops.one_hot(y, 3, dtype="float64") * ops.log_softmax(logits), -1)
 
 
 def descend(variables, rate=0.1):
@@ -94,7 +94,7 @@ def test_normalization_weights_penalties_and_clipping(shards):
         scale = ops.minimum(1.0, 0.5 / norm)
         for one in variables.values():
             one.assign(one - 0.1 * scale * one.grad)
-        right = ops.cast(ops.equal(ops.argmax(logits), y), "float64")
+        right = ops.cast(ops.equal(ops.argmax(logits, -1), y), "float64")
         return {"loss": loss, "accuracy": ops.mean(right), "norm": norm, "highest": ops.max(logits)}
 
     compare(step, variables, shards)

@@ -20,6 +20,13 @@ def test_operators_are_ops():
     np.testing.assert_array_equal(x**2, [1, 4])
     np.testing.assert_array_equal(np.eye(2) @ constant(np.eye(2)), np.eye(2))
     np.testing.assert_array_equal(x >= 2, [False, True])
+    np.testing.assert_array_equal(x == [1, 3], [True, False])
+    np.testing.assert_array_equal(x != constant(np.array([1, 3])), [False, True])
+    np.testing.assert_array_equal((x > 1) & ~(x == 3) | (x < 0), [False, True])
+    np.testing.assert_array_equal(abs(-x) % 2, [1, 0])
+    np.testing.assert_array_equal(2**x, [2, 4])
+    assert (x == None) is False  # noqa: E711
+    assert x in {x: 1}
 
 
 def test_numbers_take_the_type_that_they_meet():

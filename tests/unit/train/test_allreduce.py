@@ -4,6 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from dptrain.model import Architecture
+from dptrain.params import ALIGNMENT
+from dptrain.train.allreduce import AllReduce, bucket_bounds
+from dptrain.train.replica import Replica
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,11 +17,7 @@ from dptrain.batches.feed import ResidentFeed
 from dptrain.batches.sampling import Shard
 from dptrain.layers import Activation, Dense
 from dptrain.losses import MeanSquaredError
-from dptrain.model import Architecture
 from dptrain.optimizers import SGD
-from dptrain.params import ALIGNMENT
-from dptrain.train.allreduce import AllReduce, bucket_bounds
-from dptrain.train.replica import Replica
 
 
 @given(st.integers(1, 5000), st.integers(0, 6000))

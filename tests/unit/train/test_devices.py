@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dptrain.model import Architecture
+from dptrain.train.replica import Replica
 
 from dptrain import backend as backends
 from dptrain.backend.cpu.backend import NumpyBackend
@@ -15,10 +17,8 @@ from dptrain.comm import SoloCommunicator
 from dptrain.errors import AgreedError, DeviceError, DeviceMemoryError, ExitCode
 from dptrain.layers import Dense, Dropout
 from dptrain.losses import SparseCategoricalCrossentropy
-from dptrain.model import Architecture
 from dptrain.optimizers import Adam
 from dptrain.train.devices import check_devices, find_place, open_backend
-from dptrain.train.replica import Replica
 
 
 @pytest.fixture(autouse=True)
@@ -119,12 +119,12 @@ def test_two_containers_on_one_gpu():
 def test_a_driver_without_pycuda_is_said_aloud(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda", None)
     monkeypatch.setattr(backends, "has_driver", lambda: True)
-    about = open_backend(SoloCommunicator(), loops="numpy").description
+    about = open_backend(SoloCommunicator(), jit_compile=False).description
     assert "(an NVIDIA driver is here, but no PyCUDA: pip install 'dptrain[cuda]' to use the GPU)" in about
     for options in ({"device": "cpu"}, {"dtype": "float64"}):
-        assert "NVIDIA" not in open_backend(SoloCommunicator(), loops="numpy", **options).description
+        assert "NVIDIA" not in open_backend(SoloCommunicator(), jit_compile=False, **options).description
     monkeypatch.setattr(backends, "has_driver", lambda: False)
-    assert "NVIDIA" not in open_backend(SoloCommunicator(), loops="numpy").description
+    assert "NVIDIA" not in open_backend(SoloCommunicator(), jit_compile=False).description
 
 
 class SmallBackend(NumpyBackend):

@@ -1,26 +1,26 @@
-// The matrix products of dense.cu on tensor cores: inputs rounded to TF32, sums in float32.
+// The products of product.cuh on tensor cores: inputs rounded to TF32, sums in float32.
 //
-// gemm_tf32_<layout>_<tile>: c_MN = a b. Layouts, arguments, grid, slices of K, partials, bias, activation and what is
-// overwritten are those of gemm_<layout>_<tile> in dense.cu; the block is 128 threads, for the tile of 128 it is 256.
-//   TF32 keeps 10 of the 23 bits of a float32's mantissa (to nearest, ties away from zero) and all of its exponent. So
-//   each product is off by up to 2^-10 of itself; K, slices and rows are added in float32.
+// product_tf32<tile sizes, layout>: operands, blocks, slices and epilogue are those of `product`; a block has BM / WM * BN / WN
+// warps. TF32 keeps 10 of the 23 bits of a float32's mantissa (to nearest, ties away from zero) and all of its exponent. So
+// each product is off by up to 2^-10 of itself; K and slices are added in float32.
 //
 // Deterministic: each sum is made by one warp in the order of K, slices in the order of their numbers; shapes alone decide.
 //
-// How a product works: parts of a and b travel through registers into two stages of shared memory as in dense.cu, and are
-// rounded on the way, once an element, where rounding fragments would do it again in every warp that reads the element.
+// How a product works: parts of a and b travel through registers into two stages of shared memory as in product.cuh, and
+// are rounded on the way, once an element, where rounding fragments would do it again in every warp that reads the element.
 // Nothing is transposed, because fragments can be loaded from rows and from columns. Each warp holds WM x WN sums in
 // fragments of 16 x 16. The rows of a stage are 4 or 8 floats longer than the part, by which the 32 lanes of a fragment's
 // load fall on different banks (mma.m16n8k8's lanes read 8 rows x 4 columns). At the end each warp puts fragments into a
-// patch of shared memory of its own, and its lanes write rows of four floats from there.
+// patch of shared memory of its own, from which its lanes take the results.
 //
-// Tensor cores know TF32 from compute capability 8.0. For older ones the kernels compile to a trap, and the CUDA backend
-// refuses the precision. Source: CUDA C++ Programming Guide, "Warp matrix functions".
+// Tensor cores know TF32 from compute capability 8.0; the CUDA backend refuses the precision on older ones.
+// Source: CUDA C++ Programming Guide, "Warp matrix functions".
+#pragma once
+
 #include <mma.h>
 
 #include "tiles.cuh"
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 namespace wmma = nvcuda::wmma;
 
 template <class Part> __device__ inline void round_to_tf32(Part &part) {
@@ -40,7 +40,7 @@ template <> struct order_of<true> {
 };
 
 // The tiles' sizes. A_TRANSPOSED: a is (K, M); B_TRANSPOSED: b is (N, K).
-template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Shape {
+template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED> struct Tf32Shape {
     static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N, THREADS = WARPS * WARP;
     // Where k is contiguous a row begins 4 banks after the one before, where m or n is, 8.
     using PartA = Part<A_TRANSPOSED ? BK : BM, A_TRANSPOSED ? BM : BK, THREADS, false, A_TRANSPOSED ? 8 : 4>;
@@ -51,24 +51,24 @@ template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRAN
     static_assert(WARPS * PATCH <= SHARED, "the patches lie in the stages' memory");
 };
 
-template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED>
-__device__ inline void gemm(float *shared, const float *a, const float *b, const float *bias_N, float *c_MN, int M, int N,
-                            int K, int K_slice, int activation, int vector_a, int vector_b, int vector_c) {
-    using S = Shape<BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED>;
+template <int BM, int BN, int BK, int WM, int WN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue>
+__device__ __forceinline__ void product_tf32(void *memory, Product of, int block, Epilogue epilogue) {
+    float *shared = (float *)memory;
+    using S = Tf32Shape<BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED>;
     constexpr int PITCH_A = S::PartA::PITCH, PITCH_B = S::PartB::PITCH;
     constexpr int FRAGMENTS_M = WM / 16, FRAGMENTS_N = WN / 16;
     typename S::PartA part_a;
     typename S::PartB part_b;
-    const int m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
+    of.enter<BM, BN>(block);
+    const int M = of.M, N = of.N, K = of.K;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int wm = warp / S::WARPS_N * WM, wn = warp % S::WARPS_N * WN;
-    const int k_begin = blockIdx.z * K_slice, k_end = min(k_begin + K_slice, K);
 
     auto load = [&](int k) {
-        if (A_TRANSPOSED) part_a.load(a, M, k, k_end, m0, M, vector_a);
-        else part_a.load(a, K, m0, M, k, k_end, vector_a);
-        if (B_TRANSPOSED) part_b.load(b, K, n0, N, k, k_end, vector_b);
-        else part_b.load(b, N, k, k_end, n0, N, vector_b);
+        if (A_TRANSPOSED) part_a.load(of.a, M, k, of.k_end, of.m0, M, of.wide_a);
+        else part_a.load(of.a, K, of.m0, M, k, of.k_end, of.wide_a);
+        if (B_TRANSPOSED) part_b.load(of.b, K, of.n0, N, k, of.k_end, of.wide_b);
+        else part_b.load(of.b, N, k, of.k_end, of.n0, N, of.wide_b);
     };
     auto store = [&](float *stage) {
         round_to_tf32(part_a);
@@ -84,13 +84,13 @@ __device__ inline void gemm(float *shared, const float *a, const float *b, const
         for (int j = 0; j < FRAGMENTS_N; ++j) wmma::fill_fragment(sums[i][j], 0.0f);
 
     int stage = 0;
-    if (k_begin < k_end) {
-        load(k_begin);
+    if (of.k_begin < of.k_end) {
+        load(of.k_begin);
         store(shared);
     }
     __syncthreads();
-    for (int k0 = k_begin; k0 < k_end; k0 += BK) {
-        const bool more = k0 + BK < k_end;
+    for (int k0 = of.k_begin; k0 < of.k_end; k0 += BK) {
+        const bool more = k0 + BK < of.k_end;
         if (more) load(k0 + BK);
         const float *tile_a = shared + stage * S::STAGE, *tile_b = tile_a + S::PartA::SIZE;
 #pragma unroll
@@ -120,8 +120,11 @@ __device__ inline void gemm(float *shared, const float *a, const float *b, const
     }
     __syncthreads();  // patches replace stages that other warps may still read
 
-    const bool whole = gridDim.z == 1;
-    float *c = c_MN + (long long)blockIdx.z * M * N, *patch = shared + warp * S::PATCH;
+    constexpr int EACH = wmma::fragment<wmma::accumulator, 16, 16, 8, float>::num_elements, COUNT = FRAGMENTS_M * FRAGMENTS_N * EACH;
+    if (!of.join<COUNT>(
+            [&](int e) -> float & { return sums[e / EACH / FRAGMENTS_N][e / EACH % FRAGMENTS_N].x[e % EACH]; }, shared))
+        return;
+    float *patch = shared + warp * S::PATCH;
 #pragma unroll
     for (int i = 0; i < FRAGMENTS_M; ++i) {
 #pragma unroll
@@ -129,35 +132,12 @@ __device__ inline void gemm(float *shared, const float *a, const float *b, const
             wmma::store_matrix_sync(patch, sums[i][j], S::PATCH_PITCH, wmma::mem_row_major);
             __syncwarp();
 #pragma unroll 1
-            for (int quad = lane; quad < 16 * 4; quad += WARP) {
-                const int row = quad / 4, column = quad % 4 * 4;
-                const int m = m0 + wm + i * 16 + row, n = n0 + wn + j * 16 + column;
-                const float4 four = *reinterpret_cast<const float4 *>(&patch[row * S::PATCH_PITCH + column]);
-                if (m < M) write_quad(c + (long long)m * N + n, four, bias_N, n, N, activation, whole, vector_c);
+            for (int e = lane; e < 16 * 16; e += WARP) {
+                const int m = of.m0 + wm + i * 16 + e / 16, n = of.n0 + wn + j * 16 + e % 16;
+                if (m < M && n < N)
+                    epilogue((Index)(of.matrix * M + m), (Index)n, patch[e / 16 * S::PATCH_PITCH + e % 16]);
             }
             __syncwarp();  // the next fragment replaces this one
         }
     }
 }
-
-#define GEMM_BODY(...)                                                   \
-    __shared__ __align__(32) float shared[Shape<__VA_ARGS__>::SHARED];   \
-    gemm<__VA_ARGS__>(shared, a, b, bias_N, c_MN, M, N, K, K_slice, activation, vector_a, vector_b, vector_c)
-#else
-#define GEMM_BODY(...) __trap()
-#endif
-
-#define GEMM(NAME, BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED)                                                        \
-    extern "C" __global__ void __launch_bounds__(BM / WM * (BN / WN) * WARP)                                      \
-        NAME(const float *a, const float *b, const float *bias_N, float *c_MN, int M, int N, int K, int K_slice,  \
-             int activation, int vector_a, int vector_b, int vector_c) {                                          \
-        GEMM_BODY(BM, BN, BK, WM, WN, A_TRANSPOSED, B_TRANSPOSED);                                                        \
-    }
-#define GEMM_LAYOUTS(TILE, BK, WM, WN)                                    \
-    GEMM(gemm_tf32_nn_##TILE, TILE, TILE, BK, WM, WN, false, false)       \
-    GEMM(gemm_tf32_tn_##TILE, TILE, TILE, BK, WM, WN, true, false)        \
-    GEMM(gemm_tf32_nt_##TILE, TILE, TILE, BK, WM, WN, false, true)
-
-GEMM_LAYOUTS(32, 32, 16, 16)
-GEMM_LAYOUTS(64, 32, 32, 32)
-GEMM_LAYOUTS(128, 16, 32, 64)

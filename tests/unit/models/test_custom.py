@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dptrain.train.explicit import normal
 
 import dptrain as dp
 from dptrain.backend.base import RowSum
@@ -9,7 +10,6 @@ from dptrain.backend.cpu.backend import NumpyBackend
 from dptrain.callbacks import Callback
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Dense, Dropout, Flatten, Rescaling
-from dptrain.train.explicit import normal
 
 
 def toy(rows: int = 53) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +140,7 @@ def values(rows: int = 21) -> tuple[np.ndarray, np.ndarray]:
 
 def regression(**options) -> Regression:
     model = Regression([Dense(5, "tanh", input_shape=(4,)), Dense(2)], **options)
-    model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64", loops="numpy")
+    model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64", jit_compile=False)
     return model
 
 
@@ -187,7 +187,7 @@ def test_no_step_waits_for_the_device_unless_somebody_looks(monkeypatch):
 def explicit() -> tuple[dp.Sequential, np.ndarray, np.ndarray]:
     """A model that nobody fits, inputs, and a gradient in the outputs."""
     model = dp.Sequential([Flatten(input_shape=(2, 2)), Dense(5, "tanh"), Rescaling(2.0, 0.1), Dense(3)], seed=1)
-    model.compile(dp.optimizers.SGD(1.0), dtype="float64", loops="numpy")
+    model.compile(dp.optimizers.SGD(1.0), dtype="float64", jit_compile=False)
     rng = np.random.default_rng(4)
     return model, rng.standard_normal((6, 2, 2)), rng.standard_normal((6, 3))
 
@@ -424,7 +424,7 @@ def test_weights_penalties_and_states(kind):
             metrics=["accuracy", "mae", dp.metrics.Precision(name="precision")],
             weighted_metrics=["accuracy", dp.metrics.Recall(name="recall")],
             dtype="float64",
-            loops="numpy",
+            jit_compile=False,
         )
         history = model.fit(
             x, y, batch_size=8, epochs=3, sample_weight=weights, validation_data=(x[:9], y[:9]), verbose=0

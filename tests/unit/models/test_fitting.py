@@ -17,7 +17,7 @@ def toy(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
 def build(seed: int = 1, **options) -> dp.Sequential:
     model = dp.Sequential([dp.layers.Dense(6, "tanh", input_shape=(5,)), dp.layers.Dense(3, "softmax")], seed=seed)
     model.compile(
-        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", loops="numpy", **options
+        "adam", "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", jit_compile=False, **options
     )
     return model
 
@@ -327,7 +327,7 @@ def test_a_layer_that_is_frozen_after_training():
     model.fit(x, y, verbose=0)
     before = model.get_weights()
     model.layers[0].trainable = False
-    model.compile("adam", "sparse_categorical_crossentropy", dtype="float64", loops="numpy")
+    model.compile("adam", "sparse_categorical_crossentropy", dtype="float64", jit_compile=False)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     model.fit(x, y, verbose=0)
@@ -338,8 +338,9 @@ def test_a_layer_that_is_frozen_after_training():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("adam", "mse", ["mae"]), "loss_weights = .*; metrics is the fourth argument"),
-        (("adam", "mse", None, None, None, False, 2), "steps_per_execution = 2"),
+        (("adam", "mse", ["mae"]), r"loss_weights = \['mae'\]: expected numbers; metrics is the fourth argument"),
+        (("adam", "mse", None, None, None, False, 0), "steps_per_execution = 0: expected an integer >= 1"),
+        (("adam", "mse", None, None, None, False, 2.0), "steps_per_execution = 2.0: expected an integer or 'auto'"),
     ],
 )
 def test_what_compile_refuses(arguments, message):

@@ -1,0 +1,462 @@
+"""A program on a GPU: generated kernels, the memory of their tensors, and the launches of a step.
+
+What changes from step to step is in the device's memory: the variables, and the number of the step, by which it finds
+its rows. A step is then a list of launches whose arguments never change.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dptrain.backend.cuda.compile import compiled_text
+from dptrain.backend.cuda.device import cuda
+from dptrain.backend.cuda.generate import (
+    Function,
+    Generator,
+    Kernel,
+    Local,
+    blocks_of,
+    kernels,
+    names_of,
+    parameters_of,
+    source,
+)
+from dptrain.backend.cuda.graphs import Graph, capture
+from dptrain.backend.cuda.groups import Group, Grouping
+from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
+from dptrain.backend.cuda.state import ALIGNMENT
+from dptrain.backend.transfers import Exchange
+from dptrain.comm.base import Communicator
+from dptrain.errors import ConfigError, DeviceError
+from dptrain.program.messages import all_reduce, stages
+from dptrain.program.program import ROWS, Program
+from dptrain.program.shapes import Rows, local
+from dptrain.program.tensor import OPS, Array, Tensor, Variable
+
+if TYPE_CHECKING:
+    from dptrain.backend.cuda.backend import CudaBackend
+
+# Steps whose starts are written to the device at a time.
+_STEPS = 1024
+
+
+class CudaExecutable:
+    """A program for one number of rows; as `dptrain.program.execute.Executable`.
+
+    Args:
+        program: what is executed.
+        backend: the device.
+        arrays: what its inputs read at every step, by name, on the device; NumPy's are copied there. Of the input
+            `ROWS` those of many steps.
+        rows: of the global batch that this rank has; None for all.
+        first_row: the global number of the first of them.
+        comm: the ranks; None for one.
+
+    Attributes:
+        source: the generated C++.
+        outputs: what the last step made, by name; who reads one waits for it.
+
+    Raises:
+        ConfigError: an array is missing or has another shape or type, or an op has no kernel.
+        DeviceError: the source does not compile, or does not load.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        backend: "CudaBackend",
+        arrays: Mapping[str, Any],
+        *,
+        rows: int | None = None,
+        first_row: int = 0,
+        comm: Communicator | None = None,
+    ) -> None:
+        self._backend, self._comm = backend, comm
+        self._alone = comm is None or comm.size == 1
+        program = self._program = _with_own_results(program)
+        self._sizes = _local(program, rows, first_row)
+        self._rows = rows
+        grouping = Grouping(program, self._alone, backend.library is not None)
+        names = names_of([*program.inputs.values(), *program.state.values(), *program.tensors])
+        messages = [] if self._alone else [m for stage in stages(program) for m in stage.messages]
+        self._message_counts = [0] if self._alone else [len(stage.messages) for stage in stages(program)]
+        stored = {*program.results, *grouping.used, *(one for message in messages for one in message)}
+        stored = {one for one in stored if one in grouping.roots}
+        targets = {one: variable for variable, one in program.updates.items()}
+        generator = Generator(grouping, self._sizes, stored, names, backend.precision, backend.library is not None)
+        functions = {group: generator.function(group) for group in grouping.groups}
+        for copied, variable in self._waiting(grouping, functions, targets).items():
+            moved = Tensor(OPS["stop_gradient"], (copied,), {}, copied.shape, copied.dtype)
+            names[moved] = f"new_{names[copied]}"
+            stored.add(moved)
+            del targets[copied]
+            targets[moved] = variable
+            group = Group("map", copied.shape, (), grouping.stage_count - 1, 0, {moved: "main"})
+            grouping.groups.append(group)
+            group.after = {grouping.group_of[copied]} | _readers(functions, program.state[variable])
+            functions[group] = generator.function(group)
+        _order(grouping.groups)
+        steps = any("step" in one.needs for one in functions.values())
+        self._kernels = _stages(grouping, functions, steps)
+        flat = [kernel for stage in self._kernels for kernel in stage]
+        self._allocate(flat, stored, targets, messages)
+        self._bind_inputs(program, arrays)
+        self._load(flat)
+        self._step = steps
+        self._graphs: dict[int, Graph] = {}
+        buffers = {name: self._results[one] for name, one in program.outputs.items()}
+        self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
+        backend.executables.add(self)
+
+    # What runs after what
+
+    def _waiting(
+        self, grouping: Grouping, functions: dict[Group, Function], targets: Mapping[Tensor, Variable]
+    ) -> dict[Tensor, Variable]:
+        """Let updates wait for those that read the old value; return those that cannot, and must be copied later."""
+        found: dict[Tensor, Variable] = {}
+        for new, variable in targets.items():
+            old, writer = self._program.state[variable], grouping.group_of[new]
+            readers = _readers(functions, old) - {writer}
+            later = any(one.stage > writer.stage or _comes_after(one, writer) for one in readers)
+            if later or not _replaces_in_place(writer, functions[writer], new, old):
+                found[new] = variable
+                continue
+            writer.after |= {one for one in readers}
+        return found
+
+    # Memory
+
+    def _allocate(
+        self,
+        flat: Sequence[Kernel],
+        stored: set[Tensor],
+        targets: Mapping[Tensor, Variable],
+        messages: Sequence[list[Tensor]],
+    ) -> None:
+        """Give tensors, scratch and counters their memory."""
+        backend, program = self._backend, self._program
+        backend.adopt(program.state)
+        self._pointers: dict[Tensor, int] = {
+            one: backend.state.array(variable).pointer for variable, one in program.state.items()
+        }
+        self._pointers |= {one: backend.state.array(variable).pointer for one, variable in targets.items()}
+        self._memories: list[DeviceMemory] = []
+        self._results = self._placed([one for one in dict.fromkeys(program.outputs.values())], "outputs")
+        constants = [one for kernel in flat for f in kernel.functions for one in f.pointers if one.value is not None]
+        known = self._placed(list(dict.fromkeys(constants)), "constants")
+        for one, buffer in known.items():
+            backend.write(buffer, np.asarray(one.value))
+        self._messages: list[tuple[str, Exchange]] = []
+        for message in messages:
+            self._exchange(message)
+        lives: dict[Any, tuple[int, int, int]] = {}  # bytes, first and last kernel
+        counters = 0
+        self._scratch: dict[tuple[str, str], int] = {}
+        for number, kernel in enumerate(flat):
+            for function in kernel.functions:
+                for tensor in function.pointers:
+                    if tensor in stored and tensor not in self._pointers:
+                        born = lives.get(tensor, (0, number, 0))[1]
+                        lives[tensor] = self._sizes.count(tensor.shape) * tensor.dtype.itemsize, born, number
+                for given in function.arguments:
+                    if given.name == "arrived":
+                        self._scratch[function.name, given.name] = counters
+                        counters += given.value
+                    elif "*" in given.kind and given.value:
+                        lives[function.name, given.name] = given.value, number, number
+        places: dict[Any, int] = {}
+        arena = DeviceMemory(backend.heap, _arranged(lives, places), "intermediate results")
+        zeros = backend.zeros((max(counters, 1),), np.uint8, "counters")
+        self._memories += [arena]
+        self._counters = zeros
+        for key, start in places.items():
+            if isinstance(key, Tensor):
+                self._pointers[key] = arena.pointer + start
+            else:
+                self._scratch[key] = arena.pointer + start
+        for key in self._scratch.keys() - places.keys():
+            self._scratch[key] += zeros.pointer
+        self._starts = backend.empty((_STEPS,), np.int64, "steps")
+        self._number = backend.zeros((1,), np.int64, "steps")
+
+    def _placed(self, tensors: Sequence[Tensor], name: str) -> dict[Tensor, DeviceArray]:
+        """Return memory of their own for tensors, one behind the other."""
+        shapes = [self._shape(one) for one in tensors]
+        sizes = [int(np.prod(shape)) * one.dtype.itemsize for one, shape in zip(tensors, shapes, strict=True)]
+        starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+        memory = DeviceMemory(self._backend.heap, starts[-1], name)
+        self._memories.append(memory)
+        found = {
+            one: DeviceArray(memory, memory.pointer + start, shape, one.dtype)
+            for one, start, shape in zip(tensors, starts, shapes, strict=False)
+        }
+        self._pointers |= {one: buffer.pointer for one, buffer in found.items()}
+        return found
+
+    def _exchange(self, message: list[Tensor]) -> None:
+        """Give the tensors of a message places in one buffer that travels."""
+        backend = self._backend
+        counts = [self._sizes.count(one.shape) for one in message]
+        over = message[0].attributes["over"]
+        buffer = backend.empty((sum(counts),), message[0].dtype, "messages")
+        at = buffer.pointer
+        for one, size in zip(message, counts, strict=True):
+            self._pointers[one] = at
+            at += size * one.dtype.itemsize
+        exchange = backend.exchange(buffer, direct=backend.direct and over == "sum")
+        self._messages.append((over, exchange))
+
+    def _shape(self, tensor: Tensor) -> tuple[int, ...]:
+        return tuple(tensor.shape) if self._rows is None else local(tensor.shape, self._rows)
+
+    def _bind_inputs(self, program: Program, arrays: Mapping[str, Any]) -> None:
+        self._arrays: list[DeviceArray] = []
+        for name, one in program.inputs.items():
+            if name not in arrays:
+                raise ConfigError(f"input {name!r} is missing")
+            given = arrays[name]
+            if not isinstance(given, DeviceArray):
+                given = self._backend.upload(np.asarray(given), f"input {name}")
+            shape = self._shape(one)
+            if given.shape != shape and (name != ROWS or len(given.shape) != 1):
+                raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
+            if given.dtype != one.dtype and (given.dtype, one.dtype) != (np.dtype(np.uint8), np.dtype(np.bool_)):
+                raise ConfigError(f"input {name!r} is of {given.dtype} on the device: expected {one.dtype}")
+            self._arrays.append(given)
+            self._pointers[one] = given.pointer
+
+    # Launches
+
+    def _load(self, flat: Sequence[Kernel]) -> None:
+        """Compile the kernels, and prepare their launches."""
+        backend, sizes = self._backend, self._sizes
+        most = max((self._sizes.count(one.shape) for one in self._pointers), default=0)
+        self.source = source("A program", flat, most >= 2**30)
+        gpu = backend.gpu_record
+        path = compiled_text("program", self.source, gpu.architecture)
+        batch = (sizes.rows, sizes.first_row, sizes.global_rows)
+        index = "q" if most >= 2**30 else "i"
+        self._launches: list[list[Callable[[], None]]] = []
+        try:
+            if path not in gpu.modules:
+                gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
+            for stage in self._kernels:
+                own: list[Callable[[], None]] = []
+                for kernel in stage:
+                    if not kernel.threads:
+                        own += self._library_calls(kernel)
+                        continue
+                    letters, values, blocks = index * 3, [*batch], 0
+                    named = self._arguments(kernel)
+                    for kind, name in parameters_of(kernel):
+                        letters += "P" if "*" in kind else "q" if "long long" in kind else "i"
+                        values.append(named[name])
+                    blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
+                    if blocks:
+                        prepared = gpu.modules[path].get_function(kernel.name)
+                        prepared.prepare(letters)
+                        shape = (blocks, 1), (kernel.threads, 1, 1), backend.stream
+                        own.append(partial(prepared.prepared_async_call, *shape, *values))
+                self._launches.append(own)
+        except cuda.Error as error:
+            raise DeviceError(f"{gpu.name}: the kernels of a program do not load ({error})") from error
+
+    def _library_calls(self, kernel: Kernel) -> list[Callable[[], None]]:
+        (function,) = kernel.functions
+        call = function.call
+        assert call is not None
+        count, *steps = call.batch
+        starts = [self._pointers[one] for one in call.tensors]
+        return [
+            partial(
+                self._backend.library.product,
+                call.turned,
+                *(start + n * step for start, step in zip(starts, steps, strict=True)),
+                call.sizes,
+            )
+            for n in range(count)
+        ]
+
+    def _arguments(self, kernel: Kernel) -> dict[str, int]:
+        """Return a kernel's arguments by name."""
+        named = {"starts": self._starts.pointer, "step": self._number.pointer}
+        for function in kernel.functions:
+            named |= {name: self._pointers[one] for one, name in function.pointers.items()}
+            named[f"blocks_{function.name}"] = blocks_of(function, kernel.threads)
+            for one in function.arguments:
+                value = self._scratch.get((function.name, one.name), 0) if "*" in one.kind else one.value
+                if one.name == "blocks":
+                    value = blocks_of(function, kernel.threads)
+                named[f"{one.name}_{function.name}"] = value
+        return named
+
+    @property
+    def launches(self) -> int:
+        """How many kernels a step launches."""
+        return sum(map(len, self._launches))
+
+    def run(self, starts: Sequence[int] = (0,)) -> None:
+        """Queue as many steps as there are starts. Collective where the program is a placed one.
+
+        Args:
+            starts: where in the array `ROWS` each step's rows begin.
+        """
+        for begin in range(0, len(starts), _STEPS):
+            chunk = np.asarray(starts[begin : begin + _STEPS], np.int64)
+            if self._step:
+                self._backend.fill_starts(self._starts, self._number, chunk)
+            for _ in range(len(chunk)):
+                self._run_step()
+
+    def _run_step(self) -> None:
+        messages = iter(self._messages)
+        for number, meetings in enumerate(self._message_counts):
+            self._run_stage(number)
+            for _ in range(meetings):
+                over, exchange = next(messages)
+                assert self._comm is not None
+                exchange.begin()
+                all_reduce(exchange.values(), over, self._comm)
+                exchange.end()
+
+    def _run_stage(self, number: int) -> None:
+        """Queue what is between two meetings with the other ranks: one graph, recorded when it is first queued."""
+        stream, launches = self._backend.stream, self._launches[number]
+        if self._backend.graph and len(launches) > 1:
+            if number not in self._graphs:
+                with capture(stream) as self._graphs[number]:
+                    for launch in launches:
+                        launch()
+            self._graphs[number].launch(stream)
+        else:
+            for launch in launches:
+                launch()
+
+    def close(self) -> None:
+        """Give the driver its graphs back."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
+
+class Outputs(Mapping[str, Array]):
+    """What the last step has made: copied to the host when it is read.
+
+    Args:
+        buffers: on the device, by name.
+        download: copies one, after all queued work.
+    """
+
+    def __init__(self, buffers: Mapping[str, DeviceArray], download: Callable[[DeviceArray], Array]) -> None:
+        self._buffers, self._download = buffers, download
+
+    def __getitem__(self, name: str) -> Array:
+        return self._download(self._buffers[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+
+def _with_own_results(program: Program) -> Program:
+    """Return a program whose results are all computed, and none of them twice."""
+    taken: set[int] = set()
+
+    def own(one: Tensor) -> Tensor:
+        if one.op is not None and id(one) not in taken:
+            taken.add(id(one))
+            return one
+        return Tensor(OPS["stop_gradient"], (one,), {}, one.shape, one.dtype)
+
+    updates = {variable: own(one) for variable, one in program.updates.items()}
+    outputs: dict[int, Tensor] = {}
+    for one in program.outputs.values():
+        if id(one) not in outputs:
+            outputs[id(one)] = own(one)
+    named = {name: outputs[id(one)] for name, one in program.outputs.items()}
+    return replace(program, outputs=named, updates=updates)
+
+
+def _local(program: Program, rows: int | None, first_row: int) -> Local:
+    """Return the batch of a rank."""
+    counted = [n.rows for one in (*program.tensors, *program.inputs.values()) for n in one.shape if isinstance(n, Rows)]
+    counted += [int(one.numpy()) // one.attributes["rows"] for one in program.tensors if one.counts_rows]
+    every = counted[0] if counted else 0
+    return Local(every if rows is None else rows, first_row, every)
+
+
+def _order(groups: Sequence[Group]) -> None:
+    """Give groups the lowest levels that let them wait for what they need."""
+    level: dict[Group, int] = {}
+
+    def of(group: Group) -> int:
+        if group not in level:
+            level[group] = 1 + max((of(one) for one in group.after if one.stage == group.stage), default=0)
+        return level[group]
+
+    for group in groups:
+        group.level = of(group)
+
+
+def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -> list[list[Kernel]]:
+    """Return the kernels of each stage, in order; the last one advances the step."""
+    found = []
+    for stage in range(grouping.stage_count):
+        own = [one for one in functions.values() if one.group is not None and one.group.stage == stage]
+        levels: dict[int, list[Function]] = {}
+        for one in own:
+            assert one.group is not None
+            levels.setdefault(one.group.level, []).append(one)
+        if steps and stage == grouping.stage_count - 1:
+            waits = [n for n, those in levels.items() if any("step" in one.needs for one in those)]
+            advance = Function("next_step", None, "the number of the step", ["if (threadIdx.x == 0) *step += 1;"])
+            advance.needs.add("step")
+            levels.setdefault(max(waits, default=0) + 1, []).append(advance)
+        found.append(kernels([levels[n] for n in sorted(levels)]))
+    return found
+
+
+def _readers(functions: Mapping[Group, Function], tensor: Tensor) -> set[Group]:
+    return {group for group, one in functions.items() if id(tensor) in one.reads}
+
+
+def _comes_after(group: Group, other: Group) -> bool:
+    """Whether a group waits for another one."""
+    seen: set[Group] = set()
+    rest = [group]
+    while rest:
+        one = rest.pop()
+        if one is other:
+            return True
+        if one not in seen:
+            seen.add(one)
+            rest += one.after
+    return False
+
+
+def _replaces_in_place(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
+    """Whether no thread of a group reads elements of the old value that another one replaces."""
+    texts = function.reads.get(id(old), set())
+    role = group.roles[new]
+    if role == "final" and group.kind != "columns":
+        return "everywhere" not in texts  # all have read when the last block begins
+    return texts <= {function.places[new]}
+
+
+def _arranged(lives: Mapping[Any, tuple[int, int, int]], places: dict[Any, int]) -> int:
+    """Give each the lowest place that is free all its life, the largest first; return the bytes of all."""
+    taken: list[tuple[int, int, int, int]] = []
+    for key, (size, born, died) in sorted(lives.items(), key=lambda one: -one[1][0]):
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        start = 0
+        for begin, end, first, last in sorted(taken):
+            if first <= died and born <= last and begin < start + size and start < end:
+                start = end
+        places[key] = start
+        taken.append((start, start + size, born, died))
+    return max((end for _, end, _, _ in taken), default=0)

@@ -1,0 +1,619 @@
+"""Tensors as C++: the statements that compute an element of one at an index, pulled from what is in memory.
+
+`Writer.value(tensor, index)` writes what computes one element: views become arithmetic on indices, ops of single
+elements their `Op.c`, other ops a function of `kernels/`. What is stored is loaded. A statement stands in the outermost
+scope in which its operands are known, and what is written once is used again.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
+from dptrain.program.program import ROWS
+from dptrain.program.shapes import Rows, Shape, size
+from dptrain.program.tensor import DType, Op, Tensor
+
+# C++'s names of the types that tensors can have on a GPU.
+TYPES = {
+    **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
+    **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},
+    **{"int64": "long long", "uint64": "unsigned long long"},
+}
+
+
+class Ex(NamedTuple):
+    """An expression.
+
+    Attributes:
+        text: C++.
+        depth: of the scope that knows all its operands.
+    """
+
+    text: str
+    depth: int = 0
+
+
+ZERO = Ex("0")
+
+
+def ctype(dtype: DType) -> str:
+    """Return C++'s name of a type.
+
+    Raises:
+        ConfigError: no kernel computes in it.
+    """
+    if dtype.name not in TYPES:
+        raise ConfigError(f"not supported on a GPU: tensors of {dtype.name}; cast to float32")
+    return TYPES[dtype.name]
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """Return a number as C++ writes it in a type."""
+    number = np.asarray(value).astype(dtype)[()]
+    if dtype.kind == "f":
+        if not np.isfinite(number):
+            found = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
+            return found if dtype == np.float32 else f"(double){found}"
+        return (
+            f"{float(number)!r}"
+            if dtype == np.float64
+            else f"{str(number) if '.' in str(number) or 'e' in str(number) else str(number) + '.0'}f"
+        )
+    if dtype.kind == "b":
+        return "true" if number else "false"
+    suffix = {"int64": "ll", "uint64": "ull", "uint32": "u"}.get(dtype.name, "")
+    return f"(-{2**63 - 1}ll - 1)" if int(number) == -(2**63) else f"{int(number)}{suffix}"
+
+
+def extent(n: int) -> str:
+    """Return a length as C++ writes it, in which B is the number of a rank's rows."""
+    return str(int(n)) if not isinstance(n, Rows) else "B" if n.scale == 1 else f"{n.scale} * B"
+
+
+def extents(shape: Sequence[int]) -> str:
+    """Return a product of lengths."""
+    rows = [n for n in shape if isinstance(n, Rows)]
+    known = math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Rows)])
+    return " * ".join(([str(known)] if known != 1 or not rows else []) + ["B"] * len(rows))
+
+
+def weight(shape: Sequence[int]) -> tuple[int, int]:
+    """Return what tells products of lengths apart whatever the number of rows is."""
+    rows = [n for n in shape if isinstance(n, Rows)]
+    return len(rows), math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Rows)])
+
+
+class Index:
+    """A place in a tensor: segments of axes, each with the place that it has when they are taken as one axis."""
+
+    def __init__(self, *segments: tuple[Ex, Shape]) -> None:
+        self.segments = [one for one in segments if one[1]]
+
+    @property
+    def shape(self) -> Shape:
+        """Of the tensor."""
+        return tuple(n for _, shape in self.segments for n in shape)
+
+
+class Scope(NamedTuple):
+    """Statements that are executed together.
+
+    Attributes:
+        threshold: those of this depth and deeper ones stand here.
+        lines: the statements.
+        made: what can be used again until the scope ends.
+    """
+
+    threshold: int
+    lines: list[str]
+    made: list[tuple[str, str]]
+
+
+class Writer:
+    """Writes the statements of one function.
+
+    Args:
+        is_stored: whether a tensor is in memory when the function runs.
+        name: what a stored tensor's pointer is called there; asking notes that the function needs it.
+
+    Attributes:
+        known: elements that are in a variable, by their tensor's `id` and flat index.
+        loads: flat indices by which stored tensors are read, by their `id`.
+        needs: headers and arguments that the statements name.
+    """
+
+    def __init__(self, is_stored: Callable[[Tensor], bool], name: Callable[[Tensor], str]) -> None:
+        self._is_stored, self._name = is_stored, name
+        self._scopes = [Scope(0, [], [])]
+        self._made: dict[tuple[str, str], Ex] = {}
+        self._number = 0
+        self.known: dict[tuple[int, str], Ex] = {}
+        self.loads: dict[int, set[str]] = {}
+        self.needs: set[str] = set()
+
+    # Statements
+
+    @contextmanager
+    def scope(self, threshold: int | None = None) -> Iterator[list[str]]:
+        """Collect statements of this depth and deeper ones; by default of a depth of their own."""
+        one = Scope(self._scopes[-1].threshold + 1 if threshold is None else threshold, [], [])
+        self._scopes.append(one)
+        yield one.lines
+        self._scopes.pop()
+        for key in one.made:
+            del self._made[key]
+
+    @property
+    def depth(self) -> int:
+        """Of the innermost scope."""
+        return self._scopes[-1].threshold
+
+    @property
+    def lines(self) -> list[str]:
+        """Statements of the innermost scope."""
+        return self._scopes[-1].lines
+
+    def write(self, *lines: str) -> None:
+        """Add statements to the innermost scope."""
+        self._scopes[-1].lines.extend(lines)
+
+    def let(self, kind: str, text: str, depth: int, name: str = "v") -> Ex:
+        """Return a variable of this value."""
+        key = (kind, text)
+        if key not in self._made:
+            place = next(one for one in reversed(self._scopes) if depth >= one.threshold)
+            self._made[key] = found = Ex(self.fresh(name), depth)
+            place.lines.append(f"const {kind} {found.text} = {text};")
+            place.made.append(key)
+        return self._made[key]
+
+    def fresh(self, name: str) -> str:
+        """Return a name that nothing else has."""
+        self._number += 1
+        return f"{name}{self._number}"
+
+    # Indices
+
+    def place(self, text: str, *operands: Ex) -> Ex:
+        """Return an index that is computed of others."""
+        return self.let("Index", text, max((one.depth for one in operands), default=0), "i")
+
+    def flat(self, index: Index) -> Ex:
+        """Return the place of an element in memory."""
+        found = ZERO
+        for ex, shape in index.segments:
+            if weight(shape) == (0, 1):
+                continue
+            if found.text == "0":
+                found = ex
+            elif ex.text == "0":
+                found = self.place(f"{found.text} * ({extents(shape)})", found)
+            else:
+                found = self.place(f"{found.text} * ({extents(shape)}) + {ex.text}", found, ex)
+        return found
+
+    def parts(self, index: Index) -> list[Ex]:
+        """Return the place along each axis."""
+        found: list[Ex] = []
+        for ex, shape in index.segments:
+            own: list[Ex] = [ZERO] * len(shape)
+            long = [axis for axis, n in enumerate(shape) if n != 1 or isinstance(n, Rows)]
+            rest = ex
+            for axis in reversed(long):
+                if axis == long[0]:
+                    own[axis] = rest
+                else:
+                    own[axis] = self.place(f"{rest.text} % ({extent(shape[axis])})", rest)
+                    rest = self.place(f"{rest.text} / ({extent(shape[axis])})", rest)
+            found += own
+        return found
+
+    def reshaped(self, index: Index, shape: Shape) -> Index:
+        """Return the place of the same element in another shape."""
+        if tuple(index.shape) == tuple(shape):
+            return index
+        split = Index(*((ex, (n,)) for ex, n in zip(self.parts(index), index.shape, strict=True)))
+        for candidate in (index, split):
+            if (found := _matched(candidate, shape)) is not None:
+                return found
+        return Index((self.flat(index), shape))
+
+    def spread(self, index: Index, shape: Shape) -> Index:
+        """Return the place in an input that is broadcast to an output of this index."""
+        if _same(index.shape, shape):
+            return index
+        missing, found, axis = len(index.shape) - len(shape), list[tuple[Ex, Shape]](), 0
+        for ex, lengths in index.segments:
+            own = shape[max(axis - missing, 0) : max(axis + len(lengths) - missing, 0)]
+            axis += len(lengths)
+            if len(own) == len(lengths) and _same(own, lengths):
+                found.append((ex, lengths))
+            elif weight(own) == (0, 1):
+                found.append((ZERO, own))
+            else:
+                parts = self.parts(Index((ex, lengths)))[len(lengths) - len(own) :]
+                outer = lengths[len(lengths) - len(own) :]
+                found += [
+                    (ZERO if weight((n,)) == (0, 1) and weight((m,)) != (0, 1) else part, (n,))
+                    for part, n, m in zip(parts, own, outer, strict=True)
+                ]
+        return Index(*found)
+
+    # Values
+
+    def value(self, tensor: Tensor, index: Index) -> Ex:
+        """Return an element of a tensor.
+
+        Raises:
+            ConfigError: its op has no kernel.
+        """
+        if any(one == id(tensor) for one, _ in self.known):
+            found = self.known.get((id(tensor), self.flat(index).text))
+            if found is not None:
+                return found
+        return self.load(tensor, index) if self._is_stored(tensor) else self.computed(tensor, index)
+
+    def computed(self, tensor: Tensor, index: Index) -> Ex:
+        """Return an element, computed even if the tensor is stored; as `value`."""
+        key = ("", f"{id(tensor)} {[(ex.text, shape) for ex, shape in index.segments]}")
+        if key not in self._made:
+            found = self._computed(tensor, index)
+            next(one for one in reversed(self._scopes) if found.depth >= one.threshold).made.append(key)
+            self._made[key] = found
+        return self._made[key]
+
+    def _computed(self, tensor: Tensor, index: Index) -> Ex:
+        if tensor.op is None:
+            return self._constant(tensor, index)
+        if tensor.op.name in _RULES:
+            return _RULES[tensor.op.name](self, tensor, index)
+        if tensor.op.c is not None:
+            return self._element(tensor.op, tensor, index)
+        raise ConfigError(f"op {tensor.op.name!r} has no kernel: use --device cpu")
+
+    def load(self, tensor: Tensor, index: Index) -> Ex:
+        """Return an element of what is in memory."""
+        place = self.flat(index)
+        self.loads.setdefault(id(tensor), set()).add(place.text)
+        if tensor.name == ROWS and tensor.variable is None:  # of which each step has its own
+            self.needs.add("step")
+            start = self.let("Index", "(Index)starts[*step]", 0, "start")
+            place = self.place(f"{start.text} + {place.text}", start, place)
+        return self.let(ctype(tensor.dtype), f"{self._name(tensor)}[{place.text}]", place.depth)
+
+    def cast(self, ex: Ex, found: DType, wanted: DType) -> Ex:
+        """Return a value in another type."""
+        if found == wanted:
+            return ex
+        return Ex(f"({ex.text} != 0)" if wanted.kind == "b" else f"({ctype(wanted)}){ex.text}", ex.depth)
+
+    def _constant(self, tensor: Tensor, index: Index) -> Ex:
+        if tensor.counts_rows:
+            counted = "B" if tensor.attributes.get("own") else "global_B"
+            return Ex(f"({ctype(tensor.dtype)})({tensor.attributes['rows']} * {counted})")
+        if tensor.value is not None and tensor.value.size == 1:
+            text = literal(tensor.value.reshape(()), tensor.dtype)
+            return Ex(f"({text})" if text.startswith("-") else text)
+        raise AssertionError(f"{tensor} is neither stored nor known")
+
+    def _element(self, op: Op, tensor: Tensor, index: Index) -> Ex:
+        """Return what an op of single elements makes."""
+        assert op.c is not None
+        dtypes = [one.dtype for one in tensor.inputs]
+        numbers = {name: literal(value, tensor.dtype) for name, value in _numbers(op, tensor).items()}
+        if "{last}" in op.c:
+            *_, last = self.parts(index)
+            segments = [(part, (n,)) for part, n in zip(self.parts(index)[:-1], index.shape[:-1], strict=True)]
+            own = self.reshaped(Index(*segments), tensor.inputs[0].shape)
+            x = self.value(tensor.inputs[0], own)
+            inputs, depth = [x.text], max(x.depth, last.depth)
+            numbers["last"] = last.text
+        else:
+            wanted = tensor.dtype if tensor.dtype.kind != "b" else np.result_type(*dtypes) if dtypes else tensor.dtype
+            found = [self.value(one, self.spread(index, one.shape)) for one in tensor.inputs]
+            types = [np.dtype(bool) if op.name == "where" and n == 0 else wanted for n in range(len(found))]
+            if op.name == "cast_to":
+                types = dtypes
+            cast = [self.cast(one, dtype, to) for one, dtype, to in zip(found, dtypes, types, strict=True)]
+            inputs, depth = [one.text for one in cast], max((one.depth for one in cast), default=0)
+        text = op.c.format(*inputs, **numbers)
+        if op.name == "cast_to":
+            text = self.cast(Ex(text), dtypes[0], tensor.dtype).text
+        return self.let(ctype(tensor.dtype), text, depth)
+
+    def pointer(self, tensor: Tensor) -> str:
+        """Return the name of what a function reads in its own order."""
+        self.loads.setdefault(id(tensor), set()).add("everywhere")
+        return self._name(tensor)
+
+    def chosen(self, kind: str, conditions: Sequence[Ex], values: Sequence[Callable[[], Ex]], otherwise: str) -> Ex:
+        """Return the value whose condition is the first that holds; the others are not computed."""
+        threshold = min((one.depth for one in conditions), default=0)
+        result, lines = self.fresh("v"), list[str]()
+        for number, (condition, make) in enumerate(zip(conditions, values, strict=True)):
+            with self.scope(min(threshold, self.depth)) as inner:
+                found = make()
+                inner.append(f"{result} = {found.text};")
+            lines += [f"{'else ' if number else ''}if ({condition.text}) {{", *(f"    {one}" for one in inner), "}"]
+        self.lines.extend([f"{kind} {result} = {otherwise};", *lines])
+        return Ex(result, self.depth)
+
+    def joined(self, kind: str, join: str, lengths: Shape, term: Callable[[Ex], Ex]) -> Ex:
+        """Return the sum (or another join) of terms, in a loop."""
+        result, at = self.fresh("sum"), self.fresh("k")
+        with self.scope() as inner:
+            found = term(Ex(at, self.depth))
+            inner.append(f"{result} = {join}::join({result}, ({kind}){found.text});")
+        self.lines.extend(
+            [
+                f"{kind} {result} = {join}::identity<{kind}>();",
+                f"for (Index {at} = 0; {at} < {extents(lengths)}; ++{at}) {{",
+                *(f"    {one}" for one in inner),
+                "}",
+            ]
+        )
+        return Ex(result, self.depth)
+
+
+def _numbers(op: Op, tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes that an expression may name, with the defaults of those that are not given."""
+    defaults = getattr(op.compute, "__kwdefaults__", None) or {}
+    return {
+        name: value
+        for name, value in {**defaults, **tensor.attributes}.items()
+        if isinstance(value, int | float | np.number)
+    }
+
+
+def _same(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether shapes are the same for every number of rows."""
+    return len(a) == len(b) and all(weight((n,)) == weight((m,)) for n, m in zip(a, b, strict=True))
+
+
+def _matched(index: Index, shape: Shape) -> Index | None:
+    """Return the place in another shape whose axes can be dealt out to the segments, or None."""
+    rest, found = list(shape), list[tuple[Ex, Shape]]()
+    for ex, lengths in index.segments:
+        wanted, own = weight(lengths), list[int]()
+        while rest and weight(own) != wanted:
+            own.append(rest.pop(0))
+        if weight(own) != wanted:
+            return None
+        found.append((ex, tuple(own)))
+    return Index(*found, (ZERO, tuple(rest))) if weight(rest) == (0, 1) else None
+
+
+# What other ops make: functions of a writer, the tensor and the index of one of its elements.
+
+Rule = Callable[[Writer, Tensor, Index], Ex]
+
+
+def _split(parts: Sequence[Ex], shape: Shape) -> Index:
+    return Index(*((part, (n,)) for part, n in zip(parts, shape, strict=True)))
+
+
+def _same_place(w: Writer, t: Tensor, index: Index) -> Ex:
+    return w.value(t.inputs[0], index)
+
+
+def _broadcast_along(w: Writer, t: Tensor, index: Index) -> Ex:
+    return w.value(t.inputs[0], w.spread(index, t.inputs[0].shape))
+
+
+def _reshape_to(w: Writer, t: Tensor, index: Index) -> Ex:
+    return w.value(t.inputs[0], w.reshaped(index, t.inputs[0].shape))
+
+
+def _transpose_to(w: Writer, t: Tensor, index: Index) -> Ex:
+    parts, axes = w.parts(index), t.attributes["axes"]
+    return w.value(t.inputs[0], _split([parts[axes.index(n)] for n in range(len(axes))], t.inputs[0].shape))
+
+
+def _own_rows(w: Writer, t: Tensor, index: Index) -> Ex:
+    parts, axis = w.parts(index), t.attributes["axis"]
+    length = t.shape[axis]
+    assert isinstance(length, Rows)
+    w.needs.add("first_row")
+    parts[axis] = w.place(f"{parts[axis].text} + {length.scale} * first_row", parts[axis])
+    return w.value(t.inputs[0], _split(parts, t.inputs[0].shape))
+
+
+def _getitem(w: Writer, t: Tensor, index: Index) -> Ex:
+    parts, found = iter(w.parts(index)), list[Ex]()
+    for one in t.attributes["key"]:
+        if not isinstance(one, tuple):
+            found.append(Ex(str(one)))
+            continue
+        (start, _, step), part = one, next(parts)
+        text = part.text if step == 1 else f"{part.text} * {step}"
+        found.append(part if start == 0 and step == 1 else w.place(f"{extent(start)} + {text}", part))
+    return w.value(t.inputs[0], _split(found, t.inputs[0].shape))
+
+
+def _put(w: Writer, t: Tensor, index: Index) -> Ex:
+    x, tests, found, depth = t.inputs[0], list[str](), list[Ex](), 0
+    for one, part, n in zip(t.attributes["key"], w.parts(index), t.shape, strict=True):
+        start, stop, step = one if isinstance(one, tuple) else (one, one + 1, 1)
+        own = []
+        if not (isinstance(start, int) and start == 0 and not isinstance(start, Rows)):
+            own.append(f"{part.text} >= {extent(start)}")
+        if not (_same((stop,), (n,))):
+            own.append(f"{part.text} < {extent(stop)}")
+        if step != 1:
+            own.append(f"({part.text} - {extent(start)}) % {step} == 0")
+        tests, depth = tests + own, max(depth, part.depth if own else 0)
+        if isinstance(one, tuple):
+            found.append(w.place(f"({part.text} - {extent(start)}) / {step}", part) if own else part)
+    if not tests:
+        return w.value(x, _split(found, x.shape))
+    condition = Ex(" && ".join(tests), depth)
+    return w.chosen(ctype(t.dtype), [condition], [lambda: w.value(x, _split(found, x.shape))], "0")
+
+
+def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
+    axis, parts = t.attributes["axis"], w.parts(index)
+    at, ends, values, before = parts[axis], list[Ex](), list[Callable[[], Ex]](), list[str]()
+
+    def element(one: Tensor, start: str) -> Ex:
+        own = [*parts[:axis], w.place(f"{at.text} - ({start})", at), *parts[axis + 1 :]]
+        return w.cast(w.value(one, _split(own, one.shape)), one.dtype, t.dtype)
+
+    for one in t.inputs:
+        start = " + ".join(before) or "0"
+        before.append(extent(one.shape[axis]))
+        ends.append(Ex(f"{at.text} < {' + '.join(before)}", at.depth))
+        values.append(lambda one=one, start=start: element(one, start))  # type: ignore[misc]
+    return w.chosen(ctype(t.dtype), ends, values, "0")
+
+
+def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
+    table, places = t.inputs
+    parts = w.parts(index)
+    place = w.value(places, w.reshaped(_split(parts[: places.ndim], places.shape), places.shape))
+    row = w.place(f"row_at({place.text}, {extent(table.shape[0])})", place)
+    rest = parts[places.ndim :]
+    return w.value(table, Index((row, table.shape[:1]), *zip(rest, ((n,) for n in table.shape[1:]), strict=True)))
+
+
+def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
+    rows, features = t.shape
+    row, feature = w.parts(index)
+    w.needs |= {"random.cuh"}
+    at = f"(Word){row.text}"
+    if isinstance(rows, Rows):
+        w.needs.add("first_row")
+        at = f"(Word)({row.text} + {rows.scale} * (Word)first_row)"
+    count = w.value(t.inputs[0], Index())
+    numbers = [f"{t.attributes[name]}ull" for name in ("seed", "purpose")]
+    numbers += [count.text, f"{t.attributes['number']}ull", at, feature.text, str(features)]
+    return w.let("unsigned int", f"random_bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
+
+
+def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:
+    """Of other types than the tiled kernels': a plain loop."""
+    a, b = t.inputs
+    *batch, m, n = w.parts(index)
+    outer = _split(batch, t.shape[:-2])
+
+    def term(k: Ex) -> Ex:
+        x = w.value(a, Index(*w.spread(outer, a.shape[:-2]).segments, (m, a.shape[-2:-1]), (k, a.shape[-1:])))
+        y = w.value(b, Index(*w.spread(outer, b.shape[:-2]).segments, (k, b.shape[-2:-1]), (n, b.shape[-1:])))
+        x, y = w.cast(x, a.dtype, t.dtype), w.cast(y, b.dtype, t.dtype)
+        return Ex(f"({x.text} * {y.text})", max(x.depth, y.depth))
+
+    return w.joined(ctype(t.dtype), "Sum", a.shape[-1:], term)
+
+
+def operand(w: Writer, t: Tensor, index: Index, at: Ex) -> Ex:
+    """Return the element of a reduction's input that stands at a place of its output and one along what is reduced."""
+    x = t.inputs[0]
+    axes = reduced_axes(t)
+    kept = iter(
+        w.parts(index)
+        if not t.attributes.get("keepdims")
+        else [one for axis, one in enumerate(w.parts(index)) if axis not in axes]
+    )
+    inner = iter(w.parts(Index((at, tuple(x.shape[axis] for axis in axes)))))
+    return w.value(x, _split([next(inner) if axis in axes else next(kept) for axis in range(x.ndim)], x.shape))
+
+
+def reduced_axes(t: Tensor) -> tuple[int, ...]:
+    """Return the axes over which a reduction goes."""
+    assert t.op is not None
+    return (t.attributes["axis"],) if t.op.name == "argmax_along" else tuple(t.attributes["axes"])
+
+
+JOINS = {"reduce_sum": "Sum", "reduce_max": "Greatest", "argmax_along": "First"}
+
+
+def join_type(t: Tensor) -> str:
+    """Return the C++ type in which a reduction joins its terms within a thread."""
+    assert t.op is not None
+    return f"Best<{ctype(t.inputs[0].dtype)}>" if t.op.name == "argmax_along" else ctype(t.dtype)
+
+
+def term(w: Writer, t: Tensor, index: Index, at: Ex) -> Ex:
+    """Return what a reduction joins: the element, for an argmax with its place."""
+    assert t.op is not None
+    found = operand(w, t, index, at)
+    if t.op.name != "argmax_along":
+        return found
+    return Ex(f"{join_type(t)}{{{found.text}, {at.text}}}", max(found.depth, at.depth))
+
+
+def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
+    """A reduction whose element one thread computes alone."""
+    assert t.op is not None
+    lengths = tuple(t.inputs[0].shape[axis] for axis in reduced_axes(t))
+    found = w.joined(join_type(t), JOINS[t.op.name], lengths, lambda at: term(w, t, index, at))
+    return Ex(f"{found.text}.place", found.depth) if t.op.name == "argmax_along" else found
+
+
+def _window(t: Tensor, image: Shape, made: Shape, kernel: Shape) -> str:
+    """Return how a kernel goes over images, as kernels/windows.cuh has it."""
+    given = t.attributes
+    numbers = [*image[1:3], *made[1:3], *kernel, *given["strides"], *given.get("dilation", (1, 1)), *given["before"]]
+    return f"Window{{{', '.join(str(int(n)) for n in numbers)}}}"
+
+
+def _windows(*order: str) -> Rule:
+    """Return the rule of an op of kernels/windows.cuh; `order` says which shapes are the image's and the output's."""
+
+    def rule(w: Writer, t: Tensor, index: Index) -> Ex:
+        assert t.op is not None
+        shapes = {"made": t.shape} | {str(n): one.shape for n, one in enumerate(t.inputs)}
+        image, made, kernel = (shapes.get(one, ()) for one in order)
+        w.needs.add("windows.cuh")
+        parts = w.parts(index)
+        size = t.attributes["window"] if not kernel else kernel[:2]
+        if t.op.name == "conv2d_kernel":
+            counts = [extent(t.inputs[0].shape[0]), *(str(int(n)) for n in kernel[2:])]
+        else:
+            counts = [str(int(n)) for n in kernel[2:]] or [str(int(t.shape[-1]))]
+        arguments = [*(w.pointer(one) for one in t.inputs), _window(t, image, made, size), *counts]
+        call = f"{t.op.name}({', '.join([*arguments, *(one.text for one in parts)])})"
+        return w.let(ctype(t.dtype), call, max(one.depth for one in parts))
+
+    return rule
+
+
+def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
+    values, places = t.inputs
+    features = tuple(t.shape[1:])
+    parts = w.parts(index)
+    w.needs.add("windows.cuh")
+    feature = w.flat(_split(parts[1:], features))
+    arguments = [w.pointer(values), w.pointer(places), extents(places.shape), extent(t.shape[0]), extents(features)]
+    call = f"add_rows({', '.join(arguments)}, {parts[0].text}, {feature.text})"
+    return w.let(ctype(t.dtype), call, max(parts[0].depth, feature.depth))
+
+
+_RULES: dict[str, Rule] = {
+    **{"stop_gradient": _same_place, ALL_REDUCE.name: _same_place, OWN_ROWS.name: _own_rows},
+    **{"broadcast_along": _broadcast_along, "reshape_to": _reshape_to, "transpose_to": _transpose_to},
+    **{"getitem": _getitem, "put": _put, "concatenate_along": _concatenate_along, "take_rows": _take_rows},
+    **{"random_bits": _random_bits, "batch_matmul": _batch_matmul, "add_rows": _add_rows},
+    **dict.fromkeys(JOINS, _reduce),
+    **{"conv2d": _windows("0", "made", "1"), "conv2d_input": _windows("made", "0", "1")},
+    **{"conv2d_kernel": _windows("0", "1", "made"), "max_pool2d": _windows("0", "made", "")},
+    **{"max_pool2d_input": _windows("made", "2", ""), "max_pool2d_take": _windows("0", "made", "")},
+}
+# Ops that read whole inputs in an order of their own, and are worth storing.
+WHOLE = frozenset({"add_rows", "conv2d", "conv2d_input", "conv2d_kernel"} | {n for n in _RULES if n.startswith("max_")})
+# Ops that only say where elements are.
+VIEWS = frozenset({"stop_gradient", "broadcast_along", "reshape_to", "transpose_to", "getitem", OWN_ROWS.name})
+# Ops whose result is rather computed once than for each element of something larger.
+EXPENSIVE = frozenset(
+    {"power", "exp", "log", "log1p", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "divide", "floor_divide"}
+    | {"elu", "random_bits", "take_rows"}
+)
+
+
+def elements(shape: Sequence[int]) -> int:
+    """Return the number of elements of the traced batch."""
+    return size(shape)

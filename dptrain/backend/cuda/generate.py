@@ -1,0 +1,603 @@
+"""The CUDA C++ of a program: a function for each group, and kernels that deal their blocks out to functions.
+
+All of a program is one source. Its text depends on the program and on the tiles of its products, not on the number of
+rows, which kernels get as arguments, so that batches of other sizes find it compiled.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, join_type
+from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
+from dptrain.backend.cuda.products import THREADS, product_plan
+from dptrain.program.shapes import Shape, local, size
+from dptrain.program.tensor import Tensor
+
+# Threads of a block where no product wants another number.
+BLOCK = 256
+# Elements of a map that a block takes: with sums, and without.
+_SUMMED, _MAPPED = 4096, 1024
+# Length of a row from which a block works on it instead of a warp.
+_LONG_ROW = 2048
+# Rows that a block sums of columns at least, and chunks of rows at most.
+_CHUNK_ROWS, _CHUNKS = 64, 256
+# Bytes of shared memory that sums need.
+_SHARED = BLOCK * 8
+# Pointers and numbers that one kernel takes at most; CUDA allows 4096 bytes.
+_ARGUMENTS = 400
+
+# What the kernels of a program are told of the batch, beside their pointers.
+SIZES = ("B", "first_row", "global_B")
+
+
+@dataclass
+class Local:
+    """The batch as a rank has it.
+
+    Attributes:
+        rows: of the batch that the rank has.
+        first_row: the global number of the first of them.
+        global_rows: of the whole batch.
+    """
+
+    rows: int
+    first_row: int
+    global_rows: int
+
+    def count(self, shape: Shape) -> int:
+        """Return the number of elements of a rank's part."""
+        return size(local(shape, self.rows))
+
+
+@dataclass
+class Argument:
+    """A number or a piece of scratch memory that a function takes beside tensors.
+
+    Attributes:
+        kind: C++ type, in which `*` is a pointer to scratch.
+        name: in the function.
+        value: the number, or the bytes of scratch.
+    """
+
+    kind: str
+    name: str
+    value: int
+
+
+@dataclass
+class LibraryCall:
+    """A product that a library computes.
+
+    Attributes:
+        turned: whether the factors lie transposed in memory.
+        tensors: both factors and the result.
+        sizes: M, N and K.
+        batch: how many matrices, and the steps in bytes from one to the next of the three.
+    """
+
+    turned: tuple[bool, bool]
+    tensors: tuple[Tensor, Tensor, Tensor]
+    sizes: tuple[int, int, int]
+    batch: tuple[int, int, int, int]
+
+
+@dataclass(eq=False)
+class Function:
+    """What one group computes.
+
+    Attributes:
+        name: of the C++ function.
+        group: as above; None for what advances the step.
+        about: which ops, in words.
+        body: statements.
+        pointers: C++ names of the tensors in memory, in order.
+        writes: those that it stores.
+        reads: flat indices by which tensors are read, by `id`.
+        places: by which it stores a tensor.
+        arguments: beside the tensors.
+        needs: headers, and what else it names.
+        blocks: how many it needs.
+        threads: of a block; None for any.
+        shared: bytes of shared memory, in C++.
+        call: a library's call instead of a kernel.
+    """
+
+    name: str
+    group: Group | None
+    about: str = ""
+    body: list[str] = field(default_factory=list)
+    pointers: dict[Tensor, str] = field(default_factory=dict)
+    writes: set[Tensor] = field(default_factory=set)
+    reads: dict[int, set[str]] = field(default_factory=dict)
+    places: dict[Tensor, str] = field(default_factory=dict)
+    arguments: list[Argument] = field(default_factory=list)
+    needs: set[str] = field(default_factory=set)
+    blocks: int = 1
+    threads: int | None = None
+    shared: str = str(_SHARED)
+    call: "LibraryCall | None" = None
+
+    @property
+    def signature(self) -> list[tuple[str, str]]:
+        """Types and names of its parameters, in order."""
+        tensors = [
+            (f"{'' if one in self.writes else 'const '}{ctype(one.dtype)} *__restrict__ ", name)
+            for one, name in self.pointers.items()
+        ]
+        step = [("const long long *", "starts"), ("long long *", "step")] if "step" in self.needs else []
+        return [*tensors, *step, *((one.kind + " ", one.name) for one in self.arguments)]
+
+
+class Generator:
+    """Writes the functions of a program.
+
+    Args:
+        grouping: of its tensors.
+        sizes: of the batch.
+        stored: which roots are kept in memory.
+        names: what tensors are called.
+        precision: of products.
+        library: products are a library's.
+    """
+
+    def __init__(
+        self,
+        grouping: Grouping,
+        sizes: Local,
+        stored: set[Tensor],
+        names: dict[Tensor, str],
+        precision: str,
+        library: bool = False,
+    ) -> None:
+        self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
+        self._precision, self._library = precision, library
+        self._number = 0
+
+    def function(self, group: Group) -> Function:
+        """Return the function of a group."""
+        self._number += 1
+        chief = next(iter(group.roles)) if group.kind == "product" else list(group.roles)[-1]
+        assert chief.op is not None
+        made = Function(f"{_word(chief.op.name)}_{self._number}", group)
+        made.about = f"{group.kind}: {', '.join(self._names[one] for one in group.roles)}"
+
+        def name(tensor: Tensor) -> str:
+            return made.pointers.setdefault(tensor, self._names[tensor])
+
+        def is_stored(tensor: Tensor) -> bool:
+            return tensor not in group.roles and self._grouping.is_stored(tensor)
+
+        writer = Writer(is_stored, name)
+        getattr(self, f"_{group.kind}")(made, group, writer, Places(writer, group))
+        made.body = writer.lines
+        made.needs |= writer.needs
+        made.reads = {one: set(texts) for one, texts in writer.loads.items()} | made.reads
+        return made
+
+    # Kinds
+
+    def _map(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        sums = group.of("sum")
+        chunk = _SUMMED if sums else _MAPPED
+        made.blocks = -(-self._sizes.count(group.lead) // chunk)
+        self._begin_sums(w, sums)
+        with w.scope(1) as body:
+            mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            self._join_terms(w, places, sums)
+            self._store(made, w, places, mains)
+        w.write(
+            f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({extents(group.lead)}));",
+            f"for (Index i = (Index)block * {chunk} + threadIdx.x; i < end; i += blockDim.x) {{",
+            *_indented(body),
+            "}",
+        )
+        self._end_sums(made, w, places, group)
+
+    def _rows(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        columns = self._sizes.count(group.inner)
+        long = columns >= _LONG_ROW
+        lanes, join = ("blockDim.x", "block_join") if long else ("WARP", "warp_join")
+        rows = self._sizes.count(group.lead)
+        made.blocks = rows  # of a block's threads; corrected below, where these are known
+        sums = group.of("sum")
+        w.write(
+            f"const int lane = threadIdx.x % {lanes};",
+            f"const Index r = (Index)block * (blockDim.x / {lanes}) + threadIdx.x / {lanes};",
+        )
+        self._begin_sums(w, sums)
+        loop = f"for (Index c = lane; c < {extents(group.inner)}; c += {lanes}) {{"
+        with w.scope(1) as row:
+            for reductions in _passes(group):
+                accumulators = {one: w.fresh("best") for one in reductions}
+                with w.scope(2) as body:
+                    for one, name in accumulators.items():
+                        body.append(f"{name} = {_join(one)}::join({name}, {self._term(w, places, one)});")
+                row += [
+                    f"{join_type(one)} {name} = {_join(one)}::identity<{join_type(one)}>();"
+                    for one, name in accumulators.items()
+                ]
+                row += [loop, *_indented(body), "}"]
+                for one, name in accumulators.items():
+                    shared = ", shared" if long else ""
+                    row.append(f"{name} = {join}<{_join(one)}>({name}{shared});")
+                    place = f"{name}.place" if join_type(one).startswith("Best") else name
+                    w.known[id(one), places.of(one, "reduce").text] = Ex(place, 1)
+            by_row = {one for one in sums if places.is_of_rows(one)}
+            with w.scope(2) as body:
+                mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+                self._join_terms(w, places, [one for one in sums if one not in by_row])
+                self._store(made, w, places, mains)
+            if body:
+                row += [loop, *_indented(body), "}"]
+            values = [(one, w.value(one, places.index(one.shape, "row"))) for one in group.of("reduce")]
+            values += [(one, w.computed(one, places.index(one.shape, "row"))) for one in group.of("row")]
+            ends: list[str] = []
+            for number, one in enumerate(sums):
+                if one in by_row:
+                    term, name = self._term(w, places, one), f"sum_{number}"
+                    ends.append(f"{name} = {_join(one)}::join({name}, {term});")
+            for one, value in values:
+                if one in self._stored:
+                    ends.append(f"{self._target(made, one, places.of(one, 'row'))} = {value.text};")
+            if ends:
+                row += ["__syncthreads();" if long else "__syncwarp();", "if (lane == 0) {", *_indented(ends), "}"]
+        w.write(f"if (r < {extents(group.lead)}) {{", *_indented(row), "}")
+        made.needs.add("long rows" if long else "rows")
+        self._end_sums(made, w, places, group)
+
+    def _columns(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        rows, columns = self._sizes.count(group.lead), self._sizes.count(group.inner)
+        chunk = max(_CHUNK_ROWS, -(-rows // _CHUNKS))
+        chunks, tiles = max(1, -(-rows // chunk)), -(-columns // 32)
+        made.blocks = chunks * tiles
+        made.needs.add("columns.cuh")
+        made.arguments += [Argument("int", "chunk", chunk), Argument("int", "chunks", chunks)]
+        made.arguments += [Argument("unsigned int *", "arrived", 4 * tiles)]
+        count = extents(group.inner)
+        w.write(
+            f"const int tiles = (({count}) + WARP - 1) / WARP, chunk_number = block / tiles;",
+            "const Index column = (Index)(block % tiles) * WARP + threadIdx.x % WARP;",
+            f"const Index c = min(column, (Index)({count}) - 1);",
+        )
+        sums = group.of("sum")
+        self._begin_sums(w, sums)
+        with w.scope(1) as body:
+            mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            self._join_terms(w, places, sums)
+            self._store(made, w, places, mains)
+        w.write(
+            f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({extents(group.lead)}));",
+            f"if (column < {count})",
+            "    for (Index r = (Index)chunk_number * chunk + threadIdx.x / WARP; r < end; r += blockDim.x / WARP) {",
+            *_indented(_indented(body)),
+            "    }",
+        )
+        several: list[str] = []
+        for number, one in enumerate(sums):
+            wide = _wide(one)
+            w.write(f"{wide} total_{number} = column_join<{_join(one)}>(({wide})sum_{number}, shared);")
+            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", 8 * chunks * columns))
+            several.append(
+                f"if (threadIdx.x < WARP && column < {count}) "
+                f"parts_{number}[(long long)chunk_number * ({count}) + column] = total_{number};"
+            )
+        several.append("if (!is_last_block(arrived + block % tiles, chunks, shared)) return;")
+        for number, one in enumerate(sums):
+            several.append(
+                f"total_{number} = join_chunks<{_join(one)}>(parts_{number}, chunks, column, (Index)({count}), shared);"
+            )
+            w.known[id(one), places.final.text] = Ex(f"(({ctype(one.dtype)})total_{number})", 0)
+        w.write("if (chunks > 1) {", *_indented(several), "}")
+        self._finals(made, w, places, group, f"threadIdx.x < WARP && column < {count}")
+
+    def _product(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        (result,) = [one for one in group.roles if is_product(one)]
+        (a, turned_a), (b, turned_b) = map(operand_of, result.inputs)
+        batch = self._sizes.count(result.shape[:-2])
+        M, N, K = (self._sizes.count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
+        batch_a, batch_b = (self._sizes.count(one.shape[:-2]) for one in result.inputs)
+        if batch_b == 1 and batch > 1 and not turned_a:
+            M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
+        steps = (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0)
+        names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
+        for one in (a, b):
+            made.reads.setdefault(id(one), set()).add("everywhere")
+        if self._library and min(M, N, K) > 0:
+            self._target(made, result, Ex("everywhere"))
+            bytes_of = (4 * steps[0], 4 * steps[1], 4 * M * N)
+            made.call = LibraryCall((turned_a, turned_b), (a, b, result), (M, N, K), (batch, *bytes_of))
+            return
+        tile, slices, depth = product_plan(M, N, K)
+        tiles = -(-M // tile) * -(-N // tile) * batch
+        made.blocks = tiles * slices
+        made.threads = THREADS[self._precision][tile]
+        tf32 = self._precision == "tf32"
+        made.needs.add("product_tf32.cuh" if tf32 else "product.cuh")
+        inner = _TF32_TILES[tile] if tf32 else _TILES[tile]
+        sizes = ", ".join(str(n) for n in (tile, tile, *inner))
+        turned = ", ".join("true" if one else "false" for one in (turned_a, turned_b))
+        made.shared = (
+            f"(Tf32Shape<{sizes}, {turned}>::SHARED * 4)" if tf32 else f"PRODUCT_SHARED({tile}, {tile}, {inner[0]})"
+        )
+        wide = [(M if turned_a else K) % 4 == 0, (K if turned_b else N) % 4 == 0]
+        cells = tile * tile * tiles * slices if slices > 1 else 0
+        made.arguments += [
+            *(Argument("int", name, value) for name, value in (("M", M), ("N", N), ("K", K))),
+            *(Argument("long long", name, value) for name, value in zip(("step_a", "step_b"), steps, strict=True)),
+            *(Argument("int", name, value) for name, value in (("depth", depth), ("slices", slices))),
+            *(Argument("int", f"wide_{one}", int(value)) for one, value in zip("ab", wide, strict=True)),
+            Argument("float *", "parts", 4 * cells),
+            Argument("unsigned int *", "arrived", 4 * tiles),
+        ]
+        with w.scope(1) as body:
+            w.known[id(result), places.of(result, "main").text] = Ex("sum", 2)
+            mains = [(one, w.value(one, places.index(one.shape, "main"))) for one in group.of("main")]
+            self._store(made, w, places, mains)
+        w.write(
+            f"const Product of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
+            f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
+            f"{'product_tf32' if tf32 else 'product'}<{sizes}, {turned}>"
+            "(shared, of, block, [&](Index r, Index c, float sum) {",
+            *_indented(body),
+            "});",
+        )
+
+    # Sums over all elements, which the last block ends
+
+    def _begin_sums(self, w: Writer, sums: Sequence[Tensor]) -> None:
+        for number, one in enumerate(sums):
+            w.write(f"{join_type(one)} sum_{number} = {_join(one)}::identity<{join_type(one)}>();")
+
+    def _join_terms(self, w: Writer, places: Places, sums: Sequence[Tensor]) -> None:
+        numbers = {one: number for number, one in enumerate(places.group.of("sum"))}
+        for one in sums:
+            name, term = f"sum_{numbers[one]}", self._term(w, places, one)
+            w.write(f"{name} = {_join(one)}::join({name}, {term});")
+
+    def _term(self, w: Writer, places: Places, one: Tensor) -> str:
+        x, found = one.inputs[0], places.term(one)
+        if join_type(one).startswith("Best"):
+            return f"{join_type(one)}{{{found.text}, c}}"
+        return w.cast(found, x.dtype, one.dtype).text
+
+    def _end_sums(self, made: Function, w: Writer, places: Places, group: Group) -> None:
+        sums = group.of("sum")
+        if not sums:
+            return
+        made.blocks = max(1, made.blocks)
+        made.arguments += [Argument("int", "blocks", made.blocks), Argument("unsigned int *", "arrived", 4)]
+        last: list[str] = []
+        for number, one in enumerate(sums):
+            wide = _wide(one)
+            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", 8 * made.blocks))
+            w.write(
+                f"const {wide} of_block_{number} = block_join<{_join(one)}>(({wide})sum_{number}, shared);",
+                f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
+            )
+            last.append(f"const {wide} total_{number} = join_parts<{_join(one)}>(parts_{number}, blocks, shared);")
+            w.known[id(one), places.final.text] = Ex(f"(({ctype(one.dtype)})total_{number})", 0)
+        w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
+        self._finals(made, w, places, group, "threadIdx.x == 0")
+
+    def _finals(self, made: Function, w: Writer, places: Places, group: Group, condition: str) -> None:
+        with w.scope(0) as body:
+            values = [(one, w.value(one, places.index(one.shape, "final"))) for one in group.of("sum")]
+            values += [(one, w.computed(one, places.index(one.shape, "final"))) for one in group.of("final")]
+            for one, value in values:
+                if one in self._stored:
+                    body.append(f"{self._target(made, one, places.final)} = {value.text};")
+        if body:
+            w.write(f"if ({condition}) {{", *_indented(body), "}")
+
+    def _store(self, made: Function, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]) -> None:
+        """Store elements, after all have been computed: what they replace may be read by others of the group."""
+        for one, value in values:
+            if one in self._stored:
+                w.write(f"{self._target(made, one, places.of(one, 'main'))} = {value.text};")
+
+    def _target(self, made: Function, tensor: Tensor, place: Ex) -> str:
+        made.writes.add(tensor)
+        made.places[tensor] = place.text
+        return f"{made.pointers.setdefault(tensor, self._names[tensor])}[{place.text}]"
+
+
+# Of the tiles of products: terms a stage, and sums a thread or a warp in both directions.
+_TILES = {32: (32, 4, 4), 64: (16, 4, 4), 128: (8, 8, 8)}
+_TF32_TILES = {32: (32, 16, 16), 64: (32, 32, 32), 128: (16, 32, 64)}
+
+
+@dataclass
+class Kernel:
+    """Functions of one launch.
+
+    Attributes:
+        name: of the kernel.
+        functions: that its blocks are dealt out to, in order.
+        threads: of a block; 0 for a library's call.
+    """
+
+    name: str
+    functions: list[Function]
+    threads: int
+
+
+def kernels(levels: Sequence[Sequence[Function]]) -> list[Kernel]:
+    """Return the kernels of one stage: those of a level are independent, and share launches where they can.
+
+    Args:
+        levels: functions, each level after those that it waits for.
+    """
+    found: list[Kernel] = []
+    for level in levels:
+        functions = [one for one in level if one.call is None]
+        found += [Kernel(one.name, [one], 0) for one in level if one.call is not None]
+        wanted = sorted({one.threads for one in functions if one.threads is not None})
+        usual = wanted[0] if len(wanted) == 1 else BLOCK
+        for threads in dict.fromkeys([*wanted, usual]):
+            own = [one for one in functions if (one.threads or usual) == threads]
+            for part in _parted(own):
+                found.append(Kernel("run_" + "_and_".join(one.name for one in part[:3]), part, threads))
+    return found
+
+
+def _parted(functions: list[Function]) -> list[list[Function]]:
+    """Return functions by launches, each of which takes no more arguments than CUDA allows."""
+    found: list[list[Function]] = []
+    room = 0
+    for one in functions:
+        taken = len(one.signature) + 1
+        if taken > room:
+            found.append([])
+            room = _ARGUMENTS
+        found[-1].append(one)
+        room -= taken
+    return found
+
+
+def blocks_of(function: Function, threads: int) -> int:
+    """Return the blocks that a function needs when a block has so many threads."""
+    return -(-function.blocks // (threads // 32)) if "rows" in function.needs else function.blocks
+
+
+def source(title: str, found: Sequence[Kernel], wide_index: bool) -> str:
+    """Return the C++ of kernels.
+
+    Args:
+        title: what they compute, for the first line.
+        found: the kernels.
+        wide_index: there are tensors whose elements an int cannot count.
+    """
+    found = [kernel for kernel in found if kernel.threads]
+    functions = [one for kernel in found for one in kernel.functions]
+    headers = sorted({need for one in functions for need in one.needs if need.endswith(".cuh")})
+    text = [
+        f"// {title}. Written by dptrain/backend/cuda/generate.py.",
+        f"#define INDEX {'long long' if wide_index else 'int'}",
+        *(f'#include "{one}"' for one in ("common.cuh", *headers)),
+        "",
+        "static __device__ __forceinline__ bool aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }",
+    ]
+    sizes = [f"Index {one}" for one in SIZES]
+    for one in functions:
+        parameters = ["void *shared", "int block", *sizes, *(kind + name for kind, name in one.signature)]
+        text += [
+            "",
+            f"// {one.about}",
+            f"static __device__ __forceinline__ void {one.name}({', '.join(parameters)}) {{",
+            *_indented(one.body),
+            "}",
+        ]
+    for kernel in found:
+        given = parameters_of(kernel)
+        parameters = [*sizes, *(kind + name for kind, name in given)]
+        text += [
+            "",
+            f'extern "C" __global__ void __launch_bounds__({kernel.threads})',
+            f"    {kernel.name}({', '.join(parameters)}) {{",
+            f"    __shared__ __align__(32) float4 shared[{_greatest(kernel.functions)} / 16];",
+            "    int block = blockIdx.x;",
+        ]
+        for one in kernel.functions:
+            passed = ["shared", "block", *SIZES, *(name for _, name in called(kernel, one))]
+            text += [
+                f"    if (block < blocks_{one.name}) {{",
+                f"        {one.name}({', '.join(passed)});",
+                "        return;",
+                "    }",
+                f"    block -= blocks_{one.name};",
+            ]
+        text.append("}")
+    return "\n".join(text) + "\n"
+
+
+def called(kernel: Kernel, function: Function) -> list[tuple[str, str]]:
+    """Return the kernel's parameters that a function is called with."""
+    shared = set(function.pointers.values()) | {"starts", "step"}
+    return [(kind, name if name in shared else f"{name}_{function.name}") for kind, name in function.signature]
+
+
+def parameters_of(kernel: Kernel) -> list[tuple[str, str]]:
+    """Return types and names of a kernel's parameters behind the sizes."""
+    found: dict[str, str] = {}
+    for one in kernel.functions:
+        found[f"blocks_{one.name}"] = "int "
+        for kind, name in called(kernel, one):
+            if name not in found or found[name].startswith("const "):
+                found[name] = kind
+    return [(kind, name) for name, kind in found.items()]
+
+
+def _greatest(functions: Sequence[Function]) -> str:
+    """Return the most shared memory that functions need, in C++."""
+    found = ""
+    for one in dict.fromkeys(function.shared for function in functions):
+        found = one if not found else f"({found} > {one} ? {found} : {one})"
+    return found
+
+
+def _word(name: str) -> str:
+    """Return a name as C++ can have it."""
+    word = re.sub(r"\W+", "_", name).strip("_")
+    return word if word and not word[0].isdigit() else f"t_{word}"
+
+
+def names_of(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
+    """Return what tensors are called in C++: by their name, or by their op and a number."""
+    found: dict[Tensor, str] = {}
+    taken: set[str] = {"shared", "block", "starts", "step", *SIZES}
+    for number, one in enumerate(dict.fromkeys(tensors)):
+        path = one.variable.path if one.variable is not None else one.name
+        own = _word(path or (one.op.name if one.op is not None else "constant"))
+        name = own if path and own not in taken and not _RESERVED.fullmatch(own) else f"{own}_{number}"
+        taken.add(name)
+        found[one] = name
+    return found
+
+
+# Names that the generator gives, or C++ has.
+_RESERVED = re.compile(
+    r"[virck]\d*|sum|(sum|total|of_block|best|start|parts|k|i)_?\d*|[MNK]|of|end|column|lane|tiles|chunk|chunks|arrived"
+    r"|blocks|depth|slices|auto|bool|break|case|catch|char|class|const|continue|default|delete|do|double|else|enum|float"
+    r"|for|if|int|long|new|return|short|signed|static|struct|switch|template|this|union|unsigned|void|while|min|max"
+)
+
+
+def _passes(group: Group) -> list[list[Tensor]]:
+    """Return a row's reductions by passes over it: those of a pass do not need each other."""
+    found: list[list[Tensor]] = []
+    for one in group.of("reduce"):
+        if found and not _needs(one, set(found[-1]), group):
+            found[-1].append(one)
+        else:
+            found.append([one])
+    return found
+
+
+def _needs(tensor: Tensor, others: set[Tensor], group: Group) -> bool:
+    seen: set[Tensor] = set()
+    rest = list(tensor.inputs)
+    while rest:
+        one = rest.pop()
+        if one in others:
+            return True
+        if one not in seen and (one in group.roles or one.op is not None):
+            seen.add(one)
+            rest += one.inputs
+    return False
+
+
+def _join(tensor: Tensor) -> str:
+    assert tensor.op is not None
+    return JOINS[tensor.op.name]
+
+
+def _wide(tensor: Tensor) -> str:
+    """Return the type in which sums go on beyond one thread."""
+    return "double" if tensor.dtype == np.float32 and _join(tensor) == "Sum" else ctype(tensor.dtype)
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {one}" for one in lines]

@@ -1,0 +1,385 @@
+"""Which tensors of a program one kernel function computes together: fusion, as it suits a GPU.
+
+Few tensors are *roots*: results, sums, products, what products and convolutions read, and what is dear and used for
+many elements. All others are computed where they are used. A root joins the group of what it reads where an element
+needs only elements that the same thread (or the threads of the same row) has at that moment, and everything else is
+there before the group begins. Groups that do not wait for each other share a launch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dptrain.backend.cuda.expressions import (
+    EXPENSIVE,
+    JOINS,
+    VIEWS,
+    WHOLE,
+    ZERO,
+    Ex,
+    Index,
+    Writer,
+    elements,
+    reduced_axes,
+    weight,
+)
+from dptrain.program.messages import stages
+from dptrain.program.placement import ALL_REDUCE
+from dptrain.program.program import Program
+from dptrain.program.shapes import Rows, Shape
+from dptrain.program.tensor import OPS, Tensor, Variable
+
+# How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows;
+# "product" by tiles of a matrix product, whose results it gets.
+Kind = Literal["map", "rows", "columns", "product"]
+# What a member is to its group: "main" has an element at each place of the group, "row" one for each row, "reduce"
+# one of each row's joined terms; "sum" joins terms of all places, of all rows for each column; "final" is computed from
+# these.
+Role = Literal["main", "row", "reduce", "sum", "final"]
+
+
+@dataclass(eq=False)
+class Group:
+    """Roots that one function computes.
+
+    Attributes:
+        kind: see `Kind`.
+        lead: lengths of all axes of a map, of the rows otherwise.
+        inner: lengths of the axes within a row, of the columns.
+        stage: between which meetings with other ranks it runs.
+        level: groups of lower levels run before it.
+        roles: of its members, in the order in which they can be computed.
+        after: groups that must have run before.
+        copied: of a group that only copies: the update, and the variable that it becomes.
+    """
+
+    kind: Kind
+    lead: Shape
+    inner: Shape
+    stage: int
+    level: int
+    roles: dict[Tensor, Role] = field(default_factory=dict)
+    after: set["Group"] = field(default_factory=set)
+
+    @property
+    def space(self) -> tuple[object, ...]:
+        """What groups have in common whose elements can be gone over together."""
+        return self.kind, weight(self.lead), weight(self.inner)
+
+    def of(self, *roles: Role) -> list[Tensor]:
+        """Return the members of these roles."""
+        return [one for one, role in self.roles.items() if role in roles]
+
+
+def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
+    """Return the tensor whose memory a factor of a product is, and whether its last two axes are exchanged there."""
+    turned = False
+    while tensor.op is not None:
+        axes = tensor.attributes.get("axes")
+        last = tensor.ndim - 1
+        if tensor.op is OPS["transpose_to"] and axes == (*range(last - 1), last, last - 1) and not turned:
+            turned, tensor = True, tensor.inputs[0]
+        elif tensor.op is OPS["stop_gradient"] or (tensor.op is OPS["reshape_to"] and _keeps_matrix(tensor, turned)):
+            tensor = tensor.inputs[0]
+        else:
+            break
+    return tensor, turned
+
+
+def _keeps_matrix(tensor: Tensor, turned: bool) -> bool:
+    return not turned or tuple(tensor.shape[-2:]) == tuple(tensor.inputs[0].shape[-2:])
+
+
+def is_product(tensor: Tensor) -> bool:
+    """Whether the tiled kernels compute it: float32 matrices, of which both factors have a batch, or one."""
+    if tensor.op is not OPS["batch_matmul"] or any(one.dtype != np.float32 for one in tensor.inputs):
+        return False
+    batch = weight(tensor.shape[:-2])
+    return all(weight(one.shape[:-2]) in (batch, (0, 1)) for one in tensor.inputs)
+
+
+class Grouping:
+    """The groups of a program.
+
+    Args:
+        program: what is computed.
+        alone: there is one rank: all-reduces do nothing.
+        library: products are a library's, and nothing can be computed with them.
+
+    Attributes:
+        groups: in an order in which they can run.
+        roots: tensors that groups compute.
+        used: those that other groups than their own read.
+        group_of: the group of each root.
+        updates: what becomes of variables.
+        stage_count: how many times the ranks meet, and one.
+    """
+
+    def __init__(self, program: Program, alone: bool, library: bool = False) -> None:
+        self.groups: list[Group] = []
+        self.group_of: dict[Tensor, Group] = {}
+        self.used: set[Tensor] = set()
+        self.updates: Mapping[Variable, Tensor] = program.updates
+        self._alone, self._library = alone, library
+        self._new = {id(one) for one in program.updates.values()}
+        tensors = [one for one in program.tensors if one.op is not None]
+        self.roots: dict[Tensor, None] = {}
+        self._find_roots(program, tensors)
+        order = [tensors] if alone else [[*s.tensors, *(x for m in s.messages for x in m)] for s in stages(program)]
+        self.stage_count = len(order)
+        self._floor = 0
+        for stage, found in enumerate(order):
+            for one in found:
+                if one in self.roots:
+                    self._add(one, stage)
+            self._floor = max((one.level for one in self.groups), default=0)
+
+    # Roots
+
+    def is_view(self, tensor: Tensor) -> bool:
+        """Whether a tensor only says where elements are."""
+        return tensor.op is not None and (tensor.op.name in VIEWS or (self._alone and tensor.op is ALL_REDUCE))
+
+    def _find_roots(self, program: Program, tensors: Sequence[Tensor]) -> None:
+        wanted = dict.fromkeys(one for one in program.results if one.op is not None)
+        for one in tensors:
+            if one.op is None:
+                continue
+            if one.op.name in JOINS or (one.op is ALL_REDUCE and not self._alone):
+                wanted[one] = None
+            elif one.op is OPS["batch_matmul"]:
+                wanted |= dict.fromkeys(
+                    [one, *(base for base, _ in map(operand_of, one.inputs) if base.op is not None)]
+                )
+            elif one.op.name in WHOLE:
+                wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
+        self.roots = wanted
+        for one in tensors:
+            for read in one.inputs:
+                if elements(read.shape) < elements(one.shape) and (dear := self._dear(read)) is not None:
+                    wanted[dear] = None
+
+    def _dear(self, tensor: Tensor) -> Tensor | None:
+        """Return what should be computed once where a smaller tensor is used for many elements, or None."""
+        while self.is_view(tensor):
+            if weight(tensor.inputs[0].shape) != weight(tensor.shape):
+                return None  # of which that view's own input is judged
+            tensor = tensor.inputs[0]
+        if tensor.op is None or tensor in self.roots or self._cheap(tensor):
+            return None
+        return tensor
+
+    def _cheap(self, tensor: Tensor) -> bool:
+        if tensor.op is None or tensor in self.roots:
+            return True
+        if tensor.op.name in EXPENSIVE:
+            return tensor.op.name == "divide" and all(one.op is None and one.value is not None for one in tensor.inputs)
+        return all(self._cheap(one) for one in tensor.inputs)
+
+    # Groups
+
+    def _add(self, tensor: Tensor, stage: int) -> None:
+        """Put a root into the group that suits it, or into one of its own."""
+        own = self._own_group(tensor, stage)
+        read = self._reads(tensor, own)
+        before = max((self.group_of[one].level for one in read if one in self.group_of), default=0)
+        level = max(before, self._floor) + 1
+        waits = {self.group_of[one] for one in read if one in self.group_of}
+        beside = [one for one in self.groups if one.level == level and one.space == own.space and one not in waits]
+        for group in [*(one for one in waits if one.level == before), *beside]:
+            if group.level > self._floor and group.stage == stage and self._joins(tensor, group):
+                return
+        own.level = level
+        self.groups.append(own)
+        joined = self._joins(tensor, own)
+        assert joined, f"{tensor} has no group"
+
+    def _own_group(self, tensor: Tensor, stage: int) -> Group:
+        if is_product(tensor):
+            return Group("product", tensor.shape[:-1], tensor.shape[-1:], stage, 0)
+        if (how := reduction(tensor)) is not None:
+            kind, rows, columns = how
+            if kind == "all":
+                return Group("map", tensor.inputs[0].shape, (), stage, 0)
+            return Group("rows" if kind == "rows" else "columns", rows, columns, stage, 0)
+        return Group("map", tensor.shape, (), stage, 0)
+
+    def _reads(self, tensor: Tensor, group: Group) -> set[Tensor]:
+        """Return the roots that a root is computed of."""
+        if is_product(tensor):
+            return {base for base, _ in map(operand_of, tensor.inputs)} & self.roots.keys()
+        found: set[Tensor] = set()
+        rest = list(tensor.inputs)
+        while rest:
+            one = rest.pop()
+            if one in self.roots:
+                found.add(one)
+            elif one not in found:
+                rest += one.inputs
+        return found
+
+    def _joins(self, tensor: Tensor, group: Group) -> bool:
+        """Make a root a member of a group, if it can be one."""
+        for role in roles_in(tensor, group):
+            probe = Writer(lambda one: one is not tensor and self.is_stored(one), lambda one: "x")
+            places = Places(probe, group)
+            with probe.scope(1), probe.scope(2):
+                if role == "main" and is_product(tensor):
+                    loads: dict[int, set[str]] = {
+                        id(base): {"everywhere"} for base, _ in map(operand_of, tensor.inputs)
+                    }
+                else:
+                    places.pull(tensor, role)
+                    loads = probe.loads
+                fits = self._fits(tensor, group, role, loads, places)
+            if fits:
+                group.roles[tensor] = role
+                self.group_of[tensor] = group
+                others = {one for one in self.group_of if id(one) in loads and self.group_of[one] is not group}
+                self.used |= others
+                group.after |= {self.group_of[one] for one in others}
+                return True
+        return False
+
+    def _fits(self, tensor: Tensor, group: Group, role: Role, loads: Mapping[int, set[str]], places: "Places") -> bool:
+        if group.kind == "product" and group.roles and (self._library or id(tensor) in self._new):
+            return False  # which must wait for those that read the old value: often the product beside this one
+        for one, group_of in self.group_of.items():
+            if id(one) not in loads:
+                continue
+            if group_of is not group:
+                if group_of.level >= group.level:
+                    return False
+            elif group.roles[one] not in _KNOWN_BY[role] or loads[id(one)] != {places.of(one, group.roles[one]).text}:
+                return False
+        return True
+
+    def is_stored(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in memory for those groups that do not compute it."""
+        return tensor in self.roots or (tensor.op is None and (tensor.value is None or tensor.value.size != 1))
+
+
+# Whose values a member can use that its own group has computed.
+_KNOWN_BY: dict[Role, tuple[Role, ...]] = {
+    "main": ("main", "row", "reduce"),
+    "row": ("row", "reduce"),
+    "reduce": ("main", "row", "reduce"),
+    "sum": ("main", "row", "reduce"),
+    "final": ("sum", "final"),
+}
+
+
+def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns"], Shape, Shape] | None:
+    """Return how a reduction is computed, with the lengths of rows and columns; None where a thread does it alone."""
+    assert tensor.op is not None
+    if tensor.op.name not in JOINS:
+        return None
+    shape, axes = tensor.inputs[0].shape, reduced_axes(tensor)
+    long = [axis for axis, n in enumerate(shape) if n != 1 or isinstance(n, Rows)]
+    over = [axis for axis in long if axis in axes]
+    kept = [axis for axis in long if axis not in axes]
+    if not over:
+        return None
+    if not kept and tensor.op.name != "argmax_along":
+        return "all", shape, ()
+    if not kept or over[0] > kept[-1]:
+        return "rows", shape[: over[0]], shape[over[0] :]
+    if over[-1] < kept[0] and tensor.op.name != "argmax_along":
+        return "columns", shape[: kept[0]], shape[kept[0] :]
+    return None
+
+
+def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
+    """Yield the roles that a root could have in a group by its shape."""
+    how, own = reduction(tensor), weight(tensor.shape)
+    lead, inner = weight(group.lead), weight(group.inner)
+    if how is not None:
+        kind, rows, columns = how
+        if kind == "rows" and group.kind == "rows" and (weight(rows), weight(columns)) == (lead, inner):
+            yield "reduce"
+        if kind == "columns" and group.kind == "columns" and (weight(rows), weight(columns)) == (lead, inner):
+            yield "sum"
+        if kind == "all" and (
+            (group.kind == "map" and weight(rows) == lead)
+            or (group.kind == "rows" and (weight(rows) == lead or split(rows, group) is not None))
+        ):
+            yield "sum"
+        return
+    if is_product(tensor):
+        if group.kind == "product" and not group.roles:
+            yield "main"
+        return
+    if group.kind == "map" and own == lead:
+        yield "main"
+    if group.kind == "rows" and own == lead:
+        yield "row"
+    if group.kind != "map" and split(tensor.shape, group) is not None:
+        yield "main"
+    if group.of("sum") and own == (inner if group.kind == "columns" else (0, 1)):
+        yield "final"
+
+
+def split(shape: Shape, group: Group) -> tuple[Shape, Shape] | None:
+    """Return a shape's axes of the rows and those within a row, or None where it has not the group's elements."""
+    for at in range(len(shape) + 1):
+        if (weight(shape[:at]), weight(shape[at:])) == (weight(group.lead), weight(group.inner)):
+            return shape[:at], shape[at:]
+    return None
+
+
+class Places:
+    """Where the function of a group stands: the indices of its elements.
+
+    Args:
+        writer: of the function.
+        group: what it computes.
+
+    Attributes:
+        group: as above.
+        row: number of the element of a map, of the row otherwise.
+        column: number within the row, of the column.
+        final: index of what is computed of sums.
+    """
+
+    def __init__(self, writer: Writer, group: Group) -> None:
+        self._writer, self.group = writer, group
+        self.row = Ex("i" if group.kind == "map" else "r", 1)
+        # The columns of sums are known before the rows, and after them.
+        self.column = Ex("c", 0 if group.kind == "columns" else 2)
+        self.final = Ex("c", 0) if group.kind == "columns" else ZERO
+
+    def index(self, shape: Shape, role: Role) -> Index:
+        """Return the index of the element at hand of a tensor."""
+        if role in ("sum", "final"):
+            return Index((self.final, shape))
+        if role == "main" and self.group.kind != "map":
+            parts = split(shape, self.group)
+            assert parts is not None
+            return Index((self.row, parts[0]), (self.column, parts[1]))
+        return Index((self.row, shape))
+
+    def of(self, tensor: Tensor, role: Role) -> Ex:
+        """Return the flat index of the element at hand of a member."""
+        return self._writer.flat(self.index(tensor.shape, role))
+
+    def pull(self, tensor: Tensor, role: Role) -> Ex:
+        """Return the element of a member, or the term that it joins."""
+        if role in ("reduce", "sum"):
+            return self.term(tensor)
+        return self._writer.computed(tensor, self.index(tensor.shape, role))
+
+    def term(self, tensor: Tensor) -> Ex:
+        """Return what a reduction joins at the place at hand."""
+        x, group = tensor.inputs[0], self.group
+        if group.kind == "map" or (group.kind == "rows" and reduction(tensor) is not None and self.is_of_rows(tensor)):
+            return self._writer.value(x, Index((self.row, x.shape)))
+        parts = split(x.shape, group)
+        assert parts is not None
+        return self._writer.value(x, Index((self.row, parts[0]), (self.column, parts[1])))
+
+    def is_of_rows(self, tensor: Tensor) -> bool:
+        """Whether a sum of a group of rows has one term for each row."""
+        how = reduction(tensor)
+        return how is not None and how[0] == "all" and weight(how[1]) == weight(self.group.lead)

@@ -1,0 +1,61 @@
+"""The values of variables in a GPU's memory."""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap
+from dptrain.backend.transfers import HostArray
+from dptrain.program.tensor import Variable
+
+# Where values begin: what the widest loads of kernels need, and a cache line.
+ALIGNMENT = 256
+
+
+class DeviceState:
+    """Where variables live that executables read and write in place; a `Home`.
+
+    Args:
+        heap: the GPU's memory.
+        download: copies a buffer to the host, after all queued work.
+        write: replaces a buffer's content.
+    """
+
+    def __init__(
+        self, heap: Heap, download: Callable[[DeviceArray], HostArray], write: Callable[[DeviceArray, HostArray], None]
+    ) -> None:
+        self._heap, self._download, self._write = heap, download, write
+        self._arrays: dict[Variable, DeviceArray] = {}
+
+    def adopt(self, variables: Iterable[Variable]) -> None:
+        """Let variables live here, those that are new in one piece of memory; the others stay as they are."""
+        new = [one for one in dict.fromkeys(variables) if one.home is not self]
+        if not new:
+            return
+        values = [np.asarray(one.numpy(), order="C") for one in new]
+        ends = np.cumsum([-(-max(one.nbytes, 1) // ALIGNMENT) * ALIGNMENT for one in values]).tolist()
+        memory = DeviceMemory(self._heap, ends[-1], "variables")
+        flat = np.zeros(ends[-1], np.uint8)
+        for one, value, start in zip(new, values, [0, *ends[:-1]], strict=True):
+            flat[start : start + value.nbytes] = value.reshape(-1).view(np.uint8)
+            self._arrays[one] = DeviceArray(memory, memory.pointer + start, value.shape, value.dtype)
+        self._write(DeviceArray(memory, memory.pointer, flat.shape, flat.dtype), flat)
+        for one in new:
+            one.move(self)
+
+    def release(self, variables: Iterable[Variable]) -> None:
+        """Forget variables; their memory is given back with the last that was adopted together with them."""
+        for one in variables:
+            self._arrays.pop(one, None)
+
+    def array(self, variable: Variable) -> DeviceArray:
+        """Return a variable's memory."""
+        return self._arrays[variable]
+
+    def read(self, variable: Variable) -> HostArray:
+        """Return a copy of a variable's value."""
+        return self._download(self._arrays[variable])
+
+    def write(self, variable: Variable, value: HostArray) -> None:
+        """Replace a variable's value."""
+        self._write(self._arrays[variable], value)

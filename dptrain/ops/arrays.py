@@ -1,0 +1,505 @@
+"""Further functions of Keras' `keras.ops`, made of the others; all have gradients."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.ops import manipulation
+from dptrain.ops.elementwise import (
+    absolute,
+    cast,
+    cos,
+    divide,
+    equal,
+    floor_divide,
+    log,
+    maximum,
+    multiply,
+    not_equal,
+    sin,
+    softplus,
+    sqrt,
+    square,
+    where,
+)
+from dptrain.ops.indexing import take
+from dptrain.ops.linear_algebra import batch_matmul, matmul
+from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
+from dptrain.ops.reduction import argmax, max, mean, min, sum
+from dptrain.ops.rounding import isnan, rint
+from dptrain.program.shapes import Shape, normalized_axes
+from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, constant
+
+abs = absolute
+
+
+def _tensor(x: Any) -> Tensor:
+    return as_tensors([x])[0]
+
+
+# Tensors of values, and the other way round
+
+
+def convert_to_tensor(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a tensor of an array, a number, a variable or a list of numbers."""
+    found = _tensor(x)
+    return found if dtype is None else cast(found, dtype)
+
+
+def convert_to_numpy(x: Any) -> Array:
+    """Return the value as an array; as `Tensor.numpy`."""
+    return np.array(_tensor(x).numpy())
+
+
+def shape(x: Any) -> Shape:
+    """Return the lengths of the axes; that of the batch's rows says so."""
+    return x.shape if isinstance(x, Tensor | Variable) else np.shape(x)
+
+
+def ndim(x: Any) -> int:
+    """Return the number of axes."""
+    return len(shape(x))
+
+
+def size(x: Any) -> int:
+    """Return the number of elements."""
+    return math.prod(shape(x))
+
+
+def arange(start: float, stop: float | None = None, step: float = 1, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return numbers from start, 0 if it is given alone, to before stop; int32 of integers, else float32."""
+    found = np.arange(0 if stop is None else start, start if stop is None else stop, step)
+    return constant(found.astype(dtype or (FLOATX if found.dtype.kind == "f" else np.int32)))
+
+
+def linspace(start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return evenly spaced numbers from start to stop."""
+    return constant(np.linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
+
+
+def eye(n: int, m: int | None = None, k: int = 0, dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return 1 on the k-th diagonal of (n, m), 0 elsewhere."""
+    return constant(np.eye(n, m, k, dtype=dtype))
+
+
+def identity(n: int, dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return the identity matrix of n rows."""
+    return eye(n, dtype=dtype)
+
+
+def full(shape: Sequence[int] | int, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a tensor whose elements are all one value; float32 of a Python number, unless it is told."""
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if isinstance(fill_value, int | float):
+        return manipulation.full(shape=lengths, value=fill_value, dtype=np.dtype(dtype or FLOATX).name)
+    return broadcast_to(convert_to_tensor(fill_value, dtype), lengths)
+
+
+def full_like(x: Any, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a tensor of the shape and type of x whose elements are all one value."""
+    found = _tensor(x)
+    return full(found.shape, fill_value, dtype or found.dtype)
+
+
+def tri(n: int, m: int | None = None, k: int = 0, dtype: npt.DTypeLike = FLOATX) -> Tensor:
+    """Return 1 at and below the k-th diagonal of (n, m), 0 elsewhere."""
+    return constant(np.tri(n, m, k, dtype=np.dtype(dtype)))
+
+
+def _below(x: Tensor, k: int) -> Array:
+    return np.tri(int(x.shape[-2]), int(x.shape[-1]), k, dtype=np.bool_)
+
+
+def tril(x: Any, k: int = 0) -> Tensor:
+    """Return x with 0 above the k-th diagonal of its last two axes."""
+    found = _tensor(x)
+    return where(_below(found, k), found, 0)
+
+
+def triu(x: Any, k: int = 0) -> Tensor:
+    """Return x with 0 below the k-th diagonal of its last two axes."""
+    found = _tensor(x)
+    return where(_below(found, k - 1), 0, found)
+
+
+# Of single elements
+
+
+def round(x: Any, decimals: int = 0) -> Tensor:
+    """Return the nearest number of so many decimals, the even one of two; its gradient is 0."""
+    return rint(x) if decimals == 0 else divide(rint(multiply(x, 10.0**decimals)), 10.0**decimals)
+
+
+def tan(x: Any) -> Tensor:
+    """Return the tangent of x radians."""
+    return sin(x) / cos(x)
+
+
+def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Tensor:
+    """Return whether |x1 - x2| <= atol + rtol |x2|."""
+    a, b = as_tensors([x1, x2])
+    return absolute(a - b) <= absolute(b) * rtol + atol
+
+
+def rsqrt(x: Any) -> Tensor:
+    """Return 1 / sqrt(x)."""
+    return divide(1.0, sqrt(x))
+
+
+def reciprocal(x: Any) -> Tensor:
+    """Return 1 / x."""
+    return divide(1.0, x)
+
+
+def log2(x: Any) -> Tensor:
+    """Return the logarithm to base 2."""
+    return log(x) * (1 / math.log(2))
+
+
+def log10(x: Any) -> Tensor:
+    """Return the logarithm to base 10."""
+    return log(x) * (1 / math.log(10))
+
+
+def logaddexp(x1: Any, x2: Any) -> Tensor:
+    """Return log(e^x1 + e^x2), without overflow."""
+    a, b = as_tensors([x1, x2])
+    return maximum(a, b) + softplus(-absolute(a - b))
+
+
+def mod(x1: Any, x2: Any) -> Tensor:
+    """Return the rest of x1 / x2, of x2's sign."""
+    a, b = as_tensors([x1, x2])
+    return a - floor_divide(a, b) * b
+
+
+def logical_xor(x1: Any, x2: Any) -> Tensor:
+    """Return whether one of x1 and x2 is true, and one alone."""
+    return not_equal(cast(x1, "bool"), cast(x2, "bool"))
+
+
+def nan_to_num(x: Any, nan: float = 0.0) -> Tensor:
+    """Return x with another number for NaN; infinities stay."""
+    return where(isnan(x), nan, x)
+
+
+# Over axes
+
+
+def all(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return whether all elements over axes are true (not 0)."""
+    return equal(min(cast(not_equal(x, 0), "int32"), axis, keepdims), 1)
+
+
+def any(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return whether an element over axes is true (not 0)."""
+    return equal(max(cast(not_equal(x, 0), "int32"), axis, keepdims), 1)
+
+
+def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return how many elements over axes are not 0 (int64)."""
+    return sum(not_equal(x, 0), axis)
+
+
+def prod(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Return the product over axes, which must not count the rows of the batch."""
+    found = _tensor(x)
+    axes = normalized_axes(axis, found.ndim)
+    rest = [one for one in range(found.ndim) if one not in axes]
+    lengths = [found.shape[one] for one in rest]
+    result = reshape(transpose(found, [*rest, *axes]), (*lengths, math.prod(int(found.shape[one]) for one in axes)))
+    while (length := int(result.shape[-1])) > 1:  # by halves
+        half = length // 2
+        product = result[..., :half] * result[..., half : 2 * half]
+        result = concatenate([product, result[..., 2 * half :]], -1) if length % 2 else product
+    if not result.shape[-1]:
+        result = ones((*lengths, 1), found.dtype)
+    return reshape(result, [1 if one in axes else n for one, n in enumerate(found.shape)] if keepdims else lengths)
+
+
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the place of the least element along an axis; as `argmax`."""
+    return argmax(-_tensor(x), axis, keepdims)
+
+
+def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None) -> Tensor:
+    """Return the mean over axes, weighted where there are weights of x's shape."""
+    if weights is None:
+        return mean(x, axis)
+    return sum(multiply(x, weights), axis) / sum(broadcast_to(weights, _tensor(x).shape), axis)
+
+
+def norm(
+    x: Any, ord: float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
+) -> Tensor:
+    """Return the norm of vectors over an axis, or (ord=None or "fro") the root of the sum of squares over axes.
+
+    Raises:
+        ConfigError: ord is none of None, "fro", 1, 2 and infinity.
+    """
+    size = absolute(x)
+    if ord in (None, "fro", 2):
+        return sqrt(sum(square(size), axis, keepdims))
+    if ord == 1:
+        return sum(size, axis, keepdims)
+    if ord == math.inf:
+        return max(size, axis, keepdims)
+    raise ConfigError(f"not supported: norm with ord={ord!r}; expected None, 'fro', 1, 2 or infinity")
+
+
+def normalize(x: Any, axis: int = -1, order: int = 2, epsilon: float = 1e-7) -> Tensor:
+    """Return x divided by its norm along an axis, which counts as epsilon at least."""
+    if order == 2:
+        return divide(x, sqrt(maximum(sum(square(x), axis, keepdims=True), epsilon**2)))
+    return divide(x, maximum(norm(x, order, axis, keepdims=True), epsilon))
+
+
+# The same elements in another order
+
+
+def ravel(x: Any) -> Tensor:
+    """Return the elements as a vector."""
+    return reshape(x, (-1,))
+
+
+def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+    """Return the elements in reverse order along axes, by default all."""
+    found = _tensor(x)
+    for one in normalized_axes(axis, found.ndim):
+        found = take(found, np.arange(int(found.shape[one]))[::-1], one)
+    return found
+
+
+def cumsum(x: Any, axis: int | None = None) -> Tensor:
+    """Return the sums of each element and all before it along an axis, of x as a vector by default.
+
+    A product with a triangular matrix: for axes that are not very long.
+    """
+    found = ravel(x) if axis is None else moveaxis(x, axis, -1)
+    length = int(found.shape[-1])
+    sums = matmul(found, np.tri(length, dtype=found.dtype).T)
+    return sums if axis is None else moveaxis(sums, -1, axis)
+
+
+def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
+    """Return x with two axes exchanged."""
+    found = _tensor(x)
+    order = list(range(found.ndim))
+    order[axis1], order[axis2] = order[axis2], order[axis1]
+    return transpose(found, order)
+
+
+def moveaxis(x: Any, source: int, destination: int) -> Tensor:
+    """Return x with one axis at another place."""
+    found = _tensor(x)
+    (old,), (new,) = normalized_axes(source, found.ndim), normalized_axes(destination, found.ndim)
+    order = [one for one in range(found.ndim) if one != old]
+    order.insert(new, old)
+    return transpose(found, order)
+
+
+def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    """Return equal parts of x along an axis, so many; or those between places.
+
+    Raises:
+        ConfigError: the length cannot be divided by that number.
+    """
+    found = _tensor(x)
+    (place,) = normalized_axes(axis, found.ndim)
+    length = found.shape[place]
+    if isinstance(indices_or_sections, int):
+        if length % indices_or_sections:
+            raise ConfigError(f"a length of {int(length)} cannot be split into {indices_or_sections} equal parts")
+        part = length // indices_or_sections
+        ends = [part * number for number in range(1, indices_or_sections)]
+    else:
+        ends = list(indices_or_sections)
+    whole = (slice(None),) * place
+    return [found[(*whole, slice(a, b))] for a, b in zip([None, *ends], [*ends, None], strict=True)]
+
+
+def unstack(x: Any, axis: int = 0) -> list[Tensor]:
+    """Return the parts of x along an axis, without it."""
+    found = _tensor(x)
+    (place,) = normalized_axes(axis, found.ndim)
+    return [found[(*(slice(None),) * place, number)] for number in range(int(found.shape[place]))]
+
+
+def repeat(x: Any, repeats: int, axis: int | None = None) -> Tensor:
+    """Return x with each part along an axis so many times, one behind the other; as a vector by default."""
+    found, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
+    lengths = found.shape
+    spread = broadcast_to(expand_dims(found, place + 1), (*lengths[: place + 1], repeats, *lengths[place + 1 :]))
+    return reshape(spread, (*lengths[:place], lengths[place] * repeats, *lengths[place + 1 :]))
+
+
+def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
+    """Return x so many times along each axis, as a whole."""
+    found = _tensor(x)
+    times = (repeats,) if isinstance(repeats, int) else tuple(repeats)
+    times = (1,) * (found.ndim - len(times)) + times
+    found = reshape(found, (*(1,) * (len(times) - found.ndim), *found.shape))
+    for axis, number in enumerate(times):
+        found = concatenate([found] * number, axis) if number != 1 else found
+    return found
+
+
+def hstack(xs: Sequence[Any]) -> Tensor:
+    """Return tensors beside each other: along the second axis, vectors along the first."""
+    return concatenate(xs, 0 if _tensor(xs[0]).ndim == 1 else 1)
+
+
+def vstack(xs: Sequence[Any]) -> Tensor:
+    """Return tensors below each other: along the first axis, vectors as rows."""
+    return concatenate([expand_dims(one, 0) if _tensor(one).ndim == 1 else one for one in xs], 0)
+
+
+# Products
+
+
+def einsum(subscripts: str, *operands: Any) -> Tensor:
+    """Return the sum of products that the letters say, of one or two tensors.
+
+    Args:
+        subscripts: such as "bij,bjk->bik"; without an arrow the letters that occur once, in order.
+        operands: one or two.
+
+    Raises:
+        ConfigError: an ellipsis, a letter twice in one operand, or other operands than letters.
+    """
+    given, arrow, result = subscripts.replace(" ", "").partition("->")
+    names, tensors = given.split(","), as_tensors(operands)
+    if not arrow:
+        result = "".join(sorted(letter for letter in set(given) - {","} if given.count(letter) == 1))
+    bad = "." in subscripts or len(tensors) not in (1, 2) or len(names) != len(tensors)
+    if bad or [len(name) for name in names] != [x.ndim for x in tensors] or _twice(*names, result):
+        shapes = ", ".join(str(tuple(map(int, x.shape))) for x in tensors)
+        raise ConfigError(f"not supported: einsum({subscripts!r}) of shapes {shapes}")
+    for number, name in enumerate(names):  # what one operand alone has, and the result has not, is summed at once
+        others = "".join([*names[:number], *names[number + 1 :], result])
+        alone = [axis for axis, letter in enumerate(name) if letter not in others]
+        if alone:
+            tensors[number] = sum(tensors[number], alone)
+            names[number] = "".join(letter for letter in name if letter in others)
+    if len(tensors) == 1:
+        return transpose(tensors[0], [names[0].index(letter) for letter in result])
+    return _product(names, tensors, result)
+
+
+def _product(names: list[str], tensors: list[Tensor], result: str) -> Tensor:
+    """Return the product of two tensors as one of (batches of) matrices."""
+    first, second = names
+    batch = [letter for letter in first if letter in second and letter in result]
+    inner = [letter for letter in first if letter in second and letter not in result]
+    left = [letter for letter in first if letter not in second]
+    right = [letter for letter in second if letter not in first]
+    length = dict(zip(second, tensors[1].shape, strict=True)) | dict(zip(first, tensors[0].shape, strict=True))
+
+    def matrices(x: Tensor, name: str, *groups: list[str]) -> Tensor:
+        order = [name.index(letter) for group in groups for letter in group]
+        sizes = [math.prod(length[letter] for letter in group) for group in groups[1:]]
+        return reshape(transpose(x, order), (*(length[letter] for letter in batch), *sizes))
+
+    product = batch_matmul(
+        matrices(tensors[0], first, batch, left, inner), matrices(tensors[1], second, batch, inner, right)
+    )
+    found = [*batch, *left, *right]
+    return transpose(reshape(product, [length[one] for one in found]), [found.index(letter) for letter in result])
+
+
+def _twice(*names: str) -> bool:
+    """Return whether a letter occurs twice in one of the names."""
+    return [len(set(name)) for name in names] != [len(name) for name in names]
+
+
+def tensordot(x1: Any, x2: Any, axes: int | Sequence[Any] = 2) -> Tensor:
+    """Return the sum of products over the last axes of x1 and the first of x2, so many; or over those named of each."""
+    a, b = as_tensors([x1, x2])
+    ours, theirs = (range(a.ndim - axes, a.ndim), range(axes)) if isinstance(axes, int) else axes
+    pairs = [[one] if isinstance(one, int) else list(one) for one in (ours, theirs)]
+    first, second = _letters(a.ndim), _letters(b.ndim, a.ndim)
+    for mine, yours in zip(*pairs, strict=True):
+        second[yours] = first[mine]
+    summed = {first[one] for one in pairs[0]}
+    result = "".join(letter for letter in (*first, *second) if letter not in summed)
+    return einsum(f"{''.join(first)},{''.join(second)}->{result}", a, b)
+
+
+def _letters(number: int, start: int = 0) -> list[str]:
+    return [chr(ord("a") + place) for place in range(start, start + number)]
+
+
+def dot(x1: Any, x2: Any) -> Tensor:
+    """Return the product over the last axis of x1 and the last but one of x2, by NumPy's rules."""
+    a, b = as_tensors([x1, x2])
+    if not a.ndim or not b.ndim:
+        return multiply(a, b)
+    return tensordot(a, b, [[a.ndim - 1], [b.ndim - 2 if b.ndim > 1 else 0]])
+
+
+def outer(x1: Any, x2: Any) -> Tensor:
+    """Return all products of an element of x1 and one of x2, (size of x1, size of x2)."""
+    return expand_dims(ravel(x1), 1) * expand_dims(ravel(x2), 0)
+
+
+def vdot(x1: Any, x2: Any) -> Tensor:
+    """Return the sum of the products of elements at the same place."""
+    return sum(multiply(ravel(x1), ravel(x2)))
+
+
+__all__ = [
+    "abs",
+    "all",
+    "any",
+    "arange",
+    "argmin",
+    "average",
+    "convert_to_numpy",
+    "convert_to_tensor",
+    "count_nonzero",
+    "cumsum",
+    "dot",
+    "einsum",
+    "eye",
+    "flip",
+    "full",
+    "full_like",
+    "hstack",
+    "identity",
+    "isclose",
+    "linspace",
+    "log2",
+    "log10",
+    "logaddexp",
+    "logical_xor",
+    "mod",
+    "moveaxis",
+    "nan_to_num",
+    "ndim",
+    "norm",
+    "normalize",
+    "outer",
+    "prod",
+    "ravel",
+    "reciprocal",
+    "repeat",
+    "round",
+    "rsqrt",
+    "shape",
+    "size",
+    "split",
+    "swapaxes",
+    "tan",
+    "tensordot",
+    "tile",
+    "tri",
+    "tril",
+    "triu",
+    "unstack",
+    "vdot",
+    "vstack",
+]

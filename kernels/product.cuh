@@ -1,0 +1,100 @@
+// Products of matrices in float32.
+//
+// product<tile sizes, layout>(shared, operands, block, epilogue): c_MN = a b, for a tile of BM x BN results a block of
+// BM / TM * BN / TN threads; see `Product` in tiles.cuh for the operands. The epilogue gets (row, column, sum) of
+// each result, the row counted over the batch, and writes what becomes of it.
+//
+// Deterministic: K and slices are summed in a fixed order that depends on the shapes alone.
+//
+// How a product works: shared memory holds two stages of a tile pair (BK columns of a, BK rows of b). While one stage is
+// multiplied, the next pair is in flight from global memory in staging registers, so a pair costs one barrier. Each thread holds
+// TM x TN sums in registers, in groups of 4 x 4 that lie a fixed distance apart, which keeps the lanes of a warp on
+// different banks. Loads take four floats at once where alignment and edges allow.
+#pragma once
+
+#include "tiles.cuh"
+
+// The distance of rows in shared memory beyond the tile: float4 stays aligned, transposed stores spread over banks.
+#define PAD 4
+
+// Bytes of shared memory.
+#define PRODUCT_SHARED(BM, BN, BK) (2 * BK * (BM + PAD + BN + PAD) * 4)
+
+template <int BM, int BN, int BK, int TM, int TN, bool A_TRANSPOSED, bool B_TRANSPOSED, class Epilogue>
+__device__ __forceinline__ void product(void *shared, Product of, int block, Epilogue epilogue) {
+    constexpr int THREADS = (BM / TM) * (BN / TN);
+    constexpr int PITCH_A = BM + PAD, PITCH_B = BN + PAD;
+    constexpr int STAGE_A = BK * PITCH_A, STAGE_B = BK * PITCH_B;
+    constexpr int GROUPS_M = TM / 4, GROUPS_N = TN / 4, STEP_M = BM / GROUPS_M, STEP_N = BN / GROUPS_N;
+    float *tiles_a = (float *)shared, *tiles_b = tiles_a + 2 * STAGE_A;
+    // a as (M, K) has K contiguous and is transposed on its way into shared memory; as (K, M) it is not.
+    Part<A_TRANSPOSED ? BK : BM, A_TRANSPOSED ? BM : BK, THREADS, !A_TRANSPOSED, PAD> part_a;
+    Part<B_TRANSPOSED ? BN : BK, B_TRANSPOSED ? BK : BN, THREADS, B_TRANSPOSED, PAD> part_b;
+    of.enter<BM, BN>(block);
+    const int M = of.M, N = of.N, K = of.K;
+    const int tm = threadIdx.x / (BN / TN) * 4, tn = threadIdx.x % (BN / TN) * 4;
+
+    auto load = [&](int k) {
+        if (A_TRANSPOSED) part_a.load(of.a, M, k, of.k_end, of.m0, M, of.wide_a);
+        else part_a.load(of.a, K, of.m0, M, k, of.k_end, of.wide_a);
+        if (B_TRANSPOSED) part_b.load(of.b, K, of.n0, N, k, of.k_end, of.wide_b);
+        else part_b.load(of.b, N, k, of.k_end, of.n0, N, of.wide_b);
+    };
+
+    float sums[TM][TN];
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) sums[i][j] = 0.0f;
+
+    int stage = 0;
+    if (of.k_begin < of.k_end) {
+        load(of.k_begin);
+        part_a.store(tiles_a);
+        part_b.store(tiles_b);
+    }
+    __syncthreads();
+    for (int k0 = of.k_begin; k0 < of.k_end; k0 += BK) {
+        const bool more = k0 + BK < of.k_end;
+        if (more) load(k0 + BK);
+        const float *tile_a = tiles_a + stage * STAGE_A, *tile_b = tiles_b + stage * STAGE_B;
+#pragma unroll
+        for (int k = 0; k < BK; ++k) {
+            float x[TM], y[TN];
+#pragma unroll
+            for (int g = 0; g < GROUPS_M; ++g) {
+                const float4 quad = *reinterpret_cast<const float4 *>(&tile_a[k * PITCH_A + g * STEP_M + tm]);
+                x[g * 4] = quad.x, x[g * 4 + 1] = quad.y, x[g * 4 + 2] = quad.z, x[g * 4 + 3] = quad.w;
+            }
+#pragma unroll
+            for (int g = 0; g < GROUPS_N; ++g) {
+                const float4 quad = *reinterpret_cast<const float4 *>(&tile_b[k * PITCH_B + g * STEP_N + tn]);
+                y[g * 4] = quad.x, y[g * 4 + 1] = quad.y, y[g * 4 + 2] = quad.z, y[g * 4 + 3] = quad.w;
+            }
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                for (int j = 0; j < TN; ++j) sums[i][j] = fmaf(x[i], y[j], sums[i][j]);
+        }
+        if (more) {
+            // The other stage was last read before the previous barrier.
+            stage = 1 - stage;
+            part_a.store(tiles_a + stage * STAGE_A);
+            part_b.store(tiles_b + stage * STAGE_B);
+            __syncthreads();
+        }
+    }
+
+    __syncthreads();  // the counter's answer takes the tiles' place
+    if (!of.join<TM * TN>([&](int e) -> float & { return sums[e / TN][e % TN]; }, shared)) return;
+#pragma unroll
+    for (int i = 0; i < TM; ++i) {
+        const int m = of.m0 + i / 4 * STEP_M + tm + i % 4;
+        if (m >= M) continue;
+#pragma unroll
+        for (int j = 0; j < TN; ++j) {
+            const int n = of.n0 + j / 4 * STEP_N + tn + j % 4;
+            if (n < N) epilogue((Index)(of.matrix * M + m), (Index)n, sums[i][j]);
+        }
+    }
+}

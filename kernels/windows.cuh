@@ -1,0 +1,122 @@
+// Convolutions and pooling over two axes of space: one element of the result, of dense arrays.
+//
+// Letters as in dptrain/ops/convolution.py: images (B, H, W, C), kernels (R, S, I, O). Plain loops in a fixed order; each
+// thread computes its element alone.
+#pragma once
+
+#include "common.cuh"
+
+// How a kernel of R x S goes over an image of H x W and makes one of P x Q.
+struct Window {
+    int H, W, P, Q, R, S, stride_h, stride_w, dilation_h, dilation_w, before_h, before_w;
+
+    // The place in the image that element r (or s) of the kernel sees from place p (or q) of the output.
+    __device__ __forceinline__ int h(int p, int r) const { return p * stride_h + r * dilation_h - before_h; }
+    __device__ __forceinline__ int w(int q, int s) const { return q * stride_w + s * dilation_w - before_w; }
+    // Its inverse: the output's place that sees h (or w) through r (or s), or -1.
+    __device__ __forceinline__ int p(int h, int r) const {
+        const int from = h + before_h - r * dilation_h;
+        return from >= 0 && from % stride_h == 0 && from / stride_h < P ? from / stride_h : -1;
+    }
+    __device__ __forceinline__ int q(int w, int s) const {
+        const int from = w + before_w - s * dilation_w;
+        return from >= 0 && from % stride_w == 0 && from / stride_w < Q ? from / stride_w : -1;
+    }
+    __device__ __forceinline__ bool has(int h, int w) const { return h >= 0 && h < H && w >= 0 && w < W; }
+};
+
+template <class T>
+__device__ __forceinline__ T conv2d(const T *x, const T *kernel, Window g, int I, int O, Index b, int p, int q, int o) {
+    T sum = 0;
+    for (int r = 0; r < g.R; ++r)
+        for (int s = 0; s < g.S; ++s) {
+            const int h = g.h(p, r), w = g.w(q, s);
+            if (!g.has(h, w)) continue;
+            const T *pixel = x + ((b * g.H + h) * g.W + w) * (Index)I, *column = kernel + (r * g.S + s) * I * O + o;
+            for (int i = 0; i < I; ++i) sum += pixel[i] * column[i * O];
+        }
+    return sum;
+}
+
+template <class T>
+__device__ __forceinline__ T conv2d_input(const T *dy, const T *kernel, Window g, int I, int O, Index b, int h, int w,
+                                          int i) {
+    T sum = 0;
+    for (int r = 0; r < g.R; ++r)
+        for (int s = 0; s < g.S; ++s) {
+            const int p = g.p(h, r), q = g.q(w, s);
+            if (p < 0 || q < 0) continue;
+            const T *pixel = dy + ((b * g.P + p) * g.Q + q) * (Index)O, *row = kernel + ((r * g.S + s) * I + i) * O;
+            for (int o = 0; o < O; ++o) sum += pixel[o] * row[o];
+        }
+    return sum;
+}
+
+template <class T>
+__device__ __forceinline__ T conv2d_kernel(const T *x, const T *dy, Window g, Index B, int I, int O, int r, int s, int i,
+                                           int o) {
+    typename Wide<T>::type sum = 0;
+    for (Index b = 0; b < B; ++b)
+        for (int p = 0; p < g.P; ++p)
+            for (int q = 0; q < g.Q; ++q) {
+                const int h = g.h(p, r), w = g.w(q, s);
+                if (g.has(h, w))
+                    sum += x[((b * g.H + h) * g.W + w) * (Index)I + i] * dy[((b * g.P + p) * g.Q + q) * (Index)O + o];
+            }
+    return (T)sum;
+}
+
+template <class T>
+__device__ __forceinline__ T max_pool2d(const T *x, Window g, int C, Index b, int p, int q, int c) {
+    T greatest = lowest<T>();
+    for (int r = 0; r < g.R; ++r)
+        for (int s = 0; s < g.S; ++s) {
+            const int h = g.h(p, r), w = g.w(q, s);
+            if (g.has(h, w)) greatest = dp_maximum(greatest, x[((b * g.H + h) * g.W + w) * (Index)C + c]);
+        }
+    return greatest;
+}
+
+// The place in x of the first of a window's greatest elements, which y has; -1 where there is none (NaN).
+template <class T>
+__device__ __forceinline__ Index greatest_place(const T *x, const T *y, Window g, int C, Index b, int p, int q, int c) {
+    const T greatest = y[((b * g.P + p) * g.Q + q) * (Index)C + c];
+    for (int r = 0; r < g.R; ++r)
+        for (int s = 0; s < g.S; ++s) {
+            const int h = g.h(p, r), w = g.w(q, s);
+            const Index place = ((b * g.H + h) * g.W + w) * (Index)C + c;
+            if (g.has(h, w) && x[place] == greatest) return place;
+        }
+    return -1;
+}
+
+template <class T, class V>
+__device__ __forceinline__ V max_pool2d_input(const T *x, const T *y, const V *dy, Window g, int C, Index b, int h, int w,
+                                              int c) {
+    const Index own = ((b * g.H + h) * g.W + w) * (Index)C + c;
+    V sum = 0;
+    for (int r = 0; r < g.R; ++r)
+        for (int s = 0; s < g.S; ++s) {
+            const int p = g.p(h, r), q = g.q(w, s);
+            if (p >= 0 && q >= 0 && greatest_place(x, y, g, C, b, p, q, c) == own)
+                sum += dy[((b * g.P + p) * g.Q + q) * (Index)C + c];
+        }
+    return sum;
+}
+
+template <class T, class V>
+__device__ __forceinline__ V max_pool2d_take(const T *x, const T *y, const V *values, Window g, int C, Index b, int p,
+                                             int q, int c) {
+    const Index place = greatest_place(x, y, g, C, b, p, q, c);
+    return place < 0 ? (V)0 : values[place];
+}
+
+// Zeros to whose rows `places` values (P, F) are added: element f of row l, added in the order of the places.
+template <class T, class P>
+__device__ __forceinline__ T add_rows(const T *values, const P *places, Index count, Index length, Index F, Index l,
+                                      Index f) {
+    T sum = 0;
+    for (Index place = 0; place < count; ++place)
+        if (row_at(places[place], length) == l) sum += values[place * F + f];
+    return sum;
+}

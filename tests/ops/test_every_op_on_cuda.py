@@ -1,0 +1,67 @@
+"""Every op of the registry on the CUDA backend, with its gradients, against NumPy in float64."""
+
+import numpy as np
+import pytest
+
+import dptrain.ops
+import dptrain.ops.random
+from dptrain.program.evaluate import evaluate
+from dptrain.program.gradient import gradients
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import OPS
+from tests.unit.ops.cases import CASES, ROWS
+
+ALL = [(f"{name}_{n}", name, case) for name, cases in CASES.items() for n, case in enumerate(cases)]
+
+
+def program_of_all(dtype):
+    """Return one program of all cases, whose floating-point inputs are of a type, and the values of its inputs."""
+    specs, values = {}, {}
+    for label, _, case in ALL:
+        rng = np.random.default_rng(7)
+        for n, (make, axis) in enumerate(zip(case.inputs, case.rows, strict=True)):
+            array = make(rng)
+            array = array.astype(np.float32).astype(dtype) if array.dtype.kind == "f" else array
+            shape = list(array.shape)
+            if axis is not None:
+                shape[axis] = Rows(shape[axis])
+            specs[f"{label}_x{n}"], values[f"{label}_x{n}"] = (tuple(shape), array.dtype), array
+
+    def step(*given):
+        found, inputs = {}, dict(zip(specs, given, strict=True))
+        for label, name, case in ALL:
+            xs = [inputs[f"{label}_x{n}"] for n in range(len(case.inputs))]
+            made = OPS[name](*xs, **case.attributes)
+            found[label] = made if made.value is None else made + inputs["add_0_x0"][0, 0]  # else nothing is executed
+            numbers = [x for x in xs if x.dtype.kind == "f"]
+            if made.dtype.kind == "f" and numbers:
+                weighted = dptrain.ops.sum(made * made)
+                found |= {f"{label}_d{n}": one for n, one in enumerate(gradients(weighted, numbers)) if one is not None}
+        found["full_of_rows"] = OPS["full"](shape=(Rows(ROWS), 2), value=2.5, dtype=dtype)
+        return found
+
+    return trace(step, specs), values
+
+
+@pytest.fixture(scope="module", params=["float32", "float64"])
+def outputs(request, cuda_backend):
+    program, values = program_of_all(request.param)
+    executable = cuda_backend.executable(program, values)
+    executable.run()
+    exact_program, exact = program_of_all("float64")
+    expected, _ = evaluate(exact_program, exact)
+    return executable.outputs, expected, 3e-5 if request.param == "float32" else 1e-12
+
+
+@pytest.mark.parametrize("label", [*(label for label, _, _ in ALL), "full_of_rows"])
+def test_op_and_its_gradients(outputs, label):
+    found, expected, tolerance = outputs
+    keys = [key for key in expected if key == label or key.startswith(f"{label}_d")]
+    assert label in keys
+    for key in keys:
+        assert found[key].shape == expected[key].shape
+        if expected[key].dtype.kind == "f":
+            np.testing.assert_allclose(found[key], expected[key], rtol=tolerance, atol=tolerance, err_msg=key)
+        else:
+            np.testing.assert_array_equal(found[key], expected[key], err_msg=key)

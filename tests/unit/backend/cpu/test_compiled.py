@@ -1,0 +1,351 @@
+"""Compiled programs compute what NumPy computes op by op; fused or not, they have the same bits."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dptrain import ops
+from dptrain.backend.cpu import compile as compiling
+from dptrain.backend.cpu.codegen import generate
+from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.errors import ConfigError, DataError, DeviceError
+from dptrain.ops import random
+from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import HostMemory
+from dptrain.program.fuse import fuse
+from dptrain.program.placement import place
+from dptrain.program.program import ROWS as ORDER
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import OPS, Variable
+from tests.unit.ops.test_every_op import ALL, program_of, step_of
+from tests.unit.program.test_execute import network
+from tests.unit.program.test_placement import DATA, SPECS, cross_entropy, steps, weights
+from tests.unit.program.virtual_ranks import on_ranks
+
+pytestmark = pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
+CLOSE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def compare(program, steps=2, data=DATA, close=CLOSE):
+    """Assert that fused and not fused give the same bits, and nearly those of `evaluate`; return what came out."""
+    before = {one: one.numpy() for one in program.state}
+    expected, state = [], dict(before)
+    for _ in range(steps):
+        outputs, updates = evaluate(program, data, state)
+        state |= updates
+        expected.append(outputs)
+    ends = []
+    for join in (True, False):
+        for variable, value in before.items():
+            variable.assign(value)
+        executable, found = CompiledExecutable(program, HostMemory(), data, join=join), []
+        for wanted in expected:
+            executable.run()
+            found.append(executable.outputs)
+            readings = program.readings.outputs if program.readings is not None else {}
+            assert executable.outputs.keys() == wanted.keys() - readings.keys()
+            for name, value in executable.outputs.items():
+                assert (value.dtype, value.shape) == (wanted[name].dtype, wanted[name].shape)
+                np.testing.assert_allclose(value, wanted[name], **close, err_msg=name)
+        for variable, value in state.items():
+            np.testing.assert_allclose(variable.numpy(), value, **close, err_msg=variable.path)
+        ends.append((found, {variable.path: variable.numpy() for variable in state}))
+    fused, alone = ends
+    for one, other in ((fused[1], alone[1]), *zip(fused[0], alone[0], strict=True)):
+        for name, value in one.items():
+            np.testing.assert_array_equal(np.isnan(value), np.isnan(other[name]))  # whose sign bit means nothing
+            numbers = ~np.isnan(value)
+            assert value[numbers].tobytes() == other[name][numbers].tobytes(), name
+    return fused[0]
+
+
+@settings(max_examples=10, deadline=None)
+@given(step=steps())
+def test_random_programs(step):
+    variables = weights(first=(4, 3), square=(3, 3))
+
+    def traced(x, y, sample_weight):
+        loss = step(variables, x, y, sample_weight)
+        loss.backward()
+        for one in variables.values():
+            if one.grad is not None:
+                one.assign(one - 0.01 * one.grad)
+        return {"loss": loss, "same": x * 2}
+
+    compare(trace(traced, SPECS))
+
+
+def together(cases):
+    """Return one program of many, and the values of its inputs."""
+    programs = [program_of(*one.values) for one in cases]
+    specs, values, parts = {}, {}, []
+    for number, (program, own) in enumerate(programs):
+        names = {name: f"{number} {name}" for name in program.inputs}
+        specs |= {names[name]: (one.shape, one.dtype) for name, one in program.inputs.items()}
+        values |= {names[name]: own[name] for name in names}
+        parts.append((number, list(names.values())))
+
+    def step(*xs):
+        given = dict(zip(specs, xs, strict=True))
+        found = {}
+        for number, names in parts:
+            outputs = step_of(*cases[number].values)(*(given[name] for name in names))
+            found |= {f"{cases[number].id} {name}": one for name, one in outputs.items()}
+        return found
+
+    return trace(step, specs), values
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_op(part):
+    """With its gradient; an op that has no code of its own is called."""
+    program, values = together(ALL[part::4])
+    compare(program, 1, values)
+
+
+def test_many_steps():
+    seed = random.SeedGenerator(3)
+    program = trace(network(weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3)), seed), SPECS)
+    found = compare(program, 10)
+    assert found[-1]["loss"] < found[0]["loss"]
+
+
+@pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
+def test_on_ranks(shards):
+    starts = np.cumsum([0, *shards])
+
+    def work(comm):
+        own = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
+        variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
+        program = place(trace(network(variables), SPECS))
+        where = {"rows": shards[comm.rank], "first_row": int(starts[comm.rank])}
+        step = CompiledExecutable(program, HostMemory(), own, **where, comm=comm)
+        step.run([0] * 5)
+        return step.outputs, {name: one.numpy() for name, one in variables.items()}
+
+    variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
+    whole = CompiledExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
+    whole.run([0] * 5)
+    for outputs, own in on_ranks(len(shards), work):
+        for name, value in whole.outputs.items():
+            np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
+        for name, one in variables.items():
+            np.testing.assert_allclose(own[name], one.numpy(), rtol=1e-11, atol=1e-13)
+
+
+SPECIAL = [0.0, -0.0, 1.0, -1.5, 0.3, 2.0, 700.0, -700.0, 90.0, -90.0, 1e-30, np.inf, -np.inf, np.nan]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_special_numbers(dtype):
+    """NaN, infinities and the ends of the range, as by NumPy."""
+    unary = ["negative", "absolute", "sign", "exp", "log", "log1p", "sqrt", "square", "tanh", "sigmoid", "softplus"]
+    unary += ["relu", "leaky_relu", "elu", "erf", "logical_not"]
+    binary = ["add", "subtract", "multiply", "divide", "floor_divide", "power", "maximum", "minimum", "equal", "less"]
+    values = np.array(SPECIAL, dtype)
+
+    def step(a, b):
+        a = a * 1  # so that relations of the same numbers are of tensors
+        found = {name: OPS[name](a) for name in unary}
+        found |= {name: OPS[name](a, b) for name in [*binary, "divide_no_nan", "not_equal", "greater_equal"]}
+        return found | {"highest": ops.max(b, -1), "where": ops.argmax(b, -1)}
+
+    program = trace(step, {"a": ((Rows(len(values)), 1), dtype), "b": ((len(values),), dtype)})
+    tolerance = {"rtol": 3e-7 if dtype == "float32" else 1e-15, "atol": 1e-37}
+    compare(program, 1, {"a": values.reshape(-1, 1), "b": values}, tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32"])
+def test_integers(dtype):
+    a = np.array([5, 7, 100, 1, 0, 127], dtype)
+    b = np.array([2, 3, 7, 1, 5, 100], dtype)
+    signed = np.dtype(dtype).kind == "i"
+
+    def step(a, b):
+        names = ["add", "subtract", "multiply", "divide", "floor_divide", "power", "maximum", "minimum", "less_equal"]
+        found = {name: OPS[name](a, b) for name in names}
+        if signed:
+            found |= {"below": OPS["floor_divide"](-a, b), "negative": -a, "absolute": ops.absolute(-a)}
+        found |= {f"as {name}": ops.cast(a * 3, name) for name in ("float32", "int16", "uint8", "bool")}
+        if a.dtype.itemsize > 1:  # of which NumPy takes roots in half precision
+            found["root"] = ops.sqrt(a)
+        return found | {"sum": ops.sum(a), "max": ops.max(b), "right": ops.sum(ops.equal(a, b))}
+
+    compare(trace(step, {"a": ((Rows(6),), dtype), "b": ((Rows(6),), dtype)}), 1, {"a": a, "b": b}, {"rtol": 1e-7})
+
+
+def training():
+    """Return a step on gathered rows, and what its inputs read."""
+    variables = weights(w1=(7, 6), w2=(6, 3))
+
+    def step(images, labels, rows):
+        w1, w2 = variables.values()
+        logits = ops.relu(ops.cast(ops.take(images, rows), "float64") @ w1 / 255) @ w2
+        losses = cross_entropy(logits, ops.take(labels, rows))
+        ops.mean(losses).backward()
+        for one in variables.values():
+            one.assign(one - 0.1 * one.grad)
+        return {"losses": losses}
+
+    rng = np.random.default_rng(5)
+    data = {"images": rng.integers(0, 256, (40, 7)).astype(np.uint8), "labels": rng.integers(0, 3, 40)}
+    return variables, step, data | {ORDER: rng.permutation(40)}
+
+
+def specs(rows):
+    return {"images": ((40, 7), "uint8"), "labels": ((40,), "int64"), ORDER: ((Rows(rows),), "int64")}
+
+
+def test_many_steps_in_one_call():
+    variables, step, data = training()
+    executable = CompiledExecutable(trace(step, specs(8)), HostMemory(), data)
+    executable.run([0, 8, 16, 24, 32])
+    together = [one.numpy() for one in variables.values()]
+    variables, step, _ = training()
+    program = trace(step, specs(8))
+    for start in range(0, 40, 8):
+        outputs, updates = evaluate(program, data | {ORDER: data[ORDER][start : start + 8]})
+        for variable, value in updates.items():
+            variable.assign(value)
+    for one, value in zip(variables.values(), together, strict=True):
+        np.testing.assert_allclose(one.numpy(), value, **CLOSE)
+    np.testing.assert_allclose(executable.outputs["losses"], outputs["losses"], **CLOSE)
+
+
+def test_the_text_does_not_depend_on_the_batch():
+    texts = [generate(fuse(place(trace(training()[1], specs(rows))))).source for rows in (8, 24)]
+    assert texts[0] == texts[1]
+
+
+def test_a_row_has_the_same_bits_in_any_batch():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(9, 37)).astype(np.float32)
+
+    def rows(count):
+        program = trace(
+            lambda x: {"softmax": ops.softmax(ops.tanh(x)), "norm": ops.sum(ops.square(x), -1)},
+            {"x": ((Rows(count), 37), "float32")},
+        )
+        executable = CompiledExecutable(program, HostMemory(), {"x": x[:count]})
+        executable.run()
+        return executable.outputs
+
+    whole = rows(9)
+    for count in (1, 4):
+        for name, value in rows(count).items():
+            assert value.tobytes() == whole[name][:count].tobytes()
+
+
+@pytest.mark.parametrize("length", [3, 40, 1024, 1025, 5000])
+def test_reductions_of_any_length(length):
+    rng = np.random.default_rng(length)
+    data = {"x": rng.normal(size=(4, length)).astype(np.float32)}
+
+    def step(x):
+        return {
+            "softmax": ops.softmax(x),
+            "sum": ops.sum(x),
+            "columns": ops.sum(x, 0),
+            "rows": ops.sum(x, -1),
+            "highest": ops.max(x, -1),
+            "all": ops.max(x),
+            "place": ops.argmax(x),
+            "over both": ops.sum(ops.reshape(x, (2, 2, length)), (0, 2)),
+        }
+
+    compare(trace(step, {"x": ((4, length), "float32")}), 1, data, {"rtol": 2e-5, "atol": 2e-5})
+    turned = trace(lambda x: {"softmax": ops.softmax(ops.transpose(x))}, {"x": ((Rows(4), length), "float32")})
+    compare(turned, 1, data, {"rtol": 1e-5})
+
+
+def test_products_of_every_kind():
+    w = Variable(np.arange(12.0).reshape(4, 3), "w")
+
+    def step(x, y, sample_weight):
+        cube = ops.reshape(ops.concatenate([x, x * 2, x - 1], -1), (x.shape[0], 3, 4))
+        return {
+            "batch": cube @ w,
+            "turned": ops.transpose(cube, (0, 2, 1)) @ cube,
+            "vector": ops.matmul(x, w[:, 1]),
+            "columns": ops.matmul(x[:, ::2], w[::2]),
+            "spread": ops.matmul(ops.broadcast_to(x[:, :1], (x.shape[0], 4)), w),
+            "outer": ops.matmul(ops.transpose(x[:, :1]), x),
+            "mixed": ops.matmul(ops.cast(x, "float32"), w),
+        }
+
+    compare(trace(step, SPECS), 1)
+
+
+def test_state():
+    """That changes places, is transposed, is still read, or comes out as it was."""
+    a, b = Variable(np.arange(3.0), "a"), Variable(np.arange(3.0) + 10, "b")
+    w, v = Variable(np.arange(9.0).reshape(3, 3), "w"), Variable(np.arange(12.0).reshape(3, 4), "v")
+
+    def step(x, y, sample_weight):
+        old = a.value
+        a.assign(b)
+        b.assign(old)
+        w.assign(ops.transpose(w))
+        before = v.value
+        v.assign(v + ops.sum(sample_weight))
+        columns = ops.transpose(v)
+        return {
+            "old": old,
+            "a view of it": old[1:],
+            "one": v[1, 2],
+            "flat": ops.reshape(columns, (-1,)) + v[1, 2],
+            "none": columns[2:2],
+            "spread": ops.broadcast_to(v[:, 1], (2, 3)),
+            "before": before * 2,
+        }
+
+    compare(trace(step, SPECS), 3)
+
+
+def test_weights_are_written_over():
+    variables, step, data = training()
+    memory = HostMemory()
+    executable = CompiledExecutable(trace(step, specs(8)), memory, data)
+    before = [memory.array(one).ctypes.data for one in variables.values()]
+    assert all(address % 64 == 0 for address in before)
+    places = dict(zip(map(id, executable.code.roots), executable.addresses, strict=True))
+    assert [places[id(new)] for new in executable.fused.updates.values()] == before
+
+
+def test_refused():
+    _, step, data = training()
+    program = trace(step, specs(8))
+    with pytest.raises(ConfigError, match="input 'labels' is missing"):
+        CompiledExecutable(program, HostMemory(), {name: one for name, one in data.items() if name != "labels"})
+    with pytest.raises(ConfigError, match=r"input 'images' has shape \(39, 7\): expected \(40, 7\)"):
+        CompiledExecutable(program, HostMemory(), data | {"images": data["images"][1:]})
+    executable = CompiledExecutable(program, HostMemory(), data)
+    with pytest.raises(DataError, match="a step begins at row 33 of 40, and needs 8"):
+        executable.run([0, 33])
+    wrong = CompiledExecutable(program, HostMemory(), data | {ORDER: data[ORDER] + 1})
+    with pytest.raises(DataError, match="outside the table"):
+        wrong.run([0, 8, 16, 24, 32])
+
+
+def test_a_library_is_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path))
+    compiling.library.cache_clear()
+    source = 'extern "C" int answer() { return 41; }'
+    assert compiling.library(source).answer() == 41
+    (library,) = (tmp_path / "native").glob("*.so")
+    made = library.stat().st_mtime_ns
+    compiling.library.cache_clear()
+    assert compiling.library(source).answer() == 41
+    assert library.stat().st_mtime_ns == made
+    with pytest.raises(DeviceError, match="fails on a generated program"):
+        compiling.library("this is not C++")
+    compiling.library.cache_clear()
+
+
+def test_without_a_compiler(monkeypatch):
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
+    compiling.library.cache_clear()
+    with pytest.raises(DeviceError, match="no C\\+\\+ compiler"):
+        compiling.library("int x;")

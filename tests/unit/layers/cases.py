@@ -1,0 +1,114 @@
+"""What every layer is tried with: the generic tests run over `LAYERS`, and a new layer without cases fails them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import dptrain as dp
+from dptrain import layers as L  # noqa: N812
+from dptrain.layers import Layer
+
+ROWS = 5
+
+
+class Case:
+    """A layer, the shapes of its inputs without the rows, and the shape of its output.
+
+    Args:
+        make: returns the layer.
+        shapes: one, or a list of the inputs of a layer that takes a list.
+        output: of a sample.
+        integers: the inputs are integers below this.
+    """
+
+    def __init__(self, make: Callable[[], Layer], shapes: Any, output: tuple[int, ...], integers: int = 0) -> None:
+        self.make, self.shapes, self.output, self.integers = make, shapes, output, integers
+
+    def inputs(self, rows: int = ROWS) -> list[np.ndarray]:
+        """Return the inputs, always as a list."""
+        rng = np.random.default_rng(11)
+        shapes = self.shapes if isinstance(self.shapes, list) else [self.shapes]
+        if self.integers:
+            return [rng.integers(0, self.integers, (rows, *shape)) for shape in shapes]
+        return [rng.normal(size=(rows, *shape)) for shape in shapes]
+
+    def call(self, layer: Layer, inputs: list[Any], training: bool | None = None) -> Any:
+        """Call a layer of this case."""
+        return layer(list(inputs) if isinstance(self.shapes, list) else inputs[0], training=training)
+
+
+PAIR = [(3, 2), (3, 2)]
+CASES: dict[str, list[Case]] = {
+    "Activation": [Case(lambda: L.Activation("swish"), (3,), (3,)), Case(lambda: L.Activation("softmax"), (3,), (3,))],
+    "Add": [Case(L.Add, PAIR, (3, 2)), Case(L.Add, [(3, 2), (1, 2), (3, 1)], (3, 2))],
+    "Average": [Case(L.Average, [(3,), (3,), (3,)], (3,))],
+    "AveragePooling2D": [
+        Case(L.AveragePooling2D, (4, 5, 2), (2, 2, 2)),
+        Case(lambda: L.AveragePooling2D((3, 2), strides=(2, 1), padding="same"), (4, 5, 2), (2, 5, 2)),
+    ],
+    "BatchNormalization": [
+        Case(lambda: L.BatchNormalization(momentum=0.5, gamma_regularizer="l1", beta_initializer="ones"), (4,), (4,)),
+        Case(lambda: L.BatchNormalization(center=False, scale=False), (3, 2, 4), (3, 2, 4)),
+        Case(lambda: L.BatchNormalization(trainable=False, name="frozen"), (4,), (4,)),
+    ],
+    "Concatenate": [Case(L.Concatenate, [(3, 2), (3, 4)], (3, 6)), Case(lambda: L.Concatenate(1), PAIR, (6, 2))],
+    "Conv2D": [
+        Case(lambda: L.Conv2D(3, 2), (4, 5, 2), (3, 4, 3)),
+        Case(
+            lambda: L.Conv2D(2, (3, 2), (2, 1), "same", activation="tanh", bias_initializer="ones"),
+            (4, 5, 2),
+            (2, 5, 2),
+        ),
+        Case(lambda: L.Conv2D(2, 2, dilation_rate=2, use_bias=False, kernel_regularizer="l2"), (4, 5, 1), (2, 3, 2)),
+    ],
+    "Conv2DTranspose": [
+        Case(lambda: L.Conv2DTranspose(2, 3, 2), (3, 2, 2), (7, 5, 2)),
+        Case(lambda: L.Conv2DTranspose(3, 3, 2, "same", activation="sigmoid"), (3, 2, 2), (6, 4, 3)),
+    ],
+    "Dense": [
+        Case(
+            lambda: L.Dense(3, dp.activations.elu, False, dp.initializers.HeNormal(seed=4), "ones", "l2", name="a"),
+            (4,),
+            (3,),
+        ),
+        Case(lambda: L.Dense(2, "gelu", bias_initializer="ones", activity_regularizer="l2"), (3, 4), (3, 2)),
+    ],
+    "Dot": [
+        Case(lambda: L.Dot(1), [(4,), (4,)], (1,)),
+        Case(lambda: L.Dot((2, 1), normalize=True), [(3, 4), (4, 2)], (3, 2)),
+    ],
+    "Dropout": [Case(lambda: L.Dropout(0.25, seed=3), (3, 4), (3, 4)), Case(lambda: L.Dropout(1.0), (3,), (3,))],
+    "ELU": [Case(lambda: L.ELU(0.5), (3,), (3,))],
+    "Embedding": [Case(lambda: L.Embedding(7, 3, embeddings_regularizer="l2"), (4,), (4, 3), integers=7)],
+    "Flatten": [Case(L.Flatten, (2, 3, 2), (12,)), Case(L.Flatten, (4,), (4,))],
+    "GlobalAveragePooling2D": [Case(L.GlobalAveragePooling2D, (3, 4, 2), (2,))],
+    "GlobalMaxPooling2D": [Case(lambda: L.GlobalMaxPooling2D(keepdims=True), (3, 4, 2), (1, 1, 2))],
+    "Identity": [Case(L.Identity, (3,), (3,))],
+    "InputLayer": [Case(lambda: L.InputLayer((3, 4), batch_size=32, name="in"), (3, 4), (3, 4))],
+    "LayerNormalization": [
+        Case(lambda: L.LayerNormalization(beta_initializer="ones"), (3, 4), (3, 4)),
+        Case(lambda: L.LayerNormalization([1, 2], scale=False), (3, 4), (3, 4)),
+    ],
+    "LeakyReLU": [Case(lambda: L.LeakyReLU(0.1), (3,), (3,))],
+    "MaxPooling2D": [
+        Case(L.MaxPooling2D, (4, 5, 2), (2, 2, 2)),
+        Case(lambda: L.MaxPooling2D(3, 1, "same"), (4, 5, 2), (4, 5, 2)),
+    ],
+    "Maximum": [Case(L.Maximum, PAIR, (3, 2))],
+    "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
+    "Multiply": [Case(L.Multiply, [*PAIR, (3, 2)], (3, 2))],
+    "Permute": [Case(lambda: L.Permute((2, 1)), (3, 4), (4, 3))],
+    "ReLU": [
+        Case(lambda: L.ReLU(negative_slope=0.1), (3,), (3,)),
+        Case(lambda: L.ReLU(0.9, 0.2, 0.3), (3, 5), (3, 5)),
+    ],
+    "RepeatVector": [Case(lambda: L.RepeatVector(3), (4,), (3, 4))],
+    "Rescaling": [Case(lambda: L.Rescaling(0.5, 1), (3,), (3,))],
+    "Reshape": [Case(lambda: L.Reshape([-1, 2]), (3, 4), (6, 2))],
+    "Softmax": [Case(L.Softmax, (3,), (3,)), Case(lambda: L.Softmax(axis=1), (3, 4), (3, 4))],
+    "Subtract": [Case(L.Subtract, PAIR, (3, 2))],
+    "UpSampling2D": [Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2))],
+    "ZeroPadding2D": [Case(lambda: L.ZeroPadding2D(((1, 0), (2, 1))), (2, 3, 2), (3, 6, 2))],
+}
+ALL_CASES = [(name, number) for name, cases in CASES.items() for number in range(len(cases))]

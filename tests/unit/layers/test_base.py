@@ -1,0 +1,452 @@
+"""What all layers share: building, weights, sublayers, names, seeds, penalties, training, symbolic calls."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import layers, ops, regularizers
+from dptrain.errors import ConfigError
+from dptrain.layers import Dense, Input, InputSpec, Layer
+from dptrain.program.tensor import Variable, tracing
+from dptrain.random import Purpose
+
+
+class Block(Layer):
+    """Two dense layers in a list, a weight of its own and a variable, a penalty by hand."""
+
+    def __init__(self, units=3, **options):
+        super().__init__(**options)
+        self.units = units
+        self.steps = [Dense(units, "tanh"), Dense(units, kernel_regularizer="l2")]
+        self.by_name = {"last": Dense(2)}
+        self.calls = Variable(np.array(0, np.int64), "calls", trainable=False)
+        self.seen = []
+
+    def build(self, input_shape):
+        self.seen.append(input_shape)
+        self.scale = self.add_weight((input_shape[-1],), "ones", name="scale")
+
+    def call(self, x, training=None):
+        self.seen.append(training)
+        self.calls.assign_add(1)
+        x = x * self.scale
+        for step in self.steps:
+            x = step(x)
+        self.add_loss(ops.sum(x))
+        return self.by_name["last"](x)
+
+
+def paths(found):
+    return [one.path for one in found]
+
+
+OWN = ["scale", "calls"]
+NAMED = [*OWN, *(f"{layer}/{one}" for layer in ("dense", "dense_1", "dense_2") for one in ("kernel", "bias"))]
+
+
+def test_a_layer_is_built_by_its_first_call():
+    block = Block()
+    assert not block.built
+    assert (block.weights, block.losses) == ([block.calls], [])
+    with pytest.raises(ConfigError, match=r"count_params` on layer 'block', but the layer isn't built"):
+        block.count_params()
+    output = block(np.ones((4, 5)))
+    assert block.built
+    assert all(layer.built for layer in block.flat_layers())
+    assert output.dtype == np.float32
+    assert (block.seen[0], int(block.calls)) == ((None, 5), 1)
+    block.adopt(seed=2)
+    assert paths(block.weights) == NAMED
+    assert [one.name for one in block.flat_layers()] == [None, "dense", "dense_1", "dense_2"]
+    assert paths(block.trainable_weights) == [one for one in NAMED if one != "calls"]
+    assert paths(block.non_trainable_weights) == ["calls"]
+    assert paths(block.trainable_variables) == paths(block.trainable_weights)
+    assert block.count_params() == 5 + 1 + 18 + 12 + 8
+    assert repr(block.steps[0]) == "<Dense name=dense, built=True>"
+    # What was drawn outside a model stays.
+    assert block.steps[0].kernel.numpy().tobytes() != Dense(3).kernel_initializer((5, 3), 2, 2).tobytes()
+
+
+def test_build_by_hand_builds_once():
+    class Own(Layer):
+        def build(self, input_shape):
+            self.w = self.add_weight((input_shape[-1], 2))
+
+        def call(self, x):
+            return ops.matmul(x, self.w)
+
+    one = Own()
+    one.build((None, 3))
+    assert one.built
+    assert one(np.ones((2, 3))).shape == (2, 2)
+    assert len(one.weights) == 1
+    assert one.weights[0].name == "variable"
+
+
+def test_trainable_reaches_sublayers_and_weights():
+    block = Block()
+    block(np.ones((4, 5)))
+    block.steps[1].trainable = False
+    assert len(block.trainable_weights) == 5
+    block.trainable = False
+    assert block.trainable_weights == []
+    assert len(block.non_trainable_weights) == 8
+    assert not any(one.trainable for one in block.weights)
+    assert block.losses[1:] == []
+    block.trainable = True
+    assert len(block.trainable_weights) == 7
+    assert not block.calls.trainable
+    frozen = Dense(2, trainable=False)
+    frozen(np.ones((1, 2)))
+    assert frozen.trainable_weights == []
+    assert paths(frozen.weights) == ["kernel", "bias"]
+    frozen.trainable = True
+    assert paths(frozen.trainable_weights) == ["kernel", "bias"]
+
+
+def test_losses_are_those_of_the_last_call():
+    block = Block()
+    for _ in range(2):
+        block(np.ones((4, 5)))
+        added, penalty = block.losses
+        kernel = block.steps[1].kernel.numpy()
+        assert float(penalty) == pytest.approx(0.01 * (kernel**2).sum(), rel=1e-6)
+        assert added.shape == ()
+    block(Input((5,)))
+    assert len(block.losses) == 1
+    active = Dense(2, activity_regularizer=regularizers.L1(0.5))
+    y = active(np.ones((3, 2)))
+    assert float(active.losses[0]) == pytest.approx(0.5 * np.abs(y.numpy()).sum() / 3, rel=1e-6)
+    assert active.get_config()["activity_regularizer"]["class_name"] == "L1"
+
+
+def test_training_is_that_of_the_outer_call():
+    seen = []
+
+    class Inner(Layer):
+        def call(self, x, training=None):
+            seen.append(training)
+            return x
+
+    class Outer(Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def call(self, x):
+            return self.inner(self.inner(x), training=False)
+
+    outer = Outer()
+    outer(np.ones(2), training=True)
+    outer(np.ones(2))
+    outer.inner(np.ones(2), training=True)
+    assert seen == [True, False, False, False, True]
+
+
+def test_arguments_by_position_and_by_name():
+    class Attention(Layer):
+        def build(self, query_shape, value_shape):
+            self.shapes = query_shape, value_shape
+
+        def call(self, query, value, scale=1.0, mask=None):
+            return ops.matmul(query, ops.transpose(value)) * scale
+
+    one = Attention()
+    assert one(np.ones((2, 3)), value=np.ones((4, 3)), scale=2.0).numpy().tolist() == [[6.0] * 4] * 2
+    assert one.shapes == ((None, 3), (None, 3))
+    with pytest.raises(TypeError, match="missing a required argument: 'value'"):
+        one(np.ones((2, 3)))
+    symbolic = one(Input((3,)), np.ones((4, 3)), scale=3.0)
+    assert symbolic.history.keywords == {"scale": 3.0}
+    assert len(symbolic.history.inputs) == 1
+
+
+def test_nested_inputs_and_outputs():
+    class Nested(Layer):
+        def build(self, input_shape):
+            self.shapes = input_shape
+
+        def call(self, inputs):
+            return {"sum": inputs["a"] + inputs["b"][0], "first": inputs["a"]}
+
+    one = Nested()
+    found = one({"a": np.ones((2, 3)), "b": [np.ones((2, 3), np.float32)]})
+    assert one.shapes == {"a": (None, 3), "b": [(None, 3)]}
+    assert found["sum"].numpy().tolist() == [[2.0] * 3] * 2
+    found = one({"a": Input((3,)), "b": [Input((3,))]})
+    assert found["sum"].history is found["first"].history
+    assert one.output is found
+    with pytest.raises(AttributeError, match="has never been called and thus has no defined output"):
+        Nested().output  # noqa: B018
+
+
+def test_floating_inputs_take_the_layers_type():
+    one = Dense(2)
+    assert one([[1, 2.5], [3, 4]]).dtype == np.float32
+    assert one(np.ones((1, 2), np.float64)).dtype == np.float32
+    assert one(np.ones((1, 2), np.uint8)).dtype == np.float32
+    assert one(np.ones((1, 2), np.int64)).dtype == np.float32
+    assert one(ops.ones((1, 2), "float64")).dtype == np.float32
+    assert Dense(2, dtype="float64")(np.ones((1, 2), np.float32)).dtype == np.float64
+    assert Dense(2, dtype="float64").get_config()["dtype"] == "float64"
+
+    class Seen(Layer):
+        def call(self, x):
+            return x
+
+    assert Seen()(np.ones(2, np.int16)).dtype == np.int16
+    assert Seen(autocast=False)(ops.ones(2 * (1,), "float64")).dtype == np.float64
+
+
+def test_set_dtype_draws_initial_values_again_and_converts_others():
+    block = Block()
+    block(Input((5,)))
+    block.adopt(4)
+    block.steps[1].kernel.assign(np.full((3, 3), 0.1, np.float32))
+    block.set_dtype("float64")
+    assert {one.dtype.name for one in block.weights} == {"float64", "int64"}
+    assert block.dtype == block.steps[0].compute_dtype == "float64"
+    kernel = block.steps[0].kernel
+    assert kernel.numpy().tobytes() == kernel.initializer((5, 3), 4, 2).tobytes()
+    assert block.steps[1].kernel.numpy()[0, 0] == np.float32(0.1)
+    assert block(np.ones((4, 5))).dtype == np.float64
+
+
+def test_adoption_names_layers_and_draws_provisional_weights_once():
+    model = Block()
+    model.steps.append(Dense(3, name="mine"))
+    model.steps.append(layers.Dropout(0.5))
+    model.steps.append(layers.Dropout(0.5, seed=9))
+    model(Input((5,)))
+    model.adopt(7)
+    assert [one.name for one in model.sublayers] == ["dense", "dense_1", "mine", "dropout", "dropout_1", "dense_2"]
+    generators = [one.seed_generator for one in model.steps[3:]]
+    assert [(one.seed, one.number, one.purpose, one.count.path) for one in generators] == [
+        (7, 0, Purpose.DROPOUT, "dropout/seed_generator"),
+        (9, 1, Purpose.DROPOUT, "dropout_1/seed_generator"),
+    ]
+    assert set(paths(model.variables)) - set(paths(model.weights)) == {one.count.path for one in generators}
+    first = model.get_weights()
+    model.adopt(8)
+    assert [one.seed for one in generators] == [8, 9]
+    assert all(np.array_equal(a, b) for a, b in zip(first, model.get_weights(), strict=True))
+    generators[0].count.assign(5)
+    model.initialize(8)
+    assert int(generators[0].count) == 0
+    other = Block()
+    other.steps[:] = model.steps[:]
+    model.steps[2].name = "dense"
+    with pytest.raises(ConfigError, match="layer names must be unique, found 'dense' 2 times"):
+        model.adopt(7)
+
+
+def test_layers_outside_a_model_differ_and_follow_the_seed():
+    def drawn():
+        dp.utils.set_random_seed(5)
+        one, other = Dense(3), Dense(3)
+        return [layer(np.ones((1, 4))).numpy().tobytes() for layer in (one, other)]
+
+    try:
+        first = drawn()
+        assert first[0] != first[1]
+        assert drawn() == first
+    finally:
+        dp.utils.set_random_seed(0)
+
+
+def test_weights_come_and_go():
+    one, other = Dense(3), Dense(3)
+    one(np.ones((1, 4)))
+    other(np.ones((1, 4)))
+    other.set_weights(one.get_weights())
+    assert np.array_equal(one(np.ones((1, 4))), other(np.ones((1, 4))))
+    with pytest.raises(ConfigError, match=r"Layer dense weight shape \(4, 3\) is not compatible with .* \(3, 4\)\."):
+        one.set_weights([np.ones((3, 4)), np.ones(3)])
+
+
+def test_initializers_and_regularizers_of_ones_own():
+    class Ramp(dp.initializers.Initializer):
+        def __call__(self, shape, dtype=None):
+            return np.arange(np.prod(shape)).reshape(shape)
+
+    class Quartic(regularizers.Regularizer):
+        def __call__(self, x):
+            return ops.sum(ops.square(ops.square(x)))
+
+    def halves(shape, dtype=None):
+        return np.full(shape, 0.5, dtype)
+
+    one = Dense(2, kernel_initializer=Ramp(), bias_initializer=halves, kernel_regularizer=Quartic(), name="d")
+    one(np.ones((1, 2)))
+    assert one.kernel.numpy().tolist() == [[0, 1], [2, 3]]
+    assert one.bias.numpy().tolist() == [0.5, 0.5]
+    assert float(one.losses[0]) == 1 + 16 + 81
+    with pytest.raises(ConfigError, match="writing the function"):
+        one.get_config()
+    one = Dense(2, kernel_regularizer=lambda w: ops.sum(w))
+    one(np.ones((1, 2)))
+    assert float(one.losses[0]) == pytest.approx(one.kernel.numpy().sum())
+
+
+def test_configurations_of_ones_own_layers():
+    class Named(Layer):
+        def __init__(self, units, act="relu", **options):
+            super().__init__(**options)
+            self.units, self.act = units, dp.activations.get(act)
+
+    assert Named(3, name="n").get_config() == {"name": "n", "trainable": True, "units": 3, "act": "relu"}
+    assert Named.from_config(Named(3, "gelu").get_config()).act is dp.activations.gelu
+
+    class Hidden(Layer):
+        def __init__(self, units, function=None, **options):
+            super().__init__(**options)
+            self._units, self.function = units, function
+
+    with pytest.raises(ConfigError, match=r"layer Hidden: argument 'units' is no attribute of the layer: override"):
+        Hidden(3).get_config()
+
+    class Written(Hidden):
+        def get_config(self):
+            return super().get_config() | {"units": self._units}
+
+    assert Written(3, function=len).get_config()["units"] == 3
+
+
+def test_dense_of_more_axes_is_one_of_rows():
+    x = np.random.default_rng(0).normal(size=(2, 3, 4))
+    one = Dense(5, "tanh", dtype="float64")
+    y = one(x).numpy()
+    kernel, bias = one.get_weights()
+    np.testing.assert_allclose(y, np.tanh(x @ kernel + bias), rtol=1e-12)
+
+
+def test_mistakes_in_one_line():
+    one = Dense(2)
+    with pytest.raises(
+        ConfigError, match=r'Input 0 of layer "dense" is incompatible .*expected min_ndim=2, found ndim=1'
+    ):
+        one(np.ones(3))
+    one(np.ones((2, 3)))
+    with pytest.raises(ConfigError, match=r"expected axis -1 of input shape to have value 3, but .* shape \(2, 4\)"):
+        one(np.ones((2, 4)))
+    with pytest.raises(ConfigError, match=r"expected axis -1 .* received input with shape \(None, 4\)"):
+        one(Input((4,)))
+
+    class Forgot(Layer):
+        def __init__(self):
+            pass
+
+    with pytest.raises(ConfigError, match="you forgot to call `super"):
+        Forgot()(np.ones(3))
+
+    class Empty(Layer):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Layer Empty does not have a `call\(\)`"):
+        Empty()(np.ones(3))
+    with pytest.raises(ConfigError, match="not supported: constraint"):
+        Empty().add_weight((2,), constraint="max_norm")
+    with pytest.raises(ConfigError, match="not supported: unknown lengths"):
+        layers.Flatten().compute_output_shape((None, None, 3))
+
+
+def test_input_specs():
+    class Two(Layer):
+        def __init__(self, spec):
+            super().__init__()
+            self.input_spec = spec
+
+        def call(self, inputs):
+            return inputs
+
+    with pytest.raises(ConfigError, match=r'Layer "two" expects 2 input\(s\), but it received 1 input tensors'):
+        Two([InputSpec(), InputSpec()])(np.ones(2))
+    with pytest.raises(ConfigError, match="expected max_ndim=1, found ndim=2"):
+        Two(InputSpec(max_ndim=1))(np.ones((2, 2)))
+    with pytest.raises(ConfigError, match=r"expected ndim=3, found ndim=2. Full shape received: \(2, 2\)"):
+        Two(InputSpec(shape=(None, 2, 3)))(np.ones((2, 2)))
+    Two(InputSpec(shape=(4, None)))(np.ones((2, 2)))
+    assert repr(InputSpec(ndim=2, axes={-1: 3})) == "InputSpec(ndim=2, axes={-1: 3})"
+
+
+def test_a_symbolic_call_changes_nothing():
+    block = Block()
+    block(np.ones((4, 5)))
+    before = block.get_weights()
+    block(Input((5,)), training=True)
+    assert all(np.array_equal(a, b) for a, b in zip(before, block.get_weights(), strict=True))
+    with tracing():
+        assert block(np.ones((4, 5))).value is None  # weights are what a program reads
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Dense(3, nodes=4), r"Unrecognized keyword arguments passed to Dense: \{'nodes': 4\}"),
+        (lambda: Dense(0), "invalid value for `units`, expected a positive integer. Received: units=0"),
+        (lambda: Dense(3, kernel_constraint="max_norm"), "not supported: kernel_constraint"),
+        (lambda: Dense(3, activity_regularizer="l3"), "unknown regularizer 'l3'"),
+        (lambda: Dense(3, lora_rank=2), "not supported: lora_rank"),
+        (lambda: Dense(3, dtype="float16"), "not supported: dtype"),
+        (lambda: Dense(3, kernel_regularizer="l3"), "unknown regularizer 'l3'"),
+        (lambda: Dense(3, activation="rely"), "unknown activation 'rely'; did you mean"),
+        (lambda: Dense(3, activation=3), "Could not interpret activation function identifier: 3"),
+        (
+            lambda: layers.serialize(Dense(3, abs)),
+            "not supported: writing the function <built-in function abs> to a file",
+        ),
+        (lambda: regularizers.L1(-1), "expected a non-negative float. Received: l1=-1"),
+        (lambda: regularizers.L2(float("nan")), "Received: l2=nan"),
+        (lambda: regularizers.deserialize({"class_name": "L1", "config": {"l2": 1}}), "regularizer L1"),
+        (lambda: layers.ReLU(max_value=-6), "max_value of a ReLU layer cannot be a negative value"),
+        (lambda: layers.ReLU(threshold=-1.0), "threshold of a ReLU layer cannot be None or a negative value"),
+        (lambda: layers.ReLU(negative_slope=-1), "cannot be None or a negative value"),
+        (lambda: layers.LeakyReLU(None), "cannot be None or negative value"),
+        (lambda: layers.Softmax(axis=(1, 2)), "not supported: axis"),
+        (lambda: layers.Dropout(-0.1), "between 0 and 1"),
+        (lambda: layers.Dropout(0.5, seed=-1), "`seed` argument should be an integer"),
+        (lambda: layers.Dropout(0.5, noise_shape=(1,)), "not supported: noise_shape"),
+        (lambda: layers.Rescaling([0.5, 1]), "not supported: Rescaling"),
+        (lambda: layers.Flatten("channels_first"), "not supported: data_format"),
+        (lambda: layers.Reshape((2, -1, -1)), "at most one unknown dimension"),
+        (lambda: layers.Reshape((0, 2)), "positive integers"),
+        (lambda: layers.Reshape((4, -1))(Input((6,))), "total size of the samples must be unchanged"),
+        (lambda: layers.Permute((1, 3)), "must be consecutive and start from 1"),
+        (lambda: layers.ZeroPadding2D((1, 2, 3)), "`padding` should be either an int"),
+        (lambda: layers.UpSampling2D(interpolation="bilinear"), "not supported: interpolation"),
+        (lambda: layers.BatchNormalization(renorm=True), "not supported: renorm"),
+        (lambda: layers.BatchNormalization(momentum=2), "0 <= momentum <= 1"),
+        (lambda: layers.BatchNormalization(axis=1)(Input((2, 3))), "not supported: axis = 1"),
+        (lambda: layers.LayerNormalization(axis=1)(Input((2, 3))), "not supported: axis = 1"),
+        (lambda: layers.Conv2D(3, (2, 0)), "`kernel_size` argument must be a tuple of 2 integers"),
+        (lambda: layers.Conv2D(3, 2, padding="full"), "`padding` argument must be"),
+        (lambda: layers.Conv2D(3, 2, groups=3), "not supported: groups"),
+        (lambda: layers.Conv2D(3, 2, 2, dilation_rate=2), "not supported in conjunction with `dilation_rate > 1`"),
+        (lambda: layers.Conv2D(3, 2, data_format="channels_first"), "not supported: data_format"),
+        (lambda: layers.Conv2D(3, 5)(Input((4, 4, 1))), "does not fit into a length of 4"),
+        (lambda: layers.Conv2D(3, 5)(Input((4, 4))), "expected ndim=4, found ndim=3"),
+        (lambda: layers.Conv2DTranspose(3, 2, output_padding=1), "not supported: output_padding"),
+        (lambda: layers.Conv2DTranspose(3, 2, dilation_rate=2), "not supported: dilation_rate"),
+        (lambda: layers.Embedding(3, 2, mask_zero=True), "not supported: mask_zero"),
+        (lambda: layers.Add()(Input((3,))), "should be called on a list of inputs"),
+        (lambda: layers.Add()([Input((3,)), Input((4,))]), "cannot be broadcast"),
+        (lambda: layers.Subtract()([Input((3,))] * 3), "exactly 2 inputs"),
+        (lambda: layers.Concatenate()([Input((3, 2)), Input((4, 2))]), "matching shapes except for the concatenation"),
+        (lambda: layers.Dot(0), "argument `axes`"),
+        (lambda: layers.Dot(1)([Input((3,)), Input((4,))]), r"axis values 3 \(at axis 1\) != 4 \(at axis 1\)"),
+        (lambda: dp.Input(), "You must pass a `shape` argument"),
+        (lambda: dp.Input((3,), batch_shape=(None, 3)), "at the same time"),
+        (lambda: dp.Input((None, 3)), "positive integers"),
+        (lambda: dp.Input(5), "positive integers. Received: shape=5"),
+        (lambda: Dense(3, input_shape=5), "positive integers. Received: shape=5"),
+        (lambda: Dense(3, input_shape=(None,)), r"positive integers. Received: shape=\(None,\)"),
+        (lambda: Dense(3, input_dim=0), r"positive integers. Received: shape=\(0,\)"),
+        (lambda: dp.Input((3,), sparse=True), "not supported: sparse"),
+        (lambda: layers.deserialize({"class_name": "Dens", "config": {}}), "did you mean 'Dense'"),
+        (lambda: layers.deserialize({"class_name": "Dense", "config": {}}), "layer Dense"),
+        (lambda: layers.deserialize("Dense"), "expected"),
+    ],
+)
+def test_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()

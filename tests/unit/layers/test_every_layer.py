@@ -1,0 +1,192 @@
+"""Every layer: configurations, shapes, gradients, traces, and the same on several ranks."""
+
+import json
+
+import numpy as np
+import pytest
+
+from dptrain import layers, ops
+from dptrain.errors import ConfigError
+from dptrain.layers import LAYERS, Input
+from dptrain.program.evaluate import evaluate
+from dptrain.program.gradient import gradients
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows, without_rows
+from dptrain.program.tensor import constant
+from dptrain.program.tree import leaves
+from tests.unit.layers.cases import ALL_CASES, CASES, ROWS
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+every_case = pytest.mark.parametrize(("name", "number"), ALL_CASES)
+
+
+def made(name, number, dtype="float64"):
+    case = CASES[name][number]
+    layer = case.make()
+    case.call(layer, [Input(one.shape[1:], dtype=one.dtype.name) for one in case.inputs()])
+    layer.adopt(seed=3)
+    layer.set_dtype(dtype)
+    return case, layer
+
+
+def rewound(layer):
+    for one in layer.variables:
+        if one.name == "seed_generator":
+            one.assign(0)
+    return layer
+
+
+def test_every_layer_has_cases():
+    assert set(CASES) == set(LAYERS)
+
+
+@every_case
+def test_configurations_come_back(name, number):
+    one = CASES[name][number].make()
+    assert type(one) is LAYERS[name]
+    described = json.loads(json.dumps(layers.serialize(one)))
+    assert described["class_name"] == name
+    again = layers.deserialize(described)
+    assert type(again) is type(one)
+    assert again.get_config() == one.config() == described["config"]
+    # Keras writes its own dtype policy beside them.
+    described["config"]["dtype"] = {"class_name": "DTypePolicy", "config": {"name": "float32"}}
+    assert layers.deserialize(described).config() == one.config()
+
+
+@every_case
+def test_shapes_are_known_before_there_is_a_batch(name, number):
+    case = CASES[name][number]
+    layer = case.make()
+    symbolic = [Input(one.shape[1:], dtype=one.dtype.name) for one in case.inputs()]
+    output = case.call(layer, symbolic)
+    assert without_rows(output.shape) == (None, *case.output)
+    assert output.value is None
+    assert output.history.layer is layer
+    assert [id(one) for one in output.history.inputs] == [id(one) for one in symbolic]
+    if layer.compute_output_shape.__func__ is layers.Layer.compute_output_shape and not case.integers:
+        shapes = [(None, *one) for one in case.shapes] if isinstance(case.shapes, list) else (None, *case.shapes)
+        assert layer.compute_output_shape(shapes) == (None, *case.output)
+    assert repr(output).startswith("<tensor ")
+    assert str((None, *case.output)) in repr(output)
+
+
+@every_case
+def test_outputs_have_shape_and_type(name, number):
+    for dtype in ("float32", "float64"):
+        case, layer = made(name, number, dtype)
+        for rows in (ROWS, 1, 0):
+            output = case.call(layer, case.inputs(rows), training=False)
+            assert output.shape == (rows, *case.output)
+            assert output.dtype == np.dtype(dtype)
+
+
+@every_case
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_by_central_differences(name, number, training):
+    case, layer = made(name, number)
+    arrays = case.inputs()
+    pull = np.random.default_rng(3).normal(size=(ROWS, *case.output))
+
+    def loss(inputs):
+        value = ops.sum(case.call(rewound(layer), inputs, training=training) * pull)
+        return sum(layer.losses, value)
+
+    def slopes(array, value):
+        found = np.zeros_like(array)
+        for at in np.ndindex(array.shape):
+            ends = []
+            for step in (1e-6, -1e-6):
+                changed = array.copy()
+                changed[at] += step
+                ends.append(value(changed))
+            found[at] = (ends[0] - ends[1]) / 2e-6
+        return found
+
+    tensors = [constant(one) for one in arrays]
+    total = loss(tensors)
+    total.backward()
+    for weight in layer.trainable_weights:
+        kept = weight.numpy()
+
+        def moved(value, weight=weight):
+            weight.assign(value)
+            return float(loss(arrays))
+
+        expected = slopes(kept, moved)
+        weight.assign(kept)
+        np.testing.assert_allclose(weight.grad.numpy(), expected, rtol=1e-6, atol=1e-7, err_msg=weight.path)
+    if case.integers:
+        return
+    for place_, (array, gradient) in enumerate(zip(arrays, gradients(total, tensors), strict=True)):
+
+        def shifted(value, place_=place_):
+            return float(loss([value if n == place_ else one for n, one in enumerate(arrays)]))
+
+        result = np.zeros_like(array) if gradient is None else gradient.numpy()
+        np.testing.assert_allclose(result, slopes(array, shifted), rtol=1e-6, atol=1e-7)
+
+
+def program_of(case, layer):
+    """Return a step with outputs, penalties, gradients and updates of a layer, and the values of its inputs."""
+    values = {f"x{n}": one for n, one in enumerate(case.inputs())}
+
+    def step(*inputs):
+        y = case.call(layer, list(inputs), training=True)
+        loss = sum(layer.losses, ops.sum(ops.square(y)))
+        loss.backward()
+        found = {f"d{n}": one.grad for n, one in enumerate(layer.trainable_weights)}
+        return {"y": y, "loss": loss, **found}
+
+    return trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()}), values
+
+
+@every_case
+def test_a_trace_has_the_bits_of_eager_execution(name, number):
+    case, layer = made(name, number, "float32")
+    program, values = program_of(case, layer)
+    before = [one.numpy() for one in layer.variables]
+    values = {key: one if case.integers else one.astype(np.float32) for key, one in values.items()}
+    program, _ = program_of(case, layer)
+    for step in range(2):
+        outputs, updates = evaluate(program, values)
+        y = case.call(layer, list(values.values()), training=True)
+        assert y.numpy().tobytes() == outputs["y"].astype(np.float32).tobytes()
+        for variable, value in updates.items():
+            assert variable.numpy().tobytes() == value.tobytes(), (variable.path, step)
+    assert [one.shape for one in before] == [one.shape for one in layer.variables]
+
+
+@every_case
+@pytest.mark.parametrize("shards", [[ROWS], [2, 2, 1], [0, 4, 1]], ids=str)
+def test_ranks_compute_what_one_computes(name, number, shards):
+    case, layer = made(name, number)
+    program, values = program_of(case, layer)
+    whole, updates = evaluate(program, values)
+    placed = place(program)
+    found, _ = run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))
+    starts = np.cumsum([0, *shards])
+    for rank, (outputs, moved) in enumerate(found):
+        for key, expected in whole.items():
+            own = expected[starts[rank] : starts[rank + 1]] if key == "y" else expected
+            np.testing.assert_allclose(outputs[key], own, rtol=1e-12, atol=1e-12, err_msg=key)
+        for variable, expected in updates.items():
+            np.testing.assert_allclose(moved[variable], expected, rtol=1e-12, atol=1e-12, err_msg=variable.path)
+
+
+@every_case
+def test_weights_are_drawn_by_seed_and_position(name, number):
+    _, first = made(name, number, "float32")
+    _, second = made(name, number, "float32")
+    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
+        assert one.tobytes() == other.tobytes()
+    for position, weight in enumerate(first.weights):
+        drawn = weight.initializer(weight.shape, 3, position).astype(np.float32)
+        assert weight.numpy().tobytes() == drawn.tobytes()
+    assert first.count_params() == sum(one.size for one in first.get_weights())
+    with pytest.raises(ConfigError, match="weight list of length"):
+        first.set_weights([*first.get_weights(), np.zeros(1)])
+    assert len(leaves(first.losses)) == len([one for one in first.trainable_weights if one.regularizer is not None]), (
+        "what the symbolic call added is gone"
+    )

@@ -1,0 +1,314 @@
+"""Metrics: names and configurations, values against NumPy over several batches, and totals on any number of ranks."""
+
+import numpy as np
+import pytest
+
+from dptrain import losses, metrics, ops
+from dptrain.errors import ConfigError
+from dptrain.metrics import METRICS, Mean, MeanMetricWrapper, Metric, Sum, resolve
+from dptrain.program.evaluate import evaluate
+from dptrain.program.messages import count
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import constant
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+RNG = np.random.default_rng(0)
+ROWS, C = 23, 4
+Z = RNG.normal(size=(ROWS, C))
+P = np.exp(Z) / np.exp(Z).sum(-1, keepdims=True)
+SIGMOID = 1 / (1 + np.exp(-Z))
+LABELS = RNG.integers(0, C, ROWS)
+ONE_HOT, BINARY, VALUES = np.eye(C)[LABELS], (RNG.random((ROWS, C)) < 0.4) * 1.0, RNG.normal(size=(ROWS, C))
+ROUNDED = np.where(RNG.random((ROWS, C)) < 0.5, VALUES, 0)
+WEIGHTS = np.where(RNG.random(ROWS) < 0.3, 0.0, RNG.random(ROWS))
+ABOVE = (P[np.arange(ROWS), LABELS][:, None] < P).sum(-1)
+OF_LABEL = -np.log(P)[np.arange(ROWS), LABELS]
+E = Z - VALUES
+
+
+def smoothed(t, p):
+    t = 0.8 * t + 0.1
+    return -(t * np.log(p) + (1 - t) * np.log(1 - p)).mean(-1)
+
+
+# Metric, targets, outputs, and each sample's value.
+MEANS = {
+    "equal": (metrics.Accuracy, ROUNDED, VALUES, (ROUNDED == VALUES).mean(-1)),
+    "binary": (lambda: metrics.BinaryAccuracy(threshold=0.6), BINARY, SIGMOID, ((SIGMOID > 0.6) == BINARY).mean(-1)),
+    "sparse": (metrics.SparseCategoricalAccuracy, LABELS, P, ABOVE == 0),
+    "sparse, a column": (metrics.SparseCategoricalAccuracy, LABELS[:, None], P, ABOVE == 0),
+    "categorical": (metrics.CategoricalAccuracy, ONE_HOT, P, ABOVE == 0),
+    "sparse top 2": (lambda: metrics.SparseTopKCategoricalAccuracy(2), LABELS, P, ABOVE < 2),
+    "top 3": (lambda: metrics.TopKCategoricalAccuracy(3), ONE_HOT, P, ABOVE < 3),
+    "squared": (metrics.MeanSquaredError, VALUES, Z, (E**2).mean(-1)),
+    "absolute": (metrics.MeanAbsoluteError, VALUES, Z, np.abs(E).mean(-1)),
+    "log cosh": (metrics.LogCoshError, VALUES, Z, np.log(np.cosh(E)).mean(-1)),
+    "cosine": (
+        metrics.CosineSimilarity,
+        VALUES,
+        Z,
+        (VALUES * Z).sum(-1) / np.linalg.norm(VALUES, axis=-1) / np.linalg.norm(Z, axis=-1),
+    ),
+    "hinge": (metrics.Hinge, BINARY, Z, np.maximum(1 - (2 * BINARY - 1) * Z, 0).mean(-1)),
+    "sparse crossentropy": (metrics.SparseCategoricalCrossentropy, LABELS, P, OF_LABEL),
+    "crossentropy of logits": (lambda: metrics.CategoricalCrossentropy(from_logits=True), ONE_HOT, Z, OF_LABEL),
+    "binary crossentropy": (
+        lambda: metrics.BinaryCrossentropy(label_smoothing=0.2),
+        BINARY,
+        SIGMOID,
+        smoothed(BINARY, SIGMOID),
+    ),
+    "a function": (
+        lambda: metrics.get(lambda y_true, y_pred: ops.max(ops.absolute(y_pred - y_true), -1)),
+        VALUES,
+        Z,
+        np.abs(E).max(-1),
+    ),
+}
+
+
+def ratio(metric, other):
+    """Return the expected precision or recall at a threshold of samples with weights."""
+
+    def expected(weights):
+        taken, w = SIGMOID > 0.4, weights[:, None]
+        both = (taken * BINARY * w).sum()
+        return both / (both + ((taken * (1 - BINARY) if other == "taken" else (1 - taken) * BINARY) * w).sum())
+
+    return lambda: metric(0.4), BINARY, SIGMOID, expected
+
+
+def area(weights):
+    """Return the area under the ROC curve: how often a positive output is above a negative one."""
+    w, yes = np.repeat(weights, C), BINARY.ravel() == 1
+    rank = np.round(SIGMOID.ravel() * 1999 - 0.5)  # outputs between the same thresholds are equal
+    higher = (rank[yes][:, None] > rank[~yes]) + 0.5 * (rank[yes][:, None] == rank[~yes])
+    return (higher * w[yes][:, None] * w[~yes]).sum() / w[yes].sum() / w[~yes].sum()
+
+
+OTHERS = {
+    "precision": ratio(metrics.Precision, "taken"),
+    "recall": ratio(metrics.Recall, "missed"),
+    "root": (
+        metrics.RootMeanSquaredError,
+        VALUES,
+        Z,
+        lambda w: np.sqrt(((E**2).mean(-1) * w).sum() / w.sum()),
+    ),
+    "true positives": (metrics.TruePositives, BINARY, SIGMOID, lambda w: ((SIGMOID > 0.5) * BINARY * w[:, None]).sum()),
+    "area": (lambda: metrics.AUC(2000), BINARY, SIGMOID, area),
+}
+ALL = {
+    **{
+        name: (make, target, output, lambda w, values=values: (values * w).sum() / w.sum())
+        for name, (make, target, output, values) in MEANS.items()
+    },
+    **OTHERS,
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("case", ALL)
+def test_values_over_batches(case, weighted):
+    """Over batches of several sizes it is that of all samples, and begins anew."""
+    make, target, output, expected = ALL[case]
+    metric = make()
+    for _ in range(2):
+        metric.reset_state()
+        assert all(not one.numpy().any() for one in metric.variables)
+        for part in (slice(0, 8), slice(8, 21), slice(21, None)):
+            metric.update_state(target[part], output[part], WEIGHTS[part] if weighted else None)
+        np.testing.assert_allclose(metric.result(), expected(WEIGHTS if weighted else np.ones(ROWS)), rtol=1e-6)
+    assert all(one.dtype == np.float64 and one.aggregation == "sum" for one in metric.variables)
+
+
+@pytest.mark.parametrize("shards", [[23], [8, 8, 7], [0, 23]], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("case", ALL)
+def test_ranks_keep_summands_of_totals(case, weighted, shards):
+    """A step that only adds to totals sends no message; the sum of the ranks' totals gives what one rank has."""
+    make, target, output, expected = ALL[case]
+    metric = make()
+
+    def step(y_true, y_pred, weights):
+        metric.update_state(y_true, y_pred, weights if weighted else None)
+        return {}
+
+    values = {"y_true": target, "y_pred": output, "weights": WEIGHTS}
+    program = trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
+    placed = place(program, summed=metric.variables)
+    assert count(placed) == (case == "hinge")  # which asks whether all targets are 0 or 1
+    found = [updates for _, updates in run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]]
+    for variable in metric.variables:
+        parts = [updates[variable] for updates in found]
+        variable.assign(np.sum(parts, axis=0) if variable in placed.summed else parts[0])
+    np.testing.assert_allclose(metric.result(), expected(WEIGHTS if weighted else np.ones(ROWS)), rtol=1e-6)
+
+
+def test_a_mean_and_a_sum_that_are_fed_by_hand():
+    mean, total = Mean("penalty"), Sum()
+    assert float(mean.result()) == 0
+    mean.update_state([1.0, 3.0])
+    mean.update_state(6.0)
+    mean.update_state(np.array([[1.0, 3.0], [5.0, 7.0]]), [1, 3])
+    np.testing.assert_allclose(mean.result(), (1 + 3 + 6 + 2 + 3 * 6) / (3 + 4))
+    assert float(mean(2.0, sample_weight=10)) == pytest.approx((30 + 20) / 17)
+    total.update_state([1, 2, 3])
+    total.update_state([[1.0, 2.0], [3.0, 4.0]], [0, 2])
+    assert float(total.result()) == 6 + 14
+
+
+def test_a_batchs_loss_counts_for_its_rows():
+    """In a traced step it is whole on every rank, and so is the mean."""
+    mean = Mean("loss")
+
+    def step(x):
+        mean.update_state(ops.mean(x), sample_weight=x.shape[0])
+        return {"mean": mean.result()}
+
+    program = trace(step, {"x": ((Rows(ROWS), C), np.float64)})
+    outputs, updates = evaluate(program, {"x": Z})
+    assert updates[mean.count] == ROWS
+    np.testing.assert_allclose(outputs["mean"], Z.mean())
+    placed = place(program, summed=mean.variables)
+    assert mean.total in placed.summed
+    assert count(placed) == 0
+
+
+def test_the_highest_of_a_softmax_is_that_of_its_logits():
+    """Sigmoids of 40 and 50 are both 1: of equals the first is highest, although the logits differ."""
+    logits = constant(np.array([[40.0, 50.0]]))
+    assert float(metrics.CategoricalAccuracy()([[0.0, 1.0]], ops.sigmoid(logits))) == 0
+    assert float(metrics.CategoricalAccuracy()([[0.0, 1.0]], ops.softmax(logits))) == 1
+    assert float(metrics.SparseCategoricalAccuracy()([1], logits.numpy())) == 1
+
+
+def test_several_thresholds_and_one_output():
+    found = metrics.Precision([0.3, 0.6]), metrics.Recall(class_id=1)
+    np.testing.assert_allclose(
+        found[0](BINARY, SIGMOID), [(BINARY * (at < SIGMOID)).sum() / (at < SIGMOID).sum() for at in (0.3, 0.6)]
+    )
+    np.testing.assert_allclose(found[1](BINARY, SIGMOID), (BINARY * (SIGMOID > 0.5))[:, 1].sum() / BINARY[:, 1].sum())
+
+
+def test_the_area_between_precision_and_recall():
+    """Where outputs are exact, precision is 1 at every recall; where they say nothing, it is the part of positives."""
+    assert float(metrics.AUC(curve="PR")([0, 0, 1, 1], [0.1, 0.2, 0.8, 0.9])) == pytest.approx(1)
+    labels = (np.arange(4000) % 4 == 0) * 1.0
+    area = float(metrics.AUC(curve="PR")(labels, RNG.random(4000)))
+    assert area == pytest.approx(0.25, abs=0.03)
+    logits = metrics.AUC(from_logits=True)
+    assert float(logits(BINARY, Z)) == pytest.approx(float(metrics.AUC()(BINARY, SIGMOID)))
+
+
+def test_metrics_of_the_users_own():
+    class Largest(Metric):
+        def __init__(self, name="largest"):
+            super().__init__(name=name)
+            self.mean = Mean()
+            self.seen = self.add_weight(shape=(), initializer="zeros", name="seen")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.mean.update_state(ops.max(y_pred, -1), sample_weight)
+            self.seen.assign_add(y_pred.shape[0])
+
+        def result(self):
+            return self.mean.result() / self.seen
+
+    made = Largest()
+    assert [one.name for one in made.variables] == ["seen", "total", "count"]
+    np.testing.assert_allclose(made(VALUES, Z, WEIGHTS), (Z.max(-1) * WEIGHTS).sum() / WEIGHTS.sum() / ROWS)
+    made.reset_state()
+    assert [float(one) for one in made.variables] == [0, 0, 0]
+    assert (made.config(), made.direction) == ({"name": "largest", "dtype": "float32"}, None)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_made_of_its_name_class_and_configuration(name):
+    for identifier in (name, METRICS[name], metrics.serialize(METRICS[name]())):
+        assert type(metrics.get(identifier)) is METRICS[name]
+    made = METRICS[name](name="mine")
+    assert metrics.deserialize(metrics.serialize(made)).config() == made.config()
+
+
+def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3,)) -> list[str]:
+    loss = losses.SparseCategoricalCrossentropy() if labels else losses.MeanSquaredError()
+    plain, weighted = resolve(*given, loss, shape)
+    return [*plain, *weighted]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: metrics.get(3), "Could not interpret metric identifier: 3"),
+        (lambda: metrics.get("acuracy"), "unknown metric 'acuracy'"),
+        (lambda: metrics.deserialize({"class_name": "Recall", "config": {"alpha": 1}}), "metric Recall: .*alpha"),
+        (lambda: metrics.Precision(top_k=2), "not supported: top_k=2"),
+        (lambda: metrics.Recall(1.5), r"Threshold values must be in \[0, 1\]. Received: \[1.5\]"),
+        (lambda: metrics.TopKCategoricalAccuracy(0), "k = 0: expected an integer >= 1"),
+        (lambda: metrics.SparseTopKCategoricalAccuracy(from_sorted_ids=True), "not supported: from_sorted_ids"),
+        (lambda: metrics.SparseCategoricalCrossentropy(ignore_class=1), "not supported: ignore_class=1"),
+        (lambda: metrics.CategoricalCrossentropy(axis=0), "not supported: axis=0"),
+        (lambda: metrics.AUC(curve="LIFT"), "curve='LIFT'"),
+        (lambda: keys("accuracy", None), "Expected `metrics` argument to be a list, tuple, or dict"),
+        (lambda: keys(None, 3), "Expected `weighted_metrics` argument"),
+        (lambda: keys(["mae"], None), "metric 'mae' compares with values, the loss takes integer labels"),
+        (lambda: keys(["accuracy"], None, shape=(1,)), "metric 'accuracy' compares with values"),
+        (lambda: keys(["sparse_categorical_accuracy"], None, labels=False), "compares with integer labels"),
+    ],
+)
+def test_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_keys_and_order_in_logs():
+    assert keys(["acc", "accuracy", "acc", "acc"], None) == ["acc", "accuracy", "acc_1", "acc_2"]
+    assert keys(["acc"], ["acc", "accuracy", "acc"]) == ["acc", "weighted_acc", "accuracy", "weighted_acc_1"]
+    assert keys({"b": ["mae"], "a": "mse"}, [["mae"]], labels=False) == ["mse", "mae", "weighted_mae"]
+    assert keys(None, None) == []
+    assert keys([metrics.Recall(), metrics.Recall()], None, labels=False) == ["recall", "recall_1"]
+    assert keys([losses.mean_squared_error], None, labels=False) == ["mean_squared_error"]
+    plain, weighted = resolve(["acc"], ["acc"], None, (3,))
+    assert (list(plain), list(weighted)) == (["acc"], ["weighted_acc"])
+
+
+def custom(y_true, y_pred):
+    return ops.mean(y_pred - y_true, -1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "target", "place"),
+    [
+        ("sparse_categorical_crossentropy", (3,), None, 1),
+        ("mse", (3,), None, 2),
+        ("mse", (1,), None, 0),
+        ("mse", None, None, 2),
+        (custom, (3,), None, 1),
+        (custom, (3,), (3,), 2),
+        (custom, (3,), (), 1),
+        (custom, (3,), (1,), 1),
+    ],
+)
+def test_what_accuracy_and_crossentropy_mean_follows_from_outputs_and_targets(loss, shape, target, place):
+    for names, kind in (
+        (("accuracy", "acc", "Accuracy"), ("BinaryAccuracy", "SparseCategoricalAccuracy", "CategoricalAccuracy")),
+        (("crossentropy", "ce"), ("BinaryCrossentropy", "SparseCategoricalCrossentropy", "CategoricalCrossentropy")),
+    ):
+        for name in names:
+            ((key, found),) = resolve([name], None, losses.get(loss), shape, target)[0].items()
+            assert (type(found).__name__, key) == (kind[place], name)
+
+
+def test_functions():
+    made = metrics.get(custom)
+    assert (type(made), made.name, made.takes_labels, made.config()["fn"]) == (
+        MeanMetricWrapper,
+        "custom",
+        None,
+        "custom",
+    )
+    assert type(metrics.get(metrics.binary_accuracy)) is metrics.BinaryAccuracy
+    np.testing.assert_array_equal(metrics.sparse_categorical_accuracy(LABELS, P), ABOVE == 0)
