@@ -9,58 +9,22 @@ Source: Y. Dauphin et al., "Language modeling with gated convolutional networks"
 import argparse
 
 import numpy as np
-from dptrain.params import ParamSpec
 
 import dptrain as dp
-from dptrain import initializers
+from dptrain import ops
 
 
 class ResidualGate(dp.layers.Layer):
     """y = x + (x @ value + bias) * sigmoid(x @ gate), of x's shape (rows, features)."""
 
-    def output_shape(self, input_shape):
-        return input_shape
+    def build(self, input_shape):
+        features = input_shape[-1]
+        self.value = self.add_weight((features, features), "glorot_uniform", name="value")
+        self.bias = self.add_weight((features,), "zeros", name="bias")
+        self.gate = self.add_weight((features, features), "glorot_uniform", name="gate")
 
-    def param_specs(self, input_shape):
-        (features,) = input_shape
-        glorot = initializers.get("glorot_uniform")
-        return [
-            ParamSpec("value", (features, features), glorot),
-            ParamSpec("bias", (features,), initializers.get("zeros")),
-            ParamSpec("gate", (features, features), glorot),
-        ]
-
-    def scratch_shapes(self, input_shape):
-        """What lives from forward to backward besides x and y: layers never allocate."""
-        return {"values": input_shape, "gates": input_shape, "part": input_shape}
-
-    def forward(self, ops, buffers, context):
-        params, kept = buffers.params, buffers.scratch
-        ops.dense_forward(buffers.x, params["value"], params["bias"], "linear", kept["values"])
-        ops.dense_forward(buffers.x, params["gate"], None, "sigmoid", kept["gates"])
-        ops.multiply(kept["values"], kept["gates"], buffers.y)
-        ops.add(buffers.x, buffers.y)
-
-    def backward(self, ops, buffers, context):
-        params, grads, kept, dy = buffers.params, buffers.grads, buffers.scratch, buffers.dy
-        x, dx = buffers.x, buffers.dx
-        part = None if dx is None else kept["part"]
-        values, gates = kept["values"], kept["gates"]
-        if dx is not None:
-            ops.copy(dy, dx)  # of the sum's first term
-        # dense_backward overwrites the gradient that it is given by the one before the activation, and writes its dx:
-        # first both factors get their gradients, in each other's memory.
-        ops.multiply(dy, values, values)  # of the gates
-        ops.multiply(dy, gates, dy)  # of the values
-        ops.dense_backward(x, params["gate"], gates, values, "sigmoid", grads["gate"], None, part)
-        if dx is not None:
-            ops.add(part, dx)
-        ops.dense_backward(x, params["value"], gates, dy, "linear", grads["value"], grads["bias"], part)
-        if dx is not None:
-            ops.add(part, dx)
-
-    def own_config(self):
-        return {}
+    def call(self, inputs):
+        return inputs + (inputs @ self.value + self.bias) * ops.sigmoid(inputs @ self.gate)
 
 
 def main() -> None:

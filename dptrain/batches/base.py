@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Self
 
 from dptrain.backend.base import Backend, HostArray
@@ -111,6 +112,8 @@ class ArrayBatches(Batches):
     def open(self, backend: Backend, most_bytes: int | None) -> Self:
         """Put the arrays on the device, or prepare to stream them."""
         self._feed = make_feed(backend, self._arrays, self._largest, most_bytes)
+        shapes = tuple((self._feed.stored_rows, *shape[1:]) for shape in self.about.shapes)
+        self.about = replace(self.about, shapes=shapes)
         return self
 
     def epoch(self, number: int) -> Iterator[Sequence[Shard]]:

@@ -40,7 +40,13 @@ class Rows:
 
 
 class Feed(ABC):
-    """The samples of one rank, in the order of an epoch; a context that ends what runs in the background."""
+    """The samples of one rank, in the order of an epoch; a context that ends what runs in the background.
+
+    Attributes:
+        stored_rows: of the arrays that it gives.
+    """
+
+    stored_rows: int
 
     def __enter__(self) -> Self:
         """Return the feed."""
@@ -83,6 +89,7 @@ class ResidentFeed(Feed):
     def __init__(self, backend: Backend, arrays: Sequence[HostArray]) -> None:
         self._backend = backend
         self._arrays = tuple(backend.upload_samples(array) for array in arrays)
+        self.stored_rows = len(arrays[0])
         self._order: Buffer = None
 
     def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
@@ -111,7 +118,7 @@ class StreamedFeed(Feed):
 
     def __init__(self, backend: Backend, arrays: Sequence[HostArray], chunk_rows: int) -> None:
         self._sources = tuple(arrays)
-        self._chunk_rows = chunk_rows
+        self._chunk_rows = self.stored_rows = chunk_rows
         self._slots = [
             [backend.staging((chunk_rows, *array.shape[1:]), array.dtype) for array in arrays] for _ in range(2)
         ]

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,12 +9,12 @@ from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from dptrain import activations, initializers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
+from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
@@ -24,7 +23,6 @@ from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
 from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
-from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
 T = TypeVar("T")
@@ -41,7 +39,7 @@ _provisional: ContextVar[bool] = ContextVar("provisional", default=False)
 _COMMON = ("self", "name", "trainable", "dtype", "autocast", "activity_regularizer", "input_shape", "input_dim")
 
 
-class Layer(Configurable):
+class Layer(Parts):
     """A function of tensors with weights.
 
     A subclass makes weights in `build` (`add_weight`) and computes in `call`, in `dptrain.ops`; layers that it has as
@@ -70,6 +68,8 @@ class Layer(Configurable):
     # Arguments that Keras does not write to files, and those of all layers that it writes even where they are None.
     _unwritten: tuple[str, ...] = ()
     _always_written: tuple[str, ...] = ()
+    # The layers of a model that lists them, which files number by class.
+    _stack: Sequence["Layer"] = ()
 
     def __init__(
         self,
@@ -87,10 +87,7 @@ class Layer(Configurable):
             raise ConfigError(f"Unrecognized keyword arguments passed to {type(self).__name__}: {unknown}")
         if dtype not in (None, "float32", "float64"):
             raise ConfigError(f"not supported: dtype = {dtype!r} of layer {type(self).__name__}")
-        self._weights: list[Variable] = []
-        self._frozen: list[Variable] = []  # of them, those that `trainable` has turned off
-        self._generators: list[tuple[SeedGenerator, int | None]] = []
-        self._losses: list[Tensor] = []
+        self._weights, self._frozen, self._generators, self._losses = [], [], [], []
         self._nodes: list[Node] = []
         self._own_dtype, self._dtype = dtype is not None, np.dtype(dtype or FLOATX)
         self._trainable, self.autocast, self.built = bool(trainable), bool(autocast), False
@@ -310,11 +307,6 @@ class Layer(Configurable):
         return inspect.signature(self.call)
 
     @property
-    def label(self) -> str:
-        """The name, or before there is one the class's in snake case; for messages."""
-        return self.name or snake_case(type(self).__name__)
-
-    @property
     def input(self) -> Any:
         """The symbolic tensors that the layer was called on first.
 
@@ -337,207 +329,6 @@ class Layer(Configurable):
         if not self._nodes:
             raise AttributeError(f"The layer {self.label} has never been called and thus has no defined {what}.")
         return self._nodes[0]
-
-    # What it is made of
-
-    def _attributes(self, kind: type[T]) -> list[T]:
-        """Return the attributes of a kind, also those in lists, tuples and dictionaries, in the order of assignment."""
-        found: dict[int, T] = {}
-
-        def visit(value: Any) -> None:
-            if isinstance(value, kind):
-                found.setdefault(id(value), value)
-            elif isinstance(value, list | tuple):
-                for one in value:
-                    visit(one)
-            elif isinstance(value, dict):
-                for one in value.values():
-                    visit(one)
-
-        for value in vars(self).values():
-            visit(value)
-        return list(found.values())
-
-    @property
-    def sublayers(self) -> list["Layer"]:
-        """The layers that this one is made of, without theirs."""
-        return self._attributes(Layer)
-
-    def flat_layers(self) -> list["Layer"]:
-        """Return this layer, its sublayers and theirs, each before its own and once."""
-        found: dict[int, Layer] = {id(self): self}
-        for one in self.sublayers:
-            if id(one) not in found:
-                found |= {id(layer): layer for layer in one.flat_layers() if id(layer) not in found}
-        return list(found.values())
-
-    @property
-    def _own(self) -> list[Variable]:
-        """The layer's own weights: those to be trained, then the others."""
-        found = self._attributes(Variable)
-        frozen = {id(one) for one in self._frozen}
-        return sorted(found, key=lambda one: not (one.trainable or id(one) in frozen))
-
-    @property
-    def weights(self) -> list[Variable]:
-        """All weights, sublayers' included, in Keras' order: own ones first, of these the trainable ones first."""
-        return _once([*self._own, *(weight for layer in self.sublayers for weight in layer.weights)])
-
-    @property
-    def variables(self) -> list[Variable]:
-        """All weights, and the states of random numbers."""
-        own = [*self._own, *(one.count for one in self._attributes(SeedGenerator))]
-        return _once([*own, *(variable for layer in self.sublayers for variable in layer.variables)])
-
-    @property
-    def trainable_weights(self) -> list[Variable]:
-        """Those of the weights that are to be trained."""
-        if not self._trainable:
-            return []
-        own = [one for one in self._own if one.trainable]
-        return _once([*own, *(weight for layer in self.sublayers for weight in layer.trainable_weights)])
-
-    trainable_variables = trainable_weights
-
-    @property
-    def non_trainable_weights(self) -> list[Variable]:
-        """Those of the weights that are not to be trained."""
-        trained = {id(one) for one in self.trainable_weights}
-        return [one for one in self.weights if id(one) not in trained]
-
-    @property
-    def non_trainable_variables(self) -> list[Variable]:
-        """Those of the variables that are not to be trained."""
-        trained = {id(one) for one in self.trainable_weights}
-        return [one for one in self.variables if id(one) not in trained]
-
-    @property
-    def trainable(self) -> bool:
-        """Whether the weights are to be trained; setting it reaches the sublayers."""
-        return self._trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        self._trainable = bool(value)
-        if value:
-            for one in self._frozen:
-                one.trainable = True
-            self._frozen = []
-        else:
-            self._frozen += [one for one in self._own if one.trainable]
-            for one in self._frozen:
-                one.trainable = False
-        for layer in self.sublayers:
-            layer.trainable = value
-
-    @property
-    def losses(self) -> list[Any]:
-        """Penalties of the weights that are to be trained, and what `add_loss` got in the last call."""
-        added = [loss for layer in self.flat_layers() for loss in layer._losses]
-        return added + [one.regularizer(one) for one in self.trainable_weights if one.regularizer is not None]
-
-    def _clear_losses(self) -> None:
-        for layer in self.flat_layers():
-            layer._losses = []
-
-    def get_weights(self) -> list[npt.NDArray[Any]]:
-        """Return copies of the values of `weights`."""
-        return [one.numpy() for one in self.weights]
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Give `weights` new values.
-
-        Raises:
-            ConfigError: another number of them, or another shape.
-        """
-        own = self.weights
-        if len(own) != len(weights):
-            raise ConfigError(
-                f"You called `set_weights(weights)` on layer '{self.label}' with a weight list of length "
-                f"{len(weights)}, but the layer was expecting {len(own)} weights."
-            )
-        for one, value in zip(own, weights, strict=True):
-            if tuple(np.shape(value)) != one.shape:
-                raise ConfigError(
-                    f"Layer {self.label} weight shape {one.shape} is not compatible with provided weight shape "
-                    f"{tuple(np.shape(value))}."
-                )
-        for one, value in zip(own, weights, strict=True):
-            one.assign(np.asarray(value))
-
-    def count_params(self) -> int:
-        """Return the number of elements of all weights.
-
-        Raises:
-            ConfigError: the layer is not built.
-        """
-        if not self.built:
-            raise ConfigError(
-                f"You tried to call `count_params` on layer '{self.label}', but the layer isn't built. You can build "
-                "it manually via: `layer.build(input_shape)`."
-            )
-        return sum(int(np.prod(one.shape, dtype=np.int64)) for one in self.weights)
-
-    # In a model
-
-    @property
-    def dtype(self) -> str:
-        """The floating-point type of weights, and of what is computed."""
-        return self._dtype.name
-
-    variable_dtype = compute_dtype = dtype
-
-    def set_dtype(self, dtype: str) -> None:
-        """Let the layer and its sublayers compute in another floating-point type, but those that were given one."""
-        for layer in self.flat_layers():
-            if not layer._own_dtype:
-                layer._dtype = np.dtype(dtype)
-                for one in layer._own:
-                    if isinstance(one, Weight) and one.dtype.kind == "f":
-                        one.set_dtype(dtype)
-
-    def adopt(self, seed: int) -> None:
-        """Make one model of the sublayers: unique names, paths of weights, random numbers, initial values.
-
-        Weights that were built on symbolic tensors, or in a trace, get their initial values here, and keep them when it
-        is called again.
-
-        Args:
-            seed: of the model.
-
-        Raises:
-            ConfigError: two sublayers of a layer have the same name.
-        """
-        self._name("", set())
-        generators = [one for layer in self.flat_layers() for one in layer._generators]
-        for number, (generator, own) in enumerate(generators):
-            generator.seed, generator.number = seed if own is None else own, number
-        for position, weight in enumerate(self.weights):
-            if isinstance(weight, Weight) and weight.provisional:
-                weight.provisional = False
-                weight.initialize(seed, position)
-
-    def initialize(self, seed: int) -> None:
-        """Draw all weights anew, as a model of that seed would; count random draws from 0."""
-        for position, weight in enumerate(self.weights):
-            if isinstance(weight, Weight):
-                weight.initialize(seed, position)
-        for layer in self.flat_layers():
-            for generator, own in layer._generators:
-                generator.seed = seed if own is None else own
-                generator.count.assign(0)
-
-    def _name(self, prefix: str, done: set[int]) -> None:
-        done.add(id(self))
-        taken: Counter[str] = Counter()
-        for one in [*self._own, *(generator.count for generator in self._attributes(SeedGenerator))]:
-            number = taken[one.name]
-            taken[one.name] += 1
-            one.path = f"{prefix}{one.name}_{number}" if number else f"{prefix}{one.name}"
-        name_layers(self.sublayers)
-        for layer in self.sublayers:
-            if id(layer) not in done:
-                layer._name(f"{prefix}{layer.name}/", done)
 
     # As JSON
 
@@ -585,24 +376,6 @@ class Layer(Configurable):
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
 
 
-def name_layers(layers: Sequence[Layer]) -> None:
-    """Give every nameless layer its class's name in snake case; the second of a kind gets "_1", as in Keras.
-
-    Raises:
-        ConfigError: two have the same name.
-    """
-    taken = Counter(layer.name for layer in layers if layer.name is not None)
-    repeated = [name for name, times in taken.items() if times > 1]
-    if repeated:
-        raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
-    for layer in layers:
-        if layer.name is None:
-            kind = snake_case(type(layer).__name__)
-            names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
-            layer.name = next(name for name in names if name not in taken)
-            taken[layer.name] += 1
-
-
 def sizes(shape: Any) -> tuple[int, ...]:
     """Return the shape of one sample after checking it.
 
@@ -646,10 +419,6 @@ def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
     return noting
 
 
-def _once(found: Sequence[Variable]) -> list[Variable]:
-    return list({id(one): one for one in found}.values())
-
-
 def _is_number_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(one, int | float) for one in leaves(value))
 
@@ -680,7 +449,7 @@ def _described(value: Any, strict: bool) -> Any:
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):
         return regularizers.serialize(value)
-    if value in activations.BY_NAME.values():
+    if any(value is one for one in activations.BY_NAME.values()):
         return activations.serialize(value)
     if strict and callable(value):
         raise ConfigError(f"not supported: writing the function {value!r} to a file; override `get_config()`")

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.ops.random import SeedGenerator, dropout
 from dptrain.program.evaluate import evaluate
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
@@ -118,3 +120,183 @@ def test_random_programs(cuda_backend, seed):
     _, found, expected, state = both(cuda_backend, program, values, steps=3)
     check(found, expected, 1e-4)
     check_state(state, 1e-4)
+
+
+def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50):
+    """Return the program of a training step with Adam of a network of two layers on stored pixels, and its data."""
+    sizes = {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden, classes), "b2": (classes,)}
+    weights = [Variable(rng.normal(0, 0.3, shape).astype(np.float32), name) for name, shape in sizes.items()]
+    slots = [
+        [Variable(np.zeros(one.shape, np.float32), f"{one.name}/{name}", trainable=False) for name in ("m", "v")]
+        for one in weights
+    ]
+    iterations = Variable(np.array(0, np.int64), "iterations", trainable=False)
+    totals = [Variable(np.array(0.0), name, trainable=False) for name in ("loss", "correct")]
+
+    def step(pixels, labels, rows):
+        x, y = ops.cast(ops.take(pixels, rows), "float32") * (1 / 255), ops.take(labels, rows)
+        w1, b1, w2, b2 = weights
+        scores = ops.relu(x @ w1 + b1) @ w2 + b2
+        losses = -ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1)
+        loss = ops.mean(losses)
+        loss.backward()
+        correct = ops.sum(ops.cast(ops.equal(ops.argmax(scores, -1), y), "float32"))
+        for total, value in zip(totals, (ops.sum(losses), correct), strict=True):
+            total.assign_add(ops.cast(value, "float64"))
+        t = ops.cast(iterations + 1, "float64")
+        rate = 0.01 * ops.sqrt(1 - ops.power(np.float64(0.999), t)) / (1 - ops.power(np.float64(0.9), t))
+        for one, (m, v) in zip(weights, slots, strict=True):
+            m.assign(m + (one.grad - m) * 0.1)
+            v.assign(v + (ops.square(one.grad) - v) * 0.001)
+            one.assign(one - ops.cast(rate, "float32") * m.value / (ops.sqrt(v.value) + 1e-7))
+        iterations.assign_add(1)
+        return {"loss": loss}
+
+    specs = {"pixels": ((stored, inputs), "uint8"), "labels": ((stored,), "int64"), "rows": ((Rows(rows),), "int64")}
+    data = {"pixels": rng.integers(0, 256, (stored, inputs)).astype(np.uint8)}
+    data["labels"] = rng.integers(0, classes, stored)
+    return trace(step, specs), data
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_training_is_that_of_numpy(cuda_backend, graph, monkeypatch):
+    monkeypatch.setattr(cuda_backend, "graph", graph)
+    rng = np.random.default_rng(0)
+    program, data = mlp(rng)
+    order = np.concatenate([rng.permutation(50) for _ in range(4)])
+    starts = [B * n for n in range(20)]
+    executable = cuda_backend.executable(program, data | {"rows": order})
+    assert executable.launches <= 8
+    state = {variable: variable.numpy() for variable in program.state}
+    for start in starts:
+        expected, new = evaluate(program, data | {"rows": order[start : start + B]}, state)
+        state |= new
+    executable.run(starts[:7])
+    executable.run(starts[7:])
+    check(dict(executable.outputs), expected)
+    check_state(state)
+
+
+def test_source_is_the_same_for_any_number_of_rows(cuda_backend):
+    rng = np.random.default_rng(0)
+    sources = set()
+    for rows in (B, 11):
+        program, data = mlp(np.random.default_rng(1), rows=rows)
+        executable = cuda_backend.executable(program, data | {"rows": rng.integers(0, 50, 3 * rows)})
+        sources.add(executable.source)
+    assert len(sources) == 1
+    whole = cuda_backend.executable(program, data | {"rows": rng.integers(0, 50, 33)}, rows=4, first_row=3)
+    assert whole.source in sources
+
+
+def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
+    rng = np.random.default_rng(0)
+    names = ("a", "b", "turned", "shifted", "number", "kept")
+    shapes = ((4, 4), (4, 4), (4, 4), (6,), (), (3,))
+    a, b, turned, shifted, number, kept = (
+        Variable(rng.normal(size=shape).astype(np.float32), name, trainable=False)
+        for name, shape in zip(names, shapes, strict=True)
+    )
+
+    def step(x):
+        old, again = kept.value, shifted.value
+        first, second = a.value, b.value
+        a.assign(second)
+        b.assign(first)
+        turned.assign(ops.transpose(turned.value) * 0.9 + turned.value @ turned.value * 0.1)
+        shifted.assign(ops.concatenate([again[1:], again[:1]], -1))
+        number.assign(number.value * 0.5 + ops.sum(x) * ops.sum(again * number.value))
+        kept.assign(old + number.value)
+        return {"old": old, "new": kept.value, "a": first, "sum": ops.sum(first * second) + number.value}
+
+    program = trace(step, {"x": ((Rows(B), 3), "float32")})
+    _, found, expected, state = both(cuda_backend, program, {"x": rng.normal(size=(B, 3)).astype(np.float32)}, 3)
+    check(found, expected)
+    check_state(state)
+
+
+def test_state_is_read_and_written_through_its_variable(cuda_backend):
+    total = Variable(np.zeros(3, np.float32), "total", trainable=False)
+
+    def step(x):
+        total.assign_add(ops.sum(x, 0))
+        return {}
+
+    x = np.arange(B * 3, dtype=np.float32).reshape(B, 3)
+    executable = cuda_backend.executable(trace(step, {"x": ((Rows(B), 3), "float32")}), {"x": x})
+    executable.run([0, 0])
+    np.testing.assert_allclose(total.numpy(), 2 * x.sum(0))
+    total.assign(np.ones(3))
+    executable.run()
+    np.testing.assert_allclose(total.numpy(), 1 + x.sum(0))
+
+
+def shapes_program(rng, rows):
+    """Return a program whose sums, rows and products are large enough for every way to compute them."""
+
+    def step(x, long, a, b):
+        weights = ops.transpose(b)
+        return {
+            "columns": ops.sum(x, 0),
+            "mean of columns": ops.mean(x * x, 0) + 1.0,
+            "greatest of columns": ops.max(x, 0),
+            "all": ops.sum(x * x),
+            "greatest": ops.max(x),
+            "rows": ops.sum(x, 1),
+            "long": ops.log_softmax(long),
+            "best of long": ops.argmax(long, -1),
+            "middle": ops.sum(ops.reshape(long, (8, 50, 50)), 1),
+            "nn": ops.relu(x @ a),
+            "nt": x @ weights,
+            "tn": ops.transpose(x) @ x,
+            "tt": ops.transpose(a) @ ops.transpose(x),
+            "batch": ops.reshape(a, (3, 7, 65)) @ ops.reshape(b[:, :21], (3, 65, 7)),
+            "rows of a batch": ops.reshape(long, (8, 50, 50)) @ ops.ones((50, 3)),
+            "half": ops.sum(ops.reshape(x, (-1, 3, 7)) @ a[:7], (0, 2)),
+        }
+
+    specs = {"x": ((Rows(rows), 21), "float32"), "long": ((8, 2500), "float32"), "a": ((21, 65), "float32")}
+    specs["b"] = ((65, 21), "float32")
+    return trace(step, specs), {
+        name: rng.normal(size=tuple(map(int, shape))).astype(np.float32) for name, (shape, _) in specs.items()
+    }
+
+
+@pytest.mark.parametrize("rows", [700, 1, 0])
+def test_sums_and_products_of_many_shapes(cuda_backend, rows):
+    rng = np.random.default_rng(0)
+    program, values = shapes_program(rng, 700)
+    values["x"] = values["x"][:rows]
+    _, found, expected, _ = both(cuda_backend, program, values, rows=rows)
+    for name, value in expected.items():
+        scale = max(1.0, float(np.max(np.abs(value), initial=0, where=np.isfinite(value))))
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+
+
+def test_random_numbers_are_those_of_the_global_row(cuda_backend):
+    seeds = SeedGenerator(5, "seeds")
+
+    def step(x):
+        return {"bits": seeds.bits((x.shape[0], 11)), "dropped": dropout(x, 0.3, seed=seeds)}
+
+    program = trace(step, {"x": ((Rows(B), 9), "float32")})
+    x = np.ones((B, 9), np.float32)
+    whole, _ = evaluate(program, {"x": x}, {seeds.count: np.array(3)})
+    seeds.count.assign(3)
+    executable = cuda_backend.executable(program, {"x": x[2:5]}, rows=3, first_row=2)
+    executable.run()
+    np.testing.assert_array_equal(executable.outputs["bits"], whole["bits"][2:5])
+    np.testing.assert_array_equal(executable.outputs["dropped"], whole["dropped"][2:5])
+
+
+def test_what_is_wrong_is_said(cuda_backend):
+    program = trace(lambda x: {"y": x * 2}, {"x": ((Rows(B), 2), "float32")})
+    with pytest.raises(ConfigError, match="input 'x' is missing"):
+        cuda_backend.executable(program, {})
+    with pytest.raises(ConfigError, match=r"input 'x' has shape \(3, 3\): expected \(6, 2\)"):
+        cuda_backend.executable(program, {"x": np.zeros((3, 3), np.float32)})
+    with pytest.raises(ConfigError, match="input 'x' is of float64 on the device: expected float32"):
+        cuda_backend.executable(program, {"x": np.zeros((B, 2))})
+    half = trace(lambda x: {"y": ops.cast(x, "float16")}, {"x": ((Rows(B), 2), "float32")})
+    with pytest.raises(ConfigError, match="tensors of float16"):
+        cuda_backend.executable(half, {"x": np.zeros((B, 2), np.float32)})

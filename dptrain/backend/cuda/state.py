@@ -1,6 +1,5 @@
 """The values of variables in a GPU's memory."""
 
-import weakref
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -26,7 +25,7 @@ class DeviceState:
         self, heap: Heap, download: Callable[[DeviceArray], HostArray], write: Callable[[DeviceArray, HostArray], None]
     ) -> None:
         self._heap, self._download, self._write = heap, download, write
-        self._arrays: weakref.WeakKeyDictionary[Variable, DeviceArray] = weakref.WeakKeyDictionary()
+        self._arrays: dict[Variable, DeviceArray] = {}
 
     def adopt(self, variables: Iterable[Variable]) -> None:
         """Let variables live here, those that are new in one piece of memory; the others stay as they are."""

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from dptrain.model import Architecture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dptrain as dp
+from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.batches import workers
 from dptrain.batches.adapters import PyDatasetSource
-from dptrain.batches.inputs import Stream, as_array, source_of, stream_batches
+from dptrain.batches.inputs import Expected, Stream, as_array, source_of, stream_batches
 from dptrain.batches.workers import Workers
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
@@ -375,26 +375,17 @@ def test_a_thread_that_does_not_come_back_does_not_keep_the_process(monkeypatch)
 # What is passed on and what is refused
 
 
-class Stored:
-    """A stand-in of `Replica.as_stored` that notes what it is given."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple] = []
-
-    def __call__(self, *arrays):
-        self.seen.append(arrays)
-        return arrays
-
-
 def weights_given(source, **options) -> list[list[float] | None]:
-    stored = Stored()
-    architecture = Architecture([Dense(2)], (5,))
     found = source_of(source, comm=SoloCommunicator(), **options)
-    batches = stream_batches(found, stored, architecture, MeanSquaredError(), SoloCommunicator(), None)
-    backend = SimpleNamespace()
-    with batches.open(backend, None):
-        list(batches.epoch(0))
-    return [arrays[2].tolist() if len(arrays) == 3 else None for arrays in stored.seen]
+    expected = Expected((5,), (2,), MeanSquaredError(), dtype="float64")
+    batches = stream_batches(found, expected, SoloCommunicator(), None)
+    given = []
+    with batches.open(CpuBackend(np.float64), None):
+        for step in batches.epoch(0):
+            rows = batches.rows([step])
+            arrays = dict(zip(batches.about.names, rows.arrays, strict=True))
+            given.append(arrays["sample_weight"][: step[0].rows].tolist() if "sample_weight" in arrays else None)
+    return given
 
 
 def test_weights_in_batches_and_of_classes():

@@ -1,35 +1,42 @@
 """Samples on the device and samples that are streamed to it give the same batches."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
-from dptrain.model import Architecture
-from dptrain.train.replica import Replica
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.backend.cpu.backend import NumpyBackend
+import dptrain as dp
+from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.batches.base import ArrayBatches
 from dptrain.batches.feed import Feed, ResidentFeed, StreamedFeed, make_feed
-from dptrain.batches.sampling import GlobalSampler, LocalSampler, Shard
+from dptrain.batches.inputs import Samples
+from dptrain.batches.sampling import GlobalSampler, LocalSampler, Sampler, Shard
 from dptrain.callbacks import Callback, CallbackList, History
-from dptrain.comm import SoloCommunicator
+from dptrain.comm import current
 from dptrain.layers import Dense, Dropout
-from dptrain.losses import MeanSquaredError
-from dptrain.optimizers import Adam
+from dptrain.train.programs import Programs
 from dptrain.train.trainer import Trainer, run_to_end
 
-BACKEND = NumpyBackend(np.float64)
+BACKEND = CpuBackend(np.float64)
+
+
+def samples_of(feed: Feed, steps: list[list[Shard]]) -> list[tuple[np.ndarray, ...]]:
+    """Return the samples of the next steps, of as many as the feed gives at once."""
+    rows = feed.rows(steps)
+    shards = [shard for step in steps for shard in step]
+    found = []
+    for shard, start in zip(shards, rows.starts, strict=False):
+        chosen = rows.order[start : start + shard.rows]
+        found.append(tuple(array[chosen].copy() for array in rows.arrays))
+    return found
 
 
 def batches(feed: Feed, order: np.ndarray, shards: list[Shard]) -> list[tuple[np.ndarray, ...]]:
-    feed.start(order, shards)
+    steps = [[shard] for shard in shards]
+    feed.start(order, steps)
     found = []
-    for shard in shards:
-        if shard.rows:
-            rows = feed.rows(shard)
-            found.append(tuple(array[rows.chosen].copy() for array in rows.arrays))
+    while len(found) < len(steps):
+        found += samples_of(feed, steps[len(found) :])
     return found
 
 
@@ -45,22 +52,28 @@ def test_chunks_hold_what_the_steps_ask_for(data):
     chunk = data.draw(st.integers(max(sampler.capacity, 1), samples + 5), label="rows of a chunk")
     with StreamedFeed(BACKEND, [x, y], chunk) as streamed, ResidentFeed(BACKEND, [x, y]) as resident:
         for epoch in range(2):
-            shards = [shard for step in range(sampler.steps) for shard in sampler.shards(step)]
-            stop = data.draw(st.integers(0, len(shards)), label="shards until the epoch ends")
+            steps = [sampler.shards(step) for step in range(sampler.steps)]
+            stop = data.draw(st.integers(0, len(steps)), label="steps until the epoch ends")
+            together = data.draw(st.integers(1, 4), label="steps asked for together")
             order = sampler.order(epoch)
-            streamed.start(order, shards)
-            resident.start(order, shards)
-            for shard in [one for one in shards[:stop] if one.rows]:
-                found, expected = streamed.rows(shard), resident.rows(shard)
-                for one, other in zip(found.arrays, expected.arrays, strict=True):
-                    np.testing.assert_array_equal(one[found.chosen], other[expected.chosen])
+            streamed.start(order, steps)
+            resident.start(order, steps)
+            done = 0
+            while done < stop:
+                found = samples_of(streamed, steps[done : done + together])
+                assert found, "at least one step"
+                for arrays, step in zip(found, steps[done:], strict=False):
+                    (expected,) = samples_of(resident, [step])
+                    for one, other in zip(arrays, expected, strict=True):
+                        np.testing.assert_array_equal(one, other)
+                done += len(found)
 
 
 def test_arrays_that_are_no_contiguous_memory(tmp_path):
     x = np.arange(60, dtype=np.uint8).reshape(10, 6)
     mapped = np.memmap(tmp_path / "x", np.uint8, "w+", shape=(10, 6))
     mapped[:] = x
-    shards = [Shard(0, 4, 0), Shard(4, 8, 0), Shard(8, 10, 0)]
+    shards = [Shard(0, 4, 0, 4), Shard(4, 8, 0, 4), Shard(8, 10, 0, 2)]
     order = np.arange(10)[::-1].copy()
     for array in (x[:, ::2], mapped, np.asfortranarray(x)):
         with StreamedFeed(BACKEND, [array], 4) as feed:
@@ -75,7 +88,7 @@ def test_what_fits_stays_on_the_device():
     with make_feed(BACKEND, [x, y], 10, x.nbytes + y.nbytes - 1) as feed:
         assert isinstance(feed, StreamedFeed)
     with make_feed(BACKEND, [x, y], 10, 1) as feed:  # a step needs what it needs
-        assert len(batches(feed, np.arange(100), [Shard(0, 10, 0), Shard(10, 20, 0)])) == 2
+        assert len(batches(feed, np.arange(100), [Shard(0, 10, 0, 10), Shard(10, 20, 0, 10)])) == 2
 
 
 def test_an_error_while_gathering_reaches_the_training():
@@ -85,10 +98,22 @@ def test_an_error_while_gathering_reaches_the_training():
 
     x = np.arange(12.0).reshape(4, 3)[:, ::2].view(Broken)
     feed = StreamedFeed(BACKEND, [x], 2)
-    feed.start(np.arange(4), [Shard(0, 2, 0)])
+    step = [Shard(0, 2, 0, 2)]
+    feed.start(np.arange(4), [step])
     with pytest.raises(OSError, match="the disk is gone"):
-        feed.rows(Shard(0, 2, 0))
+        feed.rows([step])
     feed.close()
+
+
+def trainer(data_bytes: int | None) -> Trainer:
+    model = dp.Sequential([Dense(7, "tanh", input_shape=(5,)), Dropout(0.3), Dense(2)], seed=3)
+    model.compile(dp.optimizers.Adam(0.01), "mse", dtype="float64")
+    model.build()
+    return Trainer(model, Programs(BACKEND, current()), data_bytes=data_bytes)
+
+
+def cut(x: np.ndarray, y: np.ndarray | None, sampler: Sampler) -> ArrayBatches:
+    return ArrayBatches(*Samples(x, y, dtype="float64").stored(), sampler)
 
 
 @pytest.mark.parametrize("shards_per_batch", [1, 4])
@@ -97,17 +122,13 @@ def test_a_training_on_streamed_samples_has_the_same_bits(shards_per_batch):
     x, y = rng.standard_normal((101, 5)), rng.standard_normal((101, 2))
 
     def train(data_bytes: int | None) -> tuple[bytes, dict]:
-        replica = Replica(BACKEND, Architecture([Dense(7, "tanh"), Dropout(0.3), Dense(2)], (5,)), 3)
-        replica.compile(MeanSquaredError(), Adam(0.01), [])
-        trainer = Trainer(replica, SoloCommunicator(), data_bytes=data_bytes)
-        history = History()
-        sampler = GlobalSampler(101, 16, seed=4, shards_per_batch=shards_per_batch)
-        train = ArrayBatches(replica.as_stored(x, y), sampler)
-        validation = ArrayBatches(replica.as_stored(x, y), LocalSampler(0, 101, 30))
-        hooks = CallbackList([history], SimpleNamespace())
-        run_to_end(trainer.training(train, hooks, epochs=3, validation=validation))
-        outputs = trainer.predict(ArrayBatches([x], LocalSampler(0, 101, 40)), 101, hooks)
-        return replica.params.tobytes() + outputs.tobytes(), history.history
+        one, history = trainer(data_bytes), History()
+        samples = cut(x, y, GlobalSampler(101, 16, seed=4, shards_per_batch=shards_per_batch))
+        validation = cut(x, y, LocalSampler(0, 101, 30))
+        hooks = CallbackList([history], one.model)
+        run_to_end(one.training(samples, hooks, epochs=3, validation=validation))
+        outputs = one.model.as_outputs(one.predict(cut(x, None, LocalSampler(0, 101, 40)), 101, hooks))
+        return b"".join(weight.tobytes() for weight in one.model.get_weights()) + outputs.tobytes(), history.history
 
     assert train(None) == train(2000)
 
@@ -119,10 +140,8 @@ def test_the_thread_ends_with_the_training():
         def on_train_batch_end(self, step, logs=None):
             raise KeyError("user's own")
 
-    replica = Replica(BACKEND, Architecture([Dense(2)], (5,)), 3)
-    replica.compile(MeanSquaredError(), Adam(0.01), [])
-    trainer = Trainer(replica, SoloCommunicator(), data_bytes=500)
-    batches = ArrayBatches([np.zeros((50, 5)), np.zeros((50, 2))], GlobalSampler(50, 5))
+    one = trainer(500)
+    batches = cut(np.zeros((50, 5)), np.zeros((50, 2)), GlobalSampler(50, 5))
     with pytest.raises(KeyError):
-        run_to_end(trainer.training(batches, CallbackList([Fails()], SimpleNamespace()), epochs=1))
+        run_to_end(one.training(batches, CallbackList([Fails()], one.model), epochs=1))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dptrain-feed")]

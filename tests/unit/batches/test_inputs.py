@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dptrain.batches.inputs import evaluation_batches
+from dptrain.batches.inputs import Samples, evaluation_batches
 
 ROWS = 70
 
 
 def cut_into(rank: int, world: int, rows: int = ROWS, **options) -> list[tuple[int, int]]:
     """Return (start, stop) of each step of a rank."""
-    batches = evaluation_batches([np.zeros((rows, 2))], SimpleNamespace(rank=rank, size=world), **options)
+    batches = evaluation_batches(Samples(np.zeros((rows, 2))), SimpleNamespace(rank=rank, size=world), **options)
     plan = [batches._sampler.shards(step) for step in range(min(batches.steps, batches._sampler.steps))]
     assert all(len(shards) == 1 for shards in plan)
     return [(shards[0].start, shards[0].stop) for shards in plan]
@@ -25,15 +25,14 @@ def cut_into(rank: int, world: int, rows: int = ROWS, **options) -> list[tuple[i
         ({"otherwise": 8}, [(0, 70)]),
         ({"batch_size": 40}, [(0, 40), (40, 70)]),
         ({"batch_size": 40, "otherwise": 8}, [(0, 40), (40, 70)]),
-        ({"watched": True}, [(0, 32), (32, 64), (64, 70)]),
-        ({"watched": True, "otherwise": 40}, [(0, 40), (40, 70)]),
-        ({"whole": True}, [(0, 32), (32, 64), (64, 70)]),
+        ({"together": True}, [(0, 32), (32, 64), (64, 70)]),
+        ({"together": True, "otherwise": 40}, [(0, 40), (40, 70)]),
         ({"steps": 2}, [(0, 35), (35, 70)]),
         ({"steps": 2, "otherwise": 8}, [(0, 8), (8, 16)]),
         ({"steps": 2, "batch_size": 8, "otherwise": 9}, [(0, 8), (8, 16)]),
         ({"mine": (3, 50)}, [(3, 50)]),
         ({"rows": 0, "steps": 2}, []),
-        ({"rows": 0, "whole": True}, []),
+        ({"rows": 0, "together": True}, []),
     ],
 )
 def test_on_one_rank(options, expected):
@@ -45,9 +44,9 @@ def test_on_one_rank(options, expected):
     [
         ({}, [[(0, 35)], [(35, 70)]]),
         ({"batch_size": 40}, [[(0, 20), (40, 55)], [(20, 40), (55, 70)]]),
-        ({"whole": True, "batch_size": 40}, [[(0, 40)], [(40, 70)]]),
-        ({"whole": True}, [[(0, 32), (64, 70)], [(32, 64), (70, 70)]]),
-        ({"whole": True, "steps": 3, "otherwise": 10}, [[(0, 10), (20, 30)], [(10, 20), (30, 30)]]),
+        ({"together": True, "batch_size": 40}, [[(0, 20), (40, 55)], [(20, 40), (55, 70)]]),
+        ({"together": True}, [[(0, 16), (32, 48), (64, 67)], [(16, 32), (48, 64), (67, 70)]]),
+        ({"together": True, "steps": 2, "otherwise": 10}, [[(0, 5), (10, 15)], [(5, 10), (15, 20)]]),
         ({"rows": 0, "batch_size": 4}, [[], []]),
     ],
 )

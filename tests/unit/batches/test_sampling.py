@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dptrain.batches.sampling import GlobalSampler, LocalSampler, StaticSampler, WholeBatchSampler
+from dptrain.batches.sampling import GlobalSampler, LocalSampler, StaticSampler
 from dptrain.data.parts import cut
 from dptrain.errors import ConfigError
 
@@ -113,16 +113,6 @@ def test_local_pieces_cover_a_ranks_rows(start, rows, batch_size):
     found = [sampler.order(0)[shard.start : shard.stop] for shard in shards]
     assert np.array_equal(np.concatenate([*found, np.empty(0, int)]), np.arange(start, start + rows))
     assert all(0 < shard.rows <= sampler.capacity for shard in shards)
-
-
-@given(st.integers(1, 60), st.integers(1, 25), worlds)
-def test_whole_batches_go_to_one_rank_each(samples, batch_size, world):
-    ranks = [WholeBatchSampler(samples, batch_size, rank, world) for rank in range(world)]
-    assert len({sampler.steps for sampler in ranks}) == 1
-    shards = [sampler.shards(step)[0] for step in range(ranks[0].steps) for sampler in ranks]
-    found = [(shard.start, shard.stop) for shard in shards if shard.rows]
-    assert found == [(begin, min(begin + batch_size, samples)) for begin in range(0, samples, batch_size)]
-    assert all(shard.rows <= ranks[0].capacity for shard in shards)
 
 
 def test_fewer_samples_than_ranks():

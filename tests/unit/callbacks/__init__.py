@@ -28,7 +28,12 @@ def build(optimizer: Any = None, dropout: float = 0.0, **options) -> dp.Sequenti
     )
     optimizer = dp.optimizers.Adam(0.01) if optimizer is None else optimizer
     model.compile(
-        optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], dtype="float64", jit_compile=False, **options
+        optimizer,
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        dtype="float64",
+        jit_compile=False,
+        **options,
     )
     return model
 

@@ -114,9 +114,7 @@ def test_a_step_allocates_no_arrays(jit_compile):
     import tracemalloc
 
     rng = np.random.default_rng(0)
-    model = dp.Sequential(
-        [Rescaling(1 / 255, input_shape=(784,)), Dense(512, "relu"), Dense(10, "softmax")], seed=1
-    )
+    model = dp.Sequential([Rescaling(1 / 255, input_shape=(784,)), Dense(512, "relu"), Dense(10, "softmax")], seed=1)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=jit_compile)
     x, y = rng.integers(0, 256, (600, 784), np.uint8), rng.integers(0, 10, 600)
     batches = ArrayBatches(*Samples(x, y).stored(), GlobalSampler(600, 256))
@@ -314,7 +312,11 @@ def test_compiling_starts_the_optimizer_afresh():
         (lambda x, y: build(loss="cross"), ConfigError, "unknown loss"),
         (lambda x, y: build(metrics=["mae"]), ConfigError, "compares with values"),
         (lambda x, y: build().set_weights([np.zeros((6, 8))]), ValueError, "expecting 4 weights"),
-        (lambda x, y: build().set_weights([np.zeros(1)] * 4), ValueError, "is not compatible with provided weight shape"),
+        (
+            lambda x, y: build().set_weights([np.zeros(1)] * 4),
+            ValueError,
+            "is not compatible with provided weight shape",
+        ),
         (lambda x, y: build(loss="mse", metrics=[]).fit(x, y), DataError, "expected targets of shape"),
         (lambda x, y: dp.Sequential([Dense(2)], seed=-1), ConfigError, "seed = -1"),
         (lambda x, y: dp.Sequential([Dense(2)]).summary(), ConfigError, "needs input_shape"),

@@ -1,0 +1,280 @@
+"""What a layer is made of: weights, random numbers, sublayers; their names, types and initial values in a model."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.layers.weight import Weight
+from dptrain.ops.random import SeedGenerator
+from dptrain.program.tensor import Tensor, Variable
+from dptrain.registry.names import snake_case
+from dptrain.registry.serialization import Configurable
+
+if TYPE_CHECKING:
+    from dptrain.layers.base import Layer
+
+T = TypeVar("T")
+
+
+class Parts(Configurable):
+    """The half of `Layer` that knows what a layer has; the other half calls it."""
+
+    name: str | None
+    built: bool
+    _trainable: bool
+    _own_dtype: bool
+    _dtype: np.dtype[Any]
+    _weights: list[Variable]
+    _frozen: list[Variable]  # own weights that `trainable` has turned off
+    _generators: list[tuple[SeedGenerator, int | None]]
+    _losses: list[Tensor]
+
+    # Whether the name is one that a model may count up.
+    has_default_name = False
+
+    @property
+    def default_name(self) -> str:
+        """What names are counted up from: the class's in snake case."""
+        return snake_case(type(self).__name__)
+
+    @property
+    def label(self) -> str:
+        """The name, or before there is one the default; for messages."""
+        return self.name or self.default_name
+
+    def _attributes(self, kind: type[T]) -> list[T]:
+        """Return the attributes of a kind, also those in lists, tuples and dictionaries, in the order of assignment."""
+        found: dict[int, T] = {}
+
+        def visit(value: Any) -> None:
+            if isinstance(value, kind):
+                found.setdefault(id(value), value)
+            elif isinstance(value, list | tuple):
+                for one in value:
+                    visit(one)
+            elif isinstance(value, dict):
+                for one in value.values():
+                    visit(one)
+
+        for value in vars(self).values():
+            visit(value)
+        return list(found.values())
+
+    @property
+    def sublayers(self) -> list["Layer"]:
+        """The layers that this one is made of, without theirs."""
+        return cast("list[Layer]", self._attributes(Parts))
+
+    def flat_layers(self) -> list["Layer"]:
+        """Return this layer, its sublayers and theirs, each before its own and once."""
+        found: dict[int, Layer] = {id(self): cast("Layer", self)}
+        for one in self.sublayers:
+            if id(one) not in found:
+                found |= {id(layer): layer for layer in one.flat_layers() if id(layer) not in found}
+        return list(found.values())
+
+    @property
+    def _own(self) -> list[Variable]:
+        """The layer's own weights: those to be trained, then the others."""
+        found = self._attributes(Variable)
+        frozen = {id(one) for one in self._frozen}
+        return sorted(found, key=lambda one: not (one.trainable or id(one) in frozen))
+
+    @property
+    def weights(self) -> list[Variable]:
+        """All weights, sublayers' included, in Keras' order: own ones first, of these the trainable ones first."""
+        return _once([*self._own, *(weight for layer in self.sublayers for weight in layer.weights)])
+
+    @property
+    def variables(self) -> list[Variable]:
+        """All weights, and the states of random numbers."""
+        own = [*self._own, *(one.count for one in self._attributes(SeedGenerator))]
+        return _once([*own, *(variable for layer in self.sublayers for variable in layer.variables)])
+
+    @property
+    def trainable_weights(self) -> list[Variable]:
+        """Those of the weights that are to be trained."""
+        if not self._trainable:
+            return []
+        own = [one for one in self._own if one.trainable]
+        return _once([*own, *(weight for layer in self.sublayers for weight in layer.trainable_weights)])
+
+    trainable_variables = trainable_weights
+
+    @property
+    def non_trainable_weights(self) -> list[Variable]:
+        """Those of the weights that are not to be trained."""
+        trained = {id(one) for one in self.trainable_weights}
+        return [one for one in self.weights if id(one) not in trained]
+
+    @property
+    def non_trainable_variables(self) -> list[Variable]:
+        """Those of the variables that are not to be trained."""
+        trained = {id(one) for one in self.trainable_weights}
+        return [one for one in self.variables if id(one) not in trained]
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the weights are to be trained; setting it reaches the sublayers."""
+        return self._trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self._trainable = bool(value)
+        if value:
+            for one in self._frozen:
+                one.trainable = True
+            self._frozen = []
+        else:
+            self._frozen += [one for one in self._own if one.trainable]
+            for one in self._frozen:
+                one.trainable = False
+        for layer in self.sublayers:
+            layer.trainable = value
+
+    @property
+    def losses(self) -> list[Any]:
+        """Penalties of the weights that are to be trained, and what `add_loss` got in the last call."""
+        added = [loss for layer in self.flat_layers() for loss in layer._losses]
+        return added + [one.regularizer(one) for one in self.trainable_weights if one.regularizer is not None]
+
+    def _clear_losses(self) -> None:
+        for layer in self.flat_layers():
+            layer._losses = []
+
+    def get_weights(self) -> list[npt.NDArray[Any]]:
+        """Return copies of the values of `weights`."""
+        return [one.numpy() for one in self.weights]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Give `weights` new values.
+
+        Raises:
+            ConfigError: another number of them, or another shape.
+        """
+        own = self.weights
+        if len(own) != len(weights):
+            raise ConfigError(
+                f"You called `set_weights(weights)` on layer '{self.label}' with a weight list of length "
+                f"{len(weights)}, but the layer was expecting {len(own)} weights."
+            )
+        for one, value in zip(own, weights, strict=True):
+            if tuple(np.shape(value)) != one.shape:
+                raise ConfigError(
+                    f"Layer {self.label} weight shape {one.shape} is not compatible with provided weight shape "
+                    f"{tuple(np.shape(value))}."
+                )
+        for one, value in zip(own, weights, strict=True):
+            one.assign(np.asarray(value))
+
+    def count_params(self) -> int:
+        """Return the number of elements of all weights.
+
+        Raises:
+            ConfigError: the layer is not built.
+        """
+        if not self.built:
+            raise ConfigError(
+                f"You tried to call `count_params` on layer '{self.label}', but the layer isn't built. You can build "
+                "it manually via: `layer.build(input_shape)`."
+            )
+        return sum(int(np.prod(one.shape, dtype=np.int64)) for one in self.weights)
+
+    # In a model
+
+    @property
+    def dtype(self) -> str:
+        """The floating-point type of weights, and of what is computed."""
+        return self._dtype.name
+
+    variable_dtype = compute_dtype = dtype
+
+    def set_dtype(self, dtype: str) -> None:
+        """Let the layer and its sublayers compute in another floating-point type, but those that were given one."""
+        for layer in self.flat_layers():
+            if not layer._own_dtype:
+                layer._dtype = np.dtype(dtype)
+                for one in layer._own:
+                    if isinstance(one, Weight) and one.dtype.kind == "f":
+                        one.set_dtype(dtype)
+
+    def adopt(self, seed: int) -> None:
+        """Make one model of the sublayers: unique names, paths of weights, random numbers, initial values.
+
+        Weights that were built on symbolic tensors, or in a trace, get their initial values here, and keep them when it
+        is called again.
+
+        Args:
+            seed: of the model.
+
+        Raises:
+            ConfigError: two sublayers of a layer have the same name.
+        """
+        for path, one in self._paths():
+            one.path = path
+        generators = [one for layer in self.flat_layers() for one in layer._generators]
+        for number, (generator, own) in enumerate(generators):
+            generator.seed, generator.number = seed if own is None else own, number
+        for position, weight in enumerate(self.weights):
+            if isinstance(weight, Weight) and weight.provisional:
+                weight.provisional = False
+                weight.initialize(seed, position)
+
+    def initialize(self, seed: int) -> None:
+        """Draw all weights anew, as a model of that seed would; count random draws from 0."""
+        for position, weight in enumerate(self.weights):
+            if isinstance(weight, Weight):
+                weight.initialize(seed, position)
+        for layer in self.flat_layers():
+            for generator, own in layer._generators:
+                generator.seed = seed if own is None else own
+                generator.count.assign(0)
+
+    def _paths(self, prefix: str = "", done: set[int] | None = None) -> Iterator[tuple[str, Variable]]:
+        """Yield all variables with paths that are unique below this layer; layers without a name get one."""
+        done = set() if done is None else done
+        done.add(id(self))
+        taken: Counter[str] = Counter()
+        for one in [*self._own, *(generator.count for generator in self._attributes(SeedGenerator))]:
+            number = taken[one.name]
+            taken[one.name] += 1
+            yield f"{prefix}{one.name}_{number}" if number else f"{prefix}{one.name}", one
+        name_layers(self.sublayers)
+        for layer in self.sublayers:
+            if id(layer) not in done:
+                yield from layer._paths(f"{prefix}{layer.name}/", done)
+
+    def weights_by_path(self) -> dict[str, Variable]:
+        """Return `weights` by paths from here, "dense/kernel"; their own are from the outermost layer."""
+        paths = {id(one): path for path, one in self._paths()}
+        return {paths[id(one)]: one for one in self.weights}
+
+
+def name_layers(layers: "Sequence[Layer]") -> None:
+    """Give layers without a name that of their class, "dense"; the second of a kind gets "_1", as in Keras.
+
+    Default names, which models have from the beginning, give way to others.
+
+    Raises:
+        ConfigError: two have the same name.
+    """
+    taken = Counter(layer.name for layer in layers if layer.name is not None and not layer.has_default_name)
+    repeated = [name for name, times in taken.items() if times > 1]
+    if repeated:
+        raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
+    for layer in layers:
+        if layer.name is None or (layer.has_default_name and layer.name in taken):
+            kind = layer.default_name
+            names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
+            layer.name = next(name for name in names if name not in taken)
+            taken[layer.name] += 1
+        elif layer.has_default_name:
+            taken[layer.name] += 1
+
+
+def _once(found: Sequence[Variable]) -> list[Variable]:
+    return list({id(one): one for one in found}.values())
