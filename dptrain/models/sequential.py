@@ -10,7 +10,7 @@ from dptrain.layers import InputLayer, Layer
 from dptrain.layers.base import sizes
 from dptrain.models.graph import Graph
 from dptrain.models.model import Model
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable, untraced
 from dptrain.runtime.text import short
 
 
@@ -184,8 +184,9 @@ class Sequential(Model):
         names = [layer.name for layer in self._stack]
         if repeated := [name for name in names if name is not None and names.count(name) > 1 and not _free(self, name)]:
             raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
-        for layer in self._stack:
-            result = layer(result)
+        with untraced():
+            for layer in self._stack:
+                result = layer(result)
         stack = self._stack
         self._set_graph(Graph(symbol, result))
         self._stack = stack

@@ -662,6 +662,16 @@ def tracing() -> Iterator[Trace]:
         _trace.reset(token)
 
 
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Leave the trace at hand: for layers that are built, on symbols of their own, when a step first calls them."""
+    token = _trace.set(None)
+    try:
+        yield
+    finally:
+        _trace.reset(token)
+
+
 def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variable | None = None) -> Tensor:
     """Return a tensor whose value comes with each execution.
 
