@@ -33,7 +33,7 @@ from dptrain.runtime.failure import end_job, phase
 from dptrain.train.devices import open_backend, require_cuda_aware
 from dptrain.train.programs import Programs, Step
 from dptrain.train.trainer import Trainer
-from dptrain.utils import check_seed
+from dptrain.utils import check_seed, unpack_x_y_sample_weight
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -568,7 +568,8 @@ class Model(Fitting, Files):
         if self._output_shapes is not None:
             self._find_outputs()
         losses = None if self._outputs is None else self._outputs.losses
-        return Expected(inputs, self._output_shapes, losses, self.has_own_steps, self.dtype)
+        names = ([], []) if self._graph is None else (self.input_names, self.output_names)
+        return Expected(inputs, self._output_shapes, losses, self.has_own_steps, self.dtype, *names)
 
     def put_on(self, backend: Backend) -> None:
         """Let the model live on a backend that is open already; its weights come along."""
@@ -694,25 +695,6 @@ class Model(Fitting, Files):
         return explain(self, batch_size, step)
 
 
-def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
-    """Return x, y and sample_weight of what a step is given; what is missing is None.
-
-    Raises:
-        ConfigError: it is none of x, (x,), (x, y) and (x, y, sample_weight).
-    """
-    if isinstance(data, list):
-        data = tuple(data)
-    if not isinstance(data, tuple):
-        return data, None, None
-    if not 1 <= len(data) <= 3:
-        raise ConfigError(
-            "Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, found "
-            f"{len(data)} parts"
-        )
-    x, y, weights = [*data, None, None][:3]
-    return x, y, weights
-
-
 def _description(given: Any) -> Any:
     """Return a loss or a metric, a name or a function, as JSON can carry it."""
     if isinstance(given, str | int | float):
@@ -792,4 +774,4 @@ def _symbols(shape: Any, dtype: str) -> Any:
     )
 
 
-__all__ = ["InputLayer", "Model", "Self", "unpack_x_y_sample_weight"]
+__all__ = ["InputLayer", "Model", "Self"]
