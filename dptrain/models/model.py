@@ -672,10 +672,6 @@ class Model(Fitting, Files):
 
     # Looking at it
 
-    def named_weights(self) -> dict[str, Array]:
-        """Return copies of the weights' values by path, such as "dense_1/kernel"."""
-        return {one.path: one.numpy() for one in self.weights}
-
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of weights, on rank 0."""
         summary(self)
