@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         models,
         ops,
         optimizers,
+        random,
         regularizers,
         saving,
         testing,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from dptrain.layers import Input
     from dptrain.models import Model, Sequential, from_keras
+    from dptrain.program.tape import GradientTape
     from dptrain.sweeps.api import sweep
     from dptrain.utils import rank, world_size
 
@@ -39,6 +41,7 @@ prepare_blas_before_numpy()
 install_excepthook()
 
 __all__ = [
+    "GradientTape",
     "Input",
     "Model",
     "Sequential",
@@ -55,6 +58,7 @@ __all__ = [
     "models",
     "ops",
     "optimizers",
+    "random",
     "rank",
     "regularizers",
     "saving",
@@ -66,6 +70,7 @@ __all__ = [
 
 # Names that are no modules, and where they are.
 _FROM = {
+    "GradientTape": "program.tape",
     "Input": "layers",
     "Model": "models",
     "Sequential": "models",

@@ -6,15 +6,25 @@ The key is (seed, purpose); the counter's upper words are the position, its lowe
 
 from enum import IntEnum
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 
+# Keras' functions of this room, which are ops.
+__all__ = ["SeedGenerator", "dropout", "normal", "randint", "uniform"]
+
 if not TYPE_CHECKING:  # for which any name would do
-    __getattr__ = not_there("random", ())
+    _missing = not_there("random", __all__)
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            return _missing(name)
+        from dptrain.ops import random  # above this module, which it needs
+
+        return getattr(random, name)
 
 
 class Purpose(IntEnum):
@@ -66,6 +76,11 @@ def set_default_seed(seed: int) -> None:
     """Set the seed of models and of what is random outside them; see `dptrain.utils.set_random_seed`."""
     global _default_seed, _positions
     _default_seed, _positions = seed, count(_OUTSIDE)
+
+
+def seeds_set() -> object:
+    """Return another object after each call of `set_default_seed`."""
+    return _positions
 
 
 def next_position() -> int:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dptrain import losses, metrics
+from dptrain import losses
 from dptrain.errors import ConfigError
 from dptrain.losses import Loss
-from dptrain.metrics import Metric
+from dptrain.metrics import Mean, Metric, resolve
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor
@@ -67,7 +67,7 @@ class Output:
     weight: float
     metrics: Mapping[str, Metric]
     weighted_metrics: Mapping[str, Metric]
-    tracker: metrics.Mean | None
+    tracker: Mean | None
 
     def compute_loss(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any, rows: int) -> Tensor:
         """Return the weighted loss, and note it."""
@@ -109,8 +109,8 @@ class Outputs:
         ]
         self.flat: list[Output] = []
         for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
-            found = metrics.resolve(plain, weighted, loss, shape)
-            tracker = metrics.Mean(f"{name}_loss") if several and loss is not None else None
+            found = resolve(plain, weighted, loss, shape)
+            tracker = Mean(f"{name}_loss") if several and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = _refilled(nested, iter(self.flat))
         # By their keys in logs.

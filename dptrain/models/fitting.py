@@ -1,9 +1,10 @@
 """`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from dptrain import comm as comms
 from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.inputs import (
+    Expected,
     Samples,
     Stream,
     check_frequency,
@@ -35,18 +37,41 @@ from dptrain.callbacks.base import flatten
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError
+from dptrain.layers import Layer
+from dptrain.models.compiled import Compiled
 from dptrain.program import tree
 from dptrain.runtime.failure import phase, warn
-from dptrain.train.trainer import StepIterator, run_to_end
+from dptrain.train.programs import Programs, Step
+from dptrain.train.trainer import StepIterator, Trainer, run_to_end
 
 if TYPE_CHECKING:
     pass
 
+T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
-class Fitting:
+class Fitting(Layer):
     """What of a model trains, evaluates and asks it."""
+
+    if TYPE_CHECKING:  # what `Model` supplies
+        seed: int
+        history: History | None
+        _compiled: Compiled | None
+        _programs: Programs | None
+        _seen: bool
+
+        @property
+        def has_own_steps(self) -> bool: ...  # noqa: D102
+        @property
+        def expected(self) -> Expected: ...  # noqa: D102
+        def step(self, name: str) -> Step: ...  # noqa: D102
+        def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
+        def collective(self, comm: Communicator) -> AbstractContextManager[None]: ...  # noqa: D102
+        def trainer(self, comm: Communicator) -> Trainer: ...  # noqa: D102
+        def describe_compiled(self) -> list[Any]: ...  # noqa: D102
+        def as_outputs(self, found: Mapping[str, Array]) -> Any: ...  # noqa: D102
+        def _build_like(self, x: Any) -> None: ...
 
     # Training
 

@@ -10,7 +10,6 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import metrics as metric_classes
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
 from dptrain.batches.inputs import Expected
@@ -18,7 +17,7 @@ from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import InputLayer, Layer
 from dptrain.layers.base import build_shape
-from dptrain.metrics import Metric
+from dptrain.metrics import Mean, Metric
 from dptrain.models.compiled import Compiled, Outputs
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
@@ -29,7 +28,6 @@ from dptrain.program import tree
 from dptrain.program.shapes import SYMBOLIC_ROWS
 from dptrain.program.tensor import Tensor, Variable, placeholder
 from dptrain.random import default_seed
-from dptrain.registry.names import snake_case
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.train.devices import open_backend, require_cuda_aware
@@ -41,7 +39,7 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
-class Model(Fitting, Files, Layer):
+class Model(Fitting, Files):
     """A layer that can be trained: `Model(inputs, outputs)` of symbolic tensors, or a subclass with a `call`.
 
     The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
@@ -78,22 +76,21 @@ class Model(Fitting, Files, Layer):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name=name or snake_case(type(self).__name__), **options)
+        super().__init__(name=name or self.default_name, **options)
         self.has_default_name = name is None
-        if type(self) is Model and name is None:
-            self.name = "functional"
         self.seed = default_seed() if seed is None else check_seed(seed)
         self.history = None
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._graph: Graph | None = None
         self._stack: list[Layer] = []
+        self._symbols: Any = None  # that a model without a graph was built on
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
         self._symbols: Any = None  # of the inputs of a model that was built by a call
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
-        self._loss_tracker = metric_classes.Mean("loss")
+        self._loss_tracker = Mean("loss")
         self._backend: Backend | None = None  # where it lives
         self._programs: Programs | None = None
         self._trainer_kept: Trainer | None = None
@@ -101,9 +98,17 @@ class Model(Fitting, Files, Layer):
         if outputs is not None:
             self._set_graph(Graph(inputs, outputs))
             self.adopt(self.seed)
-        self.trainable = trainable
+        if trainable:
+            self._trainable = True
+        else:
+            self.trainable = False
 
     # Layers
+
+    @property
+    def default_name(self) -> str:
+        """The class's in snake case; "functional" for one of symbolic inputs and outputs."""
+        return "functional" if type(self) is Model else super().default_name
 
     def _set_graph(self, graph: Graph) -> None:
         self._graph, self._stack, self.built = graph, graph.layers, True
@@ -143,7 +148,7 @@ class Model(Fitting, Files, Layer):
         return [_name_of(one) for one in self.outputs]
 
     @property
-    def input_shape(self) -> Any:  # type: ignore[override]  # of a Layer: what its constructor was given
+    def input_shape(self) -> Any:
         """Shapes of the inputs of a functional model, with None for the rows."""
         if self._graph is None:
             return self._given_shape
@@ -212,6 +217,7 @@ class Model(Fitting, Files, Layer):
 
     def _build_on(self, inputs: Any) -> None:
         """Make the weights by calling the model on symbolic tensors."""
+        self._symbols = inputs
         self.built = True  # for `Layer`, which would call `build`
         try:
             outputs = self(inputs, training=False)
@@ -338,7 +344,7 @@ class Model(Fitting, Files, Layer):
             raise
         self._compilations += 1
         self._seen = False
-        self._loss_tracker = metric_classes.Mean("loss")
+        self._loss_tracker = Mean("loss")
         self._leave_device()
         self.set_dtype(compiled.dtype)
 
@@ -400,7 +406,7 @@ class Model(Fitting, Files, Layer):
     @property
     def metrics(self) -> list[Metric]:
         """The metrics whose totals begin anew with every epoch and evaluation; override it to add others."""
-        own = self._attributes(Metric)
+        own: list[Metric] = self._attributes(Metric)  # type: ignore[type-abstract]
         tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
         rest = [one for one in own if one is not self._loss_tracker]
         return [*tracker, *rest, *(self._outputs.metrics.values() if self._outputs is not None else [])]
@@ -546,6 +552,11 @@ class Model(Fitting, Files, Layer):
         self._prediction = tree.map_leaves(lambda path, one: path or "output", found)
         return {path or "output": one for path, one in tree.flatten(found)}
 
+    @property
+    def prediction(self) -> Any:
+        """Names of what the last trace of `predict_step` has made, nested as it was returned."""
+        return self._prediction
+
     def as_outputs(self, found: Mapping[str, Array]) -> Any:
         """Return what a prediction has made, nested as the outputs."""
         return tree.map_leaves(lambda path, name: found[name], self._prediction)
@@ -629,10 +640,12 @@ class Model(Fitting, Files, Layer):
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        for one in [*self._attributes(Optimizer), *([self._compiled.optimizer] if self._compiled else [])]:
+        used: list[Optimizer] = self._attributes(Optimizer)  # type: ignore[type-abstract]
+        for one in [*used, *([self._compiled.optimizer] if self._compiled else [])]:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
+        found += [] if self._programs is None else self._programs.variables
         return list({id(one): one for one in found}.values())
 
     def nonfinite_weight(self) -> tuple[str, int] | None:

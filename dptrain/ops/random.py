@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.ops.elementwise import cast, cos, greater_equal, log, sqrt, where
+from dptrain.ops.elementwise import cast, cos, floor_divide, greater_equal, log, sqrt, where
 from dptrain.ops.manipulation import reshape
 from dptrain.ops.sharing import Axes
 from dptrain.program.shapes import Shape, row_axis
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, Variable, as_tensors, op
-from dptrain.random import Purpose, stream
+from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 
 
 def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
@@ -46,22 +46,30 @@ class SeedGenerator:
     """The state of random numbers, as Keras': every draw is another one, and a program has the state among its own.
 
     Args:
-        seed: 0 to 2**64 - 1.
+        seed: 0 to 2**64 - 1; by default that of `dptrain.utils.set_random_seed`, in a stream of its own.
         name: of the state.
         purpose: what the numbers are for.
         number: tells generators of one seed and purpose apart.
 
     Attributes:
         count: how many draws there have been.
+
+    Raises:
+        ConfigError: the seed is out of range.
     """
 
     def __init__(
-        self, seed: int, name: str = "seed_generator", *, purpose: Purpose = Purpose.NOISE, number: int = 0
+        self,
+        seed: int | None = None,
+        name: str | None = None,
+        *,
+        purpose: Purpose = Purpose.NOISE,
+        number: int = 0,
     ) -> None:
-        if not 0 <= seed < 2**64:
-            raise ConfigError(f"seed = {seed}: expected 0 to 2**64 - 1")
-        self.seed, self.purpose, self.number = seed, purpose, number
-        self.count = Variable(np.array(0, np.int64), name, trainable=False)
+        own = own_seed(seed)
+        self.seed, self.number = (default_seed(), next_position()) if own is None else (own, number)
+        self.purpose = purpose
+        self.count = Variable(np.array(0, np.int64), name or "seed_generator", trainable=False)
 
     def bits(self, shape: Sequence[int]) -> Tensor:
         """Return 32 random bits for each element (uint32), and count the draw.
@@ -72,57 +80,91 @@ class SeedGenerator:
         Raises:
             ConfigError: it is not.
         """
-        wanted = tuple(shape)
-        if row_axis(wanted) not in (None, 0):
-            raise ConfigError(f"random numbers of shape {wanted}: rows of the batch must come first")
-        flat = (wanted[0], math.prod(wanted[1:])) if wanted else (1, 1)
-        settings = {"seed": self.seed, "purpose": int(self.purpose), "number": self.number}
-        drawn = random_bits(self.count, shape=flat, **settings)
+        drawn = _bits(self.count, shape, self.seed, self.purpose, self.number)
         self.count.assign(self.count + 1)
-        return reshape(drawn, wanted)
+        return drawn
+
+
+# A seed is the state of random numbers; a number, of which the same are drawn every time; or None for the state that
+# all such draws have in common.
+Seed = SeedGenerator | int | None
+
+_common: tuple[object, SeedGenerator] | None = None
+
+
+def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number: int) -> Tensor:
+    wanted = tuple(shape)
+    if row_axis(wanted) not in (None, 0):
+        raise ConfigError(f"random numbers of shape {tuple(map(int, wanted))}: rows of the batch must come first")
+    flat = (wanted[0], math.prod(wanted[1:])) if wanted else (1, 1)
+    return reshape(random_bits(count, shape=flat, seed=seed, purpose=int(purpose), number=number), wanted)
+
+
+def _drawn(shape: Sequence[int], seed: Seed, draw: int = 0) -> Tensor:
+    """Return random bits of any seed; `draw` tells those of one number apart that a function needs."""
+    global _common
+    if isinstance(seed, SeedGenerator):
+        return seed.bits(shape)
+    own = own_seed(seed)
+    if own is not None:
+        return _bits(np.array(draw, np.int64), shape, own, Purpose.NOISE, 1)
+    if _common is None or _common[0] is not seeds_set():
+        _common = seeds_set(), SeedGenerator(name="global_seed_generator")
+    return _common[1].bits(shape)
+
+
+def _uniform(shape: Sequence[int], dtype: npt.DTypeLike, seed: Seed, draw: int = 0) -> Tensor:
+    kept = 24 if np.dtype(dtype) == np.float32 else 32  # all of them are exact, and 1 does not come out
+    return cast(_drawn(shape, seed, draw) // 2 ** (32 - kept), dtype) * 2.0**-kept
 
 
 def uniform(
     shape: Sequence[int],
     minval: float = 0.0,
     maxval: float = 1.0,
-    dtype: npt.DTypeLike = FLOATX,
-    *,
-    seed: SeedGenerator,
+    dtype: npt.DTypeLike | None = None,
+    seed: Seed = None,
 ) -> Tensor:
     """Return numbers that are equally likely in [minval, maxval), 2^24 different ones (float64: 2^32)."""
-    kept = 24 if np.dtype(dtype) == np.float32 else 32  # all of them are exact, and 1 does not come out
-    unit = cast(seed.bits(shape) // 2 ** (32 - kept), dtype) * 2.0**-kept
-    return unit * (maxval - minval) + minval
+    return _uniform(shape, dtype or FLOATX, seed) * (maxval - minval) + minval
+
+
+def randint(
+    shape: Sequence[int], minval: int, maxval: int, dtype: npt.DTypeLike = "int32", seed: Seed = None
+) -> Tensor:
+    """Return integers that are equally likely, to 2^-32, in [minval, maxval)."""
+    return cast(floor_divide(cast(_drawn(shape, seed), np.int64) * (maxval - minval), 2**32) + minval, dtype)
 
 
 def normal(
     shape: Sequence[int],
     mean: float = 0.0,
     stddev: float = 1.0,
-    dtype: npt.DTypeLike = FLOATX,
-    *,
-    seed: SeedGenerator,
+    dtype: npt.DTypeLike | None = None,
+    seed: Seed = None,
 ) -> Tensor:
     """Return normally distributed numbers.
 
     Source: G. Box and M. Muller, "A note on the generation of random normal deviates", Annals of Mathematical
     Statistics 29 (1958).
     """
-    radius = sqrt(-2.0 * log(1.0 - uniform(shape, dtype=dtype, seed=seed)))
-    return radius * cos(uniform(shape, 0.0, 2 * math.pi, dtype, seed=seed)) * stddev + mean
+    kind = dtype or FLOATX
+    radius = sqrt(-2.0 * log(1.0 - _uniform(shape, kind, seed)))
+    return radius * cos(_uniform(shape, kind, seed, 1) * (2 * math.pi)) * stddev + mean
 
 
-def dropout(x: Any, rate: float, *, seed: SeedGenerator) -> Tensor:
-    """Return x with elements set to 0 with this probability and the others divided by 1 - rate.
+def dropout(inputs: Any, rate: float, noise_shape: None = None, seed: Seed = None) -> Tensor:
+    """Return inputs with elements set to 0 with this probability and the others divided by 1 - rate.
 
     Raises:
-        ConfigError: the rate is not 0 to below 1.
+        ConfigError: the rate is not 0 to below 1, or a `noise_shape`.
     """
-    (tensor,) = as_tensors([x])
+    (tensor,) = as_tensors([inputs])
     if not 0 <= rate < 1:
         raise ConfigError(f"rate = {rate}: expected 0 to below 1")
+    if noise_shape is not None:
+        raise ConfigError(f"not supported: noise_shape = {noise_shape!r} of dropout")
     if rate == 0:
         return tensor
-    kept = greater_equal(seed.bits(tensor.shape), np.uint32(rate * 2**32))
+    kept = greater_equal(_drawn(tensor.shape, seed), np.uint32(rate * 2**32))
     return where(kept, tensor * (1 / (1 - rate)), 0)

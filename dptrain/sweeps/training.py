@@ -165,7 +165,7 @@ class _Keeper(Callback):
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
-        restore(self.model, about, arrays)
+        restore(self.model, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
         self.model.optimizer.resume_learning_rate(about["rate"])
         self.trainer.go_to(self._segment.begin)

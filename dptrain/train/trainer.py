@@ -189,7 +189,7 @@ class Trainer:
         if self.comm.size == 1:
             return {name: np.concatenate([mine[name] for _, mine in found]) for name in found[0][1]}
         last = max(self.comm.allgather(last))
-        kinds = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
+        kinds: list[list[Any]] = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
         outputs: dict[str, npt.NDArray[Any]] = {}
         for name, shape, dtype in kinds:
             outputs[name] = np.zeros((last, *shape), np.uint8 if dtype == "|b1" else dtype)
@@ -260,6 +260,8 @@ class Trainer:
             if watched and self._stopped(hooks.model, "stop_training"):
                 break
             yield
+        if first_step and not self._steps:  # all were done before the interruption
+            self.programs.note(step, batches.about)
         # As Keras, an epoch for which no data was left has no logs.
         logs = self.programs.logs("train") if self._steps or first_step else {}
         self._finished = self.timing

@@ -140,7 +140,7 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50):
         losses = -ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1)
         loss = ops.mean(losses)
         loss.backward()
-        correct = ops.sum(ops.cast(ops.equal(ops.argmax(scores), y), "float32"))
+        correct = ops.sum(ops.cast(ops.equal(ops.argmax(scores, -1), y), "float32"))
         for total, value in zip(totals, (ops.sum(losses), correct), strict=True):
             total.assign_add(ops.cast(value, "float64"))
         t = ops.cast(iterations + 1, "float64")
@@ -244,7 +244,7 @@ def shapes_program(rng, rows):
             "greatest": ops.max(x),
             "rows": ops.sum(x, 1),
             "long": ops.log_softmax(long),
-            "best of long": ops.argmax(long),
+            "best of long": ops.argmax(long, -1),
             "middle": ops.sum(ops.reshape(long, (8, 50, 50)), 1),
             "nn": ops.relu(x @ a),
             "nt": x @ weights,

@@ -5,36 +5,29 @@ its rows. A step is then a list of launches whose arguments never change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text
+from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import (
-    Function,
-    Generator,
     Kernel,
-    Local,
     blocks_of,
-    kernels,
-    names_of,
     parameters_of,
-    source,
 )
 from dptrain.backend.cuda.graphs import Graph, capture
-from dptrain.backend.cuda.groups import Group, Grouping
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.state import ALIGNMENT
 from dptrain.backend.transfers import Exchange
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
-from dptrain.program.messages import all_reduce, stages
+from dptrain.program.messages import all_reduce
 from dptrain.program.program import ROWS, Program
-from dptrain.program.shapes import Rows, local
-from dptrain.program.tensor import OPS, Array, Tensor, Variable
+from dptrain.program.shapes import local
+from dptrain.program.tensor import Array, Tensor
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
@@ -58,6 +51,7 @@ class CudaExecutable:
     Attributes:
         source: the generated C++.
         outputs: what the last step made, by name; who reads one waits for it.
+        nbytes: of its memory, state and inputs aside.
 
     Raises:
         ConfigError: an array is missing or has another shape or type, or an op has no kernel.
@@ -75,75 +69,31 @@ class CudaExecutable:
         comm: Communicator | None = None,
     ) -> None:
         self._backend, self._comm = backend, comm
-        self._alone = comm is None or comm.size == 1
-        program = self._program = _with_own_results(program)
-        self._sizes = _local(program, rows, first_row)
-        self._rows = rows
-        grouping = Grouping(program, self._alone, backend.library is not None)
-        names = names_of([*program.inputs.values(), *program.state.values(), *program.tensors])
-        messages = [] if self._alone else [m for stage in stages(program) for m in stage.messages]
-        self._message_counts = [0] if self._alone else [len(stage.messages) for stage in stages(program)]
-        stored = {*program.results, *grouping.used, *(one for message in messages for one in message)}
-        stored = {one for one in stored if one in grouping.roots}
-        targets = {one: variable for variable, one in program.updates.items()}
-        generator = Generator(grouping, self._sizes, stored, names, backend.precision, backend.library is not None)
-        functions = {group: generator.function(group) for group in grouping.groups}
-        for copied, variable in self._waiting(grouping, functions, targets).items():
-            moved = Tensor(OPS["stop_gradient"], (copied,), {}, copied.shape, copied.dtype)
-            names[moved] = f"new_{names[copied]}"
-            stored.add(moved)
-            del targets[copied]
-            targets[moved] = variable
-            group = Group("map", copied.shape, (), grouping.stage_count - 1, 0, {moved: "main"})
-            grouping.groups.append(group)
-            group.after = {grouping.group_of[copied]} | _readers(functions, program.state[variable])
-            functions[group] = generator.function(group)
-        _order(grouping.groups)
-        steps = any("step" in one.needs for one in functions.values())
-        self._kernels = _stages(grouping, functions, steps)
-        flat = [kernel for stage in self._kernels for kernel in stage]
-        self._allocate(flat, stored, targets, messages)
-        self._bind_inputs(program, arrays)
-        self._load(flat)
-        self._step = steps
+        alone = comm is None or comm.size == 1
+        made = Composition(
+            program, rows, first_row, alone=alone, precision=backend.precision, library=backend.library is not None
+        )
+        self._made, self._rows, self._sizes = made, rows, made.sizes
+        self.source = made.source()
+        flat = [kernel for stage in made.stages for kernel in stage]
+        self._allocate(flat)
+        self._bind_inputs(made.program, arrays)
+        self._load()
         self._graphs: dict[int, Graph] = {}
-        buffers = {name: self._results[one] for name, one in program.outputs.items()}
+        buffers = {name: self._results[one] for name, one in made.program.outputs.items()}
         self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
         backend.executables.add(self)
 
-    # What runs after what
-
-    def _waiting(
-        self, grouping: Grouping, functions: dict[Group, Function], targets: Mapping[Tensor, Variable]
-    ) -> dict[Tensor, Variable]:
-        """Let updates wait for those that read the old value; return those that cannot, and must be copied later."""
-        found: dict[Tensor, Variable] = {}
-        for new, variable in targets.items():
-            old, writer = self._program.state[variable], grouping.group_of[new]
-            readers = _readers(functions, old) - {writer}
-            later = any(one.stage > writer.stage or _comes_after(one, writer) for one in readers)
-            if later or not _replaces_in_place(writer, functions[writer], new, old):
-                found[new] = variable
-                continue
-            writer.after |= {one for one in readers}
-        return found
-
     # Memory
 
-    def _allocate(
-        self,
-        flat: Sequence[Kernel],
-        stored: set[Tensor],
-        targets: Mapping[Tensor, Variable],
-        messages: Sequence[list[Tensor]],
-    ) -> None:
+    def _allocate(self, flat: Sequence[Kernel]) -> None:
         """Give tensors, scratch and counters their memory."""
-        backend, program = self._backend, self._program
+        backend, program = self._backend, self._made.program
         backend.adopt(program.state)
         self._pointers: dict[Tensor, int] = {
             one: backend.state.array(variable).pointer for variable, one in program.state.items()
         }
-        self._pointers |= {one: backend.state.array(variable).pointer for one, variable in targets.items()}
+        self._pointers |= {one: backend.state.array(variable).pointer for one, variable in self._made.targets.items()}
         self._memories: list[DeviceMemory] = []
         self._results = self._placed([one for one in dict.fromkeys(program.outputs.values())], "outputs")
         constants = [one for kernel in flat for f in kernel.functions for one in f.pointers if one.value is not None]
@@ -151,7 +101,7 @@ class CudaExecutable:
         for one, buffer in known.items():
             backend.write(buffer, np.asarray(one.value))
         self._messages: list[tuple[str, Exchange]] = []
-        for message in messages:
+        for message in (one for meeting in self._made.messages for one in meeting):
             self._exchange(message)
         lives: dict[Any, tuple[int, int, int]] = {}  # bytes, first and last kernel
         counters = 0
@@ -159,7 +109,7 @@ class CudaExecutable:
         for number, kernel in enumerate(flat):
             for function in kernel.functions:
                 for tensor in function.pointers:
-                    if tensor in stored and tensor not in self._pointers:
+                    if tensor in self._made.stored and tensor not in self._pointers:
                         born = lives.get(tensor, (0, number, 0))[1]
                         lives[tensor] = self._sizes.count(tensor.shape) * tensor.dtype.itemsize, born, number
                 for given in function.arguments:
@@ -180,6 +130,7 @@ class CudaExecutable:
                 self._scratch[key] = arena.pointer + start
         for key in self._scratch.keys() - places.keys():
             self._scratch[key] += zeros.pointer
+        self.nbytes = counters + sum(one.nbytes for one in self._memories)
         self._starts = backend.empty((_STEPS,), np.int64, "steps")
         self._number = backend.zeros((1,), np.int64, "steps")
 
@@ -231,20 +182,18 @@ class CudaExecutable:
 
     # Launches
 
-    def _load(self, flat: Sequence[Kernel]) -> None:
+    def _load(self) -> None:
         """Compile the kernels, and prepare their launches."""
         backend, sizes = self._backend, self._sizes
-        most = max((self._sizes.count(one.shape) for one in self._pointers), default=0)
-        self.source = source("A program", flat, most >= 2**30)
         gpu = backend.gpu_record
         path = compiled_text("program", self.source, gpu.architecture)
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
-        index = "q" if most >= 2**30 else "i"
+        index = "q" if self._made.wide_index else "i"
         self._launches: list[list[Callable[[], None]]] = []
         try:
             if path not in gpu.modules:
                 gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
-            for stage in self._kernels:
+            for stage in self._made.stages:
                 own: list[Callable[[], None]] = []
                 for kernel in stage:
                     if not kernel.threads:
@@ -307,16 +256,16 @@ class CudaExecutable:
         """
         for begin in range(0, len(starts), _STEPS):
             chunk = np.asarray(starts[begin : begin + _STEPS], np.int64)
-            if self._step:
+            if self._made.counts_steps:
                 self._backend.fill_starts(self._starts, self._number, chunk)
             for _ in range(len(chunk)):
                 self._run_step()
 
     def _run_step(self) -> None:
         messages = iter(self._messages)
-        for number, meetings in enumerate(self._message_counts):
+        for number, meetings in enumerate(self._made.messages):
             self._run_stage(number)
-            for _ in range(meetings):
+            for _ in meetings:
                 over, exchange = next(messages)
                 assert self._comm is not None
                 exchange.begin()
@@ -361,91 +310,6 @@ class Outputs(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._buffers)
-
-
-def _with_own_results(program: Program) -> Program:
-    """Return a program whose results are all computed, and none of them twice."""
-    taken: set[int] = set()
-
-    def own(one: Tensor) -> Tensor:
-        if one.op is not None and id(one) not in taken:
-            taken.add(id(one))
-            return one
-        return Tensor(OPS["stop_gradient"], (one,), {}, one.shape, one.dtype)
-
-    updates = {variable: own(one) for variable, one in program.updates.items()}
-    outputs: dict[int, Tensor] = {}
-    for one in program.outputs.values():
-        if id(one) not in outputs:
-            outputs[id(one)] = own(one)
-    named = {name: outputs[id(one)] for name, one in program.outputs.items()}
-    return replace(program, outputs=named, updates=updates)
-
-
-def _local(program: Program, rows: int | None, first_row: int) -> Local:
-    """Return the batch of a rank."""
-    counted = [n.rows for one in (*program.tensors, *program.inputs.values()) for n in one.shape if isinstance(n, Rows)]
-    counted += [int(one.numpy()) // one.attributes["rows"] for one in program.tensors if one.counts_rows]
-    every = counted[0] if counted else 0
-    return Local(every if rows is None else rows, first_row, every)
-
-
-def _order(groups: Sequence[Group]) -> None:
-    """Give groups the lowest levels that let them wait for what they need."""
-    level: dict[Group, int] = {}
-
-    def of(group: Group) -> int:
-        if group not in level:
-            level[group] = 1 + max((of(one) for one in group.after if one.stage == group.stage), default=0)
-        return level[group]
-
-    for group in groups:
-        group.level = of(group)
-
-
-def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -> list[list[Kernel]]:
-    """Return the kernels of each stage, in order; the last one advances the step."""
-    found = []
-    for stage in range(grouping.stage_count):
-        own = [one for one in functions.values() if one.group is not None and one.group.stage == stage]
-        levels: dict[int, list[Function]] = {}
-        for one in own:
-            assert one.group is not None
-            levels.setdefault(one.group.level, []).append(one)
-        if steps and stage == grouping.stage_count - 1:
-            waits = [n for n, those in levels.items() if any("step" in one.needs for one in those)]
-            advance = Function("next_step", None, "the number of the step", ["if (threadIdx.x == 0) *step += 1;"])
-            advance.needs.add("step")
-            levels.setdefault(max(waits, default=0) + 1, []).append(advance)
-        found.append(kernels([levels[n] for n in sorted(levels)]))
-    return found
-
-
-def _readers(functions: Mapping[Group, Function], tensor: Tensor) -> set[Group]:
-    return {group for group, one in functions.items() if id(tensor) in one.reads}
-
-
-def _comes_after(group: Group, other: Group) -> bool:
-    """Whether a group waits for another one."""
-    seen: set[Group] = set()
-    rest = [group]
-    while rest:
-        one = rest.pop()
-        if one is other:
-            return True
-        if one not in seen:
-            seen.add(one)
-            rest += one.after
-    return False
-
-
-def _replaces_in_place(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
-    """Whether no thread of a group reads elements of the old value that another one replaces."""
-    texts = function.reads.get(id(old), set())
-    role = group.roles[new]
-    if role == "final" and group.kind != "columns":
-        return "everywhere" not in texts  # all have read when the last block begins
-    return texts <= {function.places[new]}
 
 
 def _arranged(lives: Mapping[Any, tuple[int, int, int]], places: dict[Any, int]) -> int:

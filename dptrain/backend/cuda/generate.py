@@ -5,7 +5,8 @@ rows, which kernels get as arguments, so that batches of other sizes find it com
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -154,14 +155,11 @@ class Generator:
     ) -> None:
         self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
         self._precision, self._library = precision, library
-        self._number = 0
 
     def function(self, group: Group) -> Function:
         """Return the function of a group."""
-        self._number += 1
-        chief = next(iter(group.roles)) if group.kind == "product" else list(group.roles)[-1]
-        assert chief.op is not None
-        made = Function(f"{_word(chief.op.name)}_{self._number}", group)
+        kept = [one for one in group.roles if one in self._stored]
+        made = Function(f"{group.kind}_{self._names[kept[-1]]}", group)
         made.about = f"{group.kind}: {', '.join(self._names[one] for one in group.roles)}"
 
         def name(tensor: Tensor) -> str:
@@ -172,7 +170,7 @@ class Generator:
 
         writer = Writer(is_stored, name)
         getattr(self, f"_{group.kind}")(made, group, writer, Places(writer, group))
-        made.body = writer.lines
+        made.body = _used(writer.lines)
         made.needs |= writer.needs
         made.reads = {one: set(texts) for one, texts in writer.loads.items()} | made.reads
         return made
@@ -462,11 +460,10 @@ def blocks_of(function: Function, threads: int) -> int:
     return -(-function.blocks // (threads // 32)) if "rows" in function.needs else function.blocks
 
 
-def source(title: str, found: Sequence[Kernel], wide_index: bool) -> str:
+def source(found: Sequence[Kernel], wide_index: bool) -> str:
     """Return the C++ of kernels.
 
     Args:
-        title: what they compute, for the first line.
         found: the kernels.
         wide_index: there are tensors whose elements an int cannot count.
     """
@@ -474,11 +471,9 @@ def source(title: str, found: Sequence[Kernel], wide_index: bool) -> str:
     functions = [one for kernel in found for one in kernel.functions]
     headers = sorted({need for one in functions for need in one.needs if need.endswith(".cuh")})
     text = [
-        f"// {title}. Written by dptrain/backend/cuda/generate.py.",
+        "// The kernels of a program, written by dptrain/backend/cuda/generate.py.",
         f"#define INDEX {'long long' if wide_index else 'int'}",
         *(f'#include "{one}"' for one in ("common.cuh", *headers)),
-        "",
-        "static __device__ __forceinline__ bool aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }",
     ]
     sizes = [f"Index {one}" for one in SIZES]
     for one in functions:
@@ -544,12 +539,12 @@ def _word(name: str) -> str:
     return word if word and not word[0].isdigit() else f"t_{word}"
 
 
-def names_of(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
-    """Return what tensors are called in C++: by their name, or by their op and a number."""
+def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Tensor, str]:
+    """Return what tensors are called in C++: by their label or name, or by their op and a number."""
     found: dict[Tensor, str] = {}
     taken: set[str] = {"shared", "block", "starts", "step", *SIZES}
     for number, one in enumerate(dict.fromkeys(tensors)):
-        path = one.variable.path if one.variable is not None else one.name
+        path = labels.get(one) or (one.variable.path if one.variable is not None else one.name)
         own = _word(path or (one.op.name if one.op is not None else "constant"))
         name = own if path and own not in taken and not _RESERVED.fullmatch(own) else f"{own}_{number}"
         taken.add(name)
@@ -597,6 +592,19 @@ def _join(tensor: Tensor) -> str:
 def _wide(tensor: Tensor) -> str:
     """Return the type in which sums go on beyond one thread."""
     return "double" if tensor.dtype == np.float32 and _join(tensor) == "Sum" else ctype(tensor.dtype)
+
+
+def _used(lines: list[str]) -> list[str]:
+    """Return statements without variables that nothing reads."""
+    while True:
+        words = Counter(re.findall(r"\w+", "\n".join(lines)))
+        kept = [one for one in lines if (found := _VARIABLE.match(one)) is None or words[found[1]] > 1]
+        if len(kept) == len(lines):
+            return lines
+        lines = kept
+
+
+_VARIABLE = re.compile(r"\s*const [\w ]+ (\w+) = [^{]*;$")
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -85,5 +85,5 @@ def test_refused():
         random.dropout(np.ones(3), 1, seed=seed)
     with pytest.raises(ConfigError, match="rows of the batch must come first"):
         seed.bits((3, Rows(4)))
-    with pytest.raises(ConfigError, match="seed = -1"):
+    with pytest.raises(ConfigError, match="Received: seed=-1"):
         random.SeedGenerator(-1)

@@ -40,7 +40,7 @@ def network(adam=False):
         for one, slot in zip((w1, w2), slots, strict=True):
             slot.assign(slot * 0.9 + one.grad)
             one.assign(one - 0.1 * slot)
-        return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(logits), y), "float64"))}
+        return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(logits, -1), y), "float64"))}
 
     return step, {"images": ((20, 6), "uint8"), "labels": ((20,), "int64"), "rows": ((B,), "int64")}
 

@@ -1,0 +1,180 @@
+"""The kernels of a program: what becomes of its tensors on a GPU, and in which order; nothing here needs one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, source
+from dptrain.backend.cuda.groups import Group, Grouping
+from dptrain.program.messages import stages
+from dptrain.program.program import Program
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import OPS, Tensor, Variable
+
+# Elements from which on an int is too short for indices, which run a little past the end.
+_WIDE = 2**30
+
+
+class Composition:
+    """A program as kernels.
+
+    Args:
+        program: what is executed.
+        rows: of the global batch that this rank has; None for all.
+        first_row: the global number of the first of them.
+        alone: there is one rank.
+        precision: of products.
+        library: products are a library's.
+
+    Attributes:
+        program: with results that are all computed, and none of them twice.
+        sizes: of the batch.
+        stages: kernels, in order, between two meetings with the other ranks.
+        messages: what is then summed, see `messages.Stage`.
+        stored: tensors that kernels leave in memory.
+        targets: those that become the value of a variable.
+        counts_steps: kernels read the number of the step.
+        wide_index: there are more elements than an int can count.
+
+    Raises:
+        ConfigError: an op has no kernel.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        rows: int | None = None,
+        first_row: int = 0,
+        *,
+        alone: bool = True,
+        precision: str = "float32",
+        library: bool = False,
+    ) -> None:
+        program = self.program = _with_own_results(program)
+        self.sizes = _local(program, rows, first_row)
+        tensors = [*program.inputs.values(), *program.state.values(), *program.tensors]
+        self.wide_index = max((self.sizes.count(one.shape) for one in tensors), default=0) >= _WIDE
+        grouping = Grouping(program, alone, library)
+        self.messages = [[]] if alone else [stage.messages for stage in stages(program)]
+        sent = {one for meeting in self.messages for message in meeting for one in message}
+        self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.roots}
+        self.targets = {one: variable for variable, one in program.updates.items()}
+        labels = {one: name for name, one in program.outputs.items()}
+        labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
+        names = names_of(tensors, labels)
+        generator = Generator(grouping, self.sizes, self.stored, names, precision, library)
+        functions = {group: generator.function(group) for group in grouping.groups}
+        for copied, variable in self._waiting(grouping, functions).items():
+            moved = Tensor(OPS["stop_gradient"], (copied,), {}, copied.shape, copied.dtype)
+            names[moved] = f"moved_{names[copied]}"
+            self.stored.add(moved)
+            del self.targets[copied]
+            self.targets[moved] = variable
+            group = Group("map", copied.shape, (), grouping.stage_count - 1, 0, {moved: "main"})
+            group.after = {grouping.group_of[copied]} | _readers(functions, program.state[variable])
+            grouping.groups.append(group)
+            functions[group] = generator.function(group)
+        _order(grouping.groups)
+        self.counts_steps = any("step" in one.needs for one in functions.values())
+        self.stages = _stages(grouping, functions, self.counts_steps)
+
+    def source(self) -> str:
+        """Return the C++ of all kernels."""
+        return source([kernel for stage in self.stages for kernel in stage], self.wide_index)
+
+    def _waiting(self, grouping: Grouping, functions: Mapping[Group, Function]) -> dict[Tensor, Variable]:
+        """Let updates wait for those that read the old value; return those that cannot, and must be copied later."""
+        found: dict[Tensor, Variable] = {}
+        for new, variable in self.targets.items():
+            old, writer = self.program.state[variable], grouping.group_of[new]
+            readers = _readers(functions, old) - {writer}
+            later = any(one.stage > writer.stage or _comes_after(one, writer) for one in readers)
+            if later or not _replaces_in_place(writer, functions[writer], new, old):
+                found[new] = variable
+                continue
+            writer.after |= readers
+        return found
+
+
+def _with_own_results(program: Program) -> Program:
+    """Return a program whose results are all computed, and none of them twice."""
+    taken: set[int] = set()
+
+    def own(one: Tensor) -> Tensor:
+        if one.op is not None and id(one) not in taken:
+            taken.add(id(one))
+            return one
+        return Tensor(OPS["stop_gradient"], (one,), {}, one.shape, one.dtype)
+
+    updates = {variable: own(one) for variable, one in program.updates.items()}
+    outputs: dict[int, Tensor] = {}
+    for one in program.outputs.values():
+        if id(one) not in outputs:
+            outputs[id(one)] = own(one)
+    named = {name: outputs[id(one)] for name, one in program.outputs.items()}
+    return replace(program, outputs=named, updates=updates)
+
+
+def _local(program: Program, rows: int | None, first_row: int) -> Local:
+    """Return the batch of a rank."""
+    counted = [n.rows for one in (*program.tensors, *program.inputs.values()) for n in one.shape if isinstance(n, Rows)]
+    counted += [int(one.numpy()) // one.attributes["rows"] for one in program.tensors if one.counts_rows]
+    every = counted[0] if counted else 0
+    return Local(every if rows is None else rows, first_row, every)
+
+
+def _order(groups: Sequence[Group]) -> None:
+    """Give groups the lowest levels that let them wait for what they need."""
+    level: dict[Group, int] = {}
+
+    def of(group: Group) -> int:
+        if group not in level:
+            level[group] = 1 + max((of(one) for one in group.after if one.stage == group.stage), default=0)
+        return level[group]
+
+    for group in groups:
+        group.level = of(group)
+
+
+def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -> list[list[Kernel]]:
+    """Return the kernels of each stage, in order; the last one advances the step."""
+    found = []
+    for stage in range(grouping.stage_count):
+        own = [one for one in functions.values() if one.group is not None and one.group.stage == stage]
+        levels: dict[int, list[Function]] = {}
+        for one in own:
+            assert one.group is not None
+            levels.setdefault(one.group.level, []).append(one)
+        if steps and stage == grouping.stage_count - 1:
+            waits = [n for n, those in levels.items() if any("step" in one.needs for one in those)]
+            advance = Function("next_step", None, "the number of the step", ["if (threadIdx.x == 0) *step += 1;"])
+            advance.needs.add("step")
+            levels.setdefault(max(waits, default=0) + 1, []).append(advance)
+        found.append(kernels([levels[n] for n in sorted(levels)]))
+    return found
+
+
+def _readers(functions: Mapping[Group, Function], tensor: Tensor) -> set[Group]:
+    return {group for group, one in functions.items() if id(tensor) in one.reads}
+
+
+def _comes_after(group: Group, other: Group) -> bool:
+    """Whether a group waits for another one."""
+    seen: set[Group] = set()
+    rest = [group]
+    while rest:
+        one = rest.pop()
+        if one is other:
+            return True
+        if one not in seen:
+            seen.add(one)
+            rest += one.after
+    return False
+
+
+def _replaces_in_place(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
+    """Whether no thread of a group reads elements of the old value that another one replaces."""
+    texts = function.reads.get(id(old), set())
+    role = group.roles[new]
+    if role == "final" and group.kind != "columns":
+        return "everywhere" not in texts  # all have read when the last block begins
+    return texts <= {function.places[new]}
