@@ -87,6 +87,7 @@ class Model(Fitting, Files):
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
+        self._symbols: Any = None  # of the inputs of a model that was built by a call
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
@@ -223,6 +224,7 @@ class Model(Fitting, Files):
         except BaseException:
             self.built = False
             raise
+        self._symbols = inputs
         self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
         self.adopt(self.seed)
 
@@ -560,6 +562,11 @@ class Model(Fitting, Files):
         return tree.map_leaves(lambda path, name: found[name], self._prediction)
 
     @property
+    def input_symbols(self) -> Any:
+        """Symbolic tensors like the inputs, nested as these; None where nobody has said what they are like."""
+        return self._symbols if self._graph is None else self._graph.inputs
+
+    @property
     def expected(self) -> Expected:
         """What data must be like."""
         inputs = None
@@ -616,6 +623,8 @@ class Model(Fitting, Files):
 
     def release(self) -> None:
         """Give the device's memory back at once; weights and the optimizer's state are lost."""
+        if self._programs is not None:
+            self._programs.forget()
         if self._backend is not None:
             self._backend.release(self.variables_on_device())
         self._backend = self._programs = self._trainer_kept = None
