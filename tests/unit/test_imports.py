@@ -25,6 +25,7 @@ LAYERS = [
     {"utils"},
     {"batches"},
     {"data", "model"},
+    {"backend"},
     {"metrics"},
     {"losses", "optimizers"},
     {"layers"},
@@ -32,7 +33,6 @@ LAYERS = [
     {"ops"},
     {"program"},
     {"params"},
-    {"backend"},
     {"random", "comm"},
     {"runtime", "registry"},
     {"errors", "version"},
@@ -48,7 +48,6 @@ ONLY_IN = {
     "optuna": "sweeps/adaptive.py",
     "tensorboardX": "callbacks/tensorboard.py",
     "h5py": "saving/keras_h5.py",
-    "numba": "backend/cpu/loops_numba.py",
 }
 NEVER = {"torch", "keras", "tensorflow", "jax"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -103,7 +102,7 @@ def test_every_room_is_a_package():
 
 
 # What takes longer to import than Python takes to start.
-SLOW = {"numpy", "rich", "safetensors", "filelock", "threadpoolctl", "scipy", "matplotlib", "mpi4py", "numba"}
+SLOW = {"numpy", "rich", "safetensors", "filelock", "threadpoolctl", "scipy", "matplotlib", "mpi4py"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["doctor", "--help"], ["--version"]])
@@ -177,7 +176,7 @@ def test_import_touches_no_mpi_no_gpu_and_no_plotting():
         "import sys, dptrain, dptrain.cli.main, dptrain.cli.sweep, dptrain.cli.doctor\n"
         "for name in dptrain.__all__: getattr(dptrain, name)\n"
         "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'tensorboardX', "
-        "'h5py', 'numba', 'torch', 'keras', 'jax')\n"
+        "'h5py', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
