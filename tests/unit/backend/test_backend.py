@@ -66,7 +66,7 @@ def test_without_a_driver_auto_says_why_it_takes_the_cpu(monkeypatch, tmp_path):
         backend.create("cuda", "float32", 1)
     description = backend.create("auto", "float32", 1, False).description
     assert description.startswith("CPU, 1 thread, float32, NumPy (no GPU: no NVIDIA driver")
-    assert backend.create("auto", "float64", 1, False).description == "CPU, 1 thread, float64"
+    assert backend.create("auto", "float64", 1, False).description == "CPU, 1 thread, float64, NumPy"
 
 
 def test_refused():
