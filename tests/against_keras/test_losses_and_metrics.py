@@ -65,7 +65,8 @@ def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=C
     """Compare metrics, named by strings as `compile` would understand them, after each batch."""
     z, y, weights = samples(targets, outputs)
     y_pred = ACTIVATIONS[last](constant(z)).numpy()
-    ours, _ = our_metrics.resolve([one(Ours) for one in measured], None, our_losses.get(loss(Ours)), (outputs,))
+    own, given = [one(Ours) for one in measured], our_losses.get(loss(Ours))
+    ours = our_metrics.resolve(*((None, own) if weighted else (own, None)), given, (outputs,))[weighted]
     trainer = keras.Sequential([keras.Input((outputs,)), keras.layers.Activation("linear")])
     trainer.compile(
         "sgd",

@@ -492,7 +492,8 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
             "",
             f'extern "C" __global__ void __launch_bounds__({kernel.threads})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
-            f"    __shared__ __align__(32) float4 shared[{_greatest(kernel.functions)} / 16];",
+            f"    constexpr int bytes = {_greatest(kernel.functions)};",
+            "    __shared__ __align__(32) float4 shared[bytes / 16];",
             "    int block = blockIdx.x;",
         ]
         for one in kernel.functions:
