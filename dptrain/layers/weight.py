@@ -39,7 +39,7 @@ def _take_room(shape: Sequence[int]) -> None:
     if room is not None:
         room[0] -= math.prod(shape)  # of Python's integers, which do not overflow
         if room[0] < 0:
-            raise ConfigError(f"the model has {room[1] - room[0]} weights or more, too many for a file of {room[1]}")
+            raise ConfigError(f"the model has {room[1] - room[0]} weights or more, too many for the file")
 
 
 class Weight(Variable):

@@ -179,8 +179,9 @@ class Files(Layer):
         Raises:
             ConfigError: it is not.
         """
-        self.build()
-        if not self.built:
+        if self._stack:
+            self.build()
+        if not self.weights and (not self.built or self.build_shape is None):
             raise ConfigError(
                 f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), before its files"
             )

@@ -163,7 +163,7 @@ def load(
         stored: dict[str, Stored] = {}
         for path, listed in found.items():
             owner = known.get(path)
-            if isinstance(owner, Optimizer | Metric | SeedGenerator) or (owner is None and _is_passed_over(path)):
+            if isinstance(owner, Optimizer | Metric | SeedGenerator) or (owner is None and _is_passed_over(path, listed)):
                 continue
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):
@@ -185,9 +185,11 @@ def load(
         return loaded
 
 
-def _is_passed_over(path: str) -> bool:
+def _is_passed_over(path: str, stored: list[Stored]) -> bool:
+    """Whether what the model does not have is no weights: of an optimizer (iterations first), a metric, a generator."""
     parts = path.split("/")
-    return parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
+    counts = bool(stored) and stored[0].shape == () and "int" in stored[0].dtype
+    return counts or parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
 
 
 def _draws(where: str, stored: list[Stored] | None, iterations: Array | None) -> Array | None:

@@ -80,7 +80,7 @@ def share(comm: Communicator, loaded: Loaded | None, variables: Sequence[Variabl
     result = Loaded({}, warnings)
     for one in (variables[n] for n in numbers):
         own = np.empty(one.shape, one.dtype) if loaded is None else loaded.values[one]
-        result.values[one] = np.ascontiguousarray(own, one.dtype).reshape(one.shape)
+        result.values[one] = np.array(own, one.dtype, order="C")
         comm.broadcast(result.values[one])
     return result
 

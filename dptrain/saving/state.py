@@ -28,7 +28,7 @@ def pack(arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any], k
         about: anything that JSON can carry.
         kind: what this is, and the version of its format.
     """
-    whole = {name: np.ascontiguousarray(one) for name, one in arrays.items()}
+    whole = {name: np.asarray(one, order="C") for name, one in arrays.items()}
     text = json.dumps(about)
     return safetensors.numpy.save(whole, {"format": kind, "about": text, "sha256": _digest(text, whole)})
 
@@ -99,5 +99,5 @@ def _digest(text: str, arrays: Arrays) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(arrays):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+        digest.update(arrays[name].tobytes())
     return digest.hexdigest()

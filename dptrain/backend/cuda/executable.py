@@ -51,6 +51,7 @@ class CudaExecutable:
     Attributes:
         source: the generated C++.
         outputs: what the last step made, by name; who reads one waits for it.
+        nbytes: of its memory, state and inputs aside.
 
     Raises:
         ConfigError: an array is missing or has another shape or type, or an op has no kernel.
@@ -129,6 +130,7 @@ class CudaExecutable:
                 self._scratch[key] = arena.pointer + start
         for key in self._scratch.keys() - places.keys():
             self._scratch[key] += zeros.pointer
+        self.nbytes = counters + sum(one.nbytes for one in self._memories)
         self._starts = backend.empty((_STEPS,), np.int64, "steps")
         self._number = backend.zeros((1,), np.int64, "steps")
 

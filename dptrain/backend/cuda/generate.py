@@ -5,6 +5,7 @@ rows, which kernels get as arguments, so that batches of other sizes find it com
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -169,7 +170,7 @@ class Generator:
 
         writer = Writer(is_stored, name)
         getattr(self, f"_{group.kind}")(made, group, writer, Places(writer, group))
-        made.body = writer.lines
+        made.body = _used(writer.lines)
         made.needs |= writer.needs
         made.reads = {one: set(texts) for one, texts in writer.loads.items()} | made.reads
         return made
@@ -473,8 +474,6 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
         "// The kernels of a program, written by dptrain/backend/cuda/generate.py.",
         f"#define INDEX {'long long' if wide_index else 'int'}",
         *(f'#include "{one}"' for one in ("common.cuh", *headers)),
-        "",
-        "static __device__ __forceinline__ bool aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }",
     ]
     sizes = [f"Index {one}" for one in SIZES]
     for one in functions:
@@ -493,7 +492,8 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
             "",
             f'extern "C" __global__ void __launch_bounds__({kernel.threads})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
-            f"    __shared__ __align__(32) float4 shared[{_greatest(kernel.functions)} / 16];",
+            f"    constexpr int bytes = {_greatest(kernel.functions)};",
+            "    __shared__ __align__(32) float4 shared[bytes / 16];",
             "    int block = blockIdx.x;",
         ]
         for one in kernel.functions:
@@ -593,6 +593,19 @@ def _join(tensor: Tensor) -> str:
 def _wide(tensor: Tensor) -> str:
     """Return the type in which sums go on beyond one thread."""
     return "double" if tensor.dtype == np.float32 and _join(tensor) == "Sum" else ctype(tensor.dtype)
+
+
+def _used(lines: list[str]) -> list[str]:
+    """Return statements without variables that nothing reads."""
+    while True:
+        words = Counter(re.findall(r"\w+", "\n".join(lines)))
+        kept = [one for one in lines if (found := _VARIABLE.match(one)) is None or words[found[1]] > 1]
+        if len(kept) == len(lines):
+            return lines
+        lines = kept
+
+
+_VARIABLE = re.compile(r"\s*const [\w ]+ (\w+) = [^{]*;$")
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

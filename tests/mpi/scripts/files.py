@@ -12,7 +12,7 @@ folder, whole, wrong = sys.argv[1:4]
 rank = current().rank
 rng = np.random.default_rng(4)
 x, y = rng.random((37, 5)), rng.integers(0, 3, 37)
-CPU = {"device": "cpu", "loops": "numpy", "dtype": "float64"}
+CPU = {"device": "cpu", "dtype": "float64"}
 
 
 def build(seed: int) -> dp.Sequential:
