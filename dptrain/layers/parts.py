@@ -250,8 +250,9 @@ class Parts(Configurable):
 
     def weights_by_path(self) -> dict[str, Variable]:
         """Return `weights` by paths from here, "dense/kernel"; their own are from the outermost layer."""
+        weights = self.weights  # which may be made now
         paths = {id(one): path for path, one in self._paths()}
-        return {paths[id(one)]: one for one in self.weights}
+        return {paths[id(one)]: one for one in weights}
 
 
 def name_layers(layers: "Sequence[Layer]") -> None:

@@ -109,7 +109,7 @@ class Outputs:
         ]
         self.flat: list[Output] = []
         for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
-            found = resolve(plain, weighted, loss, shape)
+            found = resolve(_listed(plain), _listed(weighted), loss, shape)
             tracker = Mean(f"{name}_loss") if several and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = _refilled(nested, iter(self.flat))
@@ -149,9 +149,14 @@ class Outputs:
 
     def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:
         predicted = tree.leaves(y_pred)
-        targets = _ordered(y, self.nested, len(self.flat))
-        weights = _ordered(sample_weight, self.nested, len(self.flat), spread=True)
+        names = list(self.nested if isinstance(self.nested, Mapping) else (one.name for one in self.flat))
+        targets = _ordered(y, names)
+        weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))
+
+
+def _listed(given: Any) -> Any:
+    return given if given is None or isinstance(given, list | tuple) else [given]
 
 
 def _losses(loss: Any) -> Any:
@@ -191,13 +196,11 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
     return [value] * len(names)
 
 
-def _ordered(data: Any, nested: Any, count: int, *, spread: bool = False) -> list[Any]:
+def _ordered(data: Any, names: Sequence[str], *, spread: bool = False) -> list[Any]:
     """Return the parts of targets or weights in the order of the outputs."""
     if not tree.is_nested(data):
-        return [data] * count if spread or data is None else [data]
-    if isinstance(data, Mapping) and isinstance(nested, Mapping):
-        return [data.get(key) for key in nested]
-    return list(data.values() if isinstance(data, Mapping) else data)
+        return [data] * len(names) if spread or data is None else [data]
+    return [data.get(name) for name in names] if isinstance(data, Mapping) else list(data)
 
 
 def _refilled(nested: Any, values: Any) -> Any:

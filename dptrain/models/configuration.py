@@ -34,8 +34,10 @@ from dptrain.saving.keras_config import (
 from dptrain.saving.program import attribute_from, attribute_of
 
 # Ops without attributes that are classes of Keras' of the same name.
-_NUMPY = ("absolute", "add", "cos", "divide", "exp", "log", "log1p", "maximum", "minimum", "multiply", "negative")
-_NUMPY += ("power", "sign", "sin", "sqrt", "square", "subtract", "tanh")
+_NUMPY = (
+    *("absolute", "add", "cos", "divide", "exp", "log", "log1p", "maximum", "minimum", "multiply", "negative", "power"),
+    *("sign", "sin", "sqrt", "square", "subtract", "tanh"),
+)
 _KERAS_OPS = dict.fromkeys(_NUMPY, "keras.src.ops.numpy")
 _KERAS_OPS |= dict.fromkeys(("relu", "sigmoid", "silu", "softplus"), "keras.src.ops.nn")
 
@@ -50,11 +52,19 @@ def sequential_config(model: Any, start: InputLayer | None) -> dict[str, Any]:
     listed = [layer_config(one) for one in model.layers]
     result = {"name": model.name, "trainable": model.trainable, "dtype": policy(model.dtype), "layers": listed}
     if start is not None:
-        first = layer_config(start)
+        first = _input_config(start, model.dtype)
         first["config"]["name"] = first["config"]["name"] or "input_layer"
         listed.insert(0, first)
         result["build_input_shape"] = list(start.batch_shape)
     return result
+
+
+def _input_config(start: InputLayer, dtype: str) -> dict[str, Any]:
+    """Return an input layer, whose floating-point numbers are the model's."""
+    found = layer_config(start)
+    if start.dtype.startswith("float"):
+        found["config"]["dtype"] = dtype
+    return found
 
 
 def sequential_layers(config: Config) -> tuple[list[Layer], str]:
@@ -122,7 +132,8 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         if not isinstance(one, Tensor):
             return plain(one)
         if one.value is None:
-            about = {"shape": [None, *map(int, one.shape[1:])], "dtype": one.dtype.name, "keras_history": place(one)}
+            dtype = model.dtype if one.dtype.kind == "f" else one.dtype.name
+            about = {"shape": [None, *map(int, one.shape[1:])], "dtype": dtype, "keras_history": place(one)}
             return {"class_name": "__keras_tensor__", "config": about}
         if one.variable is not None or one.counts_rows:
             raise ConfigError(f"model {model.name!r}: {one} is an argument that cannot be saved; use it in a layer")
@@ -130,7 +141,7 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
 
     listed = []
     for layer in graph.layers:
-        about = layer_config(layer)
+        about = _input_config(layer, model.dtype) if isinstance(layer, InputLayer) else layer_config(layer)
         calls = [] if isinstance(layer, InputLayer) else nodes[id(layer)]
         inbound = [
             {"args": tree.map_leaves(argument, list(one.arguments)), "kwargs": tree.map_leaves(argument, one.keywords)}

@@ -87,7 +87,7 @@ def layer_config(layer: Layer) -> dict[str, Any]:
             about = {"batch_shape": list(layer.batch_shape), "dtype": layer.dtype, "sparse": False, "ragged": False}
             return described("keras.layers", "InputLayer", about | {"name": layer.name})
         found = to_dict("keras.layers", layer, LAYERS.values())
-        if not isinstance(layer, tuple(MODELS.values())):
+        if "layers" not in found["config"]:
             found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer.dtype)} | found["config"]
     if layer._nodes and layer._nodes[0].arguments:
         shape = map_leaves(lambda path, one: plain(build_shape(one)), layer._nodes[0].arguments[0])
@@ -268,6 +268,8 @@ def _custom(cls: Any, config: Config) -> Any:
         made.name = rest["name"]
     if rest.get("trainable") is False:
         made.trainable = False
+    if isinstance(made, Layer) and _policy(config.get("dtype")) in ("float32", "float64"):
+        made.set_dtype(_policy(config["dtype"]))
     return made
 
 

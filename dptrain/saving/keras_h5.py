@@ -3,8 +3,8 @@
     vars/0, 1, ...                    the model's own weights, of most none; attribute "name": the model's name
     layers/<layer>/vars/0, 1, ...     a layer's weights in the order of `get_weights`, uncompressed
     layers/<model>/layers/<layer>/... of a model in a model
-    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer; <attribute>/<layer>
-                                      where the attribute is a list
+    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer;
+                                      <attribute>/<layer> where the attribute is a list
     .../seed_generator/vars/0         [seed, draws] of a layer with random numbers
     optimizer/vars/0, 1, ...          see optimizer_variables; only where the model is compiled
 
@@ -163,7 +163,7 @@ def load(
         stored: dict[str, Stored] = {}
         for path, listed in found.items():
             owner = known.get(path)
-            if isinstance(owner, Optimizer | Metric | SeedGenerator) or (owner is None and _is_passed_over(path)):
+            if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):
@@ -185,9 +185,11 @@ def load(
         return loaded
 
 
-def _is_passed_over(path: str) -> bool:
+def _is_passed_over(path: str, stored: list[Stored]) -> bool:
+    """Whether what the model does not have is no weights: of an optimizer (iterations first), a metric, a generator."""
     parts = path.split("/")
-    return parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
+    counts = bool(stored) and stored[0].shape == () and "int" in stored[0].dtype
+    return counts or parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
 
 
 def _draws(where: str, stored: list[Stored] | None, iterations: Array | None) -> Array | None:

@@ -59,20 +59,31 @@ def encode(model: Any) -> bytes:
         ConfigError: it has an op of the user's own, or an output that does not depend on the inputs.
     """
     symbols = model._symbols if model._graph is None else model._graph.inputs
-    inputs = {path or "input": (one.shape, one.dtype) for path, one in tree.flatten(symbols)}
 
     def predicted(*given: Tensor) -> Mapping[str, Any]:
         each = iter(given)
         found: Mapping[str, Any] = model.step("predict").function((tree.map_leaves(lambda *_: next(each), symbols),))
         return found
 
-    program = trace(predicted, inputs)
-    names = model.prediction
-    if missing := [name for name in tree.leaves(names) if name not in program.outputs]:
-        raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
-    about, arrays = _described(program)
+    def described(rows: int) -> tuple[dict[str, Any], Arrays]:
+        inputs = {
+            path or "input": ((Rows(rows), *one.shape[1:]), model.dtype if one.dtype.kind == "f" else one.dtype)
+            for path, one in tree.flatten(symbols)
+        }
+        program = trace(predicted, inputs)
+        if missing := [name for name in tree.leaves(model.prediction) if name not in program.outputs]:
+            raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
+        return _described(program)
+
+    about, arrays = described(SYMBOLIC_ROWS.rows)
+    other, more = described(SYMBOLIC_ROWS.rows + 2)
+    if about != other or any(not np.array_equal(one, more[name]) for name, one in arrays.items()):
+        raise ConfigError(
+            "not supported: a prediction in whose program the number of rows is a number of Python's; compute with "
+            "x.shape[0] in ops alone"
+        )
     about |= {"dtype": model.dtype, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
-    return pack(arrays, about | {"outputs": names}, _KIND)
+    return pack(arrays, about | {"outputs": model.prediction}, _KIND)
 
 
 def _described(program: Program) -> tuple[dict[str, Any], Arrays]:

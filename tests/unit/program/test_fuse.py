@@ -151,10 +151,6 @@ def test_dependencies():
         levels.append(1 + max((levels[one] for one in needed), default=-1))
     for number, needed in enumerate(fused.dependencies()):
         assert all(one < number for one in needed)
-    updates = [
-        n for n, kernel in enumerate(fused.kernels) if any(one in kernel.tensors for one in fused.updates.values())
-    ]
-    assert len(updates) == 2
     assert levels[0] == 0
     assert max(levels) < len(levels) - 1  # the products of the two gradients may run beside each other
 
