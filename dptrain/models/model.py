@@ -610,7 +610,7 @@ class Model(Fitting, Files):
             if given is not None and given.comm == "cuda-aware":
                 comm_now = comm
                 comm.agree("communicator", lambda: require_cuda_aware(backend, comm_now))
-            self._programs = Programs(backend, comm)
+            self._programs = Programs(backend, comm, None if given is None else given.bucket_mb)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
             self._trainer_kept = Trainer(

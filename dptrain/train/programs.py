@@ -54,10 +54,12 @@ class Programs:
     Args:
         backend: the device.
         comm: the ranks.
+        bucket_mb: 10^6 bytes of sums that travel as one message at most; None for any number.
     """
 
-    def __init__(self, backend: Backend, comm: Communicator) -> None:
+    def __init__(self, backend: Backend, comm: Communicator, bucket_mb: float | None = None) -> None:
         self.backend, self.comm = backend, comm
+        self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: dict[Any, PlacedProgram] = {}
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
         self._halves: dict[int, _Halves] = {}
@@ -76,7 +78,7 @@ class Programs:
                 return step.function(batch.filled([ops.take(one, rows) for one in stored]))
 
             totals = step.totals if self.comm.size > 1 else ()
-            self._placed[key] = place(trace(traced, inputs), totals)
+            self._placed[key] = place(trace(traced, inputs), totals, bucket_bytes=self._bucket_bytes)
         return self._placed[key]
 
     def meets(self, step: Step, batch: Batch, batch_rows: int) -> bool:

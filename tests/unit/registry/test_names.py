@@ -58,7 +58,11 @@ def test_suggestions(name, known, expected):
         (dp.layers, "Densse", "not supported: layers.Densse; did you mean 'Dense'"),
         (dp.losses, "Dice", "not supported: losses.Dice"),
         (dp.metrics, "R2Score", "not supported: metrics.R2Score"),
-        (dp.models, "Functional", "not supported: models.Functional; known: Model, Sequential, from_keras, load_model, model_from_json$"),
+        (
+            dp.models,
+            "Functional",
+            "not supported: models.Functional; known: Model, Sequential, from_keras, load_model, model_from_json$",
+        ),
         (dp.models, "clone_model", "not supported: models.clone_model"),
         (dp.optimizers, "Ftrl", "not supported: optimizers.Ftrl"),
         (dp.optimizers.schedules, "Halving", "not supported: optimizers.schedules.Halving"),
