@@ -14,7 +14,7 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 
 # Keras' functions of this room, which are ops.
-__all__ = ["SeedGenerator", "dropout", "normal", "randint", "uniform"]
+__all__ = ["SeedGenerator", "dropout", "normal", "randint", "uniform"]  # noqa: F822
 
 if not TYPE_CHECKING:  # for which any name would do
     _missing = not_there("random", __all__)
