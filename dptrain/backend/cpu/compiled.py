@@ -270,7 +270,7 @@ def last_reads(fused: Fused) -> dict[int, int]:
 
 def _rows_of_batch(program: Program) -> int:
     """Return the number of rows that shapes and numbers of a program mean by B."""
-    for one in program.tensors:
+    for one in (*program.tensors, *program.inputs.values()):
         if one.counts_rows:
             return int(one.numpy()) // int(one.attributes["rows"])
         for length in one.shape:
