@@ -51,7 +51,7 @@ class Sequential(Model):
         return list(self._stack)
 
     @property
-    def input_shape(self) -> Any:  # type: ignore[override]  # of a Layer: what its constructor was given
+    def input_shape(self) -> Any:
         """Shape of the input, with None for the rows; None where nobody has said it."""
         return super().input_shape if self._input is None else tuple(self._input.batch_shape)
 
@@ -181,8 +181,8 @@ class Sequential(Model):
             )
         symbol = self._input.output
         result = symbol
-        names = [layer.name for layer in self._stack]
-        if repeated := [name for name in names if name is not None and names.count(name) > 1 and not _free(self, name)]:
+        names = [layer.name for layer in self._stack if not layer.has_default_name]
+        if repeated := [name for name in names if name is not None and names.count(name) > 1]:
             raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
         with untraced():
             for layer in self._stack:
@@ -202,8 +202,3 @@ class Sequential(Model):
 
     def _build_for(self, arguments: Any) -> None:
         self._build_like(next(iter(arguments.values())))
-
-
-def _free(model: Sequential, name: str) -> bool:
-    """Whether a name that layers share is a default, which is numbered."""
-    return all(getattr(one, "has_default_name", False) for one in model._stack if one.name == name)
