@@ -17,7 +17,8 @@ from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import InputLayer, Layer
 from dptrain.layers.base import build_shape
-from dptrain.metrics import Mean, Metric
+from dptrain.metrics import Metric
+from dptrain.metrics.base import Mean
 from dptrain.models.compiled import Compiled, Outputs
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
@@ -406,7 +407,7 @@ class Model(Fitting, Files):
     @property
     def metrics(self) -> list[Metric]:
         """The metrics whose totals begin anew with every epoch and evaluation; override it to add others."""
-        own: list[Metric] = self._attributes(Metric)  # type: ignore[type-abstract]
+        own: list[Metric] = self._attributes(Metric)
         tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
         rest = [one for one in own if one is not self._loss_tracker]
         return [*tracker, *rest, *(self._outputs.metrics.values() if self._outputs is not None else [])]
@@ -641,8 +642,8 @@ class Model(Fitting, Files):
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        used: list[Optimizer] = self._attributes(Optimizer)  # type: ignore[type-abstract]
-        for one in [*used, *([self._compiled.optimizer] if self._compiled else [])]:
+        own: list[Any] = self._attributes(Optimizer)
+        for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables

@@ -30,8 +30,9 @@ def stages(program: Program) -> list[Stage]:
     """Return the stages of a program, in order; the last one ends without a message.
 
     A tensor belongs to the stage before which all messages have come that it needs. So a step whose all-reduces do not
-    need each other has one message, however many gradients it sums; or several *buckets* of `PlacedProgram.bucket_bytes`
-    at most, what is known first in the first: so a device can go on with the backward pass while a bucket travels.
+    need each other has one message, however many gradients it sums; or several *buckets* of
+    `PlacedProgram.bucket_bytes` at most, what is known first in the first: so a device can go on with the backward pass
+    while a bucket travels.
     """
     stage: dict[int, int] = {}
     depth: dict[int, int] = {}  # how many ops lie behind a tensor

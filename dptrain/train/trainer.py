@@ -14,6 +14,7 @@ from dptrain.batches.base import Batches
 from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
+from dptrain.program.tensor import Variable
 from dptrain.runtime.failure import phase
 from dptrain.train.programs import Programs, Step
 
@@ -221,7 +222,7 @@ class Trainer:
     @property
     def nbytes(self) -> int:
         """The device's memory that the model takes: its state, and what its steps need besides samples."""
-        state = self.model.variables_on_device()
+        state: list[Variable] = self.model.variables_on_device()
         return sum(math.prod(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
 
     def wait(self) -> None:
