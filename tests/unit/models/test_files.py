@@ -288,6 +288,16 @@ def test_a_model_without_shape_has_no_files(tmp_path):
             call(Tower())
 
 
+def test_a_model_that_was_only_called_goes_into_files(tmp_path):
+    model = Tower(3)
+    expected = model(A).numpy()
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower})
+    np.testing.assert_array_equal(again(A).numpy(), expected)
+    model.export(tmp_path / "p")
+    np.testing.assert_allclose(dp.saving.load_program(tmp_path / "p", device="cpu")(A), expected, rtol=1e-5)
+
+
 # Names
 
 

@@ -1,4 +1,4 @@
-"""Files that dptrain 0.5 has written: they are read, and training goes on as it did there.
+"""Files that dptrain has written before steps were programs: they are read, and training goes on as it did there.
 
 A float64 Flatten, Dense(5, "tanh"), BatchNormalization, Dense(2, "softmax"), of seed 9, after five epochs of Adam(0.01)
 on X and Y in batches of 6, unshuffled; `expected.npz` has what it then predicted, and five epochs more.
@@ -32,7 +32,7 @@ def test_a_model_trains_on(expected):
     np.testing.assert_allclose(model.predict(X, verbose=0), expected["later"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "model.weights.h5", "model.keras"])
+@pytest.mark.parametrize("name", ["model.safetensors", "model.keras"])
 def test_weights(expected, name):
     model = dp.models.load_model(EARLIER / "model.keras", device="cpu")
     model.set_weights([0 * one for one in model.get_weights()])
