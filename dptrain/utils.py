@@ -1,6 +1,6 @@
 """Small helpers with Keras' names."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ __all__ = [
     "rank",
     "set_random_seed",
     "to_categorical",
+    "unpack_x_y_sample_weight",
     "world_size",
 ]
 
@@ -41,6 +42,17 @@ def set_random_seed(seed: int) -> None:
         ConfigError: the seed is out of range.
     """
     set_default_seed(check_seed(seed))
+
+
+def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
+    """Return x, y and sample_weight of what a step is given; what is missing is None.
+
+    Raises:
+        ConfigError: it is none of x, (x,), (x, y) and (x, y, sample_weight).
+    """
+    from dptrain.batches.inputs import unpack
+
+    return unpack(data)
 
 
 def to_categorical(x: npt.ArrayLike, num_classes: int | None = None) -> npt.NDArray[np.float64]:

@@ -37,6 +37,8 @@ class Expected:
             know what targets are.
         own_steps: the model's own steps may do without targets.
         dtype: of floating-point numbers.
+        input_names: under which inputs that are a list may come in a dictionary.
+        output_names: likewise.
     """
 
     inputs: Any
@@ -44,6 +46,8 @@ class Expected:
     losses: Any = None
     own_steps: bool = False
     dtype: str = "float32"
+    input_names: Sequence[str] = ()
+    output_names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ def check_inputs(x: Any, expected: Expected) -> Any:
         if expected.inputs is None and tree.is_nested(x):
             return tree.map_leaves(lambda path, one: _check_features(one, None, path), x)
         return _check_features(x, expected.inputs, "x")
-    given = _matched(x, expected.inputs, "x")
+    given = _matched(x, expected.inputs, "x", expected.input_names)
     checked = [
         _check_features(one, shape, f"x[{path!r}]")
         for one, (path, shape) in zip(given, _flat_shapes(expected.inputs), strict=True)
@@ -248,8 +252,10 @@ def _nested(like: Any, leaves: Iterator[Any]) -> Any:
     return type(like)(_nested(one, leaves) for one in like)
 
 
-def _matched(data: Any, like: Any, name: str) -> list[Any]:
-    """Return the leaves of data in the order of what it is to be like: dictionaries by key, lists by place.
+def _matched(data: Any, like: Any, name: str, names: Sequence[str] = ()) -> list[Any]:
+    """Return the leaves of data in the order of what it is to be like: dictionaries by key, lists by place or name.
+
+    None stands for what is missing of a dictionary where nothing is expected of it.
 
     Raises:
         DataError: it is nested otherwise.
@@ -257,8 +263,11 @@ def _matched(data: Any, like: Any, name: str) -> list[Any]:
     if _is_shape(like) or not tree.is_nested(like):
         return [data]
     keys = list(like) if isinstance(like, Mapping) else list(range(len(like)))
-    if isinstance(data, Mapping) and isinstance(like, Mapping) and set(keys) <= set(data):
-        return [leaf for key in keys for leaf in _matched(data[key], like[key], name)]
+    wanted = keys if isinstance(like, Mapping) else names
+    if isinstance(data, Mapping) and len(wanted) == len(keys):
+        parts = dict(zip(wanted, [like[key] for key in keys], strict=True))
+        if all(key in data or part is None for key, part in parts.items()):
+            return [leaf for key, part in parts.items() for leaf in _matched(data.get(key), part, name)]
     if isinstance(data, list | tuple) and len(data) == len(keys):
         return [leaf for key, one in zip(keys, data, strict=True) for leaf in _matched(one, like[key], name)]
     if len(keys) == 1 and not tree.is_nested(data):
@@ -313,7 +322,7 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
         return Samples(features, targets, weights, expected.dtype)
     paths = _flat_shapes(expected.losses)
     shapes = [None] * len(paths) if expected.outputs is None else [one for _, one in _flat_shapes(expected.outputs)]
-    given = _matched(y, expected.losses, "y")
+    given = _matched(y, expected.losses, "y", expected.output_names)
     checked = [
         None if one is None else _check_targets(one, loss, shape, rows, f"y[{path!r}]")
         for one, (path, loss), shape in zip(given, paths, shapes, strict=True)
@@ -395,21 +404,21 @@ def weights_of_classes(y: Any, class_weight: Mapping[int, float]) -> Array:
     return weights
 
 
-def unpack(data: Any, name: str) -> tuple[Any, Any, Any]:
-    """Return x, y and sample_weight of (x,), (x, y) or (x, y, sample_weight); what is missing is None.
+def unpack(data: Any, name: str = "data") -> tuple[Any, Any, Any]:
+    """Return x, y and sample_weight of x, (x,), (x, y) or (x, y, sample_weight); what is missing is None.
 
     Raises:
         ConfigError: it is none of these.
     """
-    if isinstance(data, list | tuple):
-        if 1 <= len(data) <= 3:
-            x, y, weights = [*data, None, None][:3]
-            return x, y, weights
+    if not isinstance(data, list | tuple):
+        return data, None, None
+    if not 1 <= len(data) <= 3:
         raise ConfigError(
             f"{name}: Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, found "
             f"{len(data)} parts"
         )
-    return data, None, None
+    x, y, weights = [*data, None, None][:3]
+    return x, y, weights
 
 
 def split_off(samples: Samples, fraction: float) -> tuple[Samples, Samples]:

@@ -33,7 +33,7 @@ from dptrain import ops
 from dptrain.backend import Backend, Place
 from dptrain.backend.base import amount
 from dptrain.backend.cpu.compile import compiler
-from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, places, too_new
+from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, too_new
 from dptrain.backend.cuda.selection import masked, probe
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.backend.transfers import Exchange
@@ -371,16 +371,14 @@ def _nvcc(context: Context) -> list[Row]:
 
 
 def _kernels(context: Context) -> list[Row]:
-    names = sorted(path.stem for path in kernels_dir().glob("*.cu"))
     wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
     if not wanted:
-        return [Row("kernels", f"{len(names)} sources, compiled at first use", "note")]
-    nvcc = find_nvcc()
+        return [Row("kernels", "a model's steps are compiled at their first use", "note")]
     rows = []
     for architecture in wanted:
-        there = sum(place.is_file() for place in places(names, architecture, nvcc).values())
-        left = "" if there == len(names) else ", the others at first use"
-        rows.append(Row("kernels", f"{there} of {len(names)} compiled for {architecture} in {kernel_cache()}{left}"))
+        there = len(list(kernel_cache().glob(f"*-{architecture}-*.cubin")))
+        text = f"{_plural(there, 'program')} compiled for {architecture} in {kernel_cache()}, others at their first use"
+        rows.append(Row("kernels", text))
     return rows
 
 

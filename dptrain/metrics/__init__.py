@@ -201,7 +201,9 @@ def _named(identifier: Any, labels: bool | None, place: int) -> tuple[Metric, st
     """
     by_shape = _BY_SHAPE.get(identifier.lower()) if isinstance(identifier, str) else None
     metric = get(identifier) if by_shape is None else by_shape[place]()
-    name = identifier if isinstance(identifier, str) else metric.name
+    if isinstance(identifier, str):
+        metric.name = identifier
+    name = metric.name
     if labels is not None and metric.takes_labels is not None and metric.takes_labels != labels:
         ours, theirs = ("integer labels", "values") if metric.takes_labels else ("values", "integer labels")
         raise ConfigError(f"metric {name!r} compares with {ours}, the loss takes {theirs}")

@@ -149,8 +149,9 @@ class Outputs:
 
     def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:
         predicted = tree.leaves(y_pred)
-        targets = _ordered(y, self.nested, len(self.flat))
-        weights = _ordered(sample_weight, self.nested, len(self.flat), spread=True)
+        names = list(self.nested if isinstance(self.nested, Mapping) else (one.name for one in self.flat))
+        targets = _ordered(y, names)
+        weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))
 
 
@@ -195,13 +196,11 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
     return [value] * len(names)
 
 
-def _ordered(data: Any, nested: Any, count: int, *, spread: bool = False) -> list[Any]:
+def _ordered(data: Any, names: Sequence[str], *, spread: bool = False) -> list[Any]:
     """Return the parts of targets or weights in the order of the outputs."""
     if not tree.is_nested(data):
-        return [data] * count if spread or data is None else [data]
-    if isinstance(data, Mapping) and isinstance(nested, Mapping):
-        return [data.get(key) for key in nested]
-    return list(data.values() if isinstance(data, Mapping) else data)
+        return [data] * len(names) if spread or data is None else [data]
+    return [data.get(name) for name in names] if isinstance(data, Mapping) else list(data)
 
 
 def _refilled(nested: Any, values: Any) -> Any:

@@ -522,6 +522,9 @@ class Fitting(Layer):
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""
         found: list[Any] = []
         for layer in self.flat_layers()[1:]:
+            if isinstance(layer, Fitting):  # its layers are among these
+                found.append(type(layer).__name__)
+                continue
             try:
                 found.append([type(layer).__name__, layer.config()])
             except (ConfigError, NotImplementedError, TypeError):

@@ -33,7 +33,7 @@ from dptrain.runtime.failure import end_job, phase
 from dptrain.train.devices import open_backend, require_cuda_aware
 from dptrain.train.programs import Programs, Step
 from dptrain.train.trainer import Trainer
-from dptrain.utils import check_seed
+from dptrain.utils import check_seed, unpack_x_y_sample_weight
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -87,6 +87,7 @@ class Model(Fitting, Files):
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
+        self._symbols: Any = None  # of the inputs of a model that was built by a call
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
@@ -223,6 +224,7 @@ class Model(Fitting, Files):
         except BaseException:
             self.built = False
             raise
+        self._symbols = inputs
         self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
         self.adopt(self.seed)
 
@@ -562,6 +564,11 @@ class Model(Fitting, Files):
         return tree.map_leaves(lambda path, name: found[name], self._prediction)
 
     @property
+    def input_symbols(self) -> Any:
+        """Symbolic tensors like the inputs, nested as these; None where nobody has said what they are like."""
+        return self._symbols if self._graph is None else self._graph.inputs
+
+    @property
     def expected(self) -> Expected:
         """What data must be like."""
         inputs = None
@@ -570,7 +577,8 @@ class Model(Fitting, Files):
         if self._output_shapes is not None:
             self._find_outputs()
         losses = None if self._outputs is None else self._outputs.losses
-        return Expected(inputs, self._output_shapes, losses, self.has_own_steps, self.dtype)
+        names = ([], []) if self._graph is None else (self.input_names, self.output_names)
+        return Expected(inputs, self._output_shapes, losses, self.has_own_steps, self.dtype, *names)
 
     def put_on(self, backend: Backend) -> None:
         """Let the model live on a backend that is open already; its weights come along."""
@@ -617,6 +625,8 @@ class Model(Fitting, Files):
 
     def release(self) -> None:
         """Give the device's memory back at once; weights and the optimizer's state are lost."""
+        if self._programs is not None:
+            self._programs.forget()
         if self._backend is not None:
             self._backend.release(self.variables_on_device())
         self._backend = self._programs = self._trainer_kept = None
@@ -690,25 +700,6 @@ class Model(Fitting, Files):
         from dptrain.models.explaining import explain
 
         return explain(self, batch_size, step)
-
-
-def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:
-    """Return x, y and sample_weight of what a step is given; what is missing is None.
-
-    Raises:
-        ConfigError: it is none of x, (x,), (x, y) and (x, y, sample_weight).
-    """
-    if isinstance(data, list):
-        data = tuple(data)
-    if not isinstance(data, tuple):
-        return data, None, None
-    if not 1 <= len(data) <= 3:
-        raise ConfigError(
-            "Data is expected to be in format `x`, `(x,)`, `(x, y)`, or `(x, y, sample_weight)`, found "
-            f"{len(data)} parts"
-        )
-    x, y, weights = [*data, None, None][:3]
-    return x, y, weights
 
 
 def _description(given: Any) -> Any:
@@ -790,4 +781,4 @@ def _symbols(shape: Any, dtype: str) -> Any:
     )
 
 
-__all__ = ["InputLayer", "Model", "Self", "unpack_x_y_sample_weight"]
+__all__ = ["InputLayer", "Model", "Self"]

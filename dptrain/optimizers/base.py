@@ -274,7 +274,7 @@ class Optimizer(ABC):
         if not found:
             return
         variables = self._checked(found, None if trainable_variables is None else list(trainable_variables))
-        missing = [one.name for grad, one in zip(found, variables, strict=True) if grad is None]
+        missing = [one.path for grad, one in zip(found, variables, strict=True) if grad is None]
         if len(missing) == len(found):
             raise ConfigError("No gradients provided for any variable.")
         if missing:
@@ -299,6 +299,18 @@ class Optimizer(ABC):
             variable: that is trained.
             learning_rate: float64; `number` gives it in the variable's dtype.
         """
+
+    def assign(self, variable: Variable, value: Any) -> None:
+        """Give a variable a new value; for `update_step`."""
+        variable.assign(value)
+
+    def assign_add(self, variable: Variable, value: Any) -> None:
+        """Add to a variable; for `update_step`."""
+        variable.assign_add(value)
+
+    def assign_sub(self, variable: Variable, value: Any) -> None:
+        """Subtract from a variable; for `update_step`."""
+        variable.assign_sub(value)
 
     def number(self, compute: Callable[[Tensor], Tensor], learning_rate: Any, dtype: DType) -> Tensor:
         """Return a number that depends on the learning rate and the iterations alone, which all variables share.

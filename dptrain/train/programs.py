@@ -130,7 +130,7 @@ class Programs:
         found: dict[str, Any] = dict(outputs)
         if placed is not None and placed.readings is not None:
             found |= evaluate(placed.readings, {})[0]
-        return {name: float(value) for name, value in found.items()}
+        return {name: _number(step, name, value) for name, value in found.items()}
 
     @property
     def variables(self) -> list[Variable]:
@@ -211,7 +211,7 @@ class Programs:
             (shard,) = shards
             chosen = order[start : start + shard.rows]
             taken = [array[chosen] for array in arrays]
-            with watching():
+            with watching(), np.errstate(all="ignore"):
                 if comm is None:
                     found = step.function(batch.filled(as_tensors(taken)))
                     outputs = {name: np.asarray(value) for name, value in found.items()}
@@ -253,6 +253,12 @@ def _what_fits(program: Program, rows: int, error: BaseException) -> str:
     if fitting >= 1:
         return f"a batch of about {fitting} rows a rank would fit instead of {rows}"
     return f"{beside}: make it smaller, or use less data"
+
+
+def _number(step: str, name: str, value: Any) -> float:
+    if np.size(value) != 1:
+        raise ConfigError(f"{step}_step: log {name!r} has shape {np.shape(value)}: expected a single number")
+    return float(np.reshape(value, ()))
 
 
 def _merge(stack: list[list[Array]]) -> None:

@@ -43,11 +43,9 @@ class Backward(dp.Sequential):
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss, sample_weight=ops.shape(x)[0])
-        self._compile_metrics_for(y, y_pred)
+            else:
+                metric.update_state(y, y_pred)
         return {m.name: m.result() for m in self.metrics}
-
-    def _compile_metrics_for(self, y, y_pred):
-        self.compute_metrics(None, y, y_pred)
 
 
 class Tape(dp.Sequential):
@@ -67,7 +65,7 @@ class Tape(dp.Sequential):
 class Unpacked(dp.Sequential):
     def train_step(self, data):
         assert isinstance(data, tuple)
-        x, y, weights = dp.models.unpack_x_y_sample_weight(data)
+        x, y, weights = dp.utils.unpack_x_y_sample_weight(data)
         assert x is data[0]
         assert y is data[1]
         assert (weights is None) == (len(data) == 2)
@@ -161,9 +159,10 @@ def test_other_executions_of_a_step(options):
     assert list(own_history) == list(history)
     assert "weighted_accuracy" in history
     exact = "run_eagerly" in options
-    for key, other in history.items():
-        np.testing.assert_allclose(own_history[key], other, rtol=0 if exact else 1e-12, err_msg=key)
-    np.testing.assert_allclose(own_score, score, rtol=0 if exact else 1e-12)
+    for key, other in history.items():  # metrics compute in float32, as Keras'
+        rtol = 0 if exact else 1e-12 if key.endswith("loss") else 1e-6
+        np.testing.assert_allclose(own_history[key], other, rtol=rtol, err_msg=key)
+    np.testing.assert_allclose(own_score, score, rtol=0 if exact else 1e-6)
     for one, other in zip(own_parameters, parameters, strict=True):
         np.testing.assert_allclose(one, other, rtol=0 if exact else 1e-11, atol=0 if exact else 1e-14)
 
@@ -523,7 +522,6 @@ class Broken(dp.Sequential):
         (lambda model, x, y: {"a": 1.0} if ops.sum(x) > 0 else {}, "is asked for while a step is traced.*run_eagerly"),
         (lambda model, x, y: {"a": float(ops.sum(x))}, "is asked for while a step is traced.*run_eagerly=True"),
         (lambda model, x, y: {"a": np.sum(np.asarray(x))}, "is asked for while a step is traced.*run_eagerly=True"),
-        (lambda model, x, y: {"loss": model.compute_loss(x, None, y)}, "y is missing"),
         (lambda model, x, y: {"x": x}, "train_step: log 'x' has shape .* expected a single number"),
     ],
 )
@@ -553,9 +551,14 @@ def test_eagerly_a_step_may_look_at_values():
     assert history["numpy"] == history["sum"]
 
 
+class Unsafe(dp.layers.Layer):
+    def call(self, inputs):
+        return ops.log(inputs)
+
+
 def test_eagerly_the_first_nan_is_named():
     x, y = values(8)
-    model = dp.Sequential([Dense(2, input_shape=(4,)), dp.layers.Lambda(lambda x: ops.log(x), name="unsafe"), Dense(2)])
+    model = dp.Sequential([Dense(2, input_shape=(4,)), Unsafe(name="unsafe"), Dense(2)])
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(DivergenceError, match=r"op 'log' of layer 'unsafe' is the first to make a NaN, at \[\d, \d\]"):
         model.fit(x, y, verbose=0)
