@@ -232,6 +232,8 @@ class Model(Fitting, Files):
     def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
         if type(self).build is not Model.build and not self.built:
             super()._build_for(arguments)
+        first = next(iter(arguments.values()), None)
+        self._symbols = tree.map_leaves(lambda path, one: _symbol(one.shape[1:], one.dtype), first)
         self.built = True
 
     def _build_like(self, x: Any) -> None:
