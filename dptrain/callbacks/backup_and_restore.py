@@ -21,9 +21,9 @@ class BackupAndRestore(Callback):
 
     The state is: epoch and step; all variables: weights, optimizer slots, number of updates, learning rate, numbers of
     random draws, and the sums of loss and metrics in the epoch at hand. The order of the samples is a function of seed
-    and epoch. So with the same arguments of `compile` and `fit` the result has the bits of an uninterrupted training, on
-    the same number of ranks. What other callbacks hold, such as EarlyStopping's best value, is not in it, as in Keras.
-    Put it behind callbacks that change the learning rate at an epoch's end.
+    and epoch. So with the same arguments of `compile` and `fit` the result has the bits of an uninterrupted training,
+    on the same number of ranks. What other callbacks hold, such as EarlyStopping's best value, is not in it, as in
+    Keras. Put it behind callbacks that change the learning rate at an epoch's end.
 
     One file holds it all (safetensors, with a checksum), so that no weights of one step meet the number of another;
     Keras has two.

@@ -3,8 +3,8 @@
     vars/0, 1, ...                    the model's own weights, of most none; attribute "name": the model's name
     layers/<layer>/vars/0, 1, ...     a layer's weights in the order of `get_weights`, uncompressed
     layers/<model>/layers/<layer>/... of a model in a model
-    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer; <attribute>/<layer>
-                                      where the attribute is a list
+    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer;
+                                      <attribute>/<layer> where the attribute is a list
     .../seed_generator/vars/0         [seed, draws] of a layer with random numbers
     optimizer/vars/0, 1, ...          see optimizer_variables; only where the model is compiled
 
@@ -163,7 +163,7 @@ def load(
         stored: dict[str, Stored] = {}
         for path, listed in found.items():
             owner = known.get(path)
-            if isinstance(owner, Optimizer | Metric | SeedGenerator) or (owner is None and _is_passed_over(path, listed)):
+            if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):

@@ -85,6 +85,19 @@ class LibraryCall:
     batch: tuple[int, int, int, int]
 
 
+@dataclass
+class OwnCall:
+    """A launch of a user's own kernel.
+
+    Attributes:
+        tensor: what it makes.
+        scratch: shapes of its other outputs, by their numbers, and where they begin in scratch memory.
+    """
+
+    tensor: Tensor
+    scratch: dict[int, tuple[Shape, int]]
+
+
 @dataclass(eq=False)
 class Function:
     """What one group computes.
@@ -103,7 +116,7 @@ class Function:
         blocks: how many it needs.
         threads: of a block; None for any.
         shared: bytes of shared memory, in C++.
-        call: a library's call instead of a kernel.
+        call: what is called instead of a generated kernel.
     """
 
     name: str
@@ -119,7 +132,7 @@ class Function:
     blocks: int = 1
     threads: int | None = None
     shared: str = str(_SHARED)
-    call: "LibraryCall | None" = None
+    call: LibraryCall | OwnCall | None = None
 
     @property
     def signature(self) -> list[tuple[str, str]]:
@@ -343,6 +356,22 @@ class Generator:
             "});",
         )
 
+    def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        (tensor,) = group.roles
+        assert tensor.op is not None
+        for one in tensor.inputs:
+            w.pointer(one)
+        self._target(made, tensor, Ex("everywhere"))
+        shapes = tensor.op.cuda.output_shapes([one.shape for one in tensor.inputs])
+        others: dict[int, tuple[Shape, int]] = {}
+        end = 0
+        for number, shape in enumerate(shapes):
+            if number != tensor.op.output:
+                others[number] = shape, end
+                end += -(-self._sizes.count(shape) * tensor.dtype.itemsize // 256) * 256
+        made.arguments.append(Argument("char *", "others", end))
+        made.call = OwnCall(tensor, others)
+
     # Sums over all elements, which the last block ends
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor]) -> None:
@@ -414,7 +443,7 @@ class Kernel:
     Attributes:
         name: of the kernel.
         functions: that its blocks are dealt out to, in order.
-        threads: of a block; 0 for a library's call.
+        threads: of a block; 0 for what is no generated kernel.
     """
 
     name: str

@@ -212,7 +212,7 @@ def test_a_subclassed_model_needs_its_class(tmp_path):
     model.compile("adam", "mse", metrics=["mae"], **CPU)
     model.fit(A, B[:, :2], batch_size=5, verbose=0)
     model.save(tmp_path / "m.keras")
-    with pytest.raises(DataError, match="custom object 'Tower' of module .*; pass its class in custom_objects"):
+    with pytest.raises(DataError, match=r"custom object 'Tower' of module .*; pass its class in custom_objects"):
         dp.models.load_model(tmp_path / "m.keras")
     again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower}, device="cpu")
     assert (type(again), again.units) == (Tower, 7)

@@ -363,7 +363,7 @@ def test_a_layer_of_ones_own_is_found_by_custom_objects():
     config = model.get_config()
     about = config["layers"][1]
     assert (about["module"], about["class_name"], about["registered_name"]) == (__name__, "Scaled", "Scaled")
-    with pytest.raises(ConfigError, match="custom object 'Scaled' of module .*; pass its class in custom_objects"):
+    with pytest.raises(ConfigError, match=r"custom object 'Scaled' of module .*; pass its class in custom_objects"):
         dp.Sequential.from_config(config)
     again = dp.Sequential.from_config(config, custom_objects={"Scaled": Scaled}).layers[0]
     assert (type(again), again.factor, again.name) == (Scaled, 2.5, "scaled")
