@@ -88,7 +88,6 @@ class Model(Fitting, Files):
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
-        self._symbols: Any = None  # of the inputs of a model that was built by a call
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
@@ -225,7 +224,6 @@ class Model(Fitting, Files):
         except BaseException:
             self.built = False
             raise
-        self._symbols = inputs
         self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
         self.adopt(self.seed)
 
