@@ -163,7 +163,9 @@ def load(
         stored: dict[str, Stored] = {}
         for path, listed in found.items():
             owner = known.get(path)
-            if isinstance(owner, Optimizer | Metric | SeedGenerator) or (owner is None and _is_passed_over(path, listed)):
+            if isinstance(owner, Optimizer | Metric | SeedGenerator) or (
+                owner is None and _is_passed_over(path, listed)
+            ):
                 continue
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):
