@@ -353,10 +353,10 @@ class Model(Fitting, Files):
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
         if self._outputs is None and self._compiled is not None and self._output_shapes is not None:
             shapes = _flat_shapes(self._output_shapes)
-            if self._graph is not None:
-                names = self.output_names
-            elif isinstance(self._output_shapes, Mapping):
+            if isinstance(self._output_shapes, Mapping) and len(self._output_shapes) == len(shapes):
                 names = list(self._output_shapes)
+            elif self._graph is not None:
+                names = self.output_names
             else:
                 names = ["output"] if len(shapes) == 1 else [f"output_{number + 1}" for number in range(len(shapes))]
             given = iter(names)
@@ -410,7 +410,7 @@ class Model(Fitting, Files):
         own: list[Metric] = self._attributes(Metric)
         tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
         rest = [one for one in own if one is not self._loss_tracker]
-        return [*tracker, *rest, *(self._outputs.metrics.values() if self._outputs is not None else [])]
+        return [*tracker, *(self._outputs.metrics.values() if self._outputs is not None else []), *rest]
 
     @property
     def metrics_names(self) -> list[str]:

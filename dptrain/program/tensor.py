@@ -118,6 +118,7 @@ class Op:
         # In a trace it is the same at every execution: a constant.
         return Tensor(None, (), {}, shape, dtype, made.value) if traced else made
 
+    @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self, arrays: Sequence[Any], made: "Tensor", rows: int | None = None, first_row: int = 0) -> Array:
         """Return the output of these inputs.
 

@@ -127,6 +127,7 @@ class CompiledExecutable:
             self._lengths[number] = len(self._array(root))
         self._steps = [self._step(part) for part in self.code.parts]
 
+    @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute it as often as there are starts. Collective where the program is a placed one.
 

@@ -38,8 +38,11 @@ WEIGHT_BYTES = FEATURES * FEATURES * 8
 
 @pytest.mark.parametrize(
     ("bucket", "expected"),
-    [(None, [["loss", "w2", "w1", "w0"]]), (1, [["loss"], ["w2"], ["w1"], ["w0"]])]
-    + [(2 * WEIGHT_BYTES, [["loss", "w2"], ["w1", "w0"]])],
+    [
+        (None, [["loss", "w2", "w1", "w0"]]),
+        (1, [["loss"], ["w2"], ["w1"], ["w0"]]),
+        (2 * WEIGHT_BYTES, [["loss", "w2"], ["w1", "w0"]]),
+    ],
 )
 def test_buckets_in_the_order_of_the_backward_pass(bucket, expected):
     program, weights = chain(3)
