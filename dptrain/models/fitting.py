@@ -39,6 +39,7 @@ from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
+from dptrain.metrics import Metric
 from dptrain.models.compiled import Compiled
 from dptrain.program import tree
 from dptrain.runtime.failure import phase, warn
@@ -62,6 +63,8 @@ class Fitting(Layer):
         _programs: Programs | None
         _seen: bool
 
+        @property
+        def metrics(self) -> list[Metric]: ...  # noqa: D102
         @property
         def has_own_steps(self) -> bool: ...  # noqa: D102
         @property

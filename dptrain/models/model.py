@@ -407,7 +407,7 @@ class Model(Fitting, Files):
     @property
     def metrics(self) -> list[Metric]:
         """The metrics whose totals begin anew with every epoch and evaluation; override it to add others."""
-        own: list[Metric] = self._attributes(Metric)
+        own: list[Metric] = self._attributes(Metric)  # type: ignore[type-abstract]
         tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
         rest = [one for one in own if one is not self._loss_tracker]
         return [*tracker, *(self._outputs.metrics.values() if self._outputs is not None else []), *rest]
