@@ -7,23 +7,28 @@ compared. Under `mpirun` every rank calls it, and looks at its own GPU.
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain import comm as comms
-from dptrain.backend.base import Backend, Buffer
-from dptrain.backend.cpu.backend import NumpyBackend
-from dptrain.backend.custom import Op, Shape
+from dptrain import ops
+from dptrain.backend.base import Backend
+from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.errors import ConfigError, DptrainError
-from dptrain.layers import Layer, LayerBuffers, StepContext
-from dptrain.model import Architecture
-from dptrain.optimizers import SGD
-from dptrain.registry.names import not_there
+from dptrain.layers import Layer
+from dptrain.ops.custom import Op
+from dptrain.program import tree
+from dptrain.program.gradient import gradients
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows, Shape
+from dptrain.program.tensor import Tensor, constant
+from dptrain.registry.names import not_there, snake_case
 from dptrain.train.devices import open_backend
-from dptrain.train.explicit import ExplicitReplica, NoLoss
 
 __all__ = ["CheckError", "check_layer", "check_op"]
 
@@ -34,6 +39,8 @@ Array = npt.NDArray[Any]
 
 # Of central differences in float64: the error of the second derivative and of rounding, for values of about 1.
 _STEP, _SLOPE_RTOL, _SLOPE_ATOL = 1e-6, 1e-5, 1e-7
+# Of the same ops in float64, where sums are made in another order.
+_SAME = 1e-9
 # Elements of each array whose derivative is taken.
 _PROBES = 64
 # Elements around an output that an op must leave alone: 256 bytes of float32, which keeps the alignment.
@@ -76,48 +83,50 @@ def check_op(
         ConfigError: the inputs are not the op's.
         DeviceError: no GPU answers and `device` is "cuda", or nvcc refuses the source.
     """
-    if len(inputs) != op.inputs:
-        raise ConfigError(f"check_op: op {op.name!r} has {op.inputs} input(s), {list(op.buffers)}; found {len(inputs)}")
+    if len(inputs) != len(op.inputs):
+        raise ConfigError(
+            f"check_op: op {op.name!r} has {len(op.inputs)} input(s), {list(op.inputs)}; found {len(inputs)}"
+        )
     rng = np.random.default_rng(seed)
     arrays = [one if isinstance(one, np.ndarray) else rng.standard_normal(one) for one in inputs]
     arrays = [np.array(one, np.float64 if one.dtype.kind == "f" else one.dtype, order="C") for one in arrays]
     shapes = op.output_shapes([one.shape for one in arrays])
-    reference = NumpyBackend(np.float64)
     gpu = _gpu(device)
-    others: list[Backend] = [NumpyBackend(np.float32), *([gpu] if gpu is not None else [])]
-    expected = _run(op, reference, arrays, shapes, numbers)
+    expected = _run(op, arrays, shapes, numbers, np.float64)
     _require_numbers(op, expected)
     done = []
-    for ops in others:
-        found = _run(op, ops, arrays, shapes, numbers)
-        _compare_all(f"op {op.name!r} on {ops.name}", op.buffers[op.inputs :], found, expected, rtol, atol)
-        done.append(f"{ops.name} float32")
+
+    def compare(one: Op, given: Sequence[Array], sizes: Sequence[Shape], wanted: Sequence[Array], what: str) -> None:
+        for name, where in (("numpy", None), ("cuda", gpu)):
+            if name == "numpy" or where is not None:
+                found = _run(one, given, sizes, numbers, np.float32, where)
+                _compare_all(f"op {one.name!r} on {name}", list(one.outputs), found, wanted, rtol, atol)
+                done.append(f"{name} float32{what}")
+
+    compare(op, arrays, shapes, expected, "")
     gradient = op.gradient_op
     if gradient is None:
         return tuple(done)
     weights = [rng.standard_normal(shape) for shape in shapes]
-    slopes = _run(gradient, reference, [*arrays, *weights], [one.shape for one in arrays], numbers)
+    sizes = [one.shape for one in arrays]
+    slopes = _run(gradient, [*arrays, *weights], sizes, numbers, np.float64)
     _require_numbers(gradient, slopes)
 
     def objective() -> float:
-        outputs = _run(op, reference, arrays, shapes, numbers)
+        outputs = _run(op, arrays, shapes, numbers, np.float64)
         return sum(float(np.sum(weight * y)) for weight, y in zip(weights, outputs, strict=True))
 
-    for name, array, slope in zip(op.buffers, arrays, slopes, strict=False):
+    for name, array, slope in zip(op.inputs, arrays, slopes, strict=True):
         if array.dtype.kind == "f":
             _compare_slopes(f"op {gradient.name!r}: the gradient in {name!r}", objective, array, slope, rng)
     done.insert(1, "gradient")
-    for ops in others:
-        found = _run(gradient, ops, [*arrays, *weights], [one.shape for one in arrays], numbers)
-        names = gradient.buffers[gradient.inputs :]
-        _compare_all(f"op {gradient.name!r} on {ops.name}", names, found, slopes, rtol, atol)
-        done.append(f"{ops.name} float32 gradient")
+    compare(gradient, [*arrays, *weights], sizes, slopes, " gradient")
     return tuple(done)
 
 
 def check_layer(
     layer: Layer,
-    input_shape: Shape,
+    input_shape: Any,
     *,
     rows: int = 5,
     device: str = "auto",
@@ -125,14 +134,14 @@ def check_layer(
     rtol: float = 1e-4,
     atol: float = 1e-5,
 ) -> tuple[str, ...]:
-    """Compare a layer's gradients in its parameters and its input with central differences of its forward pass.
+    """Compare a layer's gradients in its weights and its input with central differences of its `call`.
 
-    Parameters and inputs are random. The layer must write all of y, dx and the gradients (they hold NaN before), leave
-    x and the parameters alone, and work without dx as a first layer does.
+    Trainable weights and inputs are random, `training` is true. The layer is then traced, as a model does it, and the
+    program that this makes must compute the same.
 
     Args:
-        layer: the layer.
-        input_shape: shape of one sample.
+        layer: the layer, which is left as it is.
+        input_shape: shape of one sample; of a layer with several inputs a list or a dictionary of shapes.
         rows: of the batch.
         device: as `check_op`.
         seed: of the numbers.
@@ -140,43 +149,27 @@ def check_layer(
         atol: of float32 results on a GPU.
 
     Returns:
-        What was compared, such as ("gradients", "cuda float32").
+        What was compared, such as ("gradients", "program", "cuda float32").
 
     Raises:
         CheckError: a result differs; the message names the first such element.
-        ConfigError: the layer cannot take that input.
+        ConfigError: the layer cannot take that input, decides by a value, or uses an op without a gradient.
         DeviceError: no GPU answers and `device` is "cuda".
     """
-    layer = copy.copy(layer)  # it is given a name, which is not to stay
-    architecture = Architecture([layer], tuple(input_shape))
-    if layer.is_view:
-        return ()
-    rng = np.random.default_rng(seed)
-    values = {entry.name: rng.standard_normal(entry.shape) * 0.5 for entry in architecture.layout.entries}
-    x = rng.standard_normal((rows, *input_shape))
-    weights = rng.standard_normal((rows, *architecture.output_shape))
-    reference = NumpyBackend(np.float64)
-    name = f"layer {layer.name!r}"
-
-    def passes(ops: Backend) -> dict[str, Array]:
-        return _layer_passes(name, ops, architecture, values, x, weights)
-
-    expected = passes(reference)
-
-    def objective() -> float:
-        one = _layer_buffers(reference, architecture, values, x)[1]
-        with reference.step_scope():
-            layer.forward(reference, one, _CONTEXT)
-        return float(np.sum(weights * reference.download(one.y)))
-
-    _compare_slopes(f"{name}: the gradient in its input", objective, x, expected["dx"], rng)
-    for parameter, value in values.items():
-        _compare_slopes(f"{name}: the gradient in {parameter!r}", objective, value, expected[parameter], rng)
+    checked = _CheckedLayer(layer, input_shape, rows, seed)
+    expected = checked.check_gradients()
     done = ["gradients"]
+
+    def compare(backend: Backend, what: str, rtol: float, atol: float) -> None:
+        found = checked.on(backend)
+        wanted = [expected[name] for name in found]
+        _compare_all(f"{checked.name} {what}", list(found), list(found.values()), wanted, rtol, atol)
+
+    compare(CpuBackend(np.float64), "as a program", _SAME, _SAME)
+    done.append("program")
     gpu = _gpu(device)
     if gpu is not None:
-        found = passes(gpu)
-        _compare_all(f"{name} on cuda", list(found), list(found.values()), list(expected.values()), rtol, atol)
+        compare(gpu, "on cuda", rtol, atol)
         done.append("cuda float32")
     return tuple(done)
 
@@ -185,96 +178,162 @@ def check_layer(
 
 
 def _run(
-    op: Op, ops: Backend, arrays: Sequence[Array], shapes: Sequence[Shape], numbers: dict[str, Any]
+    op: Op,
+    arrays: Sequence[Array],
+    shapes: Sequence[Shape],
+    numbers: dict[str, Any],
+    dtype: npt.DTypeLike,
+    gpu: Any = None,
 ) -> list[Array]:
-    """Return an op's outputs on a device, after looking at what it must not touch."""
-    inputs = [_upload(ops, one) for one in arrays]
-    before = [ops.download(one) for one in inputs]
-    wholes, outputs = [], []
-    for shape in shapes:
-        size = int(np.prod(shape, dtype=np.int64))
-        whole = ops.empty((size + 2 * _MARGIN,))
-        filled = np.full(size + 2 * _MARGIN, _UNTOUCHED, ops.dtype)
-        filled[_MARGIN : _MARGIN + size] = np.nan
-        ops.write(whole, filled)
-        wholes.append(whole)
-        outputs.append(whole[_MARGIN : _MARGIN + size].reshape(*shape))
-    with ops.step_scope():
-        op(ops, *inputs, *outputs, **numbers)
-    for name, one, old in zip(op.buffers, inputs, before, strict=False):
-        if not np.array_equal(ops.download(one), old, equal_nan=True):
-            raise CheckError(f"op {op.name!r} on {ops.name} overwrites its input {name!r}")
-    for name, whole in zip(op.buffers[op.inputs :], wholes, strict=True):
-        around = ops.download(whole)
-        around = np.concatenate([around[:_MARGIN], around[-_MARGIN:]])
+    """Return an op's outputs, by NumPy or on a GPU, after looking at what it must not touch."""
+    where = "numpy" if gpu is None else "cuda"
+    inputs = [np.array(one, dtype if one.dtype.kind == "f" else one.dtype) for one in arrays]
+    before = [one.copy() for one in inputs]
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+    wholes = [np.full(size + 2 * _MARGIN, _UNTOUCHED, dtype) for size in sizes]
+    for whole in wholes:
+        whole[_MARGIN : len(whole) - _MARGIN] = np.nan
+
+    def parts(memory: Sequence[Any]) -> list[Any]:
+        return [
+            one[_MARGIN : _MARGIN + size].reshape(*shape)
+            for one, size, shape in zip(memory, sizes, shapes, strict=True)
+        ]
+
+    if gpu is None:
+        op.run(inputs, parts(wholes), numbers)
+    else:
+        there, memory = [gpu.upload(one) for one in inputs], [gpu.upload(one) for one in wholes]
+        gpu.launch(op.kernel, [*there, *parts(memory)], numbers)
+        inputs, wholes = [gpu.download(one) for one in there], [gpu.download(one) for one in memory]
+    for name, one, old in zip(op.inputs, inputs, before, strict=True):
+        if not np.array_equal(one, old, equal_nan=True):
+            raise CheckError(f"op {op.name!r} on {where} overwrites its input {name!r}")
+    for name, whole in zip(op.outputs, wholes, strict=True):
+        around = np.concatenate([whole[:_MARGIN], whole[-_MARGIN:]])
         if not (around == _UNTOUCHED).all():
-            place = int(np.argmax(around != _UNTOUCHED))
-            where = f"{_MARGIN - place} before its begin" if place < _MARGIN else f"{place - _MARGIN} past its end"
-            raise CheckError(f"op {op.name!r} on {ops.name} writes outside of its output {name!r}, {where}")
-    return [ops.download(one) for one in outputs]
-
-
-def _upload(ops: Backend, array: Array) -> Buffer:
-    """Return a copy on the device, floating-point numbers in its dtype."""
-    return ops.upload(np.array(array, ops.dtype if array.dtype.kind == "f" else array.dtype))
+            at = int(np.argmax(around != _UNTOUCHED))
+            beside = f"{_MARGIN - at} before its begin" if at < _MARGIN else f"{at - _MARGIN} past its end"
+            raise CheckError(f"op {op.name!r} on {where} writes outside of its output {name!r}, {beside}")
+    found: list[Array] = parts(wholes)
+    return found
 
 
 # Layers
 
 
-_CONTEXT = StepContext(training=True, seed=5, step=3, first_row=2)
+class _CheckedLayer:
+    """A layer with random weights and inputs, and an objective: a random combination of its outputs."""
+
+    def __init__(self, layer: Layer, input_shape: Any, rows: int, seed: int) -> None:
+        self.rng = rng = np.random.default_rng(seed)
+        layer = self._layer = copy.deepcopy(layer)  # it is given a type, weights and a name, which are not to stay
+        layer.set_dtype("float64")
+        shapes = _map_shapes(input_shape)
+        self._x = tree.map_leaves(lambda path, shape: rng.standard_normal((rows, *shape.lengths)), shapes)
+        y = layer(self._tensors(self._x), training=True)
+        layer.adopt(seed)
+        self.name = f"layer {layer.name or snake_case(type(layer).__name__)!r}"
+        self._w = tree.map_leaves(lambda path, one: rng.standard_normal(one.shape), y)
+        for one in layer.trainable_weights:
+            one.assign(rng.standard_normal(one.shape) * 0.5)
+        self._weights = {repr(one.path): one for one in layer.trainable_weights}
+        self._state = [(one, one.numpy()) for one in layer.variables]
+
+    def check_gradients(self) -> dict[str, Array]:
+        """Compare gradients with central differences; return all that the layer computes."""
+        found = self._eager()
+        for path, x in tree.flatten(self._x):
+            name = f"the gradient in its input{f' {path!r}' if path else ''}"
+            _compare_slopes(f"{self.name}: {name}", self._objective, x, found[name], self.rng)
+        for name, weight in self._weights.items():
+            number = next(n for n, (one, _) in enumerate(self._state) if one is weight)
+            name = f"the gradient in {name}"
+            _compare_slopes(f"{self.name}: {name}", self._objective, self._state[number][1], found[name], self.rng)
+        return found
+
+    def on(self, backend: Backend) -> dict[str, Array]:
+        """Return what the layer's program computes on a device, in its type."""
+        dtype = backend.dtype.name
+        self._layer.set_dtype(dtype)
+        self._restore()
+        data = {f"{what}/{path}": one for what in "xw" for path, one in tree.flatten(getattr(self, f"_{what}"))}
+        inputs = {name: ((Rows(len(one)), *one.shape[1:]), dtype) for name, one in data.items()}
+
+        def traced(*given: Tensor) -> dict[str, Tensor]:
+            known = dict(zip(data, given, strict=True))
+            x, w = (
+                tree.map_leaves(lambda path, one, what=what: known[f"{what}/{path}"], getattr(self, f"_{what}"))
+                for what in "xw"
+            )
+            return self._computed(x, w)
+
+        program = place(trace(traced, inputs))
+        arrays = {name: backend.upload(one.astype(dtype)) for name, one in data.items()}
+        executable = backend.executable(program, arrays)
+        executable.run()
+        found = dict(executable.outputs)
+        for one, _ in self._state:
+            one.move(None)
+        backend.release([one for one, _ in self._state])
+        names = [name for name in self._names if name in found]
+        return {name: found[name] for name in names}
+
+    def _eager(self) -> dict[str, Array]:
+        self._restore()
+        found = self._computed(self._tensors(self._x), self._tensors(self._w))
+        self._names = list(found)
+        return {name: one.numpy() for name, one in found.items()}
+
+    def _objective(self) -> float:
+        self._restore()
+        return float(self._combined(self._layer(self._tensors(self._x), training=True), self._tensors(self._w)))
+
+    def _restore(self) -> None:
+        """Let the layer stand where it began: another call moves averages and counts random numbers."""
+        for one, value in self._state:
+            one.assign(value)
+
+    def _tensors(self, nested: Any) -> Any:
+        return tree.map_leaves(lambda path, one: constant(one), nested)
+
+    def _combined(self, y: Any, w: Any) -> Tensor:
+        parts = [ops.sum(one * other) for one, other in zip(tree.leaves(y), tree.leaves(w), strict=True)]
+        return sum(parts[1:], parts[0])
+
+    def _computed(self, x: Any, w: Any) -> dict[str, Tensor]:
+        """Return outputs and gradients by what they are called in messages."""
+        y = self._layer(x, training=True)
+        inputs = dict(tree.flatten(x))
+        sources = [*inputs.values(), *(one.tensor for one in self._weights.values())]
+        names = [f"its input{f' {path!r}' if path else ''}" for path in inputs] + list(self._weights)
+        slopes = gradients(self._combined(y, w), sources)
+        found = {f"output{f' {path!r}' if path else ''}": one for path, one in tree.flatten(y)}
+        for name, source, slope in zip(names, sources, slopes, strict=True):
+            found[f"the gradient in {name}"] = ops.zeros_like(source) if slope is None else slope
+        return found
 
 
-def _layer_buffers(
-    ops: Backend, architecture: Architecture, values: dict[str, Array], x: Array
-) -> tuple[ExplicitReplica, LayerBuffers]:
-    """Return a layer's memory, with outputs full of NaN."""
-    replica = ExplicitReplica(ops, architecture, 0)
-    replica.compile(NoLoss(), SGD(), [])
-    replica.reserve(len(x))
-    (one,) = replica._buffers(len(x), 0)
-    for name, view in architecture.layout.views(replica.params).items():
-        ops.write(view, values[name])
-    ops.write(one.x, x)
-    for buffer in (one.y, one.dx, *one.grads.values(), *one.scratch.values()):
-        ops.write(buffer, np.full(buffer.shape, np.nan))
-    return replica, one
+@dataclass(frozen=True)
+class _Shape:
+    """The shape of a sample, as a leaf of nested data."""
+
+    lengths: tuple[int, ...]
 
 
-def _layer_passes(
-    name: str, ops: Backend, architecture: Architecture, values: dict[str, Array], x: Array, weights: Array
-) -> dict[str, Array]:
-    """Return y, dx and the parameters' gradients, after looking at what the layer must not touch."""
-    (layer,) = architecture.layers
-    replica, one = _layer_buffers(ops, architecture, values, x)
-    with ops.step_scope():
-        layer.forward(ops, one, _CONTEXT)
-        y = ops.download(one.y)
-        ops.write(one.dy, weights)
-        layer.backward(ops, one, _CONTEXT)
-        found = {"y": y, "dx": ops.download(one.dx)}
-        found |= {
-            key: ops.download(view) for key, view in architecture.layout.gradient_views(replica._partial(0)).items()
-        }
-        for what, buffer, old in (
-            ("its input x", one.x, x),
-            *((f"parameter {key!r}", one.params[key.split("/", 1)[1]], old) for key, old in values.items()),
-        ):
-            if not np.array_equal(ops.download(buffer), old.astype(ops.dtype)):
-                raise CheckError(f"{name} on {ops.name} overwrites {what}")
-        # As the first layer of a model, which nobody asks for dx.
-        one.dx = None
-        layer.forward(ops, one, _CONTEXT)
-        ops.write(one.dy, weights)
-        layer.backward(ops, one, _CONTEXT)
-    return found
+def _map_shapes(shape: Any) -> Any:
+    if isinstance(shape, Mapping):
+        return {key: _map_shapes(one) for key, one in shape.items()}
+    if isinstance(shape, list) and all(isinstance(one, Sequence | Mapping) for one in shape):
+        return [_map_shapes(one) for one in shape]
+    return _Shape(tuple(int(n) for n in shape))
 
 
 # Comparing
 
 
 def _require_numbers(op: Op, outputs: Sequence[Array]) -> None:
-    for name, one in zip(op.buffers[op.inputs :], outputs, strict=True):
+    for name, one in zip(op.outputs, outputs, strict=True):
         if np.isnan(one).any():
             index = [int(n) for n in np.argwhere(np.isnan(one))[0]]
             raise CheckError(
@@ -286,7 +345,14 @@ def _compare_all(
     what: str, names: Sequence[str], found: Sequence[Array], expected: Sequence[Array], rtol: float, atol: float
 ) -> None:
     for name, one, other in zip(names, found, expected, strict=True):
-        _compare(f"{what}: {name!r}", one, other, rtol, atol, "NumPy float64")
+        _compare(
+            f"{what}: {name if ' ' in name or name == 'output' else repr(name)}",
+            one,
+            other,
+            rtol,
+            atol,
+            "NumPy float64",
+        )
 
 
 def _compare(what: str, found: Array, expected: Array, rtol: float, atol: float, reference: str) -> None:
@@ -309,17 +375,17 @@ def _compare_slopes(
     count = min(array.size, _PROBES)
     flat = array.reshape(-1)
     assert np.shares_memory(flat, array) or not array.size
-    for place in np.sort(rng.permutation(array.size)[:count]):
-        kept = flat[place]
+    for at in np.sort(rng.permutation(array.size)[:count]):
+        kept = flat[at]
         values = []
         for sign in (1, -1):
-            flat[place] = kept + sign * _STEP
+            flat[at] = kept + sign * _STEP
             values.append(objective())
-        flat[place] = kept
+        flat[at] = kept
         expected = (values[0] - values[1]) / (2 * _STEP)
-        found = float(slope.reshape(-1)[place])
+        found = float(slope.reshape(-1)[at])
         if not abs(found - expected) <= _SLOPE_ATOL + _SLOPE_RTOL * max(abs(expected), 1.0):
-            index = [int(n) for n in np.unravel_index(place, array.shape)]
+            index = [int(n) for n in np.unravel_index(at, array.shape)]
             raise CheckError(
                 f"{what} differs first at {index}: found {found:.9g}, expected {expected:.9g} (central differences)"
             )

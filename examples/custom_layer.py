@@ -23,8 +23,8 @@ class ResidualGate(dp.layers.Layer):
         self.bias = self.add_weight((features,), "zeros", name="bias")
         self.gate = self.add_weight((features, features), "glorot_uniform", name="gate")
 
-    def call(self, x):
-        return x + (ops.matmul(x, self.value) + self.bias) * ops.sigmoid(ops.matmul(x, self.gate))
+    def call(self, inputs):
+        return inputs + (inputs @ self.value + self.bias) * ops.sigmoid(inputs @ self.gate)
 
 
 def main() -> None:

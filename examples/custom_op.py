@@ -59,18 +59,8 @@ class Swish(dp.layers.Layer):
         super().__init__(**options)
         self.beta = beta
 
-    def output_shape(self, input_shape):
-        return input_shape
-
-    def forward(self, ops, buffers, context):
-        swish(ops, buffers.x, buffers.y, beta=self.beta)
-
-    def backward(self, ops, buffers, context):
-        if buffers.dx is not None:
-            swish_gradient(ops, buffers.x, buffers.dy, buffers.dx, beta=self.beta)
-
-    def own_config(self):
-        return {"beta": self.beta}
+    def call(self, inputs):
+        return swish(inputs, beta=self.beta)
 
 
 def main() -> None:

@@ -18,52 +18,56 @@ LATENT = 4
 DISCRIMINATOR_STEPS = 2
 
 
-class Gan(dp.Sequential):
-    """A discriminator (its own layers) that trains a generator as well.
+class Gan(dp.Model):
+    """A discriminator and a generator that are trained in turn.
 
     Args:
-        layers: of the discriminator; it ends in one output.
+        discriminator: from samples to one number.
         generator: from (rows, LATENT) to samples.
-        seed: of weights, shuffling and noise.
+        seed: of shuffling and noise.
     """
 
-    def __init__(self, layers, generator, seed=0):
-        super().__init__(layers, name="gan", seed=seed)
-        self.generator = generator
-        self.d_loss = dp.metrics.MeanTracker("d_loss")
-        self.g_loss = dp.metrics.MeanTracker("g_loss")
+    def __init__(self, discriminator, generator, seed=0):
+        super().__init__(name="gan", seed=seed)
+        self.discriminator, self.generator = discriminator, generator
+        self.noise = dp.ops.random.SeedGenerator(seed)
+        self.d_loss = dp.metrics.Mean("d_loss")
+        self.g_loss = dp.metrics.Mean("g_loss")
+
+    def call(self, inputs):
+        return self.discriminator(inputs)
+
+    def compile(self, d_optimizer, g_optimizer, **options):
+        super().compile(d_optimizer, **options)
+        self.g_optimizer = g_optimizer
 
     def train_step(self, data):
         """Update the discriminator several times, then the generator once."""
+        rows = data.shape[0]
         for _ in range(DISCRIMINATOR_STEPS):
-            self.learn(data.x, 1.0)
-            self.learn(self.make(data), 0.0)  # its gradient adds to the one before
-            self.apply_gradients()  # divides by the rows of one pass: the sum of two means
+            loss = self.distance(data, 1.0) + self.distance(self.make(rows), 0.0)
+            self.update(self.optimizer, loss, self.discriminator)
+            self.d_loss.update_state(loss, sample_weight=rows)
 
-        loss, dy = self.judge(self.make(data), 1.0)
-        self.g_loss.update_state(loss, data.rows)
-        # The discriminator only passes the gradient on.
-        self.generator.backward(self.backward(dy, input_gradient=True, frozen=True))
-        self.generator.apply_gradients()
+        loss = self.distance(self.make(rows), 1.0)
+        self.update(self.g_optimizer, loss, self.generator)
+        self.g_loss.update_state(loss, sample_weight=rows)
         return {"d_loss": self.d_loss.result(), "g_loss": self.g_loss.result()}
 
-    def make(self, data):
-        """Return as many generated samples as this rank has data."""
-        noise = self.random_normal("noise", data.rows, LATENT, data.first_row)
-        return self.generator.forward(noise, training=True)
+    def make(self, rows):
+        """Return generated samples."""
+        noise = dp.ops.random.normal((rows, LATENT), dtype=self.dtype, seed=self.noise)
+        return self.generator(noise, training=True)
 
-    def judge(self, x, aim):
-        """Return the discriminator's loss on x, and its gradient in the output."""
-        y_pred = self.forward(x, training=True)
-        y = self.buffer("aim", y_pred.shape)
-        self.ops.fill(y, aim)
-        return self.compute_loss(x, y, y_pred)
+    def distance(self, x, aim):
+        """Return the mean squared distance of the discriminator's outputs from what they are to be."""
+        return dp.ops.mean(dp.ops.square(self.discriminator(x, training=True) - aim))
 
-    def learn(self, x, aim):
-        """Add the gradient of the loss on x to the discriminator's."""
-        loss, dy = self.judge(x, aim)
-        self.d_loss.update_state(loss, len(x))
-        self.backward(dy)
+    def update(self, optimizer, loss, model):
+        """Let a model take a step down the gradient of a loss."""
+        self.zero_grad()
+        loss.backward()
+        optimizer.apply([one.grad for one in model.trainable_weights], model.trainable_weights)
 
 
 def main() -> None:
@@ -80,11 +84,10 @@ def main() -> None:
     angle = rng.uniform(0, 2 * np.pi, arguments.samples)
     x = np.stack([2 + np.cos(angle), np.sin(angle) - 1], axis=1) + 0.05 * rng.standard_normal((arguments.samples, 2))
 
-    generator = dp.Sequential([dp.layers.Dense(32, "tanh", input_shape=(LATENT,)), dp.layers.Dense(2)], seed=1)
-    generator.compile(dp.optimizers.Adam(1e-3, beta_1=0.5), **options)
+    generator = dp.Sequential([dp.layers.Dense(32, "tanh", input_shape=(LATENT,)), dp.layers.Dense(2)])
     judging = [dp.layers.Dense(32, "tanh", input_shape=(2,)), dp.layers.Dense(32, "tanh"), dp.layers.Dense(1)]
-    gan = Gan(judging, generator)
-    gan.compile(dp.optimizers.Adam(2e-3, beta_1=0.5), "mse", **options)
+    gan = Gan(dp.Sequential(judging), generator)
+    gan.compile(dp.optimizers.Adam(2e-3, beta_1=0.5), dp.optimizers.Adam(1e-3, beta_1=0.5), **options)
     history = gan.fit(x, batch_size=50, epochs=arguments.epochs, verbose=0)
 
     made = generator.predict(np.random.default_rng(1).standard_normal((2000, LATENT)), verbose=0)

@@ -9,6 +9,9 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
+#ifndef INDEX  // in a user's own kernels
+#define INDEX int
+#endif
 typedef INDEX Index;
 
 // The type in which sums of T go on beyond one thread.
@@ -64,6 +67,9 @@ template <class Join, class T> __device__ __forceinline__ T warp_join(T value) {
         value = Join::join(value, from_lane(value, distance));
     return value;
 }
+
+template <class T> __device__ __forceinline__ T warp_sum(T value) { return warp_join<Sum>(value); }
+template <class T> __device__ __forceinline__ T warp_max(T value) { return warp_join<Greatest>(value); }
 
 // Over the threads of a block, the same on all threads. `shared` holds a number for each warp, and is free again when
 // this returns.

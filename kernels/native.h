@@ -94,20 +94,21 @@ typedef void dp_Sgemm(int, int, int, int64_t, int64_t, int64_t, float, const flo
 typedef void dp_Dgemm(int, int, int, int64_t, int64_t, int64_t, double, const double *, int64_t, const double *, int64_t,
                       double, double *, int64_t);
 
-// c (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines.
+// out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
+// added to it.
 template <class T>
 static void dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                       const T *b, int64_t ldb, T *out) {
+                       const T *b, int64_t ldb, T *out, bool add = false) {
     if (m == 0 || n == 0) return;
-    if (k == 0) return dp_fill(out, m * n, (T)0);
+    if (k == 0) return add ? void() : dp_fill(out, m * n, (T)0);
     // A second thread pays from some 2^21 multiplications on (measured: 784-128 at batch 32, two cores).
     int64_t threads = m * n * k < ((int64_t)1 << 21) ? 1 : c.threads;
     if (threads != c.active) ((void (*)(int))c.set_threads)((int)(c.active = threads));
     int ta = at ? 112 : 111, tb = bt ? 112 : 111;
     if constexpr (sizeof(T) == 4)
-        ((dp_Sgemm *)c.sgemm)(101, ta, tb, m, n, k, 1.0f, a, lda, b, ldb, 0.0f, out, n);
+        ((dp_Sgemm *)c.sgemm)(101, ta, tb, m, n, k, 1.0f, a, lda, b, ldb, (float)add, out, n);
     else
-        ((dp_Dgemm *)c.dgemm)(101, ta, tb, m, n, k, 1.0, a, lda, b, ldb, 0.0, out, n);
+        ((dp_Dgemm *)c.dgemm)(101, ta, tb, m, n, k, 1.0, a, lda, b, ldb, (double)add, out, n);
 }
 
 #endif

@@ -54,6 +54,9 @@ template <int ROWS, int COLUMNS, int THREADS, bool TURNED, int PAD> struct Part 
     }
 };
 
+// Whether four floats can be read at once from there.
+static __device__ __forceinline__ bool aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }
+
 // The operands of a product c_MN = a b, and of a batch of them, and who computes which part.
 //
 // a is (M, K), or (K, M) where the kernel says A_TRANSPOSED; b is (K, N), or (N, K). Block = tile of m + tiles of M * (tile

@@ -10,7 +10,7 @@ from dptrain.callbacks.ranks import on_rank_0, ranks_of
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import output_error, sync, write_atomically
-from dptrain.saving.state import Arrays, decode, encode
+from dptrain.saving.state import Arrays, decode, encode, restore, variables
 
 _FILE, _PREVIOUS = "latest.safetensors", "latest.safetensors.bkp"
 _ADVICE = "choose another `backup_dir` of BackupAndRestore"
@@ -19,11 +19,11 @@ _ADVICE = "choose another `backup_dir` of BackupAndRestore"
 class BackupAndRestore(Callback):
     """Keeps the state of the training in a directory, and lets the next `fit` go on from what it finds there.
 
-    The state is: epoch and step; weights, optimizer slots, number of updates, learning rate; the sums of loss and
-    metrics in the epoch at hand. The order of the samples and the masks of dropout are functions of seed, epoch and
-    step. So with the same arguments of `compile` and `fit` the result has the bits of an uninterrupted training, on
-    the same number of ranks. What other callbacks hold, such as EarlyStopping's best value, is not in it, as in Keras.
-    Put it behind callbacks that change the learning rate at an epoch's end.
+    The state is: epoch and step; all variables: weights, optimizer slots, number of updates, learning rate, numbers of
+    random draws, and the sums of loss and metrics in the epoch at hand. The order of the samples is a function of seed
+    and epoch. So with the same arguments of `compile` and `fit` the result has the bits of an uninterrupted training,
+    on the same number of ranks. What other callbacks hold, such as EarlyStopping's best value, is not in it, as in
+    Keras. Put it behind callbacks that change the learning rate at an epoch's end.
 
     One file holds it all (safetensors, with a checksum), so that no weights of one step meet the number of another;
     Keras has two.
@@ -78,6 +78,8 @@ class BackupAndRestore(Callback):
             ConfigError: it is another model's.
         """
         self._steps_since_saving = 0
+        if self.model.compiled:  # its slots are in the backup
+            self.model.optimizer.build(self.model.trainable_weights)
         found = on_rank_0(self, "backup", self._read)
         comm = ranks_of(self)
         about = None if found is None else found[0]
@@ -85,13 +87,12 @@ class BackupAndRestore(Callback):
             about = comm.broadcast_fact(about)
         if about is None:
             return
-        replica = self.trainer.replica
-        for name, buffer in replica.state().items():
-            values = replica.backend.download(buffer) if found is None else found[1][name]
+        arrays = {}
+        for path, one in variables(self.model).items():
+            arrays[path] = one.numpy() if found is None else found[1][path]
             if comm.size > 1:
-                comm.broadcast(values)
-            replica.backend.write(buffer, values)
-        replica.iterations = about["iterations"]
+                comm.broadcast(arrays[path])
+        restore(self.model, arrays)
         step = about["step"]
         # In the middle of an epoch the hooks of its begin come again, and get the learning rate that they got.
         resume = self.model.optimizer.resume_learning_rate
@@ -131,19 +132,18 @@ class BackupAndRestore(Callback):
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same for a training to go on."""
-        replica = self.trainer.replica
-        entries = [[entry.name, list(entry.shape)] for entry in replica.architecture.layout.entries]
+        model = self.model
+        weights = model.weights_by_path()
         return {
-            "weights": entries,
-            "dtype": str(replica.backend.dtype),
-            "optimizer": type(replica.optimizer).__name__,
-            "state": {name: list(buffer.shape) for name, buffer in replica.state().items()},
-            "seed": replica.seed,
+            "weights": [[path, list(one.shape)] for path, one in weights.items()],
+            "dtype": model.dtype,
+            "optimizer": type(model.optimizer).__name__ if model.compiled else None,
+            "state": {path: list(one.shape) for path, one in variables(model).items()},
+            "seed": model.seed,
             "steps": self.params.get("steps"),
         }
 
     def _write(self, epoch: int, step: int) -> None:
-        replica = self.trainer.replica
         about = {
             "epoch": epoch,
             "step": step,
@@ -151,7 +151,7 @@ class BackupAndRestore(Callback):
             "rate_at_begin": self._rate_at_begin,
             "identity": self._identity(),
         }
-        content = encode(replica, about)
+        content = encode(self.model, about)
         folder = Path(self.backup_dir)
         latest = folder / _FILE
         try:

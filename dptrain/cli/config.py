@@ -49,6 +49,7 @@ def _number(value: object) -> object:
 PositiveInt = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
+OptionalRate = Annotated[Rate | None, BeforeValidator(_none_word)]
 Positive = Annotated[float, Field(gt=0)]
 Megabytes = Annotated[float, Field(gt=0, le=1e9)]
 OptionalPositive = Annotated[Positive | None, BeforeValidator(_none_word)]
@@ -100,18 +101,21 @@ class ModelConfig:
 class OptimizerConfig:
     """The update rule."""
 
-    name: Literal["adam", "adamw", "rmsprop", "sgd"] = _field("adam", "update rule", "optimizer")
+    name: Literal["adadelta", "adagrad", "adam", "adamw", "adamax", "lion", "nadam", "rmsprop", "sgd"] = _field(
+        "adam", "update rule", "optimizer"
+    )
     learning_rate: OptionalPositive = _field(
         None, "step size; the optimizer's own default if not set (sgd: 0.01, else 0.001)", "learning-rate"
     )
-    beta_1: Rate = _field(0.9, "adam, adamw: decay of the first moment")
-    beta_2: Rate = _field(0.999, "adam, adamw: decay of the second moment")
+    beta_1: OptionalRate = _field(None, "adam and its kin, lion: decay of the first moment; 0.9 if not set")
+    beta_2: OptionalRate = _field(None, "adam and its kin, lion: decay of the second moment; 0.999, lion: 0.99")
     amsgrad: bool = _field(False, "adam, adamw: the second moment never falls")
-    rho: Rate = _field(0.9, "rmsprop: decay of the mean square")
+    rho: OptionalRate = _field(None, "rmsprop, adadelta: decay of the mean square; 0.9, adadelta: 0.95")
+    initial_accumulator_value: OptionalNonnegative = _field(None, "adagrad: first sum of squares; 0.1 if not set")
     centered: bool = _field(False, "rmsprop: the variance instead of the mean square")
     momentum: Rate = _field(0.0, "sgd, rmsprop: momentum", "momentum")
     nesterov: bool = _field(False, "sgd: momentum looks ahead", "nesterov")
-    epsilon: Positive = _field(1e-7, "adam, adamw, rmsprop: keeps the division finite")
+    epsilon: OptionalPositive = _field(None, "all but sgd and lion: keeps the division finite; 1e-7 if not set")
     weight_decay: OptionalNonnegative = _field(
         None,
         "part of the parameters lost in an update, times the learning rate; adamw: 0.004 if not set",

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -30,22 +29,28 @@ from threadpoolctl import threadpool_info
 
 from dptrain import backend as backends
 from dptrain import comm as comms
-from dptrain.backend import Backend, Place, best_loops
+from dptrain import ops
+from dptrain.backend import Backend, Place
 from dptrain.backend.base import amount
-from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, places, too_new
+from dptrain.backend.cpu.compile import compiler
+from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, too_new
 from dptrain.backend.cuda.selection import masked, probe
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.backend.transfers import Exchange
-from dptrain.batches.feed import Feed, ResidentFeed
-from dptrain.batches.sampling import Shard
+from dptrain.batches.base import ArrayBatches
+from dptrain.batches.inputs import Samples
+from dptrain.batches.sampling import GlobalSampler, Sampler
 from dptrain.cli.building import build_model
 from dptrain.cli.config import Config, device_options
 from dptrain.cli.ranks import show_ranks
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
-from dptrain.data.parts import cut
 from dptrain.errors import AgreedError, DptrainError, ExitCode
 from dptrain.models import Sequential
+from dptrain.program.messages import stages
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import size
 from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
@@ -183,11 +188,12 @@ def _numpy(context: Context) -> list[Row]:
     return [Row("NumPy", f"{np.__version__} with {'; '.join(dict.fromkeys(blas))}")]
 
 
-def _numba(context: Context) -> list[Row]:
-    if best_loops("auto").name == "numba":
-        return [Row("Numba", f"{metadata.version('numba')}: compiles the CPU's inner loops")]
-    fix = "pip install 'dptrain[jit]': steps of small models on the CPU take two thirds of the time"
-    return [Row("Numba", "not installed: NumPy does the CPU's inner loops", "note", fix)]
+def _compiler(context: Context) -> list[Row]:
+    found = compiler()
+    if found is not None:
+        return [Row("C++ compiler", f"{found[1]} ({' '.join(found[0])}): compiles steps for the CPU")]
+    fix = "install g++ or clang++, or name a compiler in CXX: steps of small models take a fraction of the time"
+    return [Row("C++ compiler", "none: steps on the CPU are NumPy calls", "note", fix)]
 
 
 def _cores(context: Context) -> list[Row]:
@@ -365,16 +371,14 @@ def _nvcc(context: Context) -> list[Row]:
 
 
 def _kernels(context: Context) -> list[Row]:
-    names = sorted(path.stem for path in kernels_dir().glob("*.cu"))
     wanted = sorted({gpu["architecture"] for gpu in context.driver["gpus"]})
     if not wanted:
-        return [Row("kernels", f"{len(names)} sources, compiled at first use", "note")]
-    nvcc = find_nvcc()
+        return [Row("kernels", "a model's steps are compiled at their first use", "note")]
     rows = []
     for architecture in wanted:
-        there = sum(place.is_file() for place in places(names, architecture, nvcc).values())
-        left = "" if there == len(names) else ", the others at first use"
-        rows.append(Row("kernels", f"{there} of {len(names)} compiled for {architecture} in {kernel_cache()}{left}"))
+        there = len(list(kernel_cache().glob(f"*-{architecture}-*.cubin")))
+        text = f"{_plural(there, 'program')} compiled for {architecture} in {kernel_cache()}, others at their first use"
+        rows.append(Row("kernels", text))
     return rows
 
 
@@ -392,7 +396,7 @@ def _cache(context: Context) -> list[Row]:
 
 # By title of the section, in the order of the report. A check is not collective.
 CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
-    "Python": [_python, _dptrain, _numpy, _numba, _cores, _cache],
+    "Python": [_python, _dptrain, _numpy, _compiler, _cores, _cache],
     "MPI": [_mpi4py, _mpirun, _ranks, _cuda_aware, _shared_memory, _locked_memory],
     "GPU": [_driver, _gpus, _pycuda, _nvcc, _kernels],
 }
@@ -432,11 +436,19 @@ def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
 def _try_op(backend: Backend) -> float:
     """Return the largest difference between the backend's dense layer and NumPy's."""
     rng = np.random.default_rng(0)
-    x, kernel, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((33, 70), (70, 17), (17,)))
-    y = backend.empty((33, 17), name="doctor")
-    backend.dense_forward(backend.upload(x), backend.upload(kernel), backend.upload(bias), "tanh", y)
+    arrays = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in {"x": (33, 70), "kernel": (70, 17), "bias": (17,)}.items()
+    }
+    layer = trace(
+        lambda x, kernel, bias: {"y": ops.tanh(x @ kernel + bias)},
+        {name: (one.shape, one.dtype) for name, one in arrays.items()},
+    )
+    program = backend.executable(place(layer), {name: backend.upload(one) for name, one in arrays.items()})
+    program.run()
+    x, kernel, bias = arrays.values()
     expected = np.tanh(x.astype(np.float64) @ kernel + bias)
-    return float(np.max(np.abs(backend.download(y) - expected)))
+    return float(np.max(np.abs(program.outputs["y"] - expected)))
 
 
 def _why_not(config: Config, comm: Communicator, row: Row, opened: Backend | None) -> str | None:
@@ -498,56 +510,54 @@ def _measure(config: Config, comm: Communicator, model: Sequential) -> tuple[flo
     Raises:
         DptrainError: the model does not fit on the device, on every rank.
     """
-    replica = model.on_device(comm)
-    backend, batch = replica.backend, config.train.batch_size
+    trainer, step, batch = model.trainer(comm), model.step("train"), config.train.batch_size
+    backend = trainer.backend
     rng = np.random.default_rng(0)
-    start, stop = cut(0, batch, comm.size)[comm.rank]
-    mine, whole = Shard(start, stop, start), Shard(0, batch, 0)
+    samples = Samples(rng.integers(0, 256, (batch, 28, 28), np.uint8), rng.integers(0, 10, batch), dtype=model.dtype)
 
-    def prepare() -> tuple[Feed, Exchange]:
-        replica.reserve(batch)
-        x, y = rng.integers(0, 256, (batch, 28, 28), np.uint8), rng.integers(0, 10, batch)
-        feed = ResidentFeed(backend, replica.as_stored(x, y))
-        feed.start(np.arange(batch), [])
-        forward_backward(feed, whole)
-        return feed, backend.exchange(replica.reduction)
+    def timed(sampler: Sampler, alone: bool) -> float:
+        with ArrayBatches(*samples.stored(), sampler).open(backend, None) as batches:
+            shards = next(iter(batches.epoch(0)))
+            rows = batches.rows([shards])
 
-    def forward_backward(feed: Feed, shard: Shard) -> None:
-        with backend.step_scope():
-            replica.forward_backward(feed, [shard])
-        backend.download(replica.totals)  # waits
+            def once() -> None:
+                trainer.programs.run(step, batches.about, rows, [shards], alone=alone)
+                trainer.wait()
 
-    def update() -> None:
-        with backend.step_scope():
-            replica.update()
-        backend.download(replica.totals)
+            comm.agree("measuring", lambda: trainer.programs.placed(step, batches.about, batch))
+            return _median(comm, once)
 
-    feed, exchange = comm.agree("measuring", prepare)
+    alone = timed(GlobalSampler(batch, batch, shuffle=False), True)
+    total = timed(GlobalSampler(batch, batch, comm.rank, comm.size, shuffle=False), False)
+    placed = trainer.programs.placed(step, samples.stored()[1], batch)
+    copy = mpi = 0.0
+    for message in (one for stage in stages(placed) for one in stage.messages):
+        buffer = backend.upload(np.zeros(sum(size(one.shape) for one in message), message[0].dtype))
+        exchange = backend.exchange(buffer)
+
+        def there_and_back(exchange: Exchange = exchange) -> None:
+            exchange.begin()
+            exchange.values()
+            exchange.end()
+            trainer.wait()
+
+        def summed(exchange: Exchange = exchange) -> None:
+            comm.allreduce_sum(exchange.values())
+
+        copy += _median(comm, there_and_back) if backend.name == "cuda" else 0.0
+        mpi += _median(comm, summed)
+    return alone, max(total - copy - mpi, 0.0), copy, mpi
+
+
+def _median(comm: Communicator, action: Callable[[], None]) -> float:
+    """Return the median of the seconds that something takes, which all ranks begin together. Collective."""
     times = []
     for _ in range(_WARM_UP + _REPEATS):
-        marks = [time.perf_counter()]
-        forward_backward(feed, whole)
-        update()
-        marks.append(time.perf_counter())
         comm.barrier()
-        marks.append(time.perf_counter())
-        forward_backward(feed, mine)
-        marks.append(time.perf_counter())
-        exchange.begin()
-        host = exchange.values()
-        marks.append(time.perf_counter())
-        comm.allreduce_sum(host)
-        marks.append(time.perf_counter())
-        exchange.end()
-        if host is not replica.reduction:  # on the CPU there is no copy to wait for
-            backend.download(replica.totals)
-        marks.append(time.perf_counter())
-        update()
-        marks.append(time.perf_counter())
-        alone, _, forward, down, mpi, up, applied = (b - a for a, b in pairwise(marks))
-        times.append((alone, forward + applied, down + up, mpi))
-    alone, compute, copy, mpi = (median(column) for column in zip(*times[_WARM_UP:], strict=True))
-    return alone, compute, copy, mpi
+        begun = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begun)
+    return median(times[_WARM_UP:])
 
 
 # Helpers

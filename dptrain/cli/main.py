@@ -1,4 +1,4 @@
-"""The command line: `python -m dptrain [train|sweep|doctor] [options]`."""
+"""The command line: `python -m dptrain [train|sweep|doctor|explain] [options]`."""
 
 import argparse
 import platform
@@ -35,6 +35,7 @@ Train a neural network on one process, or on several ranks with mpirun:
   python -m dptrain --config runs/X/config.yaml  repeat a run
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain doctor                       what works, what is missing
+  python -m dptrain explain --hidden 64          what a step computes, without data
 """
 
 
@@ -101,7 +102,7 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
-COMMANDS = ("train", "sweep", "doctor")
+COMMANDS = ("train", "sweep", "doctor", "explain")
 
 
 def _command(name: str) -> "Command":
@@ -193,6 +194,12 @@ def _build_parser(command: str) -> _Parser:
     parser.add_argument("--print-config", action="store_true", help="print the configuration as YAML and exit")
     if command == "sweep":
         add_options(parser)
+    if command == "explain":
+        own = parser.add_argument_group("explain")
+        own.add_argument("--step", metavar="train|test|predict", default="train", help="which step (default: train)")
+        shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
+        own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
+        own.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
     groups: dict[str, Any] = {}
     for leaf in leaves():
         section = leaf.path.rpartition(".")[0] or "run"

@@ -68,6 +68,8 @@ class Layer(Parts):
     # Arguments that Keras does not write to files, and those of all layers that it writes even where they are None.
     _unwritten: tuple[str, ...] = ()
     _always_written: tuple[str, ...] = ()
+    # The layers of a model that lists them, which files number by class.
+    _stack: Sequence["Layer"] = ()
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """What a layer is made of: weights, random numbers, sublayers; their names, types and initial values in a model."""
 
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -25,7 +24,6 @@ class Parts(Configurable):
     """The half of `Layer` that knows what a layer has; the other half calls it."""
 
     name: str | None
-    has_default_name = False  # that of a model, which another model may number
     built: bool
     _trainable: bool
     _own_dtype: bool
@@ -35,10 +33,18 @@ class Parts(Configurable):
     _generators: list[tuple[SeedGenerator, int | None]]
     _losses: list[Tensor]
 
+    # Whether the name is one that a model may count up.
+    has_default_name = False
+
+    @property
+    def default_name(self) -> str:
+        """What names are counted up from: the class's in snake case."""
+        return snake_case(type(self).__name__)
+
     @property
     def label(self) -> str:
-        """The name, or before there is one the class's in snake case; for messages."""
-        return self.name or snake_case(type(self).__name__)
+        """The name, or before there is one the default; for messages."""
+        return self.name or self.default_name
 
     def _attributes(self, kind: type[T]) -> list[T]:
         """Return the attributes of a kind, also those in lists, tuples and dictionaries, in the order of assignment."""
@@ -208,7 +214,8 @@ class Parts(Configurable):
         Raises:
             ConfigError: two sublayers of a layer have the same name.
         """
-        self._name("", set())
+        for path, one in self._paths():
+            one.path = path
         generators = [one for layer in self.flat_layers() for one in layer._generators]
         for number, (generator, own) in enumerate(generators):
             generator.seed, generator.number = seed if own is None else own, number
@@ -227,35 +234,46 @@ class Parts(Configurable):
                 generator.seed = seed if own is None else own
                 generator.count.assign(0)
 
-    def _name(self, prefix: str, done: set[int]) -> None:
+    def _paths(self, prefix: str = "", done: set[int] | None = None) -> Iterator[tuple[str, Variable]]:
+        """Yield all variables with paths that are unique below this layer; layers without a name get one."""
+        done = set() if done is None else done
         done.add(id(self))
         taken: Counter[str] = Counter()
         for one in [*self._own, *(generator.count for generator in self._attributes(SeedGenerator))]:
             number = taken[one.name]
             taken[one.name] += 1
-            one.path = f"{prefix}{one.name}_{number}" if number else f"{prefix}{one.name}"
+            yield f"{prefix}{one.name}_{number}" if number else f"{prefix}{one.name}", one
         name_layers(self.sublayers)
         for layer in self.sublayers:
             if id(layer) not in done:
-                layer._name(f"{prefix}{layer.name}/", done)
+                yield from layer._paths(f"{prefix}{layer.name}/", done)
+
+    def weights_by_path(self) -> dict[str, Variable]:
+        """Return `weights` by paths from here, "dense/kernel"; their own are from the outermost layer."""
+        weights = self.weights  # which may be made now
+        paths = {id(one): path for path, one in self._paths()}
+        return {paths[id(one)]: one for one in weights}
 
 
 def name_layers(layers: "Sequence[Layer]") -> None:
-    """Give every nameless layer its class's name in snake case; the second of a kind gets "_1", as in Keras.
+    """Give layers without a name that of their class, "dense"; the second of a kind gets "_1", as in Keras.
+
+    Default names, which models have from the beginning, give way to others.
 
     Raises:
         ConfigError: two have the same name.
     """
-    free = {id(layer) for layer in layers if layer.name is None or layer.has_default_name}
-    taken = Counter(layer.name for layer in layers if id(layer) not in free)
+    taken = Counter(layer.name for layer in layers if layer.name is not None and not layer.has_default_name)
     repeated = [name for name, times in taken.items() if times > 1]
     if repeated:
         raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
     for layer in layers:
-        if id(layer) in free:
-            kind = re.sub(r"_\d+$", "", layer.name) if layer.name else snake_case(type(layer).__name__)
+        if layer.name is None or (layer.has_default_name and layer.name in taken):
+            kind = layer.default_name
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in taken)
+            taken[layer.name] += 1
+        elif layer.has_default_name:
             taken[layer.name] += 1
 
 

@@ -1,13 +1,45 @@
 """A weight: a variable that remembers how its first value was drawn."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.errors import ConfigError
 from dptrain.initializers import Initializer, InitializerLike
 from dptrain.program.tensor import Variable
+
+# How many elements weights that are made now may still have, and in all; None where they are to be drawn.
+_room: ContextVar[list[int] | None] = ContextVar("room", default=None)
+
+
+@contextmanager
+def to_be_read(most: int) -> Iterator[None]:
+    """Make weights in this context without drawing their values, which a file has.
+
+    Args:
+        most: elements that all of them may have.
+
+    Raises:
+        ConfigError: they have more, before memory is taken for them.
+    """
+    token = _room.set([most, most])
+    try:
+        yield
+    finally:
+        _room.reset(token)
+
+
+def _take_room(shape: Sequence[int]) -> None:
+    room = _room.get()
+    if room is not None:
+        room[0] -= math.prod(shape)  # of Python's integers, which do not overflow
+        if room[0] < 0:
+            raise ConfigError(f"the model has {room[1] - room[0]} weights or more, too many for the file")
 
 
 class Weight(Variable):
@@ -49,9 +81,13 @@ class Weight(Variable):
     ) -> None:
         self.initializer, self.provisional = initializer, provisional
         self._drawn_with = seed, position
-        value = _drawn(initializer, tuple(shape), seed, position, dtype)
+        to_be_read = _room.get() is not None
+        if to_be_read:
+            _take_room(shape)
+            self.provisional = False
+        value = np.zeros(shape, dtype) if to_be_read else _drawn(initializer, tuple(shape), seed, position, dtype)
         super().__init__(value, name, trainable, dtype=dtype, regularizer=regularizer, aggregation=aggregation)
-        self._initial = self._held
+        self._initial = None if to_be_read else self._held
 
     @property
     def is_initial(self) -> bool:

@@ -63,6 +63,7 @@ class Metric(Configurable):
         value = initializers.get("zeros" if initializer is None else initializer)(tuple(shape))
         value = np.asarray(value, dtype or np.float64)
         made = Variable(value, name or "variable", trainable=False, aggregation=aggregation)
+        made.path = f"{self.name}/{made.name}"
         self._variables.append(made)
         return made
 

@@ -2,11 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+from dptrain.models.from_files import from_keras, load_model, model_from_json
 from dptrain.models.model import Model
 from dptrain.models.sequential import Sequential
 from dptrain.registry.names import not_there
+from dptrain.saving.keras_config import MODELS
 
-__all__ = ["Model", "Sequential"]
+__all__ = ["Model", "Sequential", "from_keras", "load_model", "model_from_json"]
+
+MODELS |= {"Sequential": Sequential, "Functional": Model}
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("models", __all__)

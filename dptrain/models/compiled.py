@@ -110,7 +110,7 @@ class Outputs:
         ]
         self.flat: list[Output] = []
         for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
-            found = resolve(plain, weighted, loss, shape)
+            found = resolve(_listed(plain), _listed(weighted), loss, shape)
             tracker = Mean(f"{name}_loss") if several and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = _refilled(nested, iter(self.flat))
@@ -154,6 +154,10 @@ class Outputs:
         targets = _ordered(y, names)
         weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))
+
+
+def _listed(given: Any) -> Any:
+    return given if given is None or isinstance(given, list | tuple) else [given]
 
 
 def _losses(loss: Any) -> Any:

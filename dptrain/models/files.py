@@ -1,7 +1,207 @@
-"""A model's files: what `save`, `save_weights` and `load_weights` do."""
+"""A model's files: what `save`, `save_weights`, `load_weights` and `export` do, and its configuration."""
 
+import inspect
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy.typing as npt
+
+from dptrain import comm as comms
+from dptrain.comm import Communicator
+from dptrain.errors import ConfigError
 from dptrain.layers import Layer
+from dptrain.layers.base import build_shape
+from dptrain.models.configuration import functional_config, functional_ends
+from dptrain.models.graph import Graph
+from dptrain.optimizers import Optimizer
+from dptrain.program import tree
+from dptrain.registry.serialization import custom_object_scope, plain
+from dptrain.runtime.failure import phase
+from dptrain.saving import keras_h5, keras_zip
+from dptrain.saving.program import encode as encode_program
+from dptrain.saving.reading import Loaded, share
+from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
 
 
 class Files(Layer):
     """What of a model goes into files and comes back."""
+
+    if TYPE_CHECKING:  # what `Model` supplies
+        seed: int
+        _graph: Graph | None
+        _symbols: Any
+
+        @property
+        def compiled(self) -> bool: ...  # noqa: D102
+        @property
+        def optimizer(self) -> Optimizer: ...  # noqa: D102
+        def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
+
+    def named_weights(self) -> dict[str, Array]:
+        """Return copies of the weights by path ("dense/kernel")."""
+        return {path: one.numpy() for path, one in self.weights_by_path().items()}
+
+    def save(self, filepath: str | Path, overwrite: bool = True) -> None:
+        """Write the whole model to a `.keras` file, which Keras 3 reads as well. Collective; rank 0 writes.
+
+        It holds layers, weights and, if the model is compiled, optimizer with its state, loss and metrics.
+
+        Args:
+            filepath: ends in `.keras`.
+            overwrite: whether an existing file may be replaced; Keras would ask.
+
+        Raises:
+            ConfigError: another ending, the model has no input shape yet, or h5py is not installed.
+            OutputError: the file exists, or the disk is full or denied; an existing file stays as it was.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        require_ending(filepath, ".keras")
+        self._write_file(Path(filepath), lambda: keras_zip.encode(self), overwrite)
+
+    def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
+        """Write the weights to a `.weights.h5` (with the optimizer's state, as Keras) or `.safetensors` file.
+
+        Collective; rank 0 writes.
+
+        Args:
+            filepath: its ending says the format.
+            overwrite: whether an existing file may be replaced; Keras would ask.
+
+        Raises:
+            ConfigError: as `save`.
+            OutputError: as `save`.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        encode = weights_encoder(Path(filepath))
+        self._write_file(Path(filepath), lambda: encode(self), overwrite)
+
+    def load_weights(self, filepath: str | Path, skip_mismatch: bool = False) -> None:
+        """Read weights from a `.weights.h5`, `.safetensors` or `.keras` file. Collective; rank 0 reads.
+
+        As in Keras, the optimizer's state in a Keras file is taken over where this model's has been in use already.
+        NaN in weights are loaded as they are.
+
+        Args:
+            filepath: its ending says the format.
+            skip_mismatch: leave layers that do not fit as they are, with a warning.
+
+        Raises:
+            ConfigError: another ending, the model has no input shape yet, or h5py is not installed.
+            DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        comm = comms.current()
+        phase.enter("loading")
+
+        def read() -> Loaded | None:
+            self._require_weights()
+            if comm.rank != 0:
+                return None
+            used = self.compiled and int(self.optimizer.variables[0]) > 0
+            return read_weights(Path(filepath), self, with_optimizer=used, skip_mismatch=skip_mismatch)
+
+        found = self.agreed(comm, "loading", read)
+        loaded = share(comm, found, keras_h5.stored_variables(self))
+        loaded.assign()
+        phase.enter("user code")
+        if comm.rank == 0:
+            for line in loaded.warnings:
+                warnings.warn(line, stacklevel=2)
+
+    def export(self, filepath: str | Path, overwrite: bool = True) -> None:
+        """Write the program of `predict` to a file that needs none of the Python that made it.
+
+        `dptrain.saving.load_program` makes a function of it. Collective; rank 0 writes.
+
+        Args:
+            filepath: any name; the format is safetensors, see `dptrain.saving.program`.
+            overwrite: whether an existing file may be replaced.
+
+        Raises:
+            ConfigError: the model has no input shape yet, or uses ops of its user's own.
+            OutputError: as `save`.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        self._write_file(Path(filepath), lambda: encode_program(self), overwrite)
+
+    def config(self) -> dict[str, Any]:
+        """Return the layers and how they are connected as Keras' `Functional.get_config` does.
+
+        Of a subclass with a constructor of its own, the constructor's arguments that are attributes.
+        """
+        if self._graph is not None and _takes_graph(type(self)):
+            return functional_config(self, self._graph)
+        return super().config()
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
+        """Return a new model of a `get_config`, of dptrain's or Keras'.
+
+        Args:
+            config: as it was returned.
+            custom_objects: classes of the user's own by name.
+
+        Raises:
+            ConfigError: it has what dptrain does not have; names it.
+        """
+        with custom_object_scope(custom_objects):
+            if not ({"layers", "input_layers", "output_layers"} <= set(config) and _takes_graph(cls)):
+                return super().from_config(config)
+            inputs, outputs, dtype = functional_ends(config)
+            trainable = bool(config.get("trainable", True))
+            make: Callable[..., Self] = cls
+            made = make(inputs, outputs, name=config["name"], trainable=trainable)
+            made.set_dtype(dtype)
+            return made
+
+    def to_json(self, **kwargs: Any) -> str:
+        """Return the model without weights as JSON, the same as config.json in a `.keras` file.
+
+        Args:
+            kwargs: of `json.dumps`.
+        """
+        return json.dumps(keras_zip.model_config(self), **kwargs)
+
+    @property
+    def build_shape(self) -> Any:
+        """Shapes of the inputs as JSON can hold them, with None for the rows; None before they are known."""
+        symbols = self._symbols if self._graph is None else self._graph.inputs
+        return tree.map_leaves(lambda path, one: plain(build_shape(one)), symbols)
+
+    def _write_file(self, path: Path, encode: Callable[[], bytes], overwrite: bool) -> None:
+        comm = comms.current()
+        phase.enter("saving")
+
+        def action() -> None:
+            self._require_weights()
+            if comm.rank == 0:
+                write(path, encode, overwrite=overwrite)
+
+        self.agreed(comm, "saving", action)
+        phase.enter("user code")
+
+    def _require_weights(self) -> None:
+        """Make the weights if it is known how.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self._stack:
+            self.build(None)
+        if not self.weights and (not self.built or self.build_shape is None):
+            raise ConfigError(
+                f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), before its files"
+            )
+        if any(one.name is None for one in self.flat_layers()):  # it was called, but in no step
+            self.adopt(self.seed)
+
+
+def _takes_graph(cls: type[Any]) -> bool:
+    """Whether a class is made of inputs and outputs, as `Model` is."""
+    return list(inspect.signature(cls.__init__).parameters)[1:3] == ["inputs", "outputs"]

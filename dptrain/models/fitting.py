@@ -526,10 +526,9 @@ class Fitting(Layer):
         found: list[Any] = []
         for layer in self.flat_layers()[1:]:
             about = [type(layer).__name__, layer.name, layer.trainable]
-            try:
+            with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
+                # Of a model, its layers are among these.
                 about += [] if isinstance(layer, Fitting) else [json.loads(json.dumps(layer.config()))]
-            except (ConfigError, NotImplementedError, TypeError, ValueError):
-                pass
             found.append(about)
         return found
 

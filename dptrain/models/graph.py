@@ -31,7 +31,8 @@ class Graph:
     Attributes:
         inputs: as given.
         outputs: as given.
-        nodes: calls of layers, each after those that it needs.
+        makers: calls of layers, and tensors that ops made, each after those that it needs.
+        nodes: of these the calls.
         layers: in Keras' order.
 
     Raises:
@@ -49,6 +50,7 @@ class Graph:
                     )
         self._ends = {id(one) for one in tree.leaves(inputs)}
         order, indices = self._walk()
+        self.makers = order
         self.nodes = [one for one in order if isinstance(one, Node)]
         self.layers = self._in_keras_order(order, indices)
 

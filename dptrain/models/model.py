@@ -29,7 +29,6 @@ from dptrain.program import tree
 from dptrain.program.shapes import SYMBOLIC_ROWS
 from dptrain.program.tensor import Tensor, Variable, placeholder
 from dptrain.random import default_seed
-from dptrain.registry.names import snake_case
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.train.devices import open_backend, require_cuda_aware
@@ -78,10 +77,8 @@ class Model(Fitting, Files):
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name=name or snake_case(type(self).__name__), **options)
+        super().__init__(name=name or self.default_name, **options)
         self.has_default_name = name is None
-        if type(self) is Model and name is None:
-            self.name = "functional"
         self.seed = default_seed() if seed is None else check_seed(seed)
         self.history = None
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
@@ -90,6 +87,7 @@ class Model(Fitting, Files):
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
+        self._symbols: Any = None  # of the inputs of a model that was built by a call
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
@@ -100,9 +98,17 @@ class Model(Fitting, Files):
         if outputs is not None:
             self._set_graph(Graph(inputs, outputs))
             self.adopt(self.seed)
-        self.trainable = trainable
+        if trainable:
+            self._trainable = True
+        else:
+            self.trainable = False
 
     # Layers
+
+    @property
+    def default_name(self) -> str:
+        """The class's in snake case; "functional" for one of symbolic inputs and outputs."""
+        return "functional" if type(self) is Model else super().default_name
 
     def _set_graph(self, graph: Graph) -> None:
         self._graph, self._stack, self.built = graph, graph.layers, True
@@ -211,12 +217,14 @@ class Model(Fitting, Files):
 
     def _build_on(self, inputs: Any) -> None:
         """Make the weights by calling the model on symbolic tensors."""
+        self._symbols = inputs
         self.built = True  # for `Layer`, which would call `build`
         try:
             outputs = self(inputs, training=False)
         except BaseException:
             self.built = False
             raise
+        self._symbols = inputs
         self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
         self.adopt(self.seed)
 
@@ -398,7 +406,7 @@ class Model(Fitting, Files):
     @property
     def metrics(self) -> list[Metric]:
         """The metrics whose totals begin anew with every epoch and evaluation; override it to add others."""
-        own: list[Metric] = self._attributes(Metric)
+        own: list[Metric] = self._attributes(Metric)  # type: ignore[type-abstract]
         tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
         rest = [one for one in own if one is not self._loss_tracker]
         return [*tracker, *rest, *(self._outputs.metrics.values() if self._outputs is not None else [])]
@@ -544,9 +552,19 @@ class Model(Fitting, Files):
         self._prediction = tree.map_leaves(lambda path, one: path or "output", found)
         return {path or "output": one for path, one in tree.flatten(found)}
 
+    @property
+    def prediction(self) -> Any:
+        """Names of what the last trace of `predict_step` has made, nested as it was returned."""
+        return self._prediction
+
     def as_outputs(self, found: Mapping[str, Array]) -> Any:
         """Return what a prediction has made, nested as the outputs."""
         return tree.map_leaves(lambda path, name: found[name], self._prediction)
+
+    @property
+    def input_symbols(self) -> Any:
+        """Symbolic tensors like the inputs, nested as these; None where nobody has said what they are like."""
+        return self._symbols if self._graph is None else self._graph.inputs
 
     @property
     def expected(self) -> Expected:
@@ -605,6 +623,8 @@ class Model(Fitting, Files):
 
     def release(self) -> None:
         """Give the device's memory back at once; weights and the optimizer's state are lost."""
+        if self._programs is not None:
+            self._programs.forget()
         if self._backend is not None:
             self._backend.release(self.variables_on_device())
         self._backend = self._programs = self._trainer_kept = None
@@ -621,8 +641,8 @@ class Model(Fitting, Files):
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        own: list[Any] = self._attributes(Optimizer)
-        for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]:
+        used: list[Optimizer] = self._attributes(Optimizer)  # type: ignore[type-abstract]
+        for one in [*used, *([self._compiled.optimizer] if self._compiled else [])]:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
@@ -660,10 +680,6 @@ class Model(Fitting, Files):
             raise
 
     # Looking at it
-
-    def named_weights(self) -> dict[str, Array]:
-        """Return copies of the weights' values by path, such as "dense_1/kernel"."""
-        return {one.path: one.numpy() for one in self.weights}
 
     def summary(self) -> None:
         """Print the layers, their output shapes and numbers of weights, on rank 0."""

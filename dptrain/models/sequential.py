@@ -1,16 +1,19 @@
 """Sequential: layers in a row."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
 from dptrain.layers.base import sizes
+from dptrain.layers.parts import name_layers
+from dptrain.models.configuration import sequential_config, sequential_layers
 from dptrain.models.graph import Graph
 from dptrain.models.model import Model
 from dptrain.program.tensor import Tensor, Variable, untraced
+from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.text import short
 
 
@@ -179,12 +182,11 @@ class Sequential(Model):
             raise ConfigError(
                 f"the first layer ({type(self._stack[0]).__name__}) needs input_shape=(...), the shape of one sample"
             )
-        symbol = self._input.output
-        result = symbol
         names = [layer.name for layer in self._stack if not layer.has_default_name]
         if repeated := [name for name in names if name is not None and names.count(name) > 1]:
             raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
         with untraced():
+            symbol = result = self._input.output
             for layer in self._stack:
                 result = layer(result)
         stack = self._stack
@@ -202,3 +204,23 @@ class Sequential(Model):
 
     def _build_for(self, arguments: Any) -> None:
         self._build_like(next(iter(arguments.values())))
+
+    # Its configuration
+
+    def config(self) -> dict[str, Any]:
+        """Return name, layers and input shape as Keras' `Sequential.get_config` does."""
+        if self._stack and not self.awaits_shape:
+            self.build()
+        name_layers(self.sublayers)
+        return sequential_config(self, self._input if self.built else None)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Self:
+        """Return a new model of a `get_config`, of dptrain's or Keras'; see `Model.from_config`."""
+        with custom_object_scope(custom_objects):
+            layers, dtype = sequential_layers(config)
+        made = cls(layers, trainable=bool(config.get("trainable", True)), name=config["name"])
+        made.set_dtype(dtype)
+        if not made.awaits_shape:
+            made.build()
+        return made

@@ -1,16 +1,215 @@
-"""Ops of your own: a CUDA kernel with the NumPy function that says what it computes.
+"""Ops of your own: a NumPy function that says what is computed, a CUDA kernel that does the same, and a gradient.
 
-An op can be called wherever layers, losses and steps call the built-in ones. On the CPU the NumPy function runs, on a
-GPU the kernel, compiled at its first use into the same cache as the built-in kernels. `dptrain.testing.check_op`
-compares the two.
+An op is called on tensors wherever the built-in ones are: in a layer's `call`, a loss, a `train_step`. It is traced,
+differentiated and shared out among the ranks like these. On the CPU the NumPy function runs, on a GPU the kernel,
+compiled at its first use into the same cache as the built-in kernels. `dptrain.testing.check_op` compares the two.
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-from dptrain.backend.custom import LETTERS, Launch, Op, Shape
+import numpy as np
+
+from dptrain.backend.custom import LETTERS, Launch, OwnKernel
+from dptrain.errors import ConfigError
+from dptrain.ops.manipulation import zeros
+from dptrain.ops.sharing import floating_dtype
+from dptrain.program import tensor as tensors
+from dptrain.program.shapes import Rows, Shape, row_axis
+from dptrain.program.tensor import OPS, Array, Sharing, SharingRule, Tensor, as_tensors
 
 __all__ = ["LETTERS", "Launch", "Op", "op"]
+
+# How an op's output follows from rows of its inputs, see `op`.
+Rule = Literal["rows", "sum"] | SharingRule
+
+
+class Op:
+    """A function of tensors that a user brings along; `op` makes one.
+
+    Attributes:
+        name: of the NumPy function.
+        reference: the NumPy function.
+        kernel: what a GPU launches.
+        records: the entry of the vocabulary for each output.
+        gradient_op: the op that computes the gradient, if one was registered.
+    """
+
+    def __init__(
+        self,
+        reference: Callable[..., None],
+        source: str | Path,
+        arguments: str,
+        kernel: str | None,
+        launch: Callable[..., Launch] | None,
+        outputs: int,
+        output_shapes: Callable[..., Sequence[Shape]] | None,
+        sharing: Rule,
+        *,
+        of_gradient: bool = False,
+    ) -> None:
+        self.reference, self.source, self.name = reference, source, reference.__name__
+        self._output_shapes, self._sharing, self._of_gradient = output_shapes, sharing, of_gradient
+        self._signature = inspect.signature(reference)
+        kinds = self._signature.parameters
+        buffers = tuple(name for name, one in kinds.items() if one.kind is one.POSITIONAL_OR_KEYWORD)
+        scalars = tuple(name for name, one in kinds.items() if one.kind is one.KEYWORD_ONLY)
+        if len(buffers) + len(scalars) != len(kinds) or not 1 <= outputs < len(buffers):
+            raise ConfigError(
+                f"op {self.name!r}: expected a function (input, ..., output, ..., *, number, ...) with {outputs} "
+                f"output(s), found {self.name}{self._signature}"
+            )
+        if self.name in OPS:
+            raise ConfigError(f"op {self.name!r}: there is a built-in op of that name; call yours otherwise")
+        if sharing not in ("rows", "sum") and not callable(sharing):
+            raise ConfigError(f"op {self.name!r}: sharing = {sharing!r}: expected 'rows', 'sum' or a function")
+        self.inputs, self.outputs, self.scalars = buffers[:-outputs], buffers[-outputs:], scalars
+        self.kernel = OwnKernel(
+            *(self.name, source, kernel or self.name, arguments, self.inputs, self.outputs, scalars, launch),
+            self.output_shapes,
+        )
+        self.gradient_op: Op | None = None
+        self.records = tuple(self._record(number) for number in range(outputs))
+
+    def __call__(self, *inputs: Any, **numbers: Any) -> Any:
+        """Return the output as a tensor, or a tuple of them.
+
+        Args:
+            inputs: tensors, variables, arrays.
+            numbers: the op's, by name.
+
+        Raises:
+            ConfigError: the arguments are not the op's.
+        """
+        if len(inputs) != len(self.inputs) or set(numbers) - set(self.scalars):
+            raise ConfigError(f"op {self.name!r}: it is called as {self._call()}")
+        defaults = {name: self._signature.parameters[name].default for name in self.scalars if name not in numbers}
+        if missing := [name for name, value in defaults.items() if value is inspect.Parameter.empty]:
+            raise ConfigError(f"op {self.name!r}: {missing[0]!r} is missing; it is called as {self._call()}")
+        given = as_tensors(inputs)
+        made = tuple(record(*given, **defaults, **numbers) for record in self.records)
+        return made[0] if len(made) == 1 else made
+
+    def __deepcopy__(self, memo: Any) -> "Op":
+        return self
+
+    def _call(self) -> str:
+        return f"{self.name}({', '.join([*self.inputs, *(f'{name}=...' for name in self.scalars)])})"
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], numbers: Mapping[str, Any]) -> None:
+        """Let the NumPy function write arrays."""
+        self.reference(*inputs, *outputs, **numbers)
+
+    def output_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Return the outputs' shapes for inputs of these shapes; unless the op says so, that of the first input."""
+        if self._output_shapes is None:
+            return [tuple(shapes[0])] * len(self.outputs)
+        return [tuple(shape) for shape in self._output_shapes(*shapes)]
+
+    def _record(self, number: int) -> tensors.Op:
+        """Return the entry of the vocabulary for an output: it computes all, and keeps that one."""
+
+        def compute(*arrays: Array, out: Array, **numbers: Any) -> None:
+            shapes = self.output_shapes([one.shape for one in arrays])
+            outputs = [out if n == number else np.empty(shape, out.dtype) for n, shape in enumerate(shapes)]
+            self.run(arrays, outputs, numbers)
+
+        compute.__name__, compute.__doc__ = self.name, self.reference.__doc__
+        made = tensors.Op(
+            compute,
+            shape=lambda *shapes, **numbers: self.output_shapes(shapes)[number],
+            sharing=self._share,
+            dtype=floating_dtype,
+        )
+        made.cuda, made.output = self.kernel, number
+
+        @made.gradient
+        def rule(tensor: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
+            if self.gradient_op is None:
+                raise ConfigError(f"op {self.name!r} has no gradient: register one with @{self.name}.gradient(...)")
+            shapes = self.output_shapes([one.shape for one in inputs])
+            others = [dy if n == number else zeros(shape, dy.dtype.name) for n, shape in enumerate(shapes)]
+            records = self.gradient_op.records
+            return tuple(
+                record(*inputs, *others, **tensor.attributes) if one.dtype.kind == "f" else None
+                for record, one in zip(records, inputs, strict=True)
+            )
+
+        return made
+
+    def _share(
+        self, shapes: Sequence[Shape], axes: Sequence[int | None], out: Shape, attributes: Mapping[str, Any]
+    ) -> Sharing:
+        if not isinstance(self._sharing, str):
+            return self._sharing(shapes, axes, out, attributes)
+        if all(axis is None for axis in axes):
+            return Sharing((None,) * len(shapes), None)
+        needed = [row_axis(shape) for shape in shapes]
+        if any(axis not in (None, 0) for axis in (*needed, *axes)):
+            raise ConfigError(
+                f"op {self.name!r}: the rows of the batch are along another axis than the first; say with sharing= how "
+                "ranks share it out"
+            )
+        if isinstance(out[0] if out else None, Rows) and self._sharing == "rows":
+            return Sharing(tuple(needed), 0)
+        if self._sharing == "sum" or self._of_gradient:
+            return Sharing(tuple(needed), "sum")
+        raise ConfigError(
+            f"op {self.name!r}: its output of shape {tuple(map(int, out))} is no row for each row of the batch; say "
+            "with sharing='sum' that it is the sum over the rows"
+        )
+
+    def gradient(
+        self,
+        *,
+        arguments: str,
+        source: str | Path | None = None,
+        kernel: str | None = None,
+        launch: Callable[..., Launch] | None = None,
+        sharing: Rule = "rows",
+    ) -> Callable[[Callable[..., None]], "Op"]:
+        """Return a decorator that makes a NumPy function the gradient of this op, an op of its own.
+
+        The function takes the op's inputs, the gradients of a loss in its outputs, and as outputs the gradients in
+        its inputs; and the op's numbers: `def name(x, dy, dx, *, beta)` for `def op(x, y, *, beta)`. It is called once
+        for each input whose gradient is wanted.
+
+        Args:
+            arguments: as `op`.
+            source: by default the op's.
+            kernel: as `op`.
+            launch: as `op`.
+            sharing: by default gradients in inputs that have rows are of these rows, the others are sums over them.
+
+        Raises:
+            ConfigError: the function's parameters are others, or as `op`.
+        """
+
+        def make(reference: Callable[..., None]) -> Op:
+            inputs, kinds = len(self.inputs), inspect.signature(reference).parameters
+            numbers = tuple(name for name, one in kinds.items() if one.kind is one.KEYWORD_ONLY)
+            if len(kinds) - len(numbers) != 2 * inputs + len(self.outputs) or numbers != self.scalars:
+                raise ConfigError(
+                    f"op {reference.__name__!r}: the gradient of {self.name!r} takes {inputs} input(s), "
+                    f"{len(self.outputs)} gradient(s) of outputs, {inputs} gradient(s) of inputs to write, and the "
+                    f"numbers {list(self.scalars)}; found ({', '.join(kinds)})"
+                )
+            self.gradient_op = Op(
+                reference,
+                self.source if source is None else source,
+                arguments,
+                kernel,
+                launch,
+                inputs,
+                lambda *shapes: list(shapes[:inputs]),
+                sharing,
+                of_gradient=True,
+            )
+            return self.gradient_op
+
+        return make
 
 
 def op(
@@ -21,11 +220,14 @@ def op(
     launch: Callable[..., Launch] | None = None,
     outputs: int = 1,
     output_shapes: Callable[..., Sequence[Shape]] | None = None,
+    sharing: Rule = "rows",
 ) -> Callable[[Callable[..., None]], Op]:
     """Return a decorator that makes an op of a NumPy function.
 
-    The function's positional parameters are buffers, inputs first, outputs last; what comes after `*` are numbers. It
-    must overwrite its outputs in place (`y[...] = `), in the dtype that they have.
+    The function's positional parameters are arrays, inputs first, outputs last; what comes after `*` are numbers. It
+    must overwrite its outputs in place (`y[...] = `), in the dtype that they have. Nobody passes outputs: the op is
+    called as `name(x, ..., number=...)` and returns a tensor, or a tuple where there are several outputs; each of these
+    is computed by a call of its own.
 
     The kernel is an `extern "C" __global__` function, compiled with `-O3 -std=c++17` for the GPU at hand; the built-in
     `common.cuh` can be included, and so can what lies beside a source file. Floating-point buffers are float32.
@@ -40,15 +242,17 @@ def op(
             order; on ceil(elements / 256) blocks of 256 threads, but no more than 2048, so that it must loop:
             `for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < size;
             i += (long long)gridDim.x * blockDim.x)`.
-        outputs: how many of the buffers are outputs.
-        output_shapes: called with the shapes of the inputs, returns those of the outputs, for `check_op`; by default
-            they have the first input's shape.
+        outputs: how many of the parameters are outputs.
+        output_shapes: called with the shapes of the inputs, returns those of the outputs; by default they have the
+            first input's shape. Lengths that count rows of the batch are to be taken from the inputs' shapes.
+        sharing: how ranks share it out. "rows": each row of the output is made of the same row of those inputs that
+            have rows, and of the others as a whole. "sum": the output is a sum over the rows. Or a function, as
+            `dptrain.program.tensor.SharingRule`.
 
     Returns:
-        The decorator; the op is called as `name(ops, x, ..., y, number=...)`, and `@name.gradient(...)` registers its
-        gradient.
+        The decorator; `@name.gradient(...)` registers the op's gradient.
 
     Raises:
         ConfigError: arguments that do not go together, or a source file that is not there.
     """
-    return lambda reference: Op(reference, source, arguments, kernel, launch, outputs, output_shapes)
+    return lambda reference: Op(reference, source, arguments, kernel, launch, outputs, output_shapes, sharing)

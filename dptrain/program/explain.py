@@ -22,14 +22,15 @@ def explain(program: Program) -> str:
     tensors = program.tensors
     names = _names(program, tensors)
     lines = [["", "op", "shape", "type", "placement", "operations", "bytes"]]
-    operations = moved = reductions = 0
+    operations = moved = reductions = sent = 0
     for tensor in tensors:
         if tensor.op is None:
             continue
         inputs = ", ".join(names[id(one)] for one in tensor.inputs)
         work, nbytes = flops(tensor), 0 if tensor.op.is_view else size(tensor.shape) * tensor.dtype.itemsize
         operations, moved = operations + work, moved + nbytes
-        reductions += tensor.op is ALL_REDUCE
+        if tensor.op is ALL_REDUCE:
+            reductions, sent = reductions + 1, sent + size(tensor.shape) * tensor.dtype.itemsize
         placement = str(program.placements[id(tensor)]) if isinstance(program, PlacedProgram) else ""
         lines.append(
             [
@@ -49,6 +50,7 @@ def explain(program: Program) -> str:
     total = f"{len(lines) - 1} ops, {operations:,} operations, {moved:,} bytes written"
     if isinstance(program, PlacedProgram):
         total += f", {reductions} all-reduces in {count(program)} message{'' if count(program) == 1 else 's'}"
+        total += f" of {sent:,} bytes" if sent else ""
     return "\n".join([*table, total])
 
 
@@ -58,7 +60,19 @@ def flops(tensor: Tensor) -> int:
         return 0
     if tensor.op.name == "batch_matmul":
         return 2 * size(tensor.shape) * int(tensor.inputs[0].shape[-1])
+    if tensor.op.name.startswith("conv2d"):  # y of x and kernel, or either of y and the other: as many products
+        y, kernel = _convolution(tensor)
+        return 2 * size(y.shape) * size(kernel.shape[:-1])
     return size(tensor.inputs[0].shape) if tensor.op.name.startswith("reduce_") else size(tensor.shape)
+
+
+def _convolution(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return output and kernel of a convolution, or of that whose gradient it is."""
+    assert tensor.op is not None
+    first, second = tensor.inputs
+    if tensor.op.name == "conv2d":
+        return tensor, second
+    return (first, second) if tensor.op.name == "conv2d_input" else (second, tensor)
 
 
 def shown(shape: Shape) -> str:

@@ -40,10 +40,10 @@ def _not_placed(*arguments: Any) -> Any:
 
 COPY = Op(copy, _not_placed, _not_placed, _not_placed, c="{0}")
 
-# Types that generated code has.
-DTYPES = frozenset(
-    {"bool", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
-)
+# Types that generated code has, and their names in C++.
+C_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
+    f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
 REDUCTIONS = ("reduce_sum", "reduce_max", "argmax_along")
 
 
@@ -675,7 +675,7 @@ def _has_code(tensor: Tensor, inputs: Sequence[Source]) -> bool:
     """Whether a loop can compute a tensor."""
     op = tensor.op
     assert op is not None
-    if any(one.dtype.name not in DTYPES for one in (tensor, *tensor.inputs)):
+    if any(one.dtype.name not in C_TYPES for one in (tensor, *tensor.inputs)):
         return False
     if op.name == "argmax_along":
         behind = tensor.inputs[0].shape[tensor.attributes["axis"] :]

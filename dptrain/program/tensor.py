@@ -65,6 +65,8 @@ class Op:
 
     Attributes:
         name: of the NumPy function.
+        cuda: the kernel of an op that a user brings along (`backend.custom.OwnKernel`), or None.
+        output: which of the kernel's outputs it is.
     """
 
     def __init__(
@@ -85,10 +87,15 @@ class Op:
         self.linear, self.linear_in = linear, linear_in
         self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
         self.gradient_rule: Callable[..., Any] | None = None
+        self.cuda: Any = None
+        self.output = 0
         self.__doc__ = compute.__doc__
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+    def __deepcopy__(self, memo: Any) -> "Op":
+        return self  # it is known by its identity, in copies of layers too
 
     def __call__(self, *inputs: Any, **attributes: Any) -> "Tensor":
         """Return the op's output for tensors, arrays and numbers.
@@ -664,7 +671,7 @@ def tracing() -> Iterator[Trace]:
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Leave the trace at hand: for layers that are built, on symbols of their own, when a step first calls them."""
+    """Execute ops in this context as outside of a trace: what is built in the middle of a step is not of the step."""
     token = _trace.set(None)
     try:
         yield

@@ -1,7 +1,9 @@
 """Objects as Keras writes them to JSON: {"module", "class_name", "config", "registered_name"}, and back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -10,6 +12,49 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import lookup
 
 T = TypeVar("T")
+# The user's own classes and functions by the name that they are registered under, and those of a scope.
+_registered: dict[str, Any] = {}
+_scope: ContextVar[Mapping[str, Any] | None] = ContextVar("custom_objects", default=None)
+
+
+@contextmanager
+def custom_object_scope(custom_objects: Mapping[str, Any] | None) -> Iterator[None]:
+    """Let classes and functions of the user's own be found by these names in files and configurations.
+
+    Args:
+        custom_objects: by name; those of an outer scope are found too.
+    """
+    token = _scope.set({**(_scope.get() or {}), **(custom_objects or {})})
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def register_keras_serializable(package: str = "Custom", name: str | None = None) -> Callable[[T], T]:
+    """Return a decorator that lets a class or a function be found in files as "package>name".
+
+    Args:
+        package: the user's.
+        name: by default its own.
+    """
+
+    def register(one: T) -> T:
+        _registered[f"{package}>{name or getattr(one, '__name__', '')}"] = one
+        return one
+
+    return register
+
+
+def registered_name(one: Any) -> str:
+    """Return the name that a class or a function is written under."""
+    return next((name for name, known in _registered.items() if known is one), one.__name__)
+
+
+def custom_object(*names: str | None) -> Any:
+    """Return what is known under one of these names; None where nothing is."""
+    known = {**_registered, **(_scope.get() or {})}
+    return next((known[name] for name in names if name in known), None)
 
 
 class Configurable(ABC):
@@ -43,7 +88,7 @@ def to_dict(module: str, one: Any, own: Iterable[type]) -> dict[str, Any]:
         "module": module if known else kind.__module__,
         "class_name": kind.__name__,
         "config": plain(one.get_config()),
-        "registered_name": None if known else kind.__name__,
+        "registered_name": None if known else registered_name(kind),
     }
 
 

@@ -1,4 +1,4 @@
-"""Weights and whole models in files: safetensors, Keras' `.weights.h5` and `.keras`. No pickle anywhere.
+"""Weights, whole models and programs in files: safetensors, Keras' `.weights.h5` and `.keras`. No pickle anywhere.
 
 Rank 0 reads and writes. Every rank takes part: rank 0's failure is every rank's, and what it read is broadcast. So
 one process reads a file that is on one node only, ranks that see different files cannot come to differ, and N
@@ -8,23 +8,32 @@ readers do not load a shared file system.
 from typing import TYPE_CHECKING, Any
 
 from dptrain.registry.names import not_there
+from dptrain.registry.serialization import custom_object_scope, register_keras_serializable
 
 if TYPE_CHECKING:
-    from dptrain.sequential import Sequential
+    from dptrain.models import Model
+    from dptrain.models.exported import ExportedProgram
 
-__all__ = ["load_model", "save_model"]
+__all__ = ["custom_object_scope", "load_model", "load_program", "register_keras_serializable", "save_model"]
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("saving", __all__)
 
 
-def load_model(filepath: Any, *arguments: Any, **options: Any) -> "Sequential":
+def load_model(filepath: Any, *arguments: Any, **options: Any) -> "Model":
     """Return the model in a `.keras` file; the same as `dptrain.models.load_model`."""
     from dptrain import models  # above this package
 
     return models.load_model(filepath, *arguments, **options)
 
 
-def save_model(model: "Sequential", filepath: Any, overwrite: bool = True) -> None:
+def save_model(model: "Model", filepath: Any, overwrite: bool = True) -> None:
     """Write a model to a `.keras` file; the same as `model.save(filepath)`."""
     model.save(filepath, overwrite)
+
+
+def load_program(filepath: Any, **options: Any) -> "ExportedProgram":
+    """Return the function that `model.export(filepath)` has written; see `dptrain.models.exported.ExportedProgram`."""
+    from dptrain.models.exported import ExportedProgram  # above this package
+
+    return ExportedProgram(filepath, **options)

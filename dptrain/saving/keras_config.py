@@ -1,9 +1,9 @@
-"""Models, layers, optimizers, losses and metrics as Keras 3's configurations, and back.
+"""Layers, models, optimizers, losses and metrics as Keras 3's configurations, and back.
 
 An object is {"module": "keras.layers", "class_name": "Dense", "config": {...}, "registered_name": null}; its config has
-the constructor's arguments. What is written comes from `config()`; what is read goes to the constructor of the class
-that the registry has under that name. So a new layer, optimizer, loss or metric needs no line here, a new kind of
-object (`_kinds`) one.
+the constructor's arguments. What is written comes from `get_config()`; what is read goes to the constructor of the
+class that the registry has under that name. So a new layer, optimizer, loss or metric needs no line here, a new kind of
+object (`_kinds`) one. The user's own classes are written by their names and found by `custom_objects`.
 
 An argument that the constructor does not know is passed over only where it says what dptrain does anyway (None,
 False, or `_SAME_AS_HERE`); anything else is refused by name.
@@ -13,21 +13,26 @@ Source: keras/src/saving/serialization_lib.py, Keras 3.15.
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dptrain import initializers, losses, metrics, optimizers, regularizers
 from dptrain.errors import ConfigError
-from dptrain.layers import LAYERS, Layer
-from dptrain.losses import LOSSES, Loss
-from dptrain.metrics import METRICS, Metric
-from dptrain.model import Architecture
-from dptrain.optimizers import OPTIMIZERS, Optimizer, schedules
+from dptrain.layers import LAYERS, InputLayer, Layer
+from dptrain.layers.base import build_shape
+from dptrain.losses import LOSSES
+from dptrain.losses.base import LossFunctionWrapper
+from dptrain.metrics import METRICS
+from dptrain.optimizers import OPTIMIZERS, schedules
+from dptrain.program.tree import map_leaves
 from dptrain.registry.names import suggestion
-from dptrain.registry.serialization import plain
-from dptrain.saving.snapshot import Compiled, Measures
+from dptrain.registry.serialization import custom_object, plain, registered_name, to_dict
 
 Config = Mapping[str, Any]
+# The classes of models by Keras' names, from the room above: "Sequential" and "Functional".
+MODELS: dict[str, type[Any]] = {}
+# Where Keras has them, and what they are registered as.
+_MODULES = {"Sequential": ("keras", None), "Functional": ("keras.src.models.functional", "Functional")}
 # Arguments that change no number that a file could hold: seeds (values are drawn already, or by another generator),
 # and what another argument switches off; then those that are no constructor's business here.
 _NO_MATTER = ("seed", "ema_momentum")
@@ -41,7 +46,7 @@ _SAME_AS_HERE: dict[str, Any] = {
     "axis": -1,
 }
 _MAX_DIMENSION = 2**31
-_MAX_LAYERS = 10_000
+MAX_LAYERS = 10_000
 
 
 def _kinds() -> dict[str, Mapping[str, Any]]:
@@ -61,136 +66,139 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 # Writing
 
 
-def sequential_config(
-    name: str, layers: Sequence[Layer], architecture: Architecture | None, dtype: str, trainable: bool
-) -> dict[str, Any]:
-    """Return what Keras' `Sequential.get_config` returns.
+def described(module: str, class_name: str, config: Config, registered: str | None = None) -> dict[str, Any]:
+    """Return an object as Keras' `serialize_keras_object` does."""
+    return {"module": module, "class_name": class_name, "config": dict(config), "registered_name": registered}
+
+
+def policy(dtype: str) -> dict[str, Any]:
+    """Return a floating-point type as Keras' policy."""
+    return described("keras", "DTypePolicy", {"name": dtype})
+
+
+def layer_config(layer: Layer) -> dict[str, Any]:
+    """Return a layer, or a model, with the shape that it was built for."""
+    for name, (module, registered) in _MODULES.items():
+        if type(layer) is MODELS[name]:
+            found = described(module, name, plain(layer.get_config()), registered)
+            break
+    else:
+        if isinstance(layer, InputLayer):
+            about = {"batch_shape": list(layer.batch_shape), "dtype": layer.dtype, "sparse": False, "ragged": False}
+            return described("keras.layers", "InputLayer", about | {"name": layer.name})
+        found = to_dict("keras.layers", layer, LAYERS.values())
+        if "layers" not in found["config"]:
+            found["config"] = {"name": layer.name, "trainable": True, "dtype": policy(layer.dtype)} | found["config"]
+    if layer._nodes and layer._nodes[0].arguments:
+        shape = map_leaves(lambda path, one: plain(build_shape(one)), layer._nodes[0].arguments[0])
+        found["build_config"] = {"input_shape": shape}
+    return found
+
+
+def compile_config(compiled: Any) -> dict[str, Any]:
+    """Return what `compile` was given as Keras writes it.
 
     Args:
-        name: the model's.
-        layers: its layers.
-        architecture: its shapes; None where they are not known yet.
-        dtype: "float32" or "float64".
-        trainable: the model's own.
+        compiled: a `dptrain.models.compiled.Compiled`.
     """
-    policy = _object("keras", "DTypePolicy", {"name": dtype})
-    listed: list[dict[str, Any]] = []
-    result = {"name": name, "trainable": trainable, "dtype": policy, "layers": listed}
-    if architecture is not None:
-        batch_shape = [None, *architecture.input_shape]
-        about = {"batch_shape": batch_shape, "dtype": dtype, "sparse": False, "ragged": False, "name": "input_layer"}
-        listed.append(_object("keras.layers", "InputLayer", about))
-        result["build_input_shape"] = batch_shape
-    for position, layer in enumerate(layers):
-        config = {"name": layer.name, "trainable": True, "dtype": policy} | plain(layer.config())
-        described = _object("keras.layers", _registered_name("keras.layers", layer), config)
-        if architecture is not None:
-            described["build_config"] = {"input_shape": [None, *architecture.input_shapes[position]]}
-        listed.append(described)
-    return result
-
-
-def model_config(config: dict[str, Any], compiled: Compiled | None) -> dict[str, Any]:
-    """Return the whole of a model's config.json: `sequential_config` and how the model is compiled."""
-    result = _object("keras", "Sequential", config)
-    if "build_input_shape" in config:
-        result["build_config"] = {"input_shape": config["build_input_shape"]}
-    result["compile_config"] = {} if compiled is None else _compile_config(*compiled)
-    return result
-
-
-def _compile_config(loss: Loss, optimizer: Optimizer, measured: Measures) -> dict[str, Any]:
-    unweighted, weighted = measured[:2]
     return {
-        "optimizer": _object(
-            "keras.optimizers", _registered_name("keras.optimizers", optimizer), plain(optimizer.config())
-        ),
-        "loss": _object(
-            "keras.losses", _registered_name("keras.losses", loss), {"name": loss.name} | plain(loss.config())
-        ),
-        "loss_weights": None,
-        "metrics": [_metric_config(one) for one in unweighted or ()],
-        "weighted_metrics": [_metric_config(one) for one in weighted] if weighted else None,
-        "run_eagerly": False,
-        "steps_per_execution": 1,
+        "optimizer": to_dict("keras.optimizers", compiled.optimizer, OPTIMIZERS.values()),
+        "loss": _each(compiled.loss, lambda one: _given("keras.losses", one, LOSSES)),
+        "loss_weights": compiled.loss_weights,
+        "metrics": _each(compiled.metrics, lambda one: _given("keras.metrics", one, METRICS)),
+        "weighted_metrics": _each(compiled.weighted_metrics, lambda one: _given("keras.metrics", one, METRICS)),
+        "run_eagerly": compiled.run_eagerly,
+        "steps_per_execution": compiled.steps_per_execution or 1,
         "jit_compile": "auto",
     }
 
 
-def _metric_config(metric: str | Metric) -> Any:
-    """Return the name that the metric was asked for by, or its configuration."""
-    if isinstance(metric, str):
-        return metric
-    return _object("keras.metrics", _registered_name("keras.metrics", metric), plain(metric.config()))
+def _given(module: str, one: Any, table: Mapping[str, Any]) -> Any:
+    """Return a name as it is, or the description of an object or a function."""
+    if isinstance(one, str):
+        return one
+    function = one.fn if type(one) is LossFunctionWrapper else one
+    if inspect.isfunction(function):
+        own = function.__module__.split(".")[0] == "dptrain"
+        name = function.__name__ if own else registered_name(function)
+        about = {"module": "builtins" if own else function.__module__, "class_name": "function"}
+        return about | {"config": function.__name__, "registered_name": name}
+    return to_dict(module, one, table.values())
 
 
-def _object(module: str, class_name: str, config: Config) -> dict[str, Any]:
-    return {"module": module, "class_name": class_name, "config": dict(config), "registered_name": None}
-
-
-def _registered_name(module: str, one: object) -> str:
-    """Return the class's name.
-
-    Raises:
-        ConfigError: the registry does not have it: a file with it could not be read.
-    """
-    name = type(one).__name__
-    if _kinds()[module].get(name) is not type(one):
-        raise ConfigError(
-            f"not supported: {name} is no class of {module.replace('keras', 'dptrain')} and cannot be saved"
-        )
-    return name
+def _each(given: Any, function: Callable[[Any], Any]) -> Any:
+    """Return nested lists and dictionaries with a function of each leaf; the description of an object is a leaf."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping) and "class_name" not in given:
+        return {key: _each(one, function) for key, one in given.items()}
+    return [_each(one, function) for one in given] if isinstance(given, list | tuple) else function(given)
 
 
 # Reading
 
 
-def layers_of(config: Config) -> tuple[str, list[Layer], str, bool]:
-    """Return name, layers, dtype and `trainable` of a `Sequential.get_config`; the first layer gets the input's shape.
+def read_layer(description: Any) -> Layer:
+    """Return a layer, or a model, as `layer_config` or Keras described it.
 
     Raises:
-        ConfigError: something that dptrain does not have; names all of it.
+        ConfigError: it is not described as Keras does, or has something that dptrain does not have.
     """
-    listed = config.get("layers")
-    if not isinstance(listed, list) or not isinstance(config.get("name"), str) or len(listed) > _MAX_LAYERS:
-        raise ConfigError(
-            "A Sequential model configuration must be a dictionary containing the 'name' and 'layers' keys."
-        )
-    shape: tuple[int, ...] | None = None
-    layers: list[Layer] = []
+    class_name, config, cls = _open(description)
+    name = config.get("name")
+    if name is not None and (not isinstance(name, str) or not name or "/" in name):
+        raise ConfigError(f"layer name {name!r}: expected a word without '/'")
+    if cls is None and class_name in MODELS:
+        model: Layer = MODELS[class_name].from_config(config)
+        return model
+    if cls is None and class_name == "InputLayer":
+        _check_input(config)
+        dtype = config.get("dtype")
+        return InputLayer(batch_shape=_batch_shape(config), dtype=dtype if isinstance(dtype, str) else None, name=name)
+    if cls is None:
+        built = _build("keras.layers", "layer", class_name, config, f"{name!r} ({class_name})")
+        built.name = name
+    else:
+        built = _custom(cls, config)
+    if not isinstance(built, Layer):
+        raise ConfigError(f"{class_name[:80]!r} is no layer")
+    return built
+
+
+def dtype_of(listed: list[Any]) -> str:
+    """Return the floating-point type of described layers.
+
+    Raises:
+        ConfigError: they have several, or another one than dptrain has.
+    """
     dtypes: set[str] = set()
-    problems = []
-    for position, described in enumerate(listed):
-        try:
-            class_name, about = _open(described)
-            if class_name == "InputLayer":
-                if position:
-                    raise ConfigError("an InputLayer can stand only before the first layer")
-                shape = _input_shape(about)
-                continue
-            if "dtype" in about:
-                dtypes.add(_policy(about["dtype"]))
-            layers.append(_layer(described))
-        except ConfigError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigError("; ".join(dict.fromkeys(problems)))
-    if not layers:
-        raise ConfigError("a model needs at least one layer")
+    for one in listed:
+        config = one.get("config", {})
+        if isinstance(config.get("layers"), list):
+            dtypes.add(dtype_of(config["layers"]))
+        elif "dtype" in config and one.get("class_name") != "InputLayer":
+            dtypes.add(_policy(config["dtype"]))
     if len(dtypes) > 1 or not dtypes <= {"float32", "float64"}:
         raise ConfigError(
             f"not supported: layers of dtype {', '.join(sorted(dtypes))}; expected float32 or float64 alone"
         )
-    if shape is None and (build_shape := config.get("build_input_shape")) is not None:
-        shape = _input_shape({"batch_shape": build_shape})
-    if shape is not None:
-        layers[0].input_shape = shape
-    dtype = dtypes.pop() if dtypes else "float32"
-    return str(config["name"]), layers, dtype, bool(config.get("trainable", True))
+    return dtypes.pop() if dtypes else "float32"
 
 
-def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Any], list[Any]] | None:
-    """Return what a compile_config says; None where the model was not compiled.
+def listed_layers(config: Config, kind: str) -> list[Any]:
+    """Return the described layers of a model.
+
+    Raises:
+        ConfigError: there are none, or too many.
+    """
+    listed = config.get("layers")
+    if not isinstance(listed, list) or not isinstance(config.get("name"), str) or len(listed) > MAX_LAYERS:
+        raise ConfigError(f"A {kind} model configuration must be a dictionary containing the 'name' and 'layers' keys.")
+    return listed
+
+
+def compile_arguments(config: Any) -> dict[str, Any] | None:
+    """Return the arguments of `compile` that a compile_config says; None where the model was not compiled.
 
     Raises:
         ConfigError: something that dptrain does not have.
@@ -199,74 +207,82 @@ def compiled_of(config: Any) -> tuple[Optimizer, Loss, list[Any], list[Any]] | N
         return None
     if not isinstance(config, Mapping):
         raise ConfigError("compile_config is no JSON object")
-    if config.get("loss_weights"):
-        raise ConfigError(
-            f"not supported: loss_weights = {config['loss_weights']!r}; load with compile=False and call compile()"
-        )
-    measured = [config.get(key) or [] for key in ("metrics", "weighted_metrics")]
-    for key, found in zip(("metrics", "weighted_metrics"), measured, strict=True):
-        if not isinstance(found, list):
-            raise ConfigError(f"not supported: {key} = {found!r}; load with compile=False and call compile()")
-    if config.get("loss") is None or config.get("optimizer") is None:
-        raise ConfigError("compiled without a loss; load with compile=False and call compile()")
+    if config.get("optimizer") is None:
+        raise ConfigError("compiled without an optimizer; load with compile=False and call compile()")
     try:
-        loss = losses.get(_named_or_built("keras.losses", config["loss"]))
-        optimizer = optimizers.get(_named_or_built("keras.optimizers", config["optimizer"]))
-        unweighted, weighted = ([_metric(one) for one in found] for found in measured)
-        return optimizer, loss, unweighted, weighted
+        steps = config.get("steps_per_execution", 1)
+        return {
+            "optimizer": optimizers.get(_named_or_built("keras.optimizers", config["optimizer"])),
+            "loss": _each(config.get("loss"), lambda one: losses.get(_named_or_built("keras.losses", one))),
+            "loss_weights": config.get("loss_weights"),
+            "metrics": _each(config.get("metrics"), _metric),
+            "weighted_metrics": _each(config.get("weighted_metrics"), _metric),
+            "run_eagerly": bool(config.get("run_eagerly")),
+            "steps_per_execution": "auto" if steps in (1, None) else steps,  # of which dptrain writes 1
+        }
     except ConfigError as error:
         raise ConfigError(f"{error} (load with compile=False to have the model without it)") from error
 
 
-def _metric(described: Any) -> Any:
+def _metric(given: Any) -> Any:
     """Return a metric, or its name where that is how it was asked for: "accuracy" has a meaning only in a model."""
-    found = _named_or_built("keras.metrics", described)
-    if isinstance(found, str) and found not in ("accuracy", "acc"):
+    found = _named_or_built("keras.metrics", given)
+    if isinstance(found, str) and found not in ("accuracy", "acc", "crossentropy", "ce"):
         metrics.get(found)
     return found
 
 
-def _open(described: Any) -> tuple[str, Config]:
-    """Return class name and config of a described object of Keras' own.
+def _open(description: Any) -> tuple[str, Config, Any]:
+    """Return class name and config of a described object, and its class if that is the user's own.
 
     Raises:
-        ConfigError: it is not described as Keras does, or is somebody's own.
+        ConfigError: it is not described as Keras does, or is somebody's own that nobody knows.
     """
-    if not isinstance(described, Mapping) or not isinstance(described.get("class_name"), str):
-        raise ConfigError(f"expected an object with class_name and config, found {str(described)[:80]!r}")
-    name, config, module = described["class_name"], described.get("config"), described.get("module") or "keras"
-    registered = described.get("registered_name")
+    if not isinstance(description, Mapping) or not isinstance(description.get("class_name"), str):
+        raise ConfigError(f"expected an object with class_name and config, found {str(description)[:80]!r}")
+    name, config = description["class_name"], description.get("config")
+    module, registered = description.get("module") or "keras", description.get("registered_name")
     if not isinstance(config, Mapping):
         raise ConfigError(f"{name[:80]!r} has no config")
-    if not str(module).split(".")[0] == "keras" or registered not in (None, name):
+    if str(module).split(".")[0] == "keras" and registered in (None, name):
+        return name, config, None
+    cls = custom_object(registered if isinstance(registered, str) else None, name)
+    if cls is None:
         raise ConfigError(
-            f"not supported: custom object {str(registered or name)[:80]!r} of module {str(module)[:80]!r}"
+            f"not supported: custom object {str(registered or name)[:80]!r} of module {str(module)[:80]!r}; pass its "
+            "class in custom_objects"
         )
-    return name, config
+    return name, config, cls
 
 
-def _layer(described: Any) -> Layer:
-    class_name, config = _open(described)
-    name = config.get("name")
-    if name is not None and (not isinstance(name, str) or not name or "/" in name):
-        raise ConfigError(f"layer name {name!r}: expected a word without '/'")
-    built = _build("keras.layers", "layer", class_name, config, f"{name!r} ({class_name})")
-    assert isinstance(built, Layer)
-    built.name = name
-    return built
+def _custom(cls: Any, config: Config) -> Any:
+    """Return an object of the user's own class; what every layer has need not be an argument of its constructor."""
+    accepted = inspect.signature(cls.__init__).parameters
+    arguments, rest = dict(config), {}
+    if all(one.kind is not one.VAR_KEYWORD for one in accepted.values()):
+        rest = {
+            key: arguments.pop(key) for key in ("name", "trainable", "dtype") if key not in accepted and key in config
+        }
+    made = cls.from_config(arguments)
+    if isinstance(rest.get("name"), str):
+        made.name = rest["name"]
+    if rest.get("trainable") is False:
+        made.trainable = False
+    if isinstance(made, Layer) and _policy(config.get("dtype")) in ("float32", "float64"):
+        made.set_dtype(_policy(config["dtype"]))
+    return made
 
 
-def _named_or_built(module: str, described: Any) -> Any:
-    """Return a name as it is, the name of a described function, or the object that is described."""
-    if isinstance(described, str):
-        return described
-    if isinstance(described, Mapping) and described.get("class_name") == "function":
-        return _function_name(described)
-    class_name, config = _open(described)
-    built = _build(module, module.removeprefix("keras.").removesuffix("s"), class_name, config, class_name)
-    if isinstance(built, Metric) and isinstance(config.get("name"), str):
-        built.name = config["name"]
-    return built
+def _named_or_built(module: str, given: Any) -> Any:
+    """Return a name as it is, a described function or its name, or the object that is described."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping) and given.get("class_name") == "function":
+        return _function(given)
+    class_name, config, cls = _open(given)
+    if cls is not None:
+        return _custom(cls, config)
+    return _build(module, module.removeprefix("keras.").removesuffix("s"), class_name, config, class_name)
 
 
 def _build(module: str, kind: str, class_name: str, config: Config, label: str) -> Any:
@@ -277,12 +293,14 @@ def _build(module: str, kind: str, class_name: str, config: Config, label: str) 
     known = _parameters(cls)
     arguments = {}
     for key, value in config.items():
-        if key in _HANDLED:
+        if key in _HANDLED and (module == "keras.layers" or key not in known):
             continue
         if key in known:
             arguments[key] = _value(value, f"{label}: {key}")
         elif not (key in _NO_MATTER or value is None or value == _SAME_AS_HERE.get(key, False)):
             raise ConfigError(f"not supported: {label}: {key} = {str(value)[:80]}")
+    if isinstance(arguments.get("dtype"), Mapping):  # a policy
+        arguments["dtype"] = _policy(arguments["dtype"])
     try:
         return cls(**arguments)
     except (TypeError, ArithmeticError) as error:
@@ -308,36 +326,54 @@ def _value(value: Any, label: str) -> Any:
     if not isinstance(value, Mapping) or "class_name" not in value:
         return value
     if value["class_name"] == "function":
-        return _function_name(value)
-    class_name, config = _open(value)
+        return _function(value)
+    if value["class_name"] == "DTypePolicy":
+        return value
+    class_name, config, cls = _open(value)
+    if cls is not None:
+        return _custom(cls, config)
     module = str(value.get("module"))
     if module not in _kinds() or module == "keras.layers":
         raise ConfigError(f"not supported: {label} = {class_name}")
     return _build(module, module.removeprefix("keras.").removesuffix("s"), class_name, config, class_name)
 
 
-def _function_name(described: Config) -> str:
-    """Return the name of one of Keras' functions.
+def _function(description: Config) -> Any:
+    """Return the name of one of Keras' functions, or the user's function.
 
     Raises:
-        ConfigError: it is somebody's own.
+        ConfigError: it is somebody's own that nobody knows.
     """
-    name = described.get("config")
-    module = str(described.get("module") or "builtins")
-    if not isinstance(name, str) or module.split(".")[0] not in ("keras", "builtins"):
+    name, registered = description.get("config"), description.get("registered_name")
+    module = str(description.get("module") or "builtins")
+    if isinstance(name, str) and module.split(".")[0] in ("keras", "builtins"):
+        return name
+    found = custom_object(*(one for one in (registered, name) if isinstance(one, str)))
+    if found is None:
         raise ConfigError(f"not supported: custom function {str(name)[:80]!r} of module {module[:80]!r}")
-    return name
+    return found
 
 
-def _input_shape(config: Config) -> tuple[int, ...]:
-    """Return the shape of one sample of an InputLayer."""
-    shape = config.get("batch_shape", config.get("batch_input_shape"))
+def _check_input(config: Config) -> None:
     for key in ("sparse", "ragged", "optional"):
         if config.get(key):
             raise ConfigError(f"not supported: InputLayer: {key} = {config[key]!r}")
+
+
+def _batch_shape(config: Config) -> tuple[int | None, ...]:
+    """Return the shape of an InputLayer."""
+    return None, *input_shape(config.get("batch_shape", config.get("batch_input_shape")))
+
+
+def input_shape(shape: Any) -> tuple[int, ...]:
+    """Return the shape of one sample of a shape of batches.
+
+    Raises:
+        ConfigError: it is none, or has unknown sizes.
+    """
     if (
         not isinstance(shape, list | tuple)
-        or len(shape) < 2
+        or not shape
         or not all(type(size) is int and 0 < size < _MAX_DIMENSION for size in shape[1:])
     ):
         raise ConfigError(f"not supported: input of shape {str(shape)[:80]}; expected (None, sizes from 1 ...)")

@@ -1,21 +1,24 @@
-"""Keras 3's `.weights.h5`, for models of layers in a row.
+"""Keras 3's `.weights.h5`.
 
-    vars                              group, attribute "name": the model's name; empty
-    layers/<layer>/vars               group, attribute "name": the layer's name
-    layers/<layer>/vars/0, 1, ...     its weights in the order of `get_weights`, uncompressed
+    vars/0, 1, ...                    the model's own weights, of most none; attribute "name": the model's name
+    layers/<layer>/vars/0, 1, ...     a layer's weights in the order of `get_weights`, uncompressed
+    layers/<model>/layers/<layer>/... of a model in a model
+    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer;
+                                      <attribute>/<layer> where the attribute is a list
+    .../seed_generator/vars/0         [seed, draws] of a layer with random numbers
     optimizer/vars/0, 1, ...          see optimizer_variables; only where the model is compiled
 
 <layer> is the layer's class in snake case, the second of a class with "_1" behind it and so on, whatever the layer's
-own name is. Input layers do not count. Groups that Keras writes besides ("seed_generator" in a layer, "metrics") have
-nothing that dptrain has and are passed over.
+own name is. A Sequential's input layer does not count. Metrics, which Keras writes as well, are passed over.
 
-Source: `H5IOStore` and `_save_container_state` in keras/src/saving/saving_lib.py, Keras 3.15.
+Source: `H5IOStore`, `_walk_saveable` and `_save_container_state` in keras/src/saving/saving_lib.py, Keras 3.15.
 """
 
+import functools
 import io
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, BinaryIO
 
@@ -23,16 +26,20 @@ import numpy as np
 
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
+from dptrain.metrics import Metric
+from dptrain.ops.random import SeedGenerator
 from dptrain.optimizers import Optimizer
-from dptrain.params import ParamLayout
+from dptrain.program.tensor import Variable
 from dptrain.registry.names import snake_case
 from dptrain.saving import optimizer_variables
-from dptrain.saving.reading import MAX_NAMES, Array, Stored, fill, joined, reading
-from dptrain.saving.snapshot import Loaded, OptimizerState, Snapshot
+from dptrain.saving.keras_config import MODELS
+from dptrain.saving.reading import MAX_NAMES, Array, Loaded, Stored, fill, joined, reading
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-# Groups inside a layer's that hold no weights.
-_NO_WEIGHTS = ("vars", "seed_generator")
+# Groups within groups that are looked into: HDF5 can put a group into itself.
+_DEEPEST = 64
+# What has variables of its own in a file.
+Owner = Layer | SeedGenerator | Optimizer | Metric
 
 
 def h5py_module() -> ModuleType:
@@ -49,18 +56,60 @@ def h5py_module() -> ModuleType:
     return module
 
 
-def layer_groups(layers: Sequence[Layer]) -> list[str]:
-    """Return the name of each layer's group in "layers"."""
+def owners(model: Any) -> dict[str, Owner]:
+    """Return what of a model has variables in a file, each once, by the path of its group; the model's is ""."""
+    found: dict[str, Owner] = {}
+    done: set[int] = set()
+
+    def visit(path: str, one: Any) -> None:
+        if id(one) in done:
+            return
+        done.add(id(one))
+        found[path] = one
+        for name, child in _children(one):
+            if isinstance(child, Owner):
+                visit(f"{path}/{name}" if path else name, child)
+            elif isinstance(child, list | tuple | dict):
+                inside = list(child.values() if isinstance(child, dict) else child)
+                for group, each in zip(group_names(inside), inside, strict=True):
+                    if isinstance(each, Owner):
+                        visit(f"{path}/{name}/{group}" if path else f"{name}/{group}", each)
+
+    visit("", model)
+    return found
+
+
+def _children(one: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a layer is made of as Keras walks it: its list of layers, then attributes by name."""
+    if isinstance(one, Layer):
+        if one._stack:
+            yield "layers", one.layers  # type: ignore[attr-defined]  # a model's
+        own = vars(one).keys() - _own_names()
+        for name in sorted(own, key=lambda name: f"~{name}" if name.startswith("_") else name):
+            yield name, vars(one)[name]
+        compiled = vars(one).get("_compiled")
+        if compiled is not None:
+            yield "optimizer", compiled.optimizer
+
+
+@functools.cache
+def _own_names() -> frozenset[str]:
+    """Return the attributes that every model or layer has, which hold nothing of the user's."""
+    return frozenset(vars(MODELS["Sequential"]()))
+
+
+def group_names(owners: Sequence[Any]) -> list[str]:
+    """Return the names of the groups of layers that are in a list."""
     seen: Counter[str] = Counter()
     names = []
-    for layer in layers:
-        kind = snake_case(type(layer).__name__)
+    for one in owners:
+        kind = "functional" if type(one) is MODELS["Functional"] else snake_case(type(one).__name__)
         names.append(f"{kind}_{seen[kind]}" if seen[kind] else kind)
-        seen[kind] += 1
+        seen[kind] += isinstance(one, Owner)
     return names
 
 
-def encode(snapshot: Snapshot) -> bytes:
+def encode(model: Any) -> bytes:
     """Return the content of a file.
 
     Raises:
@@ -68,46 +117,35 @@ def encode(snapshot: Snapshot) -> bytes:
     """
     content = io.BytesIO()
     with h5py_module().File(content, "w") as file:
-        file.create_group("vars").attrs["name"] = snapshot.name
-        weights = snapshot.named_weights()
-        layers = snapshot.architecture.layers
-        for layer, group in zip(layers, layer_groups(layers), strict=True):
-            place = file.create_group(f"layers/{group}/vars")
-            place.attrs["name"] = layer.name
-            for number, name in enumerate(_names_of(layer, snapshot.architecture.layout)):
-                place[str(number)] = weights[name]
-        if snapshot.compiled is not None:
-            optimizer = snapshot.compiled[1]
-            place = file.create_group("optimizer/vars")
-            place.attrs["name"] = snake_case(type(optimizer).__name__)
-            arrays = optimizer_variables.variables(
-                optimizer, snapshot.architecture.layout, snapshot.state, snapshot.dtype
-            )
+        for path, owner in owners(model).items():
+            if isinstance(owner, Metric):
+                continue
+            place = file.create_group(f"{path}/vars")
+            if isinstance(owner, Optimizer):
+                place.attrs["name"] = snake_case(type(owner).__name__)
+                arrays = optimizer_variables.arrays(owner, model.dtype)
+            elif isinstance(owner, SeedGenerator):
+                place.attrs["name"] = owner.count.name
+                arrays = [np.array([owner.seed % 2**32, int(owner.count) % 2**32], np.uint32)]
+            else:
+                place.attrs["name"] = owner.label
+                arrays = [one.numpy() for one in owner._own]
             for number, array in enumerate(arrays):
                 place[str(number)] = array
     return content.getvalue()
 
 
 def load(
-    source: BinaryIO,
-    where: str,
-    layers: Sequence[Layer],
-    layout: ParamLayout,
-    flat: Array,
-    *,
-    optimizer: Optimizer | None = None,
-    skip_mismatch: bool = False,
+    source: BinaryIO, where: str, model: Any, *, with_optimizer: bool = False, skip_mismatch: bool = False
 ) -> Loaded:
-    """Read weights, and the optimizer's state if an optimizer is given.
+    """Read weights, the states of random numbers, and those of optimizers.
 
     Args:
         source: the open file, or its content.
         where: for messages.
-        layers: of the model, named.
-        layout: of the model.
-        flat: the flat parameters, what stays where the file does not fit; overwritten.
-        optimizer: takes the state in the file. Where that is another optimizer's, it is left out with a warning, as
-            in Keras.
+        model: whose they are to be.
+        with_optimizer: whether optimizers, which must be built, take their states from the file. Where that is another
+            optimizer's, it is left out with a warning, as in Keras.
         skip_mismatch: leave layers that do not fit as they are.
 
     Raises:
@@ -116,74 +154,82 @@ def load(
     """
     h5py = h5py_module()
     with reading(where), h5py.File(source, "r") as file:
-        if "layers" not in _names(file, where):
+        if "layer_names" in file.attrs or (model._stack and "layers" not in file):
             old = "; this is a file of Keras 2: save it again with Keras 3" if "layer_names" in file.attrs else ""
             raise DataError(f"{where}: not Keras 3's weights: no group 'layers'{old}")
-        stored = _stored_weights(h5py, file, where, layers, layout)
-        warnings = fill(where, layout, stored, flat, skip_mismatch=skip_mismatch)
-        if warnings:
-            warnings = [f"{where}: skipped what does not fit the model: {joined(warnings)}"]
-        if optimizer is None or "optimizer" not in _names(file, where):
-            return Loaded(flat, None, warnings)
-        found = _stored_vars(h5py, _group(h5py, file, "optimizer", where), f"{where}:optimizer")
-        state = _optimizer_state(where, found, optimizer, layout, warnings)
-        return Loaded(flat, state, warnings)
+        known = owners(model)
+        found = dict(_walk(h5py, file, "", where, [MAX_NAMES]))
+        paths = {id(one): path for path, one in model.weights_by_path().items()}
+        stored: dict[str, Stored] = {}
+        for path, listed in found.items():
+            owner = known.get(path)
+            if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
+                continue
+            names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
+            for number, one in enumerate(listed):
+                stored[names[number] if number < len(names) else one.where] = one
+        loaded = Loaded(*fill(where, model.weights_by_path(), stored, skip_mismatch=skip_mismatch))
+        if loaded.warnings:
+            loaded.warnings = [f"{where}: skipped what does not fit the model: {joined(loaded.warnings)}"]
+        iterations: Array | None = None
+        for path, owner in known.items():
+            if isinstance(owner, Optimizer) and with_optimizer and found.get(path):
+                values, reason = optimizer_variables.read(where, owner, found[path])
+                loaded.values |= values
+                loaded.warnings += [reason] if reason else []
+                iterations = values.get(owner.variables[0], iterations)
+        for path, owner in known.items():
+            if isinstance(owner, SeedGenerator):
+                drawn = _draws(where, found.get(path), iterations)
+                loaded.values |= {} if drawn is None else {owner.count: drawn}
+        return loaded
 
 
-def _stored_weights(
-    h5py: ModuleType, file: Any, where: str, layers: Sequence[Layer], layout: ParamLayout
-) -> dict[str, Stored]:
-    """Return what the file holds by name in the model; what the model does not have, by its path."""
-    place = _group(h5py, file, "layers", where)
-    owners = dict(zip(layer_groups(layers), layers, strict=True))
-    stored = {}
-    for group_name in _names(place, where):
-        group = _group(h5py, place, group_name, f"{where}:layers")
-        found = _stored_vars(h5py, group, f"layers/{group_name}")
-        owner = owners.get(group_name)
-        names = [] if owner is None else _names_of(owner, layout)
-        for number, one in enumerate(found):
-            stored[names[number] if number < len(names) else one.where] = one
-        for inner in _names(group, where):
-            if inner not in _NO_WEIGHTS:
-                raise DataError(f"{where}: layers/{group_name}/{inner}: nested layers are not supported")
-    return stored
+def _is_passed_over(path: str, stored: list[Stored]) -> bool:
+    """Whether what the model does not have is no weights: of an optimizer (iterations first), a metric, a generator."""
+    parts = path.split("/")
+    counts = bool(stored) and stored[0].shape == () and "int" in stored[0].dtype
+    return counts or parts[0] in ("optimizer", "metrics") or parts[-1] == "seed_generator"
 
 
-def _optimizer_state(
-    where: str, found: list[Stored], optimizer: Optimizer, layout: ParamLayout, warnings: list[str]
-) -> OptimizerState | None:
-    wanted = optimizer_variables.shapes(optimizer, layout)
-    unused = wanted[: len(wanted) - len(optimizer.all_slots) * len(layout.trained)]
-    shapes = [one.shape for one in found]
-    if shapes == unused != wanted and int(found[0].read()) == 0:
-        return None  # it was never used, as it is here
-    if shapes != wanted:
-        name = snake_case(type(optimizer).__name__)
-        if len(shapes) != len(wanted):
-            reason = f"it has {len(wanted)} variables whereas the saved optimizer has {len(shapes)} variables."
-        else:
-            number = next(n for n, pair in enumerate(zip(shapes, wanted, strict=True)) if pair[0] != pair[1])
-            reason = f"its variable {number} has shape {wanted[number]}, the saved optimizer's {shapes[number]}."
-        warnings.append(f"Skipping variable loading for optimizer '{name}', because {reason}")
-        return None
-    return optimizer_variables.state_of(where, optimizer, layout, [one.read() for one in found])
+def _draws(where: str, stored: list[Stored] | None, iterations: Array | None) -> Array | None:
+    """Return how many draws there have been; before dptrain wrote them there was one in every iteration."""
+    if not stored:
+        return iterations
+    if stored[0].shape != (2,):
+        raise DataError(f"{where}: {stored[0].where} has shape {stored[0].shape}, expected (2,)")
+    return np.array(int(stored[0].read()[1]), np.int64)
+
+
+def optimizers_of(model: Any) -> list[Optimizer]:
+    """Return the optimizers that a file has the states of."""
+    return [one for one in owners(model).values() if isinstance(one, Optimizer)]
+
+
+def stored_variables(model: Any) -> list[Variable]:
+    """Return everything that `load` may give a value, in the same order on all ranks."""
+    return [*model.variables, *(one for optimizer in optimizers_of(model) for one in optimizer.variables)]
 
 
 # Inside HDF5: links elsewhere, external storage and declared sizes that nothing backs are refused.
 
 
-def _names(group: Any, where: str) -> list[str]:
-    if len(group) > MAX_NAMES:
-        raise DataError(f"{where}: a group of {len(group)} names, at most {MAX_NAMES} are read")
-    return list(group)
-
-
-def _group(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
-    found = _inside(h5py, parent, name, where)
-    if not isinstance(found, h5py.Group):
-        raise DataError(f"{where}: {name} is not a group")
-    return found
+def _walk(
+    h5py: ModuleType, group: Any, path: str, where: str, left: list[int], depth: int = 0
+) -> Iterator[tuple[str, list[Stored]]]:
+    """Yield the arrays 0, 1, ... of every group that has a group "vars", by its path."""
+    left[0] -= len(group)
+    if left[0] < 0 or depth > _DEEPEST:
+        raise DataError(f"{where}: more than {MAX_NAMES} names, or more than {_DEEPEST} groups in each other")
+    for name in group:
+        here = f"{path}/{name}" if path else name
+        found = _inside(h5py, group, name, where)
+        if not isinstance(found, h5py.Group):
+            raise DataError(f"{where}: {here} is not a group")
+        if name == "vars":
+            yield path, _stored_vars(h5py, found, here)
+        else:
+            yield from _walk(h5py, found, here, where, left, depth + 1)
 
 
 def _inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
@@ -192,16 +238,14 @@ def _inside(h5py: ModuleType, parent: Any, name: str, where: str) -> Any:
     return parent[name]
 
 
-def _stored_vars(h5py: ModuleType, group: Any, where: str) -> list[Stored]:
-    """Return the arrays 0, 1, ... of a group's group "vars"."""
-    if "vars" not in _names(group, where):
-        return []
-    place = _group(h5py, group, "vars", where)
-    names = _names(place, where)
-    expected = [str(number) for number in range(len(names))]
-    if sorted(names) != sorted(expected):
-        raise DataError(f"{where}/vars: expected arrays 0 to {len(names) - 1}, found {', '.join(sorted(names)[:10])}")
-    return [_stored(h5py, place, name, f"{where}/vars/{name}") for name in expected]
+def _stored_vars(h5py: ModuleType, place: Any, where: str) -> list[Stored]:
+    """Return the arrays 0, 1, ... of a group."""
+    if len(place) > MAX_NAMES:
+        raise DataError(f"{where}: a group of {len(place)} names, at most {MAX_NAMES} are read")
+    expected = [str(number) for number in range(len(place))]
+    if sorted(place) != sorted(expected):
+        raise DataError(f"{where}: expected arrays 0 to {len(place) - 1}, found {', '.join(sorted(place)[:10])}")
+    return [_stored(h5py, place, name, f"{where}/{name}") for name in expected]
 
 
 def _stored(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:
@@ -218,7 +262,3 @@ def _stored(h5py: ModuleType, place: Any, name: str, where: str) -> Stored:
         )
     dtype = dataset.dtype.name if dataset.dtype.kind in "iuf" else f"{dataset.dtype}"
     return Stored(shape, dtype, lambda: np.asarray(dataset[()]), where)
-
-
-def _names_of(layer: Layer, layout: ParamLayout) -> list[str]:
-    return [entry.name for entry in layout.entries if entry.name.startswith(f"{layer.name}/")]

@@ -16,13 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dptrain.errors import DataError
-from dptrain.model import Architecture
+from dptrain.errors import ConfigError, DataError
 from dptrain.saving import keras_config, keras_h5
-from dptrain.saving.reading import check_room, guess, opened, parse_json, reading, size_of
-from dptrain.saving.snapshot import Loaded, Snapshot
+from dptrain.saving.reading import guess, opened, parse_json, reading, size_of
 from dptrain.utils import check_seed
 from dptrain.version import __version__
 
@@ -42,49 +38,60 @@ class ModelFile:
     """What a `.keras` file holds.
 
     Attributes:
-        config: of config.json, checked.
+        config: of config.json.
         seed: the model's; None in a file of Keras' own.
-        loaded: weights and optimizer.
+        weights: the content of model.weights.h5.
     """
 
     config: dict[str, Any]
     seed: int | None
-    loaded: Loaded
+    weights: io.BytesIO
 
 
-def encode(snapshot: Snapshot) -> bytes:
+def model_config(model: Any) -> dict[str, Any]:
+    """Return the whole of a model's config.json: what it is made of, its input's shape, how it is compiled.
+
+    Raises:
+        ConfigError: it has something that a file cannot hold.
+    """
+    result = keras_config.layer_config(model)
+    result.pop("build_config", None)
+    if model.build_shape is not None:
+        result["build_config"] = {"input_shape": model.build_shape}
+    result["compile_config"] = {} if model._compiled is None else keras_config.compile_config(model._compiled)
+    return result
+
+
+def encode(model: Any) -> bytes:
     """Return the content of a file.
 
     Raises:
         ConfigError: h5py is not installed, or the model has something that could not be read again.
     """
-    architecture = snapshot.architecture
-    config = keras_config.sequential_config(
-        snapshot.name, architecture.layers, architecture, snapshot.dtype, architecture.trainable
-    )
+    keras_h5.h5py_module()
     metadata = {
         "keras_version": _KERAS,
         "date_saved": datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S"),
-        "dptrain": {"format": _FORMAT, "version": __version__, "seed": snapshot.seed},
+        "dptrain": {"format": _FORMAT, "version": __version__, "seed": model.seed},
     }
+    try:
+        config = json.dumps(model_config(model))
+    except TypeError as error:
+        raise ConfigError(f"model {model.name!r} has a configuration that JSON cannot hold: {error}") from error
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr(_METADATA, json.dumps(metadata))
-        archive.writestr(_CONFIG, json.dumps(keras_config.model_config(config, snapshot.compiled)))
-        archive.writestr(_WEIGHTS, keras_h5.encode(snapshot))
+        archive.writestr(_CONFIG, config)
+        archive.writestr(_WEIGHTS, keras_h5.encode(model))
     return content.getvalue()
 
 
-def read(path: Path, *, compiled: bool) -> ModelFile:
+def read(path: Path) -> ModelFile:
     """Read a whole file.
-
-    Args:
-        path: the file.
-        compiled: whether optimizer, loss and metrics are wanted.
 
     Raises:
         ConfigError: h5py is not installed.
-        DataError: missing or damaged, of a newer format, or with something that dptrain does not have.
+        DataError: missing or damaged, or of a newer format.
     """
     keras_h5.h5py_module()  # before `reading`, for which everything is the file's fault
     where = str(path)
@@ -93,32 +100,7 @@ def read(path: Path, *, compiled: bool) -> ModelFile:
         members = _members(where, archive)
         config = parse_json(f"{where}:{_CONFIG}", _member(where, archive, members, _CONFIG, size, _MAX_JSON))
         metadata = parse_json(f"{where}:{_METADATA}", _member(where, archive, members, _METADATA, size, _MAX_JSON))
-        seed = _seed(where, metadata)
-        if config.get("class_name") != "Sequential":
-            raise DataError(
-                f"{where}: not supported: model of class {str(config.get('class_name'))[:80]!r}, only Sequential"
-            )
-        if not compiled:
-            config["compile_config"] = None
-        inner = config.get("config")
-        if not isinstance(inner, dict):
-            raise DataError(f"{where}: Sequential has no config")
-        _, layers, _, trainable = keras_config.layers_of(inner)
-        found = keras_config.compiled_of(config.get("compile_config"))
-        if layers[0].input_shape is None:
-            raise DataError(f"{where}: the model was saved before it had an input shape, and has no weights")
-        architecture = Architecture(layers, trainable=trainable)
-        weights = _hdf5(where, archive, members, size)
-        check_room(where, architecture.layout, weights.getbuffer().nbytes)
-        loaded = keras_h5.load(
-            weights,
-            f"{where}:{_WEIGHTS}",
-            architecture.layers,
-            architecture.layout,
-            np.zeros(architecture.layout.full_size),
-            optimizer=None if found is None else found[0],
-        )
-        return ModelFile(config, seed, loaded)
+        return ModelFile(config, _seed(where, metadata), _hdf5(where, archive, members, size))
 
 
 def open_weights(path: Path) -> io.BytesIO:

@@ -5,18 +5,19 @@ NaN and infinities in weights are loaded as they are: the file of a training tha
 """
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import numpy.typing as npt
 
+from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError
-from dptrain.params import ParamLayout
+from dptrain.program.tensor import Variable
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
@@ -24,7 +25,7 @@ Array = npt.NDArray[Any]
 # Names that a message lists, and that a file may hold.
 _MAX_LISTED = 50
 MAX_NAMES = 100_000
-_DTYPES = ("float16", "float32", "float64")
+_FLOATS = ("float16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,46 @@ class Stored:
     dtype: str
     read: Callable[[], Array]
     where: str
+
+
+@dataclass
+class Loaded:
+    """What a file says.
+
+    Attributes:
+        values: new ones of variables.
+        warnings: what was left out, one line each.
+    """
+
+    values: dict[Variable, Array] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def assign(self) -> None:
+        """Give the variables their values."""
+        for variable, value in self.values.items():
+            variable.assign(value)
+
+
+def share(comm: Communicator, loaded: Loaded | None, variables: Sequence[Variable]) -> Loaded:
+    """Return rank 0's `loaded` on every rank. Collective.
+
+    Args:
+        comm: the ranks.
+        loaded: on rank 0; None elsewhere.
+        variables: all that it may be about, in the same order on all ranks.
+    """
+    fact = None
+    if loaded is not None:
+        if comm.size == 1:
+            return loaded
+        fact = [[n for n, one in enumerate(variables) if one in loaded.values], loaded.warnings]
+    numbers, warnings = comm.broadcast_fact(fact)
+    result = Loaded({}, warnings)
+    for one in (variables[n] for n in numbers):
+        own = np.empty(one.shape, one.dtype) if loaded is None else loaded.values[one]
+        result.values[one] = np.array(own, one.dtype, order="C")
+        comm.broadcast(result.values[one])
+    return result
 
 
 @contextmanager
@@ -118,58 +159,43 @@ def parse_json(where: str, text: bytes) -> dict[str, Any]:
     return found
 
 
-def check_room(where: str, layout: ParamLayout, nbytes: int) -> None:
-    """Refuse a model whose weights cannot be in a file of `nbytes`, before memory is taken for them.
-
-    Raises:
-        DataError: not even in the smallest dtype.
-    """
-    count = sum(math.prod(entry.shape) for entry in layout.entries)  # of Python's integers, which do not overflow
-    if 2 * count > nbytes:
-        raise DataError(f"{where}: the model has {count} weights, too many for a file of {nbytes} bytes")
-
-
 def fill(
-    where: str, layout: ParamLayout, stored: Mapping[str, Stored], flat: Array, *, skip_mismatch: bool
-) -> list[str]:
-    """Read all weights of a model into a flat buffer.
+    where: str, variables: Mapping[str, Variable], stored: Mapping[str, Stored], *, skip_mismatch: bool
+) -> tuple[dict[Variable, Array], list[str]]:
+    """Read all weights of a model.
 
     Args:
         where: the file, for messages.
-        layout: of the model.
-        stored: what the file holds, by name in the model where it has one.
-        flat: the flat parameters, overwritten where the file fits.
-        skip_mismatch: leave layers that do not fit as they are in `flat`.
+        variables: the weights by path.
+        stored: what the file holds, by path in the model where it has one.
+        skip_mismatch: leave layers that do not fit as they are.
 
     Returns:
-        What did not fit, empty unless `skip_mismatch`.
+        The new values, and what did not fit, which is nothing unless `skip_mismatch`.
 
     Raises:
         DataError: names or shapes differ; lists every difference.
     """
     differences: dict[str, list[str]] = {}
-    for entry in layout.entries:
-        found = stored.get(entry.name)
+    for path, one in variables.items():
+        found, kinds = stored.get(path), _FLOATS if one.dtype.kind == "f" else (one.dtype.name,)
         if found is None:
-            problem = f"{entry.name}: not in the file"
-        elif found.shape != entry.shape:
-            problem = f"{entry.name}: model {entry.shape}, file {found.shape}"
-        elif found.dtype not in _DTYPES:
-            problem = f"{entry.name}: dtype {found.dtype}, expected {', '.join(_DTYPES)}"
+            problem = f"{path}: not in the file"
+        elif found.shape != one.shape:
+            problem = f"{path}: model {one.shape}, file {found.shape}"
+        elif found.dtype not in kinds:
+            problem = f"{path}: dtype {found.dtype}, expected {', '.join(kinds)}"
         else:
             continue
-        differences.setdefault(_layer(entry.name), []).append(problem)
-    names = {entry.name for entry in layout.entries}
-    for name, found in stored.items():
-        if name not in names:
-            differences.setdefault(_layer(name), []).append(f"{found.where}: not in the model")
+        differences.setdefault(_layer(path), []).append(problem)
+    for path, found in stored.items():
+        if path not in variables:
+            differences.setdefault(_layer(path), []).append(f"{found.where}: not in the model")
     listed = [problem for problems in differences.values() for problem in problems]
     if listed and not skip_mismatch:
         raise DataError(f"{where}: the weights do not fit the model: {joined(listed)}")
-    for entry in layout.entries:
-        if _layer(entry.name) not in differences:
-            entry.view(flat)[...] = stored[entry.name].read()
-    return listed
+    fitting = {path: one for path, one in variables.items() if _layer(path) not in differences}
+    return {one: stored[path].read().astype(one.dtype) for path, one in fitting.items()}, listed
 
 
 def joined(problems: Sequence[str]) -> str:

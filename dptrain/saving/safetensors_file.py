@@ -1,7 +1,7 @@
 """Weights in a `.safetensors` file: one place for the format, of run directories as of `save_weights`.
 
-Tensors are named "layer/parameter" ("dense/kernel"), in Keras' shapes (kernels as (inputs, outputs)), float32 or
-float64. The metadata, all strings:
+Tensors are named by their paths in the model ("dense/kernel"), in Keras' shapes (kernels as (inputs, outputs)), float32
+or float64. The metadata, all strings:
     format               "dptrain"
     format_version       "1"; a higher one is refused
     architecture         JSON: class name and configuration of every layer
@@ -21,14 +21,14 @@ import safetensors
 import safetensors.numpy
 
 from dptrain.errors import DataError
-from dptrain.params import ParamLayout
+from dptrain.program.tensor import Variable
 from dptrain.runtime.files import open_regular
-from dptrain.saving.reading import Array, Stored, fill, guess, reading, size_of
+from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, reading, size_of
 
 _VERSION = 1
 # A header names and places a tensor in about 100 bytes; the library would accept 100 MB.
 _MAX_HEADER = 16 << 20
-_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}
+_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8"}
 
 
 def encode(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any]]) -> bytes:
@@ -59,8 +59,13 @@ def _sorted_metadata(content: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
-def load(path: Path, layout: ParamLayout, flat: Array, *, skip_mismatch: bool = False) -> list[str]:
-    """Read the weights of a model into `flat`; return what did not fit, as `reading.fill`.
+def load(path: Path, weights: Mapping[str, Variable], *, skip_mismatch: bool = False) -> Loaded:
+    """Read the weights of a model.
+
+    Args:
+        path: the file.
+        weights: by path.
+        skip_mismatch: as `reading.fill`.
 
     Raises:
         DataError: missing, damaged or of a newer version, or names or shapes differ: lists every difference.
@@ -74,7 +79,7 @@ def load(path: Path, layout: ParamLayout, flat: Array, *, skip_mismatch: bool = 
             part = file.get_slice(name)
             dtype = part.get_dtype()
             stored[name] = Stored(tuple(part.get_shape()), _DTYPES.get(dtype, dtype), _reader(file, name), name)
-        return fill(where, layout, stored, flat, skip_mismatch=skip_mismatch)
+        return Loaded(*fill(where, weights, stored, skip_mismatch=skip_mismatch))
 
 
 def _reader(file: Any, name: str) -> Any:

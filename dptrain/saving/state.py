@@ -1,39 +1,46 @@
-"""Where a training stands, in one piece of bytes: what a backup, or a run that waits, goes on from.
+"""Named arrays in one piece of bytes, with what is known of them: where a training stands, or a program's weights.
 
-The format is safetensors: the model's variables by number; as metadata a JSON object of the caller's, and a checksum.
+The format is safetensors; as metadata a JSON object of the caller's, and a checksum of all.
 """
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
 from dptrain.errors import DataError
-
-if TYPE_CHECKING:  # above this package
-    from dptrain.models import Model
+from dptrain.program.tensor import Variable
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-_FORMAT = "dptrain backup 1"
+_BACKUP = "dptrain backup 2"
 
 
-def encode(model: "Model", about: Mapping[str, Any]) -> bytes:
-    """Return where a model and its optimizer stand, with what the caller knows of it."""
-    arrays = _state(model)
-    text = json.dumps(dict(about))
-    return safetensors.numpy.save(arrays, {"format": _FORMAT, "about": text, "sha256": _digest(text, arrays)})
-
-
-def decode(content: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
-    """Return what `encode` was told, and the buffers.
+def pack(arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any], kind: str) -> bytes:
+    """Return arrays in one piece.
 
     Args:
-        content: what `encode` returned.
+        arrays: by name.
+        about: anything that JSON can carry.
+        kind: what this is, and the version of its format.
+    """
+    whole = {name: np.asarray(one, order="C") for name, one in arrays.items()}
+    text = json.dumps(about)
+    return safetensors.numpy.save(whole, {"format": kind, "about": text, "sha256": _digest(text, whole)})
+
+
+def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str, Any], Arrays]:
+    """Return what `pack` was told, and the arrays.
+
+    Args:
+        content: what `pack` returned.
         where: it comes from, for messages.
+        kind: as `pack` was told.
+        advice: what to do about a damaged one.
 
     Raises:
         DataError: it is damaged, or something else.
@@ -42,31 +49,55 @@ def decode(content: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
         arrays = safetensors.numpy.load(content)
         metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
     except Exception as error:
-        raise DataError(f"{where} is damaged ({error}); delete it to start afresh") from error
-    if metadata.get("format") != _FORMAT:
-        raise DataError(
-            f"{where} is no backup of this version ({metadata.get('format')!r}, this one reads {_FORMAT!r})"
-        )
+        raise DataError(f"{where} is damaged ({error}); {advice}") from error
+    if metadata.get("format") != kind:
+        what = kind.split()[1]
+        raise DataError(f"{where} is no {what} of this version ({metadata.get('format')!r}, this one reads {kind!r})")
     if metadata.get("sha256") != _digest(metadata.get("about", ""), arrays):
-        raise DataError(f"{where} is damaged (its checksum differs); delete it to start afresh")
+        raise DataError(f"{where} is damaged (its checksum differs); {advice}")
     return json.loads(metadata["about"]), arrays
 
 
-def restore(model: "Model", about: Mapping[str, Any], arrays: Arrays) -> None:
-    """Let the same model stand where the state was taken."""
-    if model.built and model.compiled:
-        model.optimizer.build(model.trainable_variables)
-    for number, one in enumerate(model.variables_on_device()):
-        one.assign(arrays[str(number)])
+def variables(model: Any) -> dict[str, Variable]:
+    """Return all that a training of a model changes: weights, random numbers, optimizers, metrics; by unique paths."""
+    taken: Counter[str] = Counter()
+    found = {}
+    for one in model.variables_on_device():
+        number = taken[one.path]
+        taken[one.path] += 1
+        found[f"{one.path}_{number}" if number else one.path] = one
+    return found
 
 
-def _state(model: "Model") -> Arrays:
-    return {str(number): one.numpy() for number, one in enumerate(model.variables_on_device())}
+def encode(model: Any, about: Mapping[str, Any]) -> bytes:
+    """Return where the training of a model stands, with what the caller knows of it."""
+    return pack({path: one.numpy() for path, one in variables(model).items()}, about, _BACKUP)
+
+
+def decode(content: bytes, where: str) -> tuple[dict[str, Any], Arrays]:
+    """Return what `encode` was told, and the values.
+
+    Args:
+        content: what `encode` returned.
+        where: it comes from, for messages.
+
+    Raises:
+        DataError: it is damaged, or something else.
+    """
+    return unpack(content, where, _BACKUP, "delete it to start afresh")
+
+
+def restore(model: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Let a model stand where the state of one like it was taken; the optimizer gets its slots, if it has none."""
+    if model.compiled:
+        model.optimizer.build(model.trainable_weights)
+    for path, one in variables(model).items():
+        one.assign(arrays[path])
 
 
 def _digest(text: str, arrays: Arrays) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(arrays):
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(arrays[name]).tobytes())
+        digest.update(arrays[name].tobytes())
     return digest.hexdigest()

@@ -1,14 +1,15 @@
 """Which ending means which format, and how rank 0 writes: whole files or none."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from dptrain.errors import ConfigError, OutputError
+from dptrain.registry.serialization import plain
 from dptrain.runtime.files import output_error, write_atomically
 from dptrain.saving import keras_h5, keras_zip, safetensors_file
-from dptrain.saving.reading import opened
-from dptrain.saving.snapshot import Loaded, Snapshot
+from dptrain.saving.reading import Loaded, opened
 
 _ADVICE = "choose another path"
 
@@ -23,8 +24,8 @@ def require_ending(filepath: str | Path, ending: str) -> None:
         raise ConfigError(f"The filename must end in `{ending}`. Received: filepath={filepath}")
 
 
-def write(path: Path, encode: Callable[[Snapshot], bytes], snapshot: Snapshot, *, overwrite: bool) -> None:
-    """Write a model's file under a temporary name, flush it, and rename it into place. On rank 0.
+def write(path: Path, encode: Callable[[], bytes], *, overwrite: bool) -> None:
+    """Write a file under a temporary name, flush it, and rename it into place. On rank 0.
 
     Raises:
         ConfigError: a library that the format needs is not installed.
@@ -36,11 +37,11 @@ def write(path: Path, encode: Callable[[Snapshot], bytes], snapshot: Snapshot, *
         raise output_error(path, error, advice=_ADVICE) from error
     if exists and not overwrite:
         raise OutputError(f"{path} exists; pass overwrite=True to replace it")
-    write_atomically(path, encode(snapshot), advice=_ADVICE)
+    write_atomically(path, encode(), advice=_ADVICE)
 
 
-def weights_encoder(path: Path) -> Callable[[Snapshot], bytes]:
-    """Return what makes the content of a file of weights, by the file's ending.
+def weights_encoder(path: Path) -> Callable[[Any], bytes]:
+    """Return what makes the content of a file of a model's weights, by the file's ending.
 
     Raises:
         ConfigError: an ending that is neither `.weights.h5` nor `.safetensors`.
@@ -48,16 +49,16 @@ def weights_encoder(path: Path) -> Callable[[Snapshot], bytes]:
     if path.name.endswith(".weights.h5"):
         return keras_h5.encode
     if path.name.endswith(".safetensors"):
-        return _encode_safetensors
+        return encode_safetensors
     raise ConfigError(f"The filename must end in `.weights.h5` or `.safetensors`. Received: filepath={path}")
 
 
-def read_weights(path: Path, model: Snapshot, *, with_optimizer: bool, skip_mismatch: bool) -> Loaded:
+def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch: bool) -> Loaded:
     """Read weights for a model.
 
     Args:
         path: ends in `.weights.h5`, `.safetensors` or `.keras`.
-        model: as it is now, what stays where the file does not fit.
+        model: whose they are to be.
         with_optimizer: whether the optimizer's state is wanted, where the file has it.
         skip_mismatch: leave layers that do not fit as they are.
 
@@ -65,28 +66,29 @@ def read_weights(path: Path, model: Snapshot, *, with_optimizer: bool, skip_mism
         ConfigError: another ending, or h5py is not installed.
         DataError: the file is missing or damaged, or names or shapes differ: lists every difference.
     """
-    layers, layout = model.architecture.layers, model.architecture.layout
-    flat = model.weights.astype("float64")
     if path.name.endswith(".safetensors"):
-        problems = safetensors_file.load(path, layout, flat, skip_mismatch=skip_mismatch)
-        return Loaded(flat, None, problems)
+        return safetensors_file.load(path, model.weights_by_path(), skip_mismatch=skip_mismatch)
     zipped = path.name.endswith(".keras")
     if not zipped and not path.name.endswith(".weights.h5"):
         raise ConfigError(
             f"The filename must end in `.weights.h5`, `.safetensors` or `.keras`. Received: filepath={path}"
         )
     keras_h5.h5py_module()  # before the file is looked at, for whose faults there is another error
-    optimizer = model.compiled[1] if model.compiled is not None and with_optimizer else None
-
-    def load(file: BinaryIO) -> Loaded:
-        return keras_h5.load(file, str(path), layers, layout, flat, optimizer=optimizer, skip_mismatch=skip_mismatch)
-
+    options = {"with_optimizer": with_optimizer, "skip_mismatch": skip_mismatch}
     if zipped:
-        return load(keras_zip.open_weights(path))
+        return keras_h5.load(keras_zip.open_weights(path), str(path), model, **options)
     with opened(path, keras_h5.MAGIC, "Keras 3's weights (HDF5)") as file:
-        return load(file)
+        return keras_h5.load(file, str(path), model, **options)
 
 
-def _encode_safetensors(snapshot: Snapshot) -> bytes:
-    architecture = [{"class": type(one).__name__, "config": one.config()} for one in snapshot.architecture.layers]
-    return safetensors_file.encode(snapshot.named_weights(), architecture)
+def encode_safetensors(model: Any) -> bytes:
+    """Return the content of a `.safetensors` file of a model's weights."""
+    architecture = []
+    for layer in model.layers:
+        try:
+            config = plain(layer.get_config())
+            json.dumps(config)
+        except (ConfigError, NotImplementedError, TypeError):  # for people to read: what cannot be written is left out
+            config = {}
+        architecture.append({"class": type(layer).__name__, "config": config})
+    return safetensors_file.encode({path: one.numpy() for path, one in model.weights_by_path().items()}, architecture)

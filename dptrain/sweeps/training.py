@@ -104,7 +104,7 @@ class Training:
         return self._keeper.epochs > self.segment.begin
 
     def turn(self) -> tuple[Ending, bytes] | None:
-        """Queue the next steps; when there are none, return how the segment ended, and the state of a run that waits."""
+        """Queue the next steps; where there are none, return how the segment ended, and a waiting run's state."""
         self._begun = time.perf_counter()
         try:
             next(self._turns)
@@ -165,7 +165,7 @@ class _Keeper(Callback):
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
-        restore(self.model, about, arrays)
+        restore(self.model, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
         self.model.optimizer.resume_learning_rate(about["rate"])
         self.trainer.go_to(self._segment.begin)

@@ -1,5 +1,6 @@
 """A model's steps as programs on this rank's device: traced and prepared at their first use, then run."""
 
+import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import ops
-from dptrain.backend.base import Backend, Executable
+from dptrain.backend.base import Backend, Executable, amount
 from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
 from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.program import messages, shapes, tree
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.evaluate import evaluate
+from dptrain.program.memory import plan
 from dptrain.program.placement import PlacedProgram, place
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import Tensor, Variable, as_tensors, watching
@@ -160,7 +162,11 @@ class Programs:
         key = (id(program), shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
         if key not in self._prepared:
             arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
-            made = self.backend.executable(program, arrays, rows=shard.rows, first_row=shard.first_row, comm=comm)
+            place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
+            try:
+                made = self.backend.executable(program, arrays, **place)
+            except (DeviceMemoryError, MemoryError) as error:
+                raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error)}") from error
             self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
             if len(self._prepared) > _KEPT:
                 self._prepared.popitem(last=False)
@@ -255,6 +261,19 @@ class _Halves:
             self._backend.write(self._sums[name], value)
         self._after.run()
         return self._after.outputs
+
+
+def _what_fits(program: Program, rows: int, error: BaseException) -> str:
+    """Say how many rows a batch may have where a program did not fit, or that only a smaller model helps."""
+    state = sum(shapes.size(one.shape) * one.dtype.itemsize for one in program.state)
+    beside = f"the model alone takes {amount(state)}"
+    if not isinstance(error, DeviceMemoryError):
+        return f"{beside}, and {rows} rows of a batch {amount(plan(program, rows).size)}: use a smaller batch_size"
+    usable = 0.95 * error.free  # drivers round allocations up
+    fitting = bisect.bisect_right(range(rows), usable, lo=1, key=lambda count: plan(program, count).size) - 1
+    if fitting >= 1:
+        return f"a batch of about {fitting} rows a rank would fit instead of {rows}"
+    return f"{beside}: make it smaller, or use less data"
 
 
 def _number(step: str, name: str, value: Any) -> float:

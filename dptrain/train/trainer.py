@@ -261,6 +261,8 @@ class Trainer:
             if watched and self._stopped(hooks.model, "stop_training"):
                 break
             yield
+        if first_step and not self._steps:  # all were done before the interruption
+            self.programs.note(step, batches.about)
         # As Keras, an epoch for which no data was left has no logs.
         logs = self.programs.logs("train") if self._steps or first_step else {}
         self._finished = self.timing

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 RNG = np.random.default_rng(5)
 X = RNG.random((24, 4, 3))
 Y = np.arange(24) % 3
-CPU = {"device": "cpu", "loops": "numpy"}
+CPU = {"device": "cpu", "jit_compile": False}
 
 
 @pytest.fixture(scope="module", autouse=True)

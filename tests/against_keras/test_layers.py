@@ -105,12 +105,12 @@ def test_200_steps(keras, name, optimizer):
         layer.name.rstrip("_0123456789") for layer in theirs.layers
     ]
     start = [w + 0.1 * rng.random(w.shape) for w in theirs.get_weights()]  # biases and the like off zero
-    theirs.set_weights(start)
-    ours.set_weights(start)
     rate = {"sgd": 0.05, "adam": 0.01}[optimizer]
     kind = {"sgd": "SGD", "adam": "Adam"}[optimizer]
     theirs.compile(getattr(keras.optimizers, kind)(rate), "mse", metrics=["mae"])
     ours.compile(getattr(dp.optimizers, kind)(rate), "mse", metrics=["mae"], dtype="float64", jit_compile=False)
+    theirs.set_weights(start)
+    ours.set_weights(start)  # only now: before `compile` the weights are float32
     arguments = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
     their_history = theirs.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
     our_history = ours.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
@@ -183,6 +183,8 @@ def test_an_input_layer_is_read_both_ways(keras):
 def test_outputs_and_configurations_of_every_layer(keras, name, number, training):
     if name == "InputLayer" or (name == "Dropout" and training):
         return
+    if (name, number) == ("AveragePooling2D", 1) and keras.backend.backend() == "torch":
+        pytest.skip("Keras on PyTorch pads with copies of the edge, on JAX and TensorFlow it averages what is there")
     case = CASES[name][number]
     ours, inputs = case.make(), case.inputs()
     ours.set_dtype("float64")
@@ -198,4 +200,4 @@ def test_outputs_and_configurations_of_every_layer(keras, name, number, training
         np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), rtol=1e-12, atol=1e-13)
     for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)
-    assert float(sum(ours.losses)) == pytest.approx(float(sum(theirs.losses)), rel=1e-6)
+    assert float(sum(ours.losses)) == pytest.approx(float(sum(keras.ops.convert_to_numpy(one) for one in theirs.losses)), rel=1e-6)

@@ -19,7 +19,7 @@ class Losses(dp.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs=None) -> None:
         self.values.append(logs["loss"])
-        self.trainer.replica.reset_totals()
+        self.model.reset_metrics()
 
 
 def pytorch_losses(x: np.ndarray, y: np.ndarray, weights: list[np.ndarray], optimizer: str) -> list[float]:

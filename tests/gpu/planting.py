@@ -4,8 +4,8 @@ The forks share what takes longest: starting Python, importing, and collecting t
 and so are the modules that a bug may change imported there, or their source is run again in their place.
 
 DPTRAIN_PLANTED names a file of lines, each a bug as JSON: name, file, text (the whole file with the bug), tests (an
-expression as pytest's -k), options (environment variables) and sources (of kernels that are compiled from the changed
-file; the others are taken without it). Each fork's result goes, as a line of JSON, to the same name with ".found".
+expression as pytest's -k) and options (environment variables). Each fork's result goes, as a line of JSON, to the same
+name with ".found".
 """
 
 import importlib
@@ -17,7 +17,6 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -125,21 +124,9 @@ def _plant_module(bug: dict[str, Any]) -> None:
 
 
 def _plant_kernel(bug: dict[str, Any], folder: Path) -> None:
-    """Let the bug's sources be compiled from a folder with the changed file."""
+    """Let generated sources be compiled with the changed file."""
     from dptrain.backend.cuda import compile as compiling
 
     shutil.copytree(ROOT / "kernels", folder, dirs_exist_ok=True)
     (folder / Path(bug["file"]).name).write_text(bug["text"])
-    whole, whole_folder = compiling.compiled, compiling.kernels_dir
-
-    def compiled(names: tuple[str, ...], architecture: str) -> dict[str, Path]:
-        changed = [name for name in names if name in bug["sources"]]
-        found = whole([name for name in names if name not in changed], architecture)
-        compiling.kernels_dir = lambda: folder
-        try:
-            return found | whole(changed, architecture)
-        finally:
-            compiling.kernels_dir = whole_folder
-
-    assert isinstance(compiling, ModuleType)
-    compiling.compiled = compiled
+    compiling.kernels_dir = lambda: folder

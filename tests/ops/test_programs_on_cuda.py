@@ -140,7 +140,7 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50):
         losses = -ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1)
         loss = ops.mean(losses)
         loss.backward()
-        correct = ops.sum(ops.cast(ops.equal(ops.argmax(scores), y), "float32"))
+        correct = ops.sum(ops.cast(ops.equal(ops.argmax(scores, -1), y), "float32"))
         for total, value in zip(totals, (ops.sum(losses), correct), strict=True):
             total.assign_add(ops.cast(value, "float64"))
         t = ops.cast(iterations + 1, "float64")
@@ -244,7 +244,9 @@ def shapes_program(rng, rows):
             "greatest": ops.max(x),
             "rows": ops.sum(x, 1),
             "long": ops.log_softmax(long),
-            "best of long": ops.argmax(long),
+            "best of long": ops.argmax(long, -1),
+            "first of equals": ops.argmax(ops.cast(ops.cast(long, "int32"), "float32"), -1),
+            "first of few equals": ops.argmax(ops.cast(ops.cast(x, "int32"), "float32"), -1),
             "middle": ops.sum(ops.reshape(long, (8, 50, 50)), 1),
             "nn": ops.relu(x @ a),
             "nt": x @ weights,
@@ -271,6 +273,83 @@ def test_sums_and_products_of_many_shapes(cuda_backend, rows):
     for name, value in expected.items():
         scale = max(1.0, float(np.max(np.abs(value), initial=0, where=np.isfinite(value))))
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize("length", [40, 200, 1100])
+def test_products_in_every_tile(cuda_backend, length):
+    check_products(cuda_backend, length, 1e-5)
+
+
+@pytest.mark.parametrize("length", [40, 200, 1100])
+def test_products_on_tensor_cores(cuda_backend, length, monkeypatch):
+    monkeypatch.setattr(cuda_backend, "precision", "tf32")
+    check_products(cuda_backend, length, 2e-3)
+
+
+def check_products(cuda_backend, length, tolerance):
+    """Compare the corners of products with an uneven number of terms, of factors that TF32 would cut off unevenly."""
+    rng, terms = np.random.default_rng(0), 37
+
+    def step(a, b, turned_a, turned_b):
+        left, right = ops.transpose(turned_a), ops.transpose(turned_b)
+        return {"nn": ops.relu(a @ b), "nt": a @ right, "tn": left @ b, "tt": left @ right}
+
+    shapes = {"a": (length, terms), "b": (terms, length), "turned_a": (terms, length), "turned_b": (length, terms)}
+    values = {name: rng.random(shape).astype(np.float32) + 1 for name, shape in shapes.items()}
+    program = trace(step, {name: (shape, "float32") for name, shape in shapes.items()})
+    _, found, expected, _ = both(cuda_backend, program, values)
+    for name, value in expected.items():
+        exact = evaluate(program, {key: one.astype(np.float64) for key, one in values.items()})[0][name]
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, err_msg=name)
+        # Rounded to nearest, errors cancel; cut off, they add up.
+        assert abs(np.mean(found[name] / exact - 1)) < tolerance / 20
+
+
+def test_not_a_number_stays_one(cuda_backend):
+    x = np.array([[1, np.nan, 3, np.nan], [2, 1, 0, -1], [-np.inf, -np.inf, -np.inf, -np.inf]], np.float32)
+
+    def step(x):
+        return {
+            "best": ops.argmax(x, -1),
+            "of the rows": ops.max(x, -1),
+            "of the columns": ops.max(x, 0),
+            "of all": ops.max(x),
+            "relu": ops.relu(x),
+            "greater": ops.maximum(x, 1.5),
+            "lesser": ops.minimum(1.5, x),
+            "sum": ops.sum(x, 0),
+        }
+
+    program = trace(step, {"x": ((Rows(3), 4), "float32")})
+    _, found, expected, _ = both(cuda_backend, program, {"x": x})
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_rows_that_are_taken_from_the_end(cuda_backend):
+    table, places = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([-1, 0, 3, -4])
+
+    def step(table, places):
+        return {"taken": ops.take(table, places), "columns": ops.take(table, [-1, 1], 1)}
+
+    program = trace(step, {"table": ((4, 3), "float32"), "places": ((4,), "int64")})
+    _, found, expected, _ = both(cuda_backend, program, {"table": table, "places": places})
+    check(found, expected)
+
+
+def test_a_number_that_a_row_replaces_is_read_by_all_its_lanes_before(cuda_backend):
+    last = Variable(np.arange(B, dtype=np.float32), "last", trainable=False)
+
+    def step(x):
+        shifted = x + ops.reshape(last.value, (B, 1))
+        last.assign(ops.sum(shifted * shifted, -1))
+        return {"shifted": ops.softmax(shifted)}
+
+    program = trace(step, {"x": ((B, 40), "float32")})
+    x = np.random.default_rng(0).random((B, 40)).astype(np.float32) / 100
+    _, found, expected, state = both(cuda_backend, program, {"x": x}, 2)
+    check(found, expected, 1e-4)
+    check_state(state, 1e-4)
 
 
 def test_random_numbers_are_those_of_the_global_row(cuda_backend):

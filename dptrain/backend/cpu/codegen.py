@@ -9,16 +9,28 @@ axes, j of its last one; a arrays, b where a row of one begins, v what is read, 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dptrain.program.fuse import Call, Fused, Kernel, Loop, Member, Product, operand_dtypes
+from dptrain.backend.cpu.calls import call_text
+from dptrain.program.fuse import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, operand_dtypes
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Rows
-from dptrain.program.sources import NOTHING, ONE, Extent, Offset, Source, extent, is_one, matrix, times, whole
+from dptrain.program.sources import (
+    NOTHING,
+    ONE,
+    Source,
+    extent,
+    index,
+    index_text,
+    is_one,
+    length_text,
+    matrix,
+    times,
+    whole,
+)
 from dptrain.program.tensor import DType, Tensor
 
 # Elements of a row that are computed before a reduction takes them up, where a row may be longer.
@@ -77,33 +89,42 @@ class _Writer:
         self._numbers: dict[int, int] = {}
         functions: list[str] = []
         for stage in fused.stages:
-            segment: list[Kernel] = []
+            segment: list[tuple[Kernel, str]] = []
             for kernel in stage.kernels:
-                if isinstance(kernel, Call):
-                    self._close(segment, functions)
-                    segment = []
-                    self.code.parts.append(kernel)
-                else:
-                    segment.append(kernel)
+                text = self._text(kernel)
+                if text is not None:
+                    segment.append((kernel, text))
+                    continue
+                assert isinstance(kernel, Call)
+                self._close(segment, functions)
+                segment = []
+                self.code.parts.append(kernel)
             self._close(segment, functions)
             self.code.parts += stage.messages
         self.code.source = "\n".join([*functions, self._run()])
 
-    def _close(self, kernels: list[Kernel], functions: list[str]) -> None:
+    def _text(self, kernel: Kernel) -> str | None:
+        """Return the body of a kernel's function, None for a call that only NumPy can execute."""
+        if isinstance(kernel, Loop):
+            return _LoopText(self, kernel).text()
+        return self._product(kernel) if isinstance(kernel, Product) else call_text(kernel, self._address)
+
+    def _address(self, root: Tensor, written: bool) -> str:
+        return f"({'' if written else 'const '}{C_TYPES[root.dtype.name]} *)c.p[{self.slot(root)}]"
+
+    def _close(self, kernels: list[tuple[Kernel, str]], functions: list[str]) -> None:
         if not kernels:
             return
         name, calls = f"segment{len(self.code.parts)}", []
-        for kernel in kernels:
+        for kernel, text in kernels:
             own = f"kernel{len(functions)}"
-            assert isinstance(kernel, Loop | Product)
-            text = _LoopText(self, kernel).text() if isinstance(kernel, Loop) else self._product(kernel)
             functions.append(
                 f"static void {own}(Context &c) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n{text}}}\n"
             )
             needed = any(id(one) in self.fused.every_step for one in kernel.tensors)
             calls.append(f"  {'' if needed else 'if (last) '}{own}(c);")
         functions.append(f'extern "C" void {name}(Context &c, int last) {{\n' + "\n".join(calls) + "\n}\n")
-        self.code.parts.append(Segment(name, kernels))
+        self.code.parts.append(Segment(name, [kernel for kernel, _ in kernels]))
 
     def _run(self) -> str:
         """Return the function that executes many steps, where nothing else has to be done between them."""
@@ -116,7 +137,7 @@ class _Writer:
         moves = []
         for variable, new in self.fused.updates.items():  # what does not lie in the state itself
             old = self.fused.program.state[variable]
-            to, of, size = self.slot(old), self.slot(new), f"{_text(extent(old.shape))} * {old.dtype.itemsize}"
+            to, of, size = self.slot(old), self.slot(new), f"{length_text(extent(old.shape))} * {old.dtype.itemsize}"
             moves.append(f"  if (c.p[{to}] != c.p[{of}]) memcpy(c.p[{to}], c.p[{of}], {size});\n")
         return (
             f'extern "C" void moves(Context &c) {{\n{"".join(moves)}}}\n\n'
@@ -167,28 +188,20 @@ class _Writer:
             m = times(m, extent((tensor.shape[outer.pop()],)))
         lines, indent = [], "  "
         for axis in outer:
-            lines.append(
-                f"{indent}for (int64_t i{axis} = 0; i{axis} < {_text(extent((tensor.shape[axis],)))}; ++i{axis})\n"
-            )
+            length = length_text(extent((tensor.shape[axis],)))
+            lines.append(f"{indent}for (int64_t i{axis} = 0; i{axis} < {length}; ++i{axis})\n")
             indent += "  "
         pointers = []
         for source, own in zip((*reads, whole(tensor)), (*strides, whole(tensor).strides(rank)), strict=True):
-            index = _index(source, own, outer)
-            const = "" if source.root is tensor else "const "
-            pointers.append(f"({const}{scalar} *)c.p[{self.slot(source.root)}] + {index}")
+            pointers.append(f"{self._address(source.root, source.root is tensor)} + {index(source, own, outer)}")
         settings = ", ".join(
-            (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(_text, (m, n, k))),
+            (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
         lines.append(
-            f"{indent}dp_product<{scalar}>(c, {settings}, {pointers[0]}, {_text(of_a[1])}, {pointers[1]}, "
-            f"{_text(of_b[1])}, {pointers[2]});\n"
+            f"{indent}dp_product<{scalar}>(c, {settings}, {pointers[0]}, {length_text(of_a[1])}, {pointers[1]}, "
+            f"{length_text(of_b[1])}, {pointers[2]});\n"
         )
         return "".join(lines)
-
-
-C_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
-    f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
-}
 
 
 class _LoopText:
@@ -217,7 +230,9 @@ class _LoopText:
             self._add(member)
         lines, indent = self._part("top", "  "), "  "
         for axis in self._outer:
-            lines.append(f"{indent}for (int64_t i{axis} = 0; i{axis} < {_text(self._lengths[axis])}; ++i{axis}) {{\n")
+            lines.append(
+                f"{indent}for (int64_t i{axis} = 0; i{axis} < {length_text(self._lengths[axis])}; ++i{axis}) {{\n"
+            )
             indent += "  "
         lines += self._part("head", indent) + self._part("after", indent, -1)
         for number in range(max(self._passes.values(), default=0) + 1):
@@ -238,7 +253,7 @@ class _LoopText:
         taken = ("taken", number) in self._lines
         if self._rank == 0:
             return [line for part, _ in body for line in self._part(part, indent, number)]
-        length, blocked = _text(self._lengths[self._row]), self._blocked and taken
+        length, blocked = length_text(self._lengths[self._row]), self._blocked and taken
         lines, own = [f"{indent}{{\n"], f"{indent}  "
         if blocked:
             lines.append(f"{indent}for (int64_t jb = 0; jb < {length}; jb += {_BLOCK}) {{\n")
@@ -292,7 +307,7 @@ class _LoopText:
         return self._writer.number(member.tensor)
 
     def _index(self, source: Source) -> str:
-        return _index(source, source.strides(self._rank), self._outer)
+        return index(source, source.strides(self._rank), self._outer)
 
     def _array(self, root: Tensor, *, written: bool = False) -> str:
         slot, scalar = self._writer.slot(root), C_TYPES[root.dtype.name]
@@ -326,7 +341,7 @@ class _LoopText:
         base = self._base(source)
         if (key, number) not in self._known:
             self._known[key, number] = name = f"v{len(self._known)}"
-            self._note("loads", f"const {scalar} {name} = {base}[{_times('j', stride)}];", number)
+            self._note("loads", f"const {scalar} {name} = {base}[{index_text('j', stride)}];", number)
         return self._known[key, number]
 
     def _base(self, source: Source) -> str:
@@ -379,7 +394,7 @@ class _LoopText:
         table, places = member.reads
         length = f"c.n[{self._writer.table(table.root)}]"
         row = f"dp_row({self._value(places, number, inner=member.inner)}, {length}, c.outside)"
-        step = _text(extent(table.root.shape[1:]))
+        step = length_text(extent(table.root.shape[1:]))
         array, stride = self._array(table.root), table.strides(self._rank)[self._row] if self._rank else NOTHING
         read = self._loop.member(places.root)
         of_row = self._rank > 0 and places.strides(self._rank)[self._row] == NOTHING
@@ -387,8 +402,8 @@ class _LoopText:
             name = f"g{self._number(member)}"
             scalar = C_TYPES[table.root.dtype.name]
             self._note("before", f"const {scalar} *{name} = {array} + {row} * {step} + {self._index(table)};", number)
-            return f"{name}[{_times('j', stride)}]"
-        along = f" + {_times('j', stride)}" if member.inner and stride != NOTHING else ""
+            return f"{name}[{index_text('j', stride)}]"
+        along = f" + {index_text('j', stride)}" if member.inner and stride != NOTHING else ""
         return f"{array}[{row} * {step} + {self._index(table)}{along}]"
 
     def _store(self, member: Member, name: str, part: str, number: int) -> None:
@@ -404,7 +419,7 @@ class _LoopText:
         if part == "body" and stride != NOTHING:
             scalar, own = C_TYPES[tensor.dtype.name], f"o{self._number(member)}"
             self._note("head", f"{scalar} *{own} = {array} + {self._index(source)};")
-            self._note(part, f"{own}[{_times('j', stride)}] = {name};", number)
+            self._note(part, f"{own}[{index_text('j', stride)}] = {name};", number)
         else:
             self._note(part, f"{array}[{self._index(source)}] = {name};", number)
 
@@ -453,12 +468,12 @@ class _LoopText:
             self._note("top", f"{scalar} {target} = {start};")
             self._note("bottom", f"*{array} = {target};")
         else:
-            self._note("top", f"dp_fill<{scalar}>({array}, {_text(extent(tensor.shape))}, {start});")
+            self._note("top", f"dp_fill<{scalar}>({array}, {length_text(extent(tensor.shape))}, {start});")
             target = f"{array}[{self._index(source)}]"
             if part == "body":
                 name = f"o{self._number(member)}"
                 self._note("head", f"{scalar} *{name} = {array} + {self._index(source)};")
-                target = f"{name}[{_times('j', source.strides(self._rank)[self._row])}]"
+                target = f"{name}[{index_text('j', source.strides(self._rank)[self._row])}]"
         joined = f"{target} + {value}" if op.name == "reduce_sum" else f"dp_maximum<{scalar}>({target}, {value})"
         self._note(part, f"{target} = {joined};", number)
 
@@ -521,26 +536,3 @@ def _literal_of(root: Tensor) -> str | None:
         rows = "R" if root.attributes.get("own") else "G"
         return f"(({C_TYPES[root.dtype.name]})({rows} * {root.attributes['rows']}))"
     return literal(root.value.item(), root.dtype)
-
-
-def _text(one: Extent) -> str:
-    number, power = one
-    rows = "*".join("R" * power)
-    return str(number) if not power else rows if number == 1 else f"{number}*{rows}"
-
-
-def _times(index: str, stride: Extent) -> str:
-    return index if stride == ONE else f"{index}*{_text(stride)}"
-
-
-def _offset(one: Offset, step: Extent) -> str:
-    terms = [str(one.plain)] if one.plain else []
-    terms += [f"{number}*{name}" for number, name in ((one.rows, "R"), (one.first, "F")) if number]
-    return f"({' + '.join(terms)})*{_text(step)}"
-
-
-def _index(source: Source, strides: Sequence[Extent], axes: Sequence[int]) -> str:
-    """Return the place in a root of a reader's element at `axes`, and at 0 along the others."""
-    terms = [_offset(first, step) for first, step in source.start()]
-    terms += [_times(f"i{axis}", strides[axis]) for axis in axes if strides[axis] != NOTHING]
-    return " + ".join(terms) or "0"

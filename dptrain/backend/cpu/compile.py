@@ -53,9 +53,8 @@ def _cpu() -> str:
 
 
 @functools.cache
-def _headers() -> str:
-    folder = kernels_dir()
-    return "".join((folder / name).read_text() for name in ("scalar.h", "native.h"))
+def _header(name: str) -> str:
+    return (kernels_dir() / name).read_text()
 
 
 @functools.cache
@@ -69,7 +68,8 @@ def library(source: str) -> ctypes.CDLL:
     if found is None:
         raise DeviceError("no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
     command, version = found
-    text = f"{_headers()}\n{source}"
+    headers = ("scalar.h", "native.h", "native_calls.h")
+    text = "\n".join((*map(_header, headers), source))
     digest = hashlib.sha256("\0".join((text, *command, version, *OPTIONS, _cpu())).encode()).hexdigest()[:32]
     path = cache_dir() / "native" / f"{digest}.so"
     if not path.exists():

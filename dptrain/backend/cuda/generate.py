@@ -5,6 +5,7 @@ rows, which kernels get as arguments, so that batches of other sizes find it com
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -84,6 +85,19 @@ class LibraryCall:
     batch: tuple[int, int, int, int]
 
 
+@dataclass
+class OwnCall:
+    """A launch of a user's own kernel.
+
+    Attributes:
+        tensor: what it makes.
+        scratch: shapes of its other outputs, by their numbers, and where they begin in scratch memory.
+    """
+
+    tensor: Tensor
+    scratch: dict[int, tuple[Shape, int]]
+
+
 @dataclass(eq=False)
 class Function:
     """What one group computes.
@@ -102,7 +116,7 @@ class Function:
         blocks: how many it needs.
         threads: of a block; None for any.
         shared: bytes of shared memory, in C++.
-        call: a library's call instead of a kernel.
+        call: what is called instead of a generated kernel.
     """
 
     name: str
@@ -118,7 +132,7 @@ class Function:
     blocks: int = 1
     threads: int | None = None
     shared: str = str(_SHARED)
-    call: "LibraryCall | None" = None
+    call: LibraryCall | OwnCall | None = None
 
     @property
     def signature(self) -> list[tuple[str, str]]:
@@ -169,7 +183,7 @@ class Generator:
 
         writer = Writer(is_stored, name)
         getattr(self, f"_{group.kind}")(made, group, writer, Places(writer, group))
-        made.body = writer.lines
+        made.body = _used(writer.lines)
         made.needs |= writer.needs
         made.reads = {one: set(texts) for one, texts in writer.loads.items()} | made.reads
         return made
@@ -342,6 +356,22 @@ class Generator:
             "});",
         )
 
+    def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        (tensor,) = group.roles
+        assert tensor.op is not None
+        for one in tensor.inputs:
+            w.pointer(one)
+        self._target(made, tensor, Ex("everywhere"))
+        shapes = tensor.op.cuda.output_shapes([one.shape for one in tensor.inputs])
+        others: dict[int, tuple[Shape, int]] = {}
+        end = 0
+        for number, shape in enumerate(shapes):
+            if number != tensor.op.output:
+                others[number] = shape, end
+                end += -(-self._sizes.count(shape) * tensor.dtype.itemsize // 256) * 256
+        made.arguments.append(Argument("char *", "others", end))
+        made.call = OwnCall(tensor, others)
+
     # Sums over all elements, which the last block ends
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor]) -> None:
@@ -413,7 +443,7 @@ class Kernel:
     Attributes:
         name: of the kernel.
         functions: that its blocks are dealt out to, in order.
-        threads: of a block; 0 for a library's call.
+        threads: of a block; 0 for what is no generated kernel.
     """
 
     name: str
@@ -473,8 +503,6 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
         "// The kernels of a program, written by dptrain/backend/cuda/generate.py.",
         f"#define INDEX {'long long' if wide_index else 'int'}",
         *(f'#include "{one}"' for one in ("common.cuh", *headers)),
-        "",
-        "static __device__ __forceinline__ bool aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }",
     ]
     sizes = [f"Index {one}" for one in SIZES]
     for one in functions:
@@ -493,7 +521,8 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
             "",
             f'extern "C" __global__ void __launch_bounds__({kernel.threads})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
-            f"    __shared__ __align__(32) float4 shared[{_greatest(kernel.functions)} / 16];",
+            f"    constexpr int bytes = {_greatest(kernel.functions)};",
+            "    __shared__ __align__(32) float4 shared[bytes / 16];",
             "    int block = blockIdx.x;",
         ]
         for one in kernel.functions:
@@ -593,6 +622,19 @@ def _join(tensor: Tensor) -> str:
 def _wide(tensor: Tensor) -> str:
     """Return the type in which sums go on beyond one thread."""
     return "double" if tensor.dtype == np.float32 and _join(tensor) == "Sum" else ctype(tensor.dtype)
+
+
+def _used(lines: list[str]) -> list[str]:
+    """Return statements without variables that nothing reads."""
+    while True:
+        words = Counter(re.findall(r"\w+", "\n".join(lines)))
+        kept = [one for one in lines if (found := _VARIABLE.match(one)) is None or words[found[1]] > 1]
+        if len(kept) == len(lines):
+            return lines
+        lines = kept
+
+
+_VARIABLE = re.compile(r"\s*const [\w ]+ (\w+) = [^{]*;$")
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

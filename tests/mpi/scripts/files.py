@@ -12,7 +12,7 @@ folder, whole, wrong = sys.argv[1:4]
 rank = current().rank
 rng = np.random.default_rng(4)
 x, y = rng.random((37, 5)), rng.integers(0, 3, 37)
-CPU = {"device": "cpu", "loops": "numpy", "dtype": "float64"}
+CPU = {"device": "cpu", "dtype": "float64"}
 
 
 def build(seed: int) -> dp.Sequential:
@@ -39,7 +39,7 @@ path = os.path.join(folder, f"model{whole}" if whole else "w.safetensors")
 if rank != 0:
     path = os.path.join(folder, f"rank {rank} has another working directory", os.path.basename(path))
 if whole:
-    other = dp.models.load_model(path, device="cpu", jit_compile=False)
+    other = dp.models.load_model(path, device="cpu")
     train(model)
     train(other)
 else:

@@ -40,7 +40,7 @@ def network(adam=False):
         for one, slot in zip((w1, w2), slots, strict=True):
             slot.assign(slot * 0.9 + one.grad)
             one.assign(one - 0.1 * slot)
-        return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(logits), y), "float64"))}
+        return {"loss": loss, "right": ops.sum(ops.cast(ops.equal(ops.argmax(logits, -1), y), "float64"))}
 
     return step, {"images": ((20, 6), "uint8"), "labels": ((20,), "int64"), "rows": ((B,), "int64")}
 
@@ -151,10 +151,6 @@ def test_dependencies():
         levels.append(1 + max((levels[one] for one in needed), default=-1))
     for number, needed in enumerate(fused.dependencies()):
         assert all(one < number for one in needed)
-    updates = [
-        n for n, kernel in enumerate(fused.kernels) if any(one in kernel.tensors for one in fused.updates.values())
-    ]
-    assert len(updates) == 2
     assert levels[0] == 0
     assert max(levels) < len(levels) - 1  # the products of the two gradients may run beside each other
 

@@ -19,11 +19,11 @@ import dptrain as dp
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime import files
 from dptrain.saving import keras_config, optimizer_variables
-from dptrain.saving.snapshot import OptimizerState
+from dptrain.saving.reading import Stored
 
 RNG = np.random.default_rng(2)
 X, Y = RNG.random((12, 2, 3)), np.arange(12) % 2
-CPU = {"device": "cpu", "loops": "numpy"}
+CPU = {"device": "cpu"}
 
 
 def small(hidden: int = 4, *, seed: int = 1, dtype: str = "float64", compiled: bool = True) -> dp.Sequential:
@@ -91,7 +91,7 @@ def test_every_difference_is_listed(tmp_path):
     assert str(caught.value) == (
         f"{path}: the weights do not fit the model: dense/kernel: model (6, 4), file (6, 7); "
         "dense/bias: model (4,), file (7,); dense_1/kernel: model (4, 2), file (7, 2); "
-        "dense_1/bias: dtype I64, expected float16, float32, float64; more/kernel: not in the model"
+        "dense_1/bias: dtype int64, expected float16, float32, float64; more/kernel: not in the model"
     )
     assert caught.value.exit_code == 65
     for one, other in zip(model.get_weights(), before, strict=True):
@@ -232,8 +232,8 @@ def test_endings():
         model.save("model.h5")
     with pytest.raises(ConfigError, match=r"expected a `\.keras` extension"):
         dp.models.load_model("model.h5")
-    with pytest.raises(ConfigError, match="custom_objects"):
-        dp.models.load_model("model.keras", custom_objects={"a": 1})
+    with pytest.raises(ConfigError, match="safe_mode"):
+        dp.models.load_model("model.keras", safe_mode=False)
     with pytest.raises(ConfigError, match="needs input_shape"):
         dp.Sequential([dp.layers.Dense(2)]).save_weights("w.safetensors")
 
@@ -277,10 +277,10 @@ def test_config_there_and_back():
     assert again.get_config() == config
     assert again.name == "mine"
     assert [layer.config() for layer in again.layers] == [layer.config() for layer in layers]
-    assert again.layers[0].input_shape == (4, 5)
+    assert again.input_shape == (None, 4, 5)
     unbuilt = dp.Sequential([dp.layers.Dense(2)]).get_config()
     assert "build_input_shape" not in unbuilt
-    assert dp.Sequential.from_config(unbuilt).layers[0].input_shape is None
+    assert dp.Sequential.from_config(unbuilt).awaits_shape
 
 
 def test_to_json_has_keras_structure():
@@ -289,12 +289,12 @@ def test_to_json_has_keras_structure():
     compiled = text["compile_config"]
     assert compiled["optimizer"]["class_name"] == "Adam"
     assert compiled["optimizer"]["config"]["learning_rate"] == 0.001
-    assert compiled["loss"]["class_name"] == "SparseCategoricalCrossentropy"
+    assert compiled["loss"] == "sparse_categorical_crossentropy"
     assert compiled["metrics"] == ["accuracy"]
-    optimizer, loss, measured, _ = keras_config.compiled_of(compiled)
-    assert type(optimizer) is dp.optimizers.Adam
-    assert type(loss) is dp.losses.SparseCategoricalCrossentropy
-    assert measured == ["accuracy"]
+    found = keras_config.compile_arguments(compiled)
+    assert type(found["optimizer"]) is dp.optimizers.Adam
+    assert type(found["loss"]) is dp.losses.SparseCategoricalCrossentropy
+    assert found["metrics"] == ["accuracy"]
     assert json.loads(small(compiled=False).to_json())["compile_config"] == {}
 
 
@@ -317,7 +317,7 @@ INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch
         ([dense(units=-1)], "positive integer"),
         ([dense(units=None), dense(class_name="LSTM")], "positive integer.*LSTM"),
         ([dense(activation="my_own")], "unknown activation"),
-        ([dense(activation=["relu"])], r"unhashable|not supported: activation"),
+        ([dense(activation=["relu"])], "Could not interpret activation"),
         ([dense(activation={"class_name": "function", "config": "f", "module": "mine"})], "custom function 'f'"),
         ([dense(name="a/b")], "without '/'"),
         ([dense(dtype="mixed_float16")], "mixed_float16"),
@@ -347,21 +347,45 @@ def test_initializers_are_read_by_name_and_as_objects():
     assert type(dp.Sequential.from_config(config).layers[0].kernel_initializer).__name__ == "GlorotUniform"
 
 
+class Scaled(dp.layers.Layer):
+    """A layer of the user's own."""
+
+    def __init__(self, factor: float = 1.0, **options) -> None:
+        super().__init__(**options)
+        self.factor = factor
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
+def test_a_layer_of_ones_own_is_found_by_custom_objects():
+    model = dp.Sequential([Scaled(2.5, input_shape=(4,))])
+    config = model.get_config()
+    about = config["layers"][1]
+    assert (about["module"], about["class_name"], about["registered_name"]) == (__name__, "Scaled", "Scaled")
+    with pytest.raises(ConfigError, match=r"custom object 'Scaled' of module .*; pass its class in custom_objects"):
+        dp.Sequential.from_config(config)
+    again = dp.Sequential.from_config(config, custom_objects={"Scaled": Scaled}).layers[0]
+    assert (type(again), again.factor, again.name) == (Scaled, 2.5, "scaled")
+    with dp.saving.custom_object_scope({"Scaled": Scaled}):
+        assert type(dp.Sequential.from_config(config).layers[0]) is Scaled
+
+
+def test_a_registered_class_needs_no_custom_objects():
+    @dp.saving.register_keras_serializable("mine")
+    class Doubled(Scaled):
+        pass
+
+    config = dp.Sequential([Doubled(2.0, input_shape=(4,))]).get_config()
+    assert config["layers"][1]["registered_name"] == "mine>Doubled"
+    assert type(dp.Sequential.from_config(config).layers[0]) is Doubled
+
+
 def test_a_new_layer_comes_in_by_the_registry(monkeypatch):
-    class Scaled(dp.layers.Dense):
-        def __init__(self, factor: float = 1.0, **options) -> None:
-            super().__init__(**options)
-            self.factor = factor
-
-        def config(self) -> dict:
-            return super().config() | {"factor": self.factor}
-
-    model = dp.Sequential([Scaled(2.5, units=3, input_shape=(4,))])
-    with pytest.raises(ConfigError, match=r"Scaled is no class of dptrain\.layers and cannot be saved"):
-        model.get_config()
     monkeypatch.setitem(dp.layers.LAYERS, "Scaled", Scaled)
-    again = dp.Sequential.from_config(model.get_config()).layers[0]
-    assert (type(again), again.factor, again.units, again.name) == (Scaled, 2.5, 3, "scaled")
+    config = dp.Sequential([Scaled(2.5, input_shape=(4,))]).get_config()
+    assert config["layers"][1]["module"] == "keras.layers"
+    assert dp.Sequential.from_config(config).layers[0].factor == 2.5
 
 
 def compile_config(**changes) -> dict:
@@ -376,74 +400,66 @@ def compile_config(**changes) -> dict:
     ("changes", "message"),
     [
         ({"loss": "mine"}, "unknown loss 'mine'.*compile=False"),
-        ({"loss": None}, "compiled without a loss"),
-        ({"loss_weights": [1.0]}, "loss_weights"),
-        ({"weighted_metrics": {"a": "mae"}}, "weighted_metrics = "),
-        ({"metrics": {"a": "mae"}}, "metrics = "),
-        ({"metrics": [["mae"]]}, "class_name and config"),
+        ({"optimizer": None}, "compiled without an optimizer"),
+        ({"metrics": [["mine"]]}, "unknown metric 'mine'"),
         ({"metrics": [7]}, "class_name and config"),
         ({"optimizer": "sgdd"}, "did you mean 'sgd'"),
         ({"optimizer": {"class_name": "SGD", "config": {"clipnorm_": 1.0}}}, "clipnorm_ = 1.0"),
         ({"optimizer": {"class_name": "SGD", "config": {"learning_rate": "fast"}}}, "compile|float|fast"),
         ({"optimizer": {"class_name": "SGD", "config": {"learning_rate": -1.0}}}, "learning_rate"),
-        ({"optimizer": {"class_name": "SGD", "config": {"use_ema": True}}}, "not supported: use_ema=True"),
+        ({"optimizer": {"class_name": "SGD", "config": {"loss_scale_factor": 2.0}}}, "not supported: loss_scale"),
+        ({"loss": {"class_name": "function", "config": "f", "module": "mine"}}, "custom function 'f'"),
     ],
 )
 def test_compile_configs_that_are_not_supported(changes, message):
     with pytest.raises((ConfigError, ValueError), match=message):
-        keras_config.compiled_of(compile_config(**changes))
+        keras_config.compile_arguments(compile_config(**changes))
 
 
 def test_compile_config_is_read():
-    optimizer, loss, measured, weighted = keras_config.compiled_of(compile_config(weighted_metrics=["mse"]))
-    assert (optimizer.learning_rate, type(loss)) == (0.5, dp.losses.MeanSquaredError)
-    assert (measured, weighted) == (["mae"], ["mse"])
-    assert keras_config.compiled_of({}) is None
-    assert keras_config.compiled_of(None) is None
+    found = keras_config.compile_arguments(compile_config(weighted_metrics=["mse"], loss_weights=[2.0]))
+    assert (found["optimizer"].learning_rate, type(found["loss"])) == (0.5, dp.losses.MeanSquaredError)
+    assert (found["metrics"], found["weighted_metrics"], found["loss_weights"]) == (["mae"], ["mse"], [2.0])
+    assert keras_config.compile_arguments(compile_config(loss=None))["loss"] is None
+    assert keras_config.compile_arguments({}) is None
+    assert keras_config.compile_arguments(None) is None
 
 
 # Keras' order of the optimizer's variables
 
 
-def test_order_of_slots():
-    class Two(dp.optimizers.Adam):
-        all_slots = ("momentum", "velocity_hat", "velocity", "average")
-
-    assert optimizer_variables.slot_groups(dp.optimizers.Adam()) == [("momentum", "velocity")]
-    assert optimizer_variables.slot_groups(dp.optimizers.SGD()) == []
-    assert optimizer_variables.slot_groups(Two()) == [("average",), ("momentum", "velocity"), ("velocity_hat",)]
-    one_by_one = type("RMSprop", (dp.optimizers.RMSprop,), {"all_slots": ("velocity", "momentum")})
-    assert optimizer_variables.slot_groups(one_by_one()) == [("velocity",), ("momentum",)]
+def stored(arrays: list[np.ndarray]) -> list[Stored]:
+    return [Stored(one.shape, one.dtype.name, lambda one=one: one, "file") for one in arrays]
 
 
 def test_variables_alternate_by_parameter():
-    layout = small(compiled=False).architecture.layout
-    slots = {"momentum": np.zeros(layout.size), "velocity": np.zeros(layout.size)}
-    for number, entry in enumerate(layout.entries):
-        entry.view(slots["momentum"])[...] = number
-        entry.view(slots["velocity"])[...] = 10 + number
-    optimizer = dp.optimizers.Adam(0.25)
-    arrays = optimizer_variables.variables(optimizer, layout, OptimizerState(7, slots), "float32")
+    model, optimizer = small(compiled=False), dp.optimizers.Adam(0.25)
+    optimizer.build(model.trainable_weights)
+    optimizer.variables[0].assign(7)
+    for number, one in enumerate(model.weights):
+        optimizer.slots_of(one)["momentum"].assign(np.full(one.shape, number))
+        optimizer.slots_of(one)["velocity"].assign(np.full(one.shape, 10 + number))
+    arrays = optimizer_variables.arrays(optimizer, "float32")
     assert [array.flat[0] for array in arrays] == [7, 0.25, 0, 10, 1, 11, 2, 12, 3, 13]
-    assert [array.shape for array in arrays] == optimizer_variables.shapes(optimizer, layout)
     assert {array.dtype.name for array in arrays[1:]} == {"float32"}
-    back = optimizer_variables.state_of("file", optimizer, layout, arrays)
-    assert back.iterations == 7
-    for name in slots:
-        np.testing.assert_array_equal(back.slots[name], slots[name])
-    arrays[0] = np.array(-1)
+    other = dp.optimizers.Adam(0.25)
+    other.build(model.trainable_weights)
+    values, reason = optimizer_variables.read("file", other, stored(arrays))
+    assert reason == ""
+    assert [one.path for one in values] == [one.path for one in other.variables]
+    for one, known in zip(values.values(), optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one, known.numpy())
     with pytest.raises(DataError, match="iterations are -1"):
-        optimizer_variables.state_of("file", optimizer, layout, arrays)
-    arrays[:2] = [np.array(1), np.array(np.nan)]
+        optimizer_variables.read("file", other, stored([np.array(-1), *arrays[1:]]))
     with pytest.raises(DataError, match="learning rate is nan"):
-        optimizer_variables.state_of("file", optimizer, layout, arrays)
+        optimizer_variables.read("file", other, stored([arrays[0], np.array(np.nan), *arrays[2:]]))
 
 
 def test_a_learning_rate_survives_rounding_unless_it_was_changed():
-    layout, optimizer = small(compiled=False).architecture.layout, dp.optimizers.SGD(0.1)
-    for stored, expected in ((np.float32(0.1), 0.1), (np.float32(0.25), 0.25)):
-        state = optimizer_variables.state_of("file", optimizer, layout, [np.array(3), np.array(stored)])
-        assert state.learning_rate == expected
+    optimizer = dp.optimizers.SGD(0.1)
+    for number, expected in ((np.float32(0.1), 0.1), (np.float32(0.25), 0.25)):
+        values, _ = optimizer_variables.read("file", optimizer, stored([np.array(3), np.array(number)]))
+        assert values[optimizer.variables[1]] == expected
 
 
 # from_keras, with something that quacks
@@ -469,7 +485,7 @@ def test_from_keras_by_its_methods_alone():
     weights = [RNG.random((3, 2)), RNG.random(2)]
     model = dp.from_keras(Quack([INPUT, dense()], weights, compile_config()), **CPU)
     for one, other in zip(model.get_weights(), weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(one, other.astype(np.float32))
     history = model.fit(RNG.random((8, 3)), RNG.random((8, 2)), verbose=0)
     assert list(history.history) == ["loss", "mae"]
     assert model.name == "quack"

@@ -237,8 +237,8 @@ def test_fields_go_to_build_model_or_to_fit():
         ({"mode": "best"}, "mode = 'best'"),
         ({"halving": 3, "callbacks": list}, "callbacks with halving"),
         ({"halving": 3, "space": {"epochs": [1, 2]}}, "halving where epochs are swept"),
-        ({"build_model": lambda units: 3}, "build_model: expected a compiled Sequential, found int"),
-        ({"build_model": lambda units: dp.Sequential()}, "build_model: expected a compiled Sequential"),
+        ({"build_model": lambda units: 3}, "build_model: expected a compiled model, found int"),
+        ({"build_model": lambda units: dp.Sequential()}, "build_model: expected a compiled model"),
     ):
         with pytest.raises(ConfigError, match=message):
             sweep(**{"space": {"units": [4]}} | options)
@@ -287,10 +287,16 @@ def test_memory_is_given_back_when_a_run_ends():
     training = Training(recipe, Segment(Run(0, 0, 1)), {"units": 4}, Slot(), b"", lambda *told: None)
     while (ended := training.turn()) is None:
         pass
-    replica = training.replica
+    programs = training.trainer.programs
+    assert programs.nbytes > 0
     assert ended[0].status is Status.DONE
+    variables = training.model.variables_on_device()
+    homes = {one.home for one in variables}
+    assert None not in homes
     training.close()
-    assert vars(replica) == {}
+    assert programs.nbytes == 0
+    for home in homes:
+        assert all(one not in home._arrays for one in variables)
 
 
 def test_runs_of_which_some_diverge_at_once_or_make_no_model():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
-from dptrain.backend.cpu.codegen import generate
+from dptrain.backend.cpu.codegen import Segment, generate
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
@@ -60,7 +60,7 @@ def compare(program, steps=2, data=DATA, close=CLOSE):
     return fused[0]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(step=steps())
 def test_random_programs(step):
     variables = weights(first=(4, 3), square=(3, 3))
@@ -142,7 +142,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.5, 0.3, 2.0, 700.0, -700.0, 90.0, -90.0, 1e-30, np
 def test_special_numbers(dtype):
     """NaN, infinities and the ends of the range, as by NumPy."""
     unary = ["negative", "absolute", "sign", "exp", "log", "log1p", "sqrt", "square", "tanh", "sigmoid", "softplus"]
-    unary += ["relu", "leaky_relu", "elu", "erf", "logical_not"]
+    unary += ["relu", "leaky_relu", "elu", "logical_not"]
     binary = ["add", "subtract", "multiply", "divide", "floor_divide", "power", "maximum", "minimum", "equal", "less"]
     values = np.array(SPECIAL, dtype)
 
@@ -251,7 +251,7 @@ def test_reductions_of_any_length(length):
             "rows": ops.sum(x, -1),
             "highest": ops.max(x, -1),
             "all": ops.max(x),
-            "place": ops.argmax(x),
+            "place": ops.argmax(x, -1),
             "over both": ops.sum(ops.reshape(x, (2, 2, length)), (0, 2)),
         }
 
@@ -276,6 +276,61 @@ def test_products_of_every_kind():
         }
 
     compare(trace(step, SPECS), 1)
+
+
+def test_images():
+    """Convolutions, pooling, padding and dropout run without Python in between."""
+    kernels = weights(first=(3, 3, 2, 4), second=(2, 2, 4, 3))
+    seed = random.SeedGenerator(3)
+
+    def step(x):
+        image = ops.pad(x, [(0, 0), (1, 1), (1, 0), (0, 0)])
+        first = ops.relu(ops.conv(image, kernels["first"], strides=(1, 2), padding="same"))
+        pooled = random.dropout(ops.max_pool(first, 2, 1, "same"), 0.5, seed=seed)
+        second = ops.conv(ops.concatenate([pooled, pooled * 2], 0), kernels["second"], dilation_rate=2)
+        loss = ops.mean(ops.square(second))
+        loss.backward()
+        for one in kernels.values():
+            one.assign(one - 0.1 * one.grad)
+        return {"loss": loss, "second": second}
+
+    for rows in (5, 0):
+        data = {"x": np.random.default_rng(1).normal(size=(rows, 7, 9, 2))}
+        program = trace(step, {"x": ((Rows(5), 7, 9, 2), "float64")})
+        if rows:
+            compare(program, 2, data)
+        else:  # a rank without rows
+            executable = CompiledExecutable(place(program), HostMemory(), data, rows=0)
+            executable.run()
+            assert executable.outputs["second"].shape == (0, *program.outputs["second"].shape[1:])
+        assert [type(one) for one in generate(fuse(program, ranks=False)).parts] == [Segment]
+
+
+def test_many_images():
+    """More than are computed at once."""
+    kernel = weights(kernel=(3, 3, 8, 4))["kernel"]
+
+    def step(x):
+        y = ops.conv(x, kernel)
+        ops.sum(ops.square(y)).backward()
+        return {"y": y, "gradient": kernel.grad}
+
+    data = {"x": np.random.default_rng(1).normal(size=(30, 12, 12, 8))}
+    compare(trace(step, {"x": ((Rows(30), 12, 12, 8), "float64")}), 1, data)
+
+
+def test_rows_of_a_table_that_is_trained():
+    table = weights(table=(9, 4))["table"]
+
+    def step(x):
+        ops.sum(ops.square(ops.take(table, x))).backward()
+        table.assign(table - 0.1 * table.grad)
+        return {}
+
+    data = {"x": np.random.default_rng(1).integers(-9, 9, (12, 2))}
+    program = trace(step, {"x": ((Rows(12), 2), "int64")})
+    compare(program, 3, data)
+    assert [type(one) for one in generate(fuse(program, ranks=False)).parts] == [Segment]
 
 
 def test_state():

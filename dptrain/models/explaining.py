@@ -1,0 +1,103 @@
+"""What a model's step computes, as text, without data and without a device."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.models.sequential import Sequential
+from dptrain.program import tree
+from dptrain.program.explain import explain as shown
+from dptrain.program.fuse import fuse
+from dptrain.program.memory import plan
+from dptrain.program.placement import PlacedProgram, place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Tensor
+
+if TYPE_CHECKING:
+    from dptrain.models.model import Model
+
+# What a step is given, by name: shape with rows, type.
+_Data = dict[str, tuple[tuple[int, ...], str]]
+
+
+def explain(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> str:
+    """Return the program of a step as text, and sums over it.
+
+    Args:
+        model: that knows the shapes of its inputs; compiled, unless the step is "predict".
+        batch_size: samples of a global batch.
+        step: "train", "test" or "predict".
+        dtype: of the samples, such as "uint8" for pixels; by default what the model's inputs are of.
+
+    Raises:
+        ConfigError: a word is unknown, the model is not compiled, or the shapes of its inputs are not known.
+    """
+    program = program_of(model, batch_size, step, dtype=dtype)
+    memory = plan(program)
+    count = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.weights)
+    trained = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.trainable_weights)
+    state = sum(int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in program.state)
+    kernels = len(fuse(program).kernels)
+    lines = [
+        f"{step} step of {model.name!r}, batches of {batch_size}",
+        shown(program),
+        f"{count:,} parameters, {trained:,} of them trained; {state:,} bytes of state",
+        f"{memory.size:,} bytes of intermediate results at most, {memory.alone:,} if none shared memory",
+        f"{kernels} kernels after fusion",
+    ]
+    return "\n".join(lines)
+
+
+def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> PlacedProgram:
+    """Return the placed program of a step on a whole batch; the arguments are those of `explain`."""
+    if step not in ("train", "test", "predict"):
+        raise ConfigError(f"step = {step!r}: expected 'train', 'test' or 'predict'")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size!r}: expected an integer >= 1")
+    if step != "predict" and not model.compiled:
+        raise ConfigError(f"You must call `compile()` before explaining the {step} step.")
+    if isinstance(model, Sequential):
+        model.build()
+    data, inputs = _data(model, Rows(batch_size), step, dtype)
+    run = model.step(step)
+
+    def traced(*given: Tensor) -> Any:
+        found = dict(zip(inputs, given, strict=True))
+
+        def filled(path: str, name: str) -> Tensor:
+            return found[name]
+
+        return run.function(tree.map_leaves(filled, data))
+
+    return place(trace(traced, inputs), run.totals)
+
+
+def _data(model: "Model", rows: Rows, step: str, dtype: str | None) -> tuple[Any, _Data]:
+    """Return what a step is given, names in place of arrays, and their shapes and types."""
+    symbols = model.input_symbols
+    if symbols is None:
+        raise ConfigError(f"model {model.name!r} does not know the shapes of its inputs: build it, or call it on data")
+    inputs: _Data = {}
+
+    def entered(path: str, symbol: Tensor) -> str:
+        name = f"x/{path}" if path else "x"
+        own = model.dtype if symbol.dtype.kind == "f" else symbol.dtype.name
+        inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or own
+        return name
+
+    x = tree.map_leaves(entered, symbols)
+    losses = model.expected.losses
+    if step == "predict" or losses is None:
+        return x, inputs
+    shapes = iter(model.output_shape if isinstance(model.output_shape, list) else [model.output_shape])
+
+    def target(path: str, loss: Any) -> str:
+        shape = next(shapes)[1:]
+        name = f"y/{path}" if path else "y"
+        labels = loss.takes_labels
+        inputs[name] = ((rows,), "int64") if labels else ((rows, *shape), model.dtype)
+        return name
+
+    return (x, tree.map_leaves(target, losses)), inputs

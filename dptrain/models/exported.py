@@ -1,0 +1,101 @@
+"""A model's exported program as a function of arrays."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.base import Buffer, Executable
+from dptrain.batches.sampling import EVALUATION_ROWS
+from dptrain.comm.solo import SoloCommunicator
+from dptrain.errors import ConfigError, DataError
+from dptrain.models.graph import matched
+from dptrain.program import tree
+from dptrain.runtime.files import open_regular
+from dptrain.saving import program as programs
+from dptrain.saving.reading import reading
+from dptrain.train.devices import open_backend
+
+Array = npt.NDArray[Any]
+
+# Numbers of rows for which the program is kept ready.
+_KEPT = 4
+
+
+class ExportedProgram:
+    """What `model.export` has written, as a function: `program(x)` returns what `model.predict(x)` returns.
+
+    It runs on this process's own device, and needs neither the model's classes nor its `custom_objects`.
+
+    Args:
+        filepath: of the file.
+        device: "auto", "cpu" or "cuda".
+        options: further ones of `Model.compile` about the device, such as `precision`.
+
+    Attributes:
+        inputs: shape, None for the rows, and dtype of each input, nested as the model's.
+
+    Raises:
+        ConfigError: there is no such device, or option.
+        DataError: the file is missing or damaged, or has an op that this version does not have.
+    """
+
+    def __init__(self, filepath: str | Path, *, device: str = "auto", **options: Any) -> None:
+        where = str(filepath)
+        with reading(where), open_regular(Path(filepath)) as file:
+            self._stored = programs.decode(file.read(), where)
+            about = {node["input"]: node for node in self._stored.about["nodes"] if "input" in node}
+            names = self._stored.about["inputs"]
+            self.inputs = tree.map_leaves(
+                lambda path, name: ((None, *map(int, about[name]["shape"][1:])), about[name]["dtype"]), names
+            )
+            self._expected = {name: (tuple(about[name]["shape"][1:]), about[name]["dtype"]) for name in about}
+        self._backend = open_backend(SoloCommunicator(), device=device, dtype=self._stored.about["dtype"], **options)
+        self._ready: OrderedDict[int, tuple[dict[str, Buffer], Executable]] = OrderedDict()
+
+    def __call__(self, x: Any) -> Any:
+        """Return the outputs for any number of rows, nested as the model's.
+
+        Args:
+            x: arrays, (rows, ...), nested as the model's inputs.
+
+        Raises:
+            DataError: other arrays than the model takes.
+        """
+        names = self._stored.about["inputs"]
+        try:
+            arrays = dict(zip(tree.leaves(names), map(np.asarray, matched(x, names)), strict=True))
+        except ConfigError as error:
+            raise DataError(str(error)) from error
+        for name, array in arrays.items():
+            shape, _ = self._expected[name]
+            if array.shape[1:] != shape or not array.ndim or array.dtype.kind not in "fiub":
+                raise DataError(f"{name}: expected real numbers of shape {(None, *shape)}, found {array.shape}")
+        if len({len(one) for one in arrays.values()}) > 1:
+            raise DataError(f"the inputs have {', '.join(str(len(one)) for one in arrays.values())} rows")
+        rows = len(next(iter(arrays.values())))
+        found = [
+            self._run({name: one[start : start + EVALUATION_ROWS] for name, one in arrays.items()})
+            for start in range(0, max(rows, 1), EVALUATION_ROWS)
+        ]
+        joined = {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+        return tree.map_leaves(lambda path, name: joined[name], self._stored.about["outputs"])
+
+    def _run(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        rows = len(next(iter(arrays.values())))
+        if rows not in self._ready:
+            buffers = {
+                name: self._backend.empty((rows, *shape), np.dtype(dtype), name)
+                for name, (shape, dtype) in self._expected.items()
+            }
+            self._ready[rows] = buffers, self._backend.executable(self._stored.program(rows), buffers)
+            if len(self._ready) > _KEPT:
+                self._ready.popitem(last=False)
+        self._ready.move_to_end(rows)
+        buffers, executable = self._ready[rows]
+        for name, array in arrays.items():
+            self._backend.write(buffers[name], array.astype(self._expected[name][1]))
+        executable.run()
+        return dict(executable.outputs)

@@ -1,0 +1,197 @@
+"""Models from files, and from Keras."""
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dptrain import comm as comms
+from dptrain.comm import Communicator
+from dptrain.errors import ConfigError, DataError
+from dptrain.layers.weight import to_be_read
+from dptrain.models.model import Model
+from dptrain.registry.serialization import custom_object_scope
+from dptrain.runtime.failure import phase
+from dptrain.saving import keras_config, keras_h5, keras_zip, optimizer_variables
+from dptrain.saving.reading import Loaded, Stored, fill, reading, share
+
+T = TypeVar("T")
+
+
+def load_model(
+    filepath: str | Path,
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+    safe_mode: bool = True,
+    **options: Any,
+) -> Model:
+    """Return the model in a `.keras` file of dptrain or Keras 3. Collective.
+
+    Training goes on exactly where it stopped: weights, optimizer (iterations, learning rate, slots), loss, metrics
+    and, in a file of dptrain's, the seed. NaN in weights are loaded as they are.
+
+    Args:
+        filepath: ends in `.keras`.
+        custom_objects: the user's own classes and functions by name; see `dptrain.saving.register_keras_serializable`.
+        compile: whether to compile the model as it was.
+        safe_mode: dptrain never runs code from a file; must be True.
+        options: of `Model.compile` that a file does not have, such as device="cpu".
+
+    Raises:
+        ConfigError: an argument is not supported, or h5py is not installed.
+        DataError: the file is missing or damaged, or has what dptrain does not have; names it.
+        AgreedError: either of these, on all ranks, under mpirun.
+    """
+    path = Path(filepath)
+    if path.suffix != ".keras":
+        raise ConfigError(f"Invalid filename: expected a `.keras` extension. Received: filepath={path}")
+    if not safe_mode:
+        raise ConfigError("not supported: safe_mode=False; dptrain runs no code from files")
+    comm, where = comms.current(), str(path)
+    phase.enter("loading")
+    file = _agreed(comm, lambda: keras_zip.read(path) if comm.rank == 0 else None)
+    fact = None if file is None else [file.config, file.seed, file.weights.getbuffer().nbytes]
+    config, seed, nbytes = comm.broadcast_fact(fact)
+
+    def make() -> Model:
+        with reading(where), custom_object_scope(custom_objects), to_be_read(nbytes // 2):  # 2: of the smallest dtype
+            return _made(config, seed, config.get("compile_config") if compile else None, options)
+
+    model = _agreed(comm, make)
+
+    def read() -> Loaded | None:
+        if file is None:
+            return None
+        return keras_h5.load(file.weights, f"{where}:model.weights.h5", model, with_optimizer=compile)
+
+    loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model))
+    loaded.assign()
+    phase.enter("user code")
+    _warn(comm, loaded.warnings)
+    return model
+
+
+def model_from_json(json_string: str, custom_objects: Mapping[str, Any] | None = None) -> Model:
+    """Return a new model of what `to_json` returned, not compiled.
+
+    Args:
+        json_string: as it was returned, by dptrain or Keras.
+        custom_objects: classes of the user's own by name.
+
+    Raises:
+        ConfigError: it has what dptrain does not have; names it.
+    """
+    try:
+        config = json.loads(json_string)
+    except ValueError as error:
+        raise ConfigError(f"no JSON: {error}") from error
+    with custom_object_scope(custom_objects):
+        return _made(config, None, None, {})
+
+
+def _made(config: Any, seed: int | None, compiled: Any, options: Mapping[str, Any]) -> Model:
+    """Return a model of a config.json, built where its input's shape is known.
+
+    Raises:
+        ConfigError: something that dptrain does not have.
+    """
+    model = keras_config.read_layer(config)
+    if not isinstance(model, Model):
+        raise ConfigError(f"{str(config.get('class_name'))[:80]!r} is no model")
+    shape = (config.get("build_config") or {}).get("input_shape")
+    if not model.built and shape is not None:
+        model.build(shape)
+    if seed is not None:
+        model.seed = seed
+    if model.built:
+        model.adopt(model.seed)
+    arguments = keras_config.compile_arguments(compiled)
+    if arguments is None:
+        return model
+    if type(model).compile is not Model.compile:
+        warnings.warn(
+            "`compile()` was not called as part of model loading because the model's `compile()` method is custom. "
+            "Please call it again.",
+            stacklevel=2,
+        )
+        return model
+    model.compile(**{"dtype": model.dtype} | arguments | dict(options))
+    if model.built:
+        model.optimizer.build(model.trainable_weights)
+    return model
+
+
+def from_keras(model: Any, *, compile: bool = True, seed: int | None = None, **options: Any) -> Model:
+    """Return a live Keras 3 model as a dptrain model with the same weights. Collective; rank 0's weights count.
+
+    Args:
+        model: a Keras Sequential or Functional; only its methods are called, Keras is not imported.
+        compile: whether to take over optimizer (with its state), loss and metrics as well.
+        seed: of shuffling and dropout, as `Model`'s.
+        options: of `Model.compile`, such as device="cpu".
+
+    Raises:
+        ConfigError: layers, an optimizer, a loss or metrics that dptrain does not have; names them.
+        DataError: the weights are not those of the layers.
+        AgreedError: either of these, on all ranks, under mpirun.
+    """
+    comm = comms.current()
+    phase.enter("loading")
+
+    def take() -> tuple[Model, Loaded]:
+        needed = ("get_config", "get_weights", "layers", "name")
+        if missing := [name for name in needed if not hasattr(model, name)]:
+            raise ConfigError(f"expected a Keras model, found {type(model).__name__} without {', '.join(missing)}")
+        config = model.get_config()
+        if not isinstance(config, Mapping) or not isinstance(config.get("layers"), list):
+            raise ConfigError(f"not supported: {type(model).__name__} {model.name!r} has no list of layers")
+        name = "Functional" if "input_layers" in config else "Sequential"
+        about = {"class_name": name, "config": config}
+        compiled = model.get_compile_config() if compile and hasattr(model, "get_compile_config") else None
+        result = _made(about, seed, compiled, options)
+        return result, _taken(model, result) if result.built else Loaded()
+
+    result, found = _agreed(comm, take)
+    loaded = share(comm, found if comm.rank == 0 else None, keras_h5.stored_variables(result))
+    loaded.assign()
+    phase.enter("user code")
+    _warn(comm, loaded.warnings)
+    return result
+
+
+def _taken(model: Any, result: Model) -> Loaded:
+    """Return the weights and the optimizer's variables of a Keras model.
+
+    Raises:
+        DataError: the weights are not those of the layers.
+    """
+    where, weights = f"Keras model {model.name!r}", result.weights_by_path()
+    arrays = [np.asarray(weight) for weight in model.get_weights()]
+    if len(arrays) != len(weights):
+        raise DataError(f"{where}: {len(arrays)} weights, its layers have {len(weights)} in dptrain")
+    loaded = Loaded(*fill(where, weights, dict(zip(weights, map(_stored, arrays), strict=True)), skip_mismatch=False))
+    variables = getattr(getattr(model, "optimizer", None), "variables", None) or []
+    if result.compiled and variables:
+        values, reason = optimizer_variables.read(
+            where, result.optimizer, [_stored(np.asarray(one.numpy())) for one in variables]
+        )
+        loaded.values |= values
+        loaded.warnings += [reason] if reason else []
+    return loaded
+
+
+def _stored(array: Any) -> Stored:
+    return Stored(array.shape, array.dtype.name, lambda: array, "Keras")
+
+
+def _agreed(comm: Communicator, action: Callable[[], T]) -> T:
+    """Alone an error is raised as it is, on N ranks it is raised on all."""
+    return action() if comm.size == 1 else comm.agree("loading", action)
+
+
+def _warn(comm: Communicator, lines: list[str]) -> None:
+    for line in lines if comm.rank == 0 else ():
+        warnings.warn(line, stacklevel=3)

@@ -1,0 +1,200 @@
+"""A program in a file: its ops by name with their attributes, and its weights. Nothing of the Python that traced it.
+
+The format is that of `saving.state`: safetensors, with a checksum. Tensors are the variables' values by path, and
+constants "constants/0", "constants/1", ... The JSON has
+    dtype             the floating-point type that the model computes in
+    inputs, outputs   names, nested as the model's
+    nodes             in order; {"input": name, "shape", "dtype"}, {"variable": path}, {"constant": name},
+                      {"rows": scale, "dtype"} for a multiple of the number of rows, and
+                      {"op": name, "inputs": [numbers of nodes], "attributes": {...}}
+    results           numbers of the nodes that are the outputs, by name
+    updates           numbers of the nodes that are the new values of variables, by path
+A length that counts rows of the batch is {"rows": scale}, so that the program can be made for any number of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError, DataError
+from dptrain.program import tree
+from dptrain.program.program import Program, trace
+from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, size
+from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, tracing
+from dptrain.saving.reading import reading
+from dptrain.saving.state import Arrays, pack, unpack
+
+_KIND = "dptrain program 1"
+_ADVICE = "export it again"
+# Constants that reading makes again of others may have so many elements.
+_MAX_FOLDED = 1 << 24
+
+
+def attribute_of(value: Any) -> Any:
+    """Return an op's attribute as JSON can hold it."""
+    if isinstance(value, Rows):
+        return {"rows": value.scale}
+    if isinstance(value, tuple | list):
+        return [attribute_of(one) for one in value]
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(f"not supported: attribute {value!r} of an op in a file")
+
+
+def attribute_from(value: Any, rows: int = SYMBOLIC_ROWS.rows) -> Any:
+    """Return the attribute that `attribute_of` wrote, for a number of rows."""
+    if isinstance(value, Mapping):
+        return Rows(rows, int(value["rows"]))
+    return tuple(attribute_from(one, rows) for one in value) if isinstance(value, list) else value
+
+
+def encode(model: Any) -> bytes:
+    """Return the program of a model's `predict_step`.
+
+    Raises:
+        ConfigError: it has an op of the user's own, or an output that does not depend on the inputs.
+    """
+    symbols = model._symbols if model._graph is None else model._graph.inputs
+
+    def predicted(*given: Tensor) -> Mapping[str, Any]:
+        each = iter(given)
+        found: Mapping[str, Any] = model.step("predict").function((tree.map_leaves(lambda *_: next(each), symbols),))
+        return found
+
+    def described(rows: int) -> tuple[dict[str, Any], Arrays]:
+        inputs = {
+            path or "input": ((Rows(rows), *one.shape[1:]), model.dtype if one.dtype.kind == "f" else one.dtype)
+            for path, one in tree.flatten(symbols)
+        }
+        program = trace(predicted, inputs)
+        if missing := [name for name in tree.leaves(model.prediction) if name not in program.outputs]:
+            raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
+        return _described(program)
+
+    about, arrays = described(SYMBOLIC_ROWS.rows)
+    other, more = described(SYMBOLIC_ROWS.rows + 2)
+    if about != other or any(not np.array_equal(one, more[name]) for name, one in arrays.items()):
+        raise ConfigError(
+            "not supported: a prediction in whose program the number of rows is a number of Python's; compute with "
+            "x.shape[0] in ops alone"
+        )
+    about |= {"dtype": model.dtype, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
+    return pack(arrays, about | {"outputs": model.prediction}, _KIND)
+
+
+def _described(program: Program) -> tuple[dict[str, Any], Arrays]:
+    numbers: dict[int, int] = {}
+    nodes: list[dict[str, Any]] = []
+    arrays: Arrays = {}
+
+    def add(tensor: Tensor, node: dict[str, Any]) -> None:
+        numbers[id(tensor)] = len(nodes)
+        nodes.append(node)
+
+    for name, one in program.inputs.items():
+        add(one, {"input": name, "shape": attribute_of(one.shape), "dtype": one.dtype.name})
+    for variable, one in program.state.items():
+        path = variable.path if variable.path not in arrays else f"{variable.path} ({len(arrays)})"
+        add(one, {"variable": path})
+        arrays[path] = variable.numpy()
+    paths = dict(zip(program.state, list(arrays), strict=True))
+    for one in program.tensors:
+        if id(one) in numbers:
+            continue
+        if one.op is not None:
+            if OPS.get(one.op.name) is not one.op:
+                raise ConfigError(f"not supported: {one.op}, an op of your own, in an exported program")
+            attributes = {name: attribute_of(value) for name, value in one.attributes.items()}
+            inputs = [numbers[id(each)] for each in one.inputs]
+            add(one, {"op": one.op.name, "inputs": inputs, "attributes": attributes})
+        elif one.counts_rows:
+            add(one, {"rows": one.attributes["rows"], "dtype": one.dtype.name})
+        else:
+            arrays[f"constants/{len(nodes)}"] = one.numpy()
+            add(one, {"constant": f"constants/{len(nodes)}"})
+    results = {name: numbers[id(one)] for name, one in program.outputs.items()}
+    updates = {paths[variable]: numbers[id(one)] for variable, one in program.updates.items()}
+    return {"nodes": nodes, "results": results, "updates": updates}, arrays
+
+
+@dataclass
+class StoredProgram:
+    """What a file holds.
+
+    Attributes:
+        where: it comes from, for messages.
+        about: the JSON.
+        arrays: constants by name.
+        state: the variables by path.
+    """
+
+    where: str
+    about: dict[str, Any]
+    arrays: Arrays
+    state: dict[str, Variable]
+
+    def program(self, rows: int) -> Program:
+        """Return the program for a number of rows.
+
+        Raises:
+            DataError: the file is no program that dptrain can execute.
+        """
+        made: list[Tensor] = []
+        inputs: dict[str, Tensor] = {}
+        state: dict[Variable, Tensor] = {}
+        with reading(self.where), tracing():
+            for node in self.about["nodes"]:
+                if "op" in node:
+                    made.append(self._made(node, made, rows))
+                elif "input" in node:
+                    made.append(placeholder(attribute_from(node["shape"], rows), node["dtype"], node["input"]))
+                    inputs[node["input"]] = made[-1]
+                elif "variable" in node:
+                    variable = self.state[node["variable"]]
+                    made.append(placeholder(variable.shape, variable.dtype, variable.path, variable))
+                    state[variable] = made[-1]
+                elif "rows" in node:
+                    made.append(constant(rows * int(node["rows"]), node["dtype"]))
+                    made[-1].attributes["rows"] = int(node["rows"])
+                else:
+                    made.append(constant(self.arrays[node["constant"]]))
+            outputs = {name: made[number] for name, number in self.about["results"].items()}
+            updates = {self.state[path]: made[number] for path, number in self.about["updates"].items()}
+        return Program(inputs, state, outputs, updates)
+
+    def _made(self, node: Mapping[str, Any], made: Sequence[Tensor], rows: int) -> Tensor:
+        op, numbers = OPS.get(node["op"]), node["inputs"]
+        if op is None:
+            raise DataError(f"{self.where}: op {str(node['op'])[:80]!r}, which this version does not have")
+        if not all(type(number) is int and 0 <= number < len(made) for number in numbers):
+            raise DataError(f"{self.where}: op {op.name!r} has inputs {str(numbers)[:80]}, of {len(made)}")
+        given = [made[number] for number in numbers]
+        attributes = {name: attribute_from(value, rows) for name, value in node["attributes"].items()}
+        if all(one.value is not None for one in given):
+            shape = op.shape(*(one.shape for one in given), **attributes)
+            if size(shape) > _MAX_FOLDED + 2 * math.prod(int(n) for one in given for n in one.shape):
+                raise DataError(f"{self.where}: a constant of shape {shape}, too large to be made")
+        return op(*given, **attributes)
+
+
+def decode(content: bytes, where: str) -> StoredProgram:
+    """Return the program that `encode` wrote.
+
+    Args:
+        content: what `encode` returned.
+        where: it comes from, for messages.
+
+    Raises:
+        DataError: it is damaged, or no program that dptrain can execute.
+    """
+    about, arrays = unpack(content, where, _KIND, _ADVICE)
+    with reading(where):
+        paths = [node["variable"] for node in about["nodes"] if "variable" in node]
+        state = {path: Variable(arrays.pop(path), path, trainable=False) for path in paths}
+    found = StoredProgram(where, about, arrays, state)
+    found.program(2)  # what is wrong with it is said now
+    return found

@@ -1,0 +1,178 @@
+// Ops that are no loops over single elements, for generated code on a CPU: random bits, rows that are added to a table,
+// convolutions and pooling. Each overwrites its output. All are deterministic.
+//
+// Letters as in dptrain/ops/convolution.py: B images, H and W of the image, P and Q of what comes out of a window, I
+// channels in, O out, R and S of the kernel; sh, sw strides, dh, dw dilation, bh, bw rows and columns of zeros before.
+#ifndef DPTRAIN_NATIVE_CALLS_H
+#define DPTRAIN_NATIVE_CALLS_H
+
+#include <vector>
+
+// Philox4x64-10 as in NumPy: block k of a row has key (seed, purpose) and counter (row * blocks + k + 1, count, number).
+// Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+static void dp_random_bits(uint32_t *out, int64_t rows, int64_t features, uint64_t seed, uint64_t purpose,
+                           uint64_t count, uint64_t number, uint64_t first_row) {
+    const uint64_t M0 = 0xD2E7470EE14C6C93ull, M1 = 0xCA5A826395121157ull;
+    const int64_t blocks = (features + 7) / 8;
+    for (int64_t i = 0; i < rows * blocks; ++i) {
+        uint64_t c0 = first_row * blocks + i + 1, c1 = count + (c0 == 0), c2 = number + (c0 == 0 && c1 == 0), c3 = 0;
+        uint64_t k0 = seed, k1 = purpose;
+        for (int round = 0; round < 10; ++round) {
+            const unsigned __int128 product0 = (unsigned __int128)M0 * c0, product1 = (unsigned __int128)M1 * c2;
+            c0 = (uint64_t)(product1 >> 64) ^ c1 ^ k0;
+            c1 = (uint64_t)product1;
+            c2 = (uint64_t)(product0 >> 64) ^ c3 ^ k1;
+            c3 = (uint64_t)product0;
+            k0 += 0x9E3779B97F4A7C15ull;
+            k1 += 0xBB67AE8584CAA73Bull;
+        }
+        const uint64_t words[4] = {c0, c1, c2, c3};
+        const int64_t row = i / blocks, first = i % blocks * 8;
+        for (int64_t part = 0; part < 8 && first + part < features; ++part)
+            out[row * features + first + part] = (uint32_t)(words[part / 2] >> (part % 2 * 32));
+    }
+}
+
+// out (length, width) = zeros to whose rows `places` the n rows of `values` are added, in order.
+template <class T, class P>
+static void dp_add_rows(Context &c, T *out, int64_t length, int64_t width, const T *values, const P *places, int64_t n) {
+    dp_fill(out, length * width, (T)0);
+    for (int64_t k = 0; k < n; ++k) {
+        T *to = out + dp_row(places[k], length, c.outside) * width;
+        const T *of = values + k * width;
+        DP_LOOP
+        for (int64_t j = 0; j < width; ++j) to[j] += of[j];
+    }
+}
+
+struct dp_Window {
+    int64_t H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw;
+    // Along one axis, the outputs [low, high) whose window element `at` lies in the image of this length.
+    static void range(int64_t first, int64_t stride, int64_t length, int64_t outputs, int64_t &low, int64_t &high) {
+        low = first < 0 ? (-first + stride - 1) / stride : 0;
+        high = length - 1 - first < 0 ? 0 : (length - 1 - first) / stride + 1;
+        if (high > outputs) high = outputs;
+        if (low > high) low = high;
+    }
+};
+
+// Elements that the patches of a few images may take: what fits into a core's cache.
+static const int64_t dp_PATCHES = 1 << 17;
+
+template <class T> static T *dp_scratch(int64_t size) {
+    static thread_local std::vector<T> memory;
+    if ((int64_t)memory.size() < size) memory.resize(size);
+    return memory.data();
+}
+
+// Call f(p, q, r, s, inside, element of the image) for each element of each window.
+template <class F> static void dp_each(const dp_Window &w, F f) {
+    for (int64_t p = 0; p < w.P; ++p)
+        for (int64_t q = 0; q < w.Q; ++q)
+            for (int64_t r = 0; r < w.R; ++r)
+                for (int64_t s = 0; s < w.S; ++s) {
+                    const int64_t h = p * w.sh + r * w.dh - w.bh, v = q * w.sw + s * w.dw - w.bw;
+                    f(p, q, r, s, h >= 0 && h < w.H && v >= 0 && v < w.W, h * w.W + v);
+                }
+}
+
+// patches (P Q, R S I) of one image.
+template <class T> static void dp_patches(const dp_Window &w, int64_t I, const T *x, T *patches) {
+    dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
+        T *to = patches + (((p * w.Q + q) * w.R + r) * w.S + s) * I;
+        if (inside)
+            memcpy(to, x + at * I, I * sizeof(T));
+        else
+            for (int64_t i = 0; i < I; ++i) to[i] = 0;
+    });
+}
+
+static inline int64_t dp_together(int64_t B, int64_t elements) {
+    const int64_t n = dp_PATCHES / (elements ? elements : 1);
+    return n < 1 ? 1 : n < B ? n : B;
+}
+
+template <class T>
+static void dp_conv2d(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *kernel, T *y) {
+    const int64_t places = w.P * w.Q, depth = w.R * w.S * I, n = dp_together(B, places * depth);
+    for (int64_t b = 0; b < B; b += n) {
+        const int64_t m = B - b < n ? B - b : n;
+        T *patches = dp_scratch<T>(n * places * depth);
+        for (int64_t one = 0; one < m; ++one)
+            dp_patches(w, I, x + (b + one) * w.H * w.W * I, patches + one * places * depth);
+        dp_product<T>(c, false, false, m * places, O, depth, patches, depth, kernel, O, y + b * places * O);
+    }
+}
+
+template <class T>
+static void dp_conv2d_input(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *dy, const T *kernel,
+                            T *dx) {
+    const int64_t places = w.P * w.Q, depth = w.R * w.S * I, n = dp_together(B, places * depth);
+    dp_fill(dx, B * w.H * w.W * I, (T)0);
+    for (int64_t b = 0; b < B; b += n) {
+        const int64_t m = B - b < n ? B - b : n;
+        T *patches = dp_scratch<T>(n * places * depth);
+        dp_product<T>(c, false, true, m * places, depth, O, dy + b * places * O, O, kernel, O, patches);
+        for (int64_t one = 0; one < m; ++one) {
+            T *image = dx + (b + one) * w.H * w.W * I;
+            const T *own = patches + one * places * depth;
+            dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
+                if (!inside) return;
+                const T *of = own + (((p * w.Q + q) * w.R + r) * w.S + s) * I;
+                T *to = image + at * I;
+                DP_LOOP
+                for (int64_t i = 0; i < I; ++i) to[i] += of[i];
+            });
+        }
+    }
+}
+
+template <class T>
+static void dp_conv2d_kernel(Context &c, const dp_Window &w, int64_t B, int64_t I, int64_t O, const T *x, const T *dy,
+                             T *dkernel) {
+    const int64_t places = w.P * w.Q, depth = w.R * w.S * I, n = dp_together(B, places * depth);
+    if (B == 0) dp_fill(dkernel, depth * O, (T)0);
+    for (int64_t b = 0; b < B; b += n) {
+        const int64_t m = B - b < n ? B - b : n;
+        T *patches = dp_scratch<T>(n * places * depth);
+        for (int64_t one = 0; one < m; ++one)
+            dp_patches(w, I, x + (b + one) * w.H * w.W * I, patches + one * places * depth);
+        dp_product<T>(c, true, false, depth, O, m * places, patches, depth, dy + b * places * O, O, dkernel, b > 0);
+    }
+}
+
+template <class T>
+static void dp_max_pool2d(const dp_Window &w, int64_t B, int64_t C, const T *x, T *y) {
+    dp_fill(y, B * w.P * w.Q * C, dp_lowest<T>());
+    for (int64_t b = 0; b < B; ++b)
+        dp_each(w, [&](int64_t p, int64_t q, int64_t, int64_t, bool inside, int64_t at) {
+            if (!inside) return;
+            const T *of = x + (b * w.H * w.W + at) * C;
+            T *to = y + ((b * w.P + p) * w.Q + q) * C;
+            DP_LOOP
+            for (int64_t i = 0; i < C; ++i) to[i] = dp_maximum(to[i], of[i]);
+        });
+}
+
+// Each element of dy goes to the first of its window's greatest elements.
+template <class T>
+static void dp_max_pool2d_input(const dp_Window &w, int64_t B, int64_t C, const T *x, const T *y, const T *dy, T *dx) {
+    dp_fill(dx, B * w.H * w.W * C, (T)0);
+    std::vector<char> free(C);
+    for (int64_t b = 0; b < B; ++b)
+        dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
+            if (r == 0 && s == 0)
+                for (int64_t i = 0; i < C; ++i) free[i] = 1;
+            if (!inside) return;
+            const int64_t image = (b * w.H * w.W + at) * C, out = ((b * w.P + p) * w.Q + q) * C;
+            char *mine = free.data();
+            DP_LOOP
+            for (int64_t i = 0; i < C; ++i) {
+                const bool chosen = mine[i] && x[image + i] == y[out + i];
+                dx[image + i] += chosen ? dy[out + i] : (T)0;
+                mine[i] = mine[i] && !chosen;
+            }
+        });
+}
+
+#endif

@@ -1,0 +1,49 @@
+"""Runs a program of batch statistics, gradients and a maximum on the CUDA backend, this rank's rows of it; prints its
+state on rank 0. Arguments: the rows of each rank."""
+
+import sys
+
+import numpy as np
+
+from dptrain import comm, ops
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
+
+shards = [int(one) for one in sys.argv[1:]]
+rng = np.random.default_rng(0)
+rows = sum(shards)
+weights, slope = (
+    Variable(rng.normal(size=shape).astype(np.float32), name) for shape, name in (((4, 3), "weights"), ((3,), "slope"))
+)
+greatest = Variable(np.zeros((), np.float32), "greatest", trainable=False)
+x, t = rng.normal(size=(2, rows, 4)).astype(np.float32), rng.random((rows, 1)).astype(np.float32)
+x = x[0]
+
+
+def step(x, share):
+    y = x @ weights
+    centred = (y - ops.mean(y, 0)) / ops.sqrt(ops.var(y, 0) + 1e-3) * slope
+    loss = ops.sum(share * ops.square(centred - 1.0)) / ops.sum(share)
+    loss.backward()
+    greatest.assign(ops.maximum(greatest, ops.max(ops.absolute(y))))
+    for one in (weights, slope):
+        one.assign(one - 0.1 * one.grad)
+    return {"loss": loss}
+
+
+program = place(trace(step, {"x": ((Rows(rows), 4), "float32"), "share": ((Rows(rows), 1), "float32")}))
+ranks = comm.current()
+first = sum(shards[: ranks.rank])
+own = slice(first, first + shards[ranks.rank])
+backend = CudaBackend()
+executable = backend.executable(
+    program, {"x": x[own], "share": t[own]}, rows=shards[ranks.rank], first_row=first, comm=ranks
+)
+executable.run([0] * 4)
+if ranks.rank == 0:
+    found = [float(executable.outputs["loss"]), float(greatest.numpy())]
+    found += [float(np.sum(one.numpy() * np.arange(one.numpy().size).reshape(one.shape))) for one in (weights, slope)]
+    print(*(f"{value:.5f}" for value in found))

@@ -1,0 +1,45 @@
+"""What a step queues, from the emulated driver's trace: few kernels in one graph, and no copies."""
+
+import collections
+import json
+import sys
+
+import pytest
+
+from tests.emulated import emulated, inside_emulator
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+
+# Trains 784-128-10 with Adam and accuracy for so many steps, by programs and by fit().
+SCRIPT = """
+import sys
+import numpy as np
+import dptrain as dp
+steps = int(sys.argv[1])
+rng = np.random.default_rng(0)
+x, y = rng.integers(0, 256, (32 * steps, 784)).astype(np.uint8), rng.integers(0, 10, 32 * steps)
+model = dp.Sequential([dp.layers.Rescaling(1 / 255, input_shape=(784,)), dp.layers.Dense(128, "relu"),
+                       dp.layers.Dense(10, "softmax")], seed=1)
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cuda", steps_per_execution=steps)
+model.fit(x, y, batch_size=32, verbose=0)
+"""
+
+
+def traced(tmp_path, steps):
+    """Return how often a training of so many steps does what, by category and name."""
+    trace = tmp_path / f"trace{steps}.json"
+    done = emulated(sys.executable, "-c", SCRIPT, str(steps), EMULATOR_TRACE=str(trace))
+    assert (done.code, done.err) == (0, "")
+    events = json.loads(trace.read_text())["traceEvents"]
+    return collections.Counter((event["cat"], event["name"]) for event in events)
+
+
+def test_a_step_is_one_graph_of_at_most_eight_kernels(tmp_path):
+    few, many = traced(tmp_path, 3), traced(tmp_path, 10)
+    more = many - few
+    assert few - many == collections.Counter()
+    kernels = {name: count for (category, name), count in more.items() if category == "kernel"}
+    assert set(kernels.values()) == {7}, "every kernel runs once a step"
+    assert len(kernels) <= 8
+    assert more[("graph", "graph launch")] == 7
+    assert {category for category, _ in more} == {"kernel", "graph"}, "no copies, no memsets, no allocations"

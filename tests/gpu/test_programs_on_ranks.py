@@ -1,0 +1,20 @@
+"""Programs on several ranks, each with a GPU of the emulated driver: the same as on one."""
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.emulated import emulated_ranks, inside_emulator
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "program_on_ranks.py")
+
+
+@pytest.mark.parametrize("streams", ["inorder", "random"])
+def test_ranks_compute_what_one_computes(streams):
+    whole = emulated_ranks(0, SCRIPT, "12")
+    assert (whole.code, whole.err) == (0, "")
+    expected = [float(one) for one in whole.out.split()]
+    for shards in (["7", "5"], ["5", "0", "7"]):
+        done = emulated_ranks(len(shards), SCRIPT, *shards, EMULATOR_DEVICES="3", EMULATOR_STREAMS=streams)
+        assert (done.code, done.err) == (0, "")
+        assert [float(one) for one in done.out.split()] == pytest.approx(expected, rel=1e-4, abs=1e-4)

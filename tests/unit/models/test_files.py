@@ -1,0 +1,307 @@
+"""Files of functional, nested and subclassed models; those of Sequential ones are in tests/unit/saving."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import layers, ops
+from dptrain.errors import ConfigError, DataError
+
+h5py = pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-files'")
+
+RNG = np.random.default_rng(3)
+A, B = RNG.random((14, 6)), RNG.random((14, 4))
+CPU = {"device": "cpu", "dtype": "float64"}
+
+
+def branches() -> dp.Model:
+    """Two inputs, a shared layer, a model in it, ops between layers, two outputs."""
+    a, b = layers.Input((6,), name="a"), layers.Input((4,), name="b")
+    shared = layers.Dense(4, "tanh", name="shared")
+    inner_in = layers.Input((4,))
+    inner = dp.Model(inner_in, layers.BatchNormalization()(layers.Dense(4)(inner_in)))
+    first = inner(shared(layers.Dense(4, "relu")(a)))
+    both = layers.Add()([first, inner(shared(b))])
+    both = ops.maximum(both * 0.5, 0.01) + first
+    merged = layers.Concatenate()([both, layers.Dropout(0.25)(b)])
+    stack = dp.Sequential([layers.Dense(3), layers.Activation("softmax")])
+    return dp.Model([a, b], {"kind": stack(merged), "size": layers.Dense(1, name="size")(merged)}, seed=4)
+
+
+def compiled(model: dp.Model) -> dp.Model:
+    model.compile(
+        dp.optimizers.Adam(0.01),
+        {"kind": "sparse_categorical_crossentropy", "size": dp.losses.Huber()},
+        loss_weights={"kind": 1.0, "size": 0.5},
+        metrics={"kind": ["accuracy"], "size": dp.metrics.MeanAbsoluteError(name="off")},
+        **CPU,
+    )
+    return model
+
+
+X = [A, B]
+Y = {"kind": np.arange(14) % 3, "size": A[:, :1]}
+
+
+def fit(model: dp.Model) -> list[float]:
+    return model.fit(X, Y, batch_size=5, epochs=2, verbose=0).history["loss"]
+
+
+def assert_same(model: dp.Model, other: dp.Model, x: Any = X) -> None:
+    expected, found = model.predict(x, verbose=0), other.predict(x, verbose=0)
+    if isinstance(expected, dict):
+        assert list(expected) == list(found)
+        expected, found = list(expected.values()), list(found.values())
+    np.testing.assert_equal(found, expected)
+
+
+def test_a_functional_model_there_and_back(tmp_path):
+    model = compiled(branches())
+    fit(model)
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", device="cpu")
+    assert again.get_config() == model.get_config()
+    assert [one.path for one in again.weights] == [one.path for one in model.weights]
+    assert_same(model, again)
+    assert fit(again) == fit(model)
+    assert_same(model, again)
+
+
+@pytest.mark.parametrize("ending", [".weights.h5", ".safetensors"])
+def test_weights_of_a_functional_model(tmp_path, ending):
+    model, other = compiled(branches()), compiled(branches())
+    fit(model)
+    model.save_weights(tmp_path / f"w{ending}")
+    other.load_weights(tmp_path / f"w{ending}")
+    assert_same(model, other)
+
+
+def test_groups_are_keras_own(tmp_path):
+    branches().save_weights(tmp_path / "w.weights.h5")
+    found: list[str] = []
+    with h5py.File(tmp_path / "w.weights.h5") as file:
+        file.visititems(lambda name, one: found.append(name) if isinstance(one, h5py.Dataset) else None)
+    inner = [f"layers/functional/layers/dense/vars/{n}" for n in range(2)]
+    inner += [f"layers/functional/layers/batch_normalization/vars/{n}" for n in range(4)]
+    dense = [f"layers/{name}/vars/{n}" for name in ("dense", "dense_1", "dense_2") for n in range(2)]
+    rest = [f"layers/sequential/layers/dense/vars/{n}" for n in range(2)]
+    assert sorted(found) == sorted([*inner, *dense, *rest, "layers/dropout/seed_generator/vars/0"])
+
+
+def test_the_configuration_of_a_functional_model_is_keras_own():
+    x = layers.Input((3,), name="x")
+    layer = layers.Dense(3, name="twice")
+    model = dp.Model(x, layer(layer(x)), name="mine")
+    found = json.loads(json.dumps(model.get_config()))
+    assert (found["name"], found["trainable"]) == ("mine", True)
+    assert found["input_layers"] == ["x", 0, 0]
+    assert found["output_layers"] == ["twice", 1, 0]
+    start, dense = found["layers"]
+    assert start["config"] == {
+        "batch_shape": [None, 3],
+        "dtype": "float32",
+        "sparse": False,
+        "ragged": False,
+        "name": "x",
+    }
+    assert (start["class_name"], start["inbound_nodes"], start["name"]) == ("InputLayer", [], "x")
+
+    def tensor(history: list) -> dict:
+        about = {"shape": [None, 3], "dtype": "float32", "keras_history": history}
+        return {"class_name": "__keras_tensor__", "config": about}
+
+    assert dense["inbound_nodes"] == [
+        {"args": [tensor(["x", 0, 0])], "kwargs": {}},
+        {"args": [tensor(["twice", 0, 0])], "kwargs": {}},
+    ]
+    assert dense["build_config"] == {"input_shape": [None, 3]}
+    whole = json.loads(model.to_json())
+    assert (whole["module"], whole["class_name"]) == ("keras.src.models.functional", "Functional")
+    assert whole["build_config"] == {"input_shape": [None, 3]}
+    again = dp.models.model_from_json(model.to_json())
+    assert again.get_config() == model.get_config()
+
+
+def test_layers_may_be_listed_in_any_order():
+    config = branches().get_config()
+    config["layers"].reverse()
+    again = dp.Model.from_config(config)
+    assert {one.name for one in again.layers} == {one.name for one in branches().layers}
+    assert [one.shape for one in again.weights] == [one.shape for one in branches().weights]
+
+
+def test_ops_are_keras_own_where_it_has_them():
+    x = layers.Input((3,))
+    model = dp.Model(x, ops.relu(x + 1.0) * x)
+    found = [(one["module"], one["class_name"]) for one in model.get_config()["layers"][1:]]
+    numpy = "keras.src.ops.numpy"
+    assert found == [(numpy, "Add"), ("keras.src.ops.nn", "Relu"), (numpy, "Multiply")]
+    assert_same(model, dp.Model.from_config(model.get_config()), A[:, :3])
+    model = dp.Model(x, ops.sum(x, 1, keepdims=True))
+    assert model.get_config()["layers"][1]["module"] == "dptrain.ops"
+    assert_same(model, dp.Model.from_config(model.get_config()), A[:, :3])
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    x = layers.Input((3,), name="x")
+    return dp.Model(x, layers.Dense(2, name="d")(x), name="m").get_config() | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output_layers": ["d", 1, 0]}, "an output is made by no layer"),
+        ({"output_layers": ["e", 0, 0]}, "an output is made by no layer"),
+        ({"output_layers": 3}, "expected the layers of inputs and outputs"),
+        ({"layers": changed()["layers"] * 2}, "unique"),
+        ({"layers": changed()["layers"][1:]}, "the inputs of 'd' are made by no layer"),
+        ({"layers": [{"module": "keras.src.ops.numpy", "class_name": "Fft", "config": {}}]}, "operation 'Fft'"),
+    ],
+)
+def test_configurations_that_make_no_model(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        dp.Model.from_config(changed(**changes))
+
+
+def test_a_graph_that_cannot_be_written():
+    x = layers.Input((3,))
+    hidden = layers.Dense(4)(x)
+    with pytest.raises(ConfigError, match="begins in the middle"):
+        dp.Model(hidden, layers.Dense(2)(hidden)).get_config()
+
+
+def test_frozen_layers_stay_frozen(tmp_path):
+    x = layers.Input((6,))
+    frozen = layers.Dense(4)
+    frozen.trainable = False
+    model = dp.Model(x, layers.Dense(2)(frozen(x)))
+    assert [one.path for one in model.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
+    model.compile("adam", "mse", **CPU)
+    model.fit(A, B[:, :2], verbose=0)
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", device="cpu")
+    assert [one.path for one in again.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
+    assert len(again.optimizer.variables) == 6
+    assert_same(model, again, A)
+
+
+# Subclasses
+
+
+class Tower(dp.Model):
+    """Layers as attributes, in a list, and random numbers; an optimizer of its own."""
+
+    def __init__(self, units: int = 5, **options: Any) -> None:
+        super().__init__(**options)
+        self.units = units
+        self.b_first = layers.Dense(units, "relu")
+        self.a_rest = [layers.Dense(units), layers.Dropout(0.5), layers.Dense(2)]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        x = self.b_first(inputs)
+        for layer in self.a_rest:
+            x = layer(x)
+        return x
+
+
+def test_a_subclassed_model_needs_its_class(tmp_path):
+    model = Tower(7, seed=2)
+    model.compile("adam", "mse", metrics=["mae"], **CPU)
+    model.fit(A, B[:, :2], batch_size=5, verbose=0)
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(DataError, match=r"custom object 'Tower' of module .*; pass its class in custom_objects"):
+        dp.models.load_model(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower}, device="cpu")
+    assert (type(again), again.units) == (Tower, 7)
+    assert_same(model, again, A)
+    for one in (model, again):
+        one.fit(A, B[:, :2], batch_size=5, verbose=0)
+    assert_same(model, again, A)
+    with h5py.File(_weights(model, tmp_path)) as file:
+        assert sorted(file) == ["a_rest", "b_first", "optimizer", "vars"]
+        assert sorted(file["a_rest"]) == ["dense", "dense_1", "dropout"]
+
+
+def _weights(model: dp.Model, folder: Any) -> Any:
+    model.save_weights(folder / "w.weights.h5")
+    return folder / "w.weights.h5"
+
+
+class Stepping(dp.Model):
+    """Made of inputs and outputs, with a step of its own."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def test_a_model_with_a_step_of_its_own_is_functional(tmp_path):
+    x = layers.Input((6,))
+    model = Stepping(x, layers.Dense(2)(x))
+    model.compile("sgd", "mse", **CPU)
+    model.fit(A, B[:, :2], verbose=0)
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", {"Stepping": Stepping}, device="cpu")
+    assert type(again) is Stepping
+    assert_same(model, again, A)
+
+
+def squared(y_true: Any, y_pred: Any) -> Any:
+    return ops.square(y_true - y_pred)
+
+
+def test_a_loss_of_ones_own_is_found_by_custom_objects(tmp_path):
+    model = dp.Sequential([layers.Dense(4, input_shape=(6,))])
+    model.compile("sgd", squared, metrics=[squared], **CPU)
+    model.fit(A, B, verbose=0)
+    model.save(tmp_path / "m.keras")
+    with pytest.raises(DataError, match="custom function 'squared'"):
+        dp.models.load_model(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", {"squared": squared}, device="cpu")
+    assert again.evaluate(A, B, verbose=0) == model.evaluate(A, B, verbose=0)
+
+
+class Compiling(Tower):
+    """With a `compile` of its own."""
+
+    def compile(self, other: Any, **options: Any) -> None:
+        super().compile("sgd", "mse", **options)
+        self.other = dp.optimizers.get(other)
+
+
+def test_a_compile_of_ones_own_is_not_called(tmp_path):
+    model = Compiling(3)
+    model.compile("adam", **CPU)
+    model.fit(A, B[:, :2], verbose=0)
+    model.save(tmp_path / "m.keras")
+    with pytest.warns(UserWarning, match=r"`compile\(\)` was not called as part of model loading"):
+        again = dp.models.load_model(tmp_path / "m.keras", {"Compiling": Compiling})
+    assert not again.compiled
+    np.testing.assert_equal(again.get_weights(), model.get_weights())
+
+
+def test_a_model_without_shape_has_no_files(tmp_path):
+    for call in (lambda model: model.save(tmp_path / "m.keras"), lambda model: model.export(tmp_path / "p")):
+        with pytest.raises(ConfigError, match="has no weights yet: call it on data"):
+            call(Tower())
+
+
+# Names
+
+
+def test_models_in_a_model_are_numbered():
+    x = layers.Input((6,))
+    first, second = (dp.Sequential([layers.Dense(6)]) for _ in range(2))
+    mine = dp.Sequential([layers.Dense(2)], name="sequential_1")
+    model = dp.Model(x, mine(second(first(x))))
+    assert [one.name for one in model.layers] == ["input_layer", "sequential", "sequential_2", "sequential_1"]
+    assert [one.path for one in model.weights][::2] == [
+        "sequential/dense/kernel",
+        "sequential_2/dense/kernel",
+        "sequential_1/dense/kernel",
+    ]
+    assert list(second.named_weights()) == ["dense/kernel", "dense/bias"]
+    with pytest.raises(ConfigError, match="unique"):
+        dp.Model(x, dp.Sequential([layers.Dense(2)], name="a")(dp.Sequential([layers.Dense(2)], name="a")(x)))
