@@ -224,6 +224,16 @@ def test_a_chain_made_by_the_functional_api(keras):
     chain = keras.Model(inputs, outputs)
     assert_same(dp.from_keras(chain, **CPU), chain, 1e-6)
 
+    branch = keras.Model(inputs, [outputs, keras.layers.Dense(1, dtype="float64")(hidden)])
+    added = keras.layers.Dense(2, dtype="float64")(hidden)
+    merged = keras.Model(inputs, keras.layers.Subtract(dtype="float64")([outputs, added]))
+    for theirs in (branch, merged):
+        ours, x = dp.from_keras(theirs, **CPU), X[:5]
+        for mine, other in zip(
+            ours(x) if theirs is branch else [ours(x)], theirs(x) if theirs is branch else [theirs(x)], strict=True
+        ):
+            np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), atol=1e-6)
+
 
 def functional(module, **options):
     """Several inputs and outputs, a shared layer, a model in the model, an op, in Keras or dptrain."""
