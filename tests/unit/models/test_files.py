@@ -188,6 +188,22 @@ def test_frozen_layers_stay_frozen(tmp_path):
     assert_same(model, again, A)
 
 
+@pytest.mark.parametrize("optimizer", ["Adam", "Nadam", "RMSprop"])
+def test_slots_are_in_order_whatever_was_trained_first(tmp_path, optimizer):
+    model = dp.Sequential([layers.Dense(6, input_shape=(6,)), layers.Dense(6), layers.Dense(4)])
+    model.layers[0].trainable = False
+    model.compile(getattr(dp.optimizers, optimizer)(0.01, use_ema=True), "mse", **CPU)
+    model.fit(A, B, verbose=0)
+    model.layers[0].trainable = True
+    model.fit(A, B, verbose=0)
+    model.layers[1].trainable = False
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", **CPU)
+    for one in (model, again):
+        one.fit(A, B, epochs=2, verbose=0)
+    assert_same(model, again, A)
+
+
 # Subclasses
 
 
