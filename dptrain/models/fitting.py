@@ -1,8 +1,9 @@
 """`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -30,7 +31,7 @@ from dptrain.batches.inputs import (
     unpack,
     weights_of_classes,
 )
-from dptrain.batches.sampling import GlobalSampler, Sampler
+from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger
 from dptrain.callbacks.base import flatten
@@ -38,6 +39,7 @@ from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
+from dptrain.metrics import Metric
 from dptrain.models.compiled import Compiled
 from dptrain.program import tree
 from dptrain.runtime.failure import phase, warn
@@ -61,6 +63,8 @@ class Fitting(Layer):
         _programs: Programs | None
         _seen: bool
 
+        @property
+        def metrics(self) -> list[Metric]: ...  # noqa: D102
         @property
         def has_own_steps(self) -> bool: ...  # noqa: D102
         @property
@@ -234,7 +238,7 @@ class Fitting(Layer):
                 batch_size=validation_batch_size,
                 otherwise=batch_size,
                 steps=validation_steps,
-                together=watched or self._meets(comm, validation),
+                together=watched or self._depends_on_batches(comm, validation),
             )
 
         own, evaluated = self.agreed(comm, "fit", batches)
@@ -339,14 +343,14 @@ class Fitting(Layer):
         def prepare() -> Batches:
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
-            together = watched or self._meets(comm, data)
+            together = watched or self._depends_on_batches(comm, data)
             return evaluation_batches(data, comm, batch_size=batch_size, steps=steps, together=together)
 
         batches = self.agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
         with self.collective(comm):
             logs = trainer.evaluate(batches, hooks)
-        return _in_order(logs, return_dict)
+        return _in_order(logs, return_dict, (one.name for one in self.metrics))
 
     def predict(
         self,
@@ -387,7 +391,8 @@ class Fitting(Layer):
         batches, rows = self.agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
         with self.collective(comm):
-            return self.as_outputs(self.trainer(comm).predict(batches, rows, hooks))
+            found: Array = self.as_outputs(self.trainer(comm).predict(batches, rows, hooks))
+        return found
 
     # One batch at a time
 
@@ -414,7 +419,7 @@ class Fitting(Layer):
         self._warn_of_nothing_to_train()
         with self.collective(comm):
             logs = self.trainer(comm).train_on_batch(batches)
-        return _in_order(logs, return_dict)
+        return _in_order(logs, return_dict, (one.name for one in self.metrics))
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -430,7 +435,7 @@ class Fitting(Layer):
         batches = self._one_batch("test_on_batch", samples, comm)
         with self.collective(comm):
             logs = self.trainer(comm).test_on_batch(batches)
-        return _in_order(logs, return_dict)
+        return _in_order(logs, return_dict, (one.name for one in self.metrics))
 
     def predict_on_batch(self, x: Any) -> Array:
         """Return the model's outputs for one batch, on every rank. Collective.
@@ -500,13 +505,14 @@ class Fitting(Layer):
         if not step.eager:
             self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
 
-    def _meets(self, comm: Communicator, samples: Samples) -> bool:
-        """Whether ranks that evaluate samples must do so together, as the result depends on how these are cut."""
-        if comm.size == 1 or not len(samples):
+    def _depends_on_batches(self, comm: Communicator, samples: Samples) -> bool:
+        """Whether an evaluation's result depends on how samples are cut into batches, which must then be Keras'."""
+        if not len(samples):
             return False
         assert self._programs is not None
         _, about = samples.stored()
-        return self._programs.meets(self.step("test"), about, comm.size)
+        rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.size))
+        return self._programs.depends_on_batches(self.step("test"), about, rows)
 
     # Helpers
 
@@ -522,13 +528,10 @@ class Fitting(Layer):
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""
         found: list[Any] = []
         for layer in self.flat_layers()[1:]:
-            if isinstance(layer, Fitting):  # its layers are among these
-                found.append(type(layer).__name__)
-                continue
-            try:
-                found.append([type(layer).__name__, layer.config()])
-            except (ConfigError, NotImplementedError, TypeError):
-                found.append(type(layer).__name__)
+            about = [type(layer).__name__, layer.name, layer.trainable]
+            with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
+                about += [] if isinstance(layer, Fitting) else [json.loads(json.dumps(layer.config()))]
+            found.append(about)
         return found
 
     def _warn_of_nothing_to_train(self) -> None:
@@ -563,9 +566,15 @@ def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
     return any(comm.allgather(hooks.has_batch_hooks(mode)))
 
 
-def _in_order(logs: dict[str, float], return_dict: bool) -> list[float] | float | dict[str, float]:
-    """Return logs in the form that Keras' methods have."""
+def _in_order(
+    logs: dict[str, float], return_dict: bool, names: Iterable[str]
+) -> list[float] | float | dict[str, float]:
+    """Return logs in the form that Keras' methods have: values in the order of metrics' names, then sorted by key.
+
+    A key is not the metric's name where it also names the output.
+    """
     if return_dict:
         return logs
-    values = list(logs.values())
+    first = [name for name in dict.fromkeys(names) if name in logs]
+    values = [logs[key] for key in [*first, *sorted(logs.keys() - set(first))]]
     return values[0] if len(values) == 1 else values

@@ -123,7 +123,7 @@ def encode(model: Any) -> bytes:
             place = file.create_group(f"{path}/vars")
             if isinstance(owner, Optimizer):
                 place.attrs["name"] = snake_case(type(owner).__name__)
-                arrays = optimizer_variables.arrays(owner, model.dtype)
+                arrays = optimizer_variables.arrays(owner, _variables(model, path, owner), model.dtype)
             elif isinstance(owner, SeedGenerator):
                 place.attrs["name"] = owner.count.name
                 arrays = [np.array([owner.seed % 2**32, int(owner.count) % 2**32], np.uint32)]
@@ -174,7 +174,8 @@ def load(
         iterations: Array | None = None
         for path, owner in known.items():
             if isinstance(owner, Optimizer) and with_optimizer and found.get(path):
-                values, reason = optimizer_variables.read(where, owner, found[path])
+                own = _variables(model, path, owner)
+                values, reason = optimizer_variables.read(where, owner, own, found[path])
                 loaded.values |= values
                 loaded.warnings += [reason] if reason else []
                 iterations = values.get(owner.variables[0], iterations)
@@ -183,6 +184,11 @@ def load(
                 drawn = _draws(where, found.get(path), iterations)
                 loaded.values |= {} if drawn is None else {owner.count: drawn}
         return loaded
+
+
+def _variables(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
+    """Return an optimizer's variables in Keras' order; of the model's, those for what is trained now."""
+    return optimizer.variables_for(model.trainable_weights) if path == "optimizer" else optimizer.variables
 
 
 def _is_passed_over(path: str, stored: list[Stored]) -> bool:

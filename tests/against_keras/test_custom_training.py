@@ -24,7 +24,7 @@ def make_gan(k):
 
         def __init__(self):
             super().__init__()
-            L = k.layers  # noqa: N806
+            L = k.layers
             judging = [L.Dense(9, "tanh"), L.Dense(4, "sigmoid"), L.Dropout(0.0), L.Dense(1)]
             self.generator = k.Sequential([k.Input((LATENT,)), L.Dense(8, "tanh"), L.BatchNormalization(), L.Dense(2)])
             self.discriminator = k.Sequential([k.Input((2,)), *judging])
