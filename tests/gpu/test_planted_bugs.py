@@ -22,13 +22,6 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "products_in_every_tile",
         CHECKED,
     ),
-    "the counter's answer in a tile that is still read": (
-        "kernels/product.cuh",
-        "    __syncthreads();  // the counter's answer takes the tiles' place\n",
-        "",
-        "many_shapes",
-        CHECKED,
-    ),
     "a tile's edge": ("kernels/tiles.cuh", "if (row < rows) {", "if (row <= rows) {", "many_shapes", CHECKED),
     "a slice is left out": ("kernels/tiles.cuh", "z < slices; ++z", "z < slices - 1; ++z", "many_shapes", {}),
     "one matrix for all": ("kernels/tiles.cuh", "a += matrix * step_a;", "", "many_shapes", {}),
