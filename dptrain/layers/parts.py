@@ -273,6 +273,8 @@ def name_layers(layers: "Sequence[Layer]") -> None:
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in taken)
             taken[layer.name] += 1
+        elif layer.has_default_name:
+            taken[layer.name] += 1
 
 
 def _once(found: Sequence[Variable]) -> list[Variable]:
