@@ -522,10 +522,12 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
         ]
     for kernel in found:
         given = parameters_of(kernel)
+        # Small blocks may have all the registers that there are: else nvcc spills some for the sake of occupancy.
+        bounds = f"{kernel.threads}, 1" if kernel.threads < BLOCK else str(kernel.threads)
         parameters = [*sizes, *(kind + name for kind, name in given)]
         text += [
             "",
-            f'extern "C" __global__ void __launch_bounds__({kernel.threads})',
+            f'extern "C" __global__ void __launch_bounds__({bounds})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
             f"    constexpr int bytes = {_greatest(kernel.functions)};",
             "    __shared__ __align__(32) float4 shared[bytes / 16];",
