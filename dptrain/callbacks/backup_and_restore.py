@@ -177,9 +177,15 @@ class BackupAndRestore(Callback):
             identity = json.loads(json.dumps(self._identity()))
             if differing := [key for key in identity if about["identity"].get(key) != identity[key]]:
                 key = differing[0]
+                other, own = about["identity"].get(key), identity[key]
+                if isinstance(other, dict):  # of state: what differs
+                    other, own = (
+                        {name: one for name, one in a.items() if b.get(name) != one}
+                        for a, b in ((other, own), (own, other))
+                    )
                 raise ConfigError(
-                    f"{path} is the backup of another training: {key}: it has {about['identity'].get(key)}, this one "
-                    f"{identity[key]}; call fit with the same arguments, or delete it to start afresh"
+                    f"{path} is the backup of another training: {key}: it has {other}, this one "
+                    f"{own}; call fit with the same arguments, or delete it to start afresh"
                 )
             return about, arrays
         return None

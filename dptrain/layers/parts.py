@@ -263,17 +263,16 @@ def name_layers(layers: "Sequence[Layer]") -> None:
     Raises:
         ConfigError: two have the same name.
     """
-    taken = Counter(layer.name for layer in layers if layer.name is not None and not layer.has_default_name)
+    free = {id(layer) for layer in layers if layer.name is None or layer.has_default_name}
+    taken = Counter(layer.name for layer in layers if id(layer) not in free)
     repeated = [name for name, times in taken.items() if times > 1]
     if repeated:
         raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
     for layer in layers:
-        if layer.name is None or (layer.has_default_name and layer.name in taken):
-            kind = layer.default_name
+        if id(layer) in free:
+            kind = re.sub(r"_\d+$", "", layer.label)
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in taken)
-            taken[layer.name] += 1
-        elif layer.has_default_name:
             taken[layer.name] += 1
 
 

@@ -116,13 +116,14 @@ class Outputs:
         self.nested = _refilled(nested, iter(self.flat))
         # By their keys in logs.
         self.metrics: dict[str, Metric] = {}
-        for one in self.flat:
+        order = list(compiled.loss) if isinstance(compiled.loss, Mapping) and isinstance(nested, Mapping) else names
+        for one in sorted(self.flat, key=lambda one: order.index(one.name) if one.name in order else len(order)):
             if one.tracker is not None:
                 self.metrics[one.tracker.name] = one.tracker
-        for one in self.flat:
-            prefix = f"{one.name}_" if several else ""
-            own = {**one.metrics, **one.weighted_metrics}
-            self.metrics |= {key if key.startswith(prefix) else prefix + key: metric for key, metric in own.items()}
+        for kind in ("metrics", "weighted_metrics"):
+            for one in self.flat:
+                prefix = f"{one.name}_" if several else ""
+                self.metrics |= {prefix + key: metric for key, metric in getattr(one, kind).items()}
 
     @property
     def losses(self) -> Any:

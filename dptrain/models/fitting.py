@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -39,6 +39,7 @@ from dptrain.comm import Communicator
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
+from dptrain.metrics import Metric
 from dptrain.models.compiled import Compiled
 from dptrain.program import tree
 from dptrain.runtime.failure import phase, warn
@@ -62,6 +63,8 @@ class Fitting(Layer):
         _programs: Programs | None
         _seen: bool
 
+        @property
+        def metrics(self) -> list[Metric]: ...  # noqa: D102
         @property
         def has_own_steps(self) -> bool: ...  # noqa: D102
         @property
@@ -347,7 +350,7 @@ class Fitting(Layer):
         hooks.params["steps"] = batches.steps
         with self.collective(comm):
             logs = trainer.evaluate(batches, hooks)
-        return _in_order(logs, return_dict)
+        return _in_order(logs, return_dict, (one.name for one in self.metrics))
 
     def predict(
         self,
@@ -416,7 +419,7 @@ class Fitting(Layer):
         self._warn_of_nothing_to_train()
         with self.collective(comm):
             logs = self.trainer(comm).train_on_batch(batches)
-        return _in_order(logs, return_dict)
+        return _in_order(logs, return_dict, (one.name for one in self.metrics))
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -432,7 +435,7 @@ class Fitting(Layer):
         batches = self._one_batch("test_on_batch", samples, comm)
         with self.collective(comm):
             logs = self.trainer(comm).test_on_batch(batches)
-        return _in_order(logs, return_dict)
+        return _in_order(logs, return_dict, (one.name for one in self.metrics))
 
     def predict_on_batch(self, x: Any) -> Array:
         """Return the model's outputs for one batch, on every rank. Collective.
@@ -527,7 +530,6 @@ class Fitting(Layer):
         for layer in self.flat_layers()[1:]:
             about = [type(layer).__name__, layer.name, layer.trainable]
             with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
-                # Of a model, its layers are among these.
                 about += [] if isinstance(layer, Fitting) else [json.loads(json.dumps(layer.config()))]
             found.append(about)
         return found
@@ -564,9 +566,15 @@ def _watched(comm: Communicator, hooks: CallbackList, mode: str) -> bool:
     return any(comm.allgather(hooks.has_batch_hooks(mode)))
 
 
-def _in_order(logs: dict[str, float], return_dict: bool) -> list[float] | float | dict[str, float]:
-    """Return logs in the form that Keras' methods have."""
+def _in_order(
+    logs: dict[str, float], return_dict: bool, names: Iterable[str]
+) -> list[float] | float | dict[str, float]:
+    """Return logs in the form that Keras' methods have: values in the order of metrics' names, then sorted by key.
+
+    A key is not the metric's name where it also names the output.
+    """
     if return_dict:
         return logs
-    values = list(logs.values())
+    first = [name for name in dict.fromkeys(names) if name in logs]
+    values = [logs[key] for key in [*first, *sorted(logs.keys() - set(first))]]
     return values[0] if len(values) == 1 else values

@@ -40,7 +40,7 @@ class Graph:
     """
 
     def __init__(self, inputs: Any, outputs: Any) -> None:
-        self.inputs, self.outputs = inputs, outputs
+        inputs, outputs = self.inputs, self.outputs = _sorted(inputs), _sorted(outputs)
         for name, given in (("inputs", inputs), ("outputs", outputs)):
             for one in tree.leaves(given):
                 if not isinstance(one, Tensor) or one.value is not None:
@@ -151,7 +151,14 @@ class Graph:
                 depths[id(parent)] = max(depth + 1, depths.get(id(parent), 0))
         for layer in self.input_layers:
             found.setdefault(id(layer), layer)
-        return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), 0)))
+        return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), -1)))
+
+
+def _sorted(nested: Any) -> Any:
+    """Return nested data with the keys of dictionaries sorted, as Keras goes through them."""
+    if isinstance(nested, dict):
+        return {key: _sorted(nested[key]) for key in sorted(nested)}
+    return type(nested)(map(_sorted, nested)) if isinstance(nested, list | tuple) else nested
 
 
 def matched(data: Any, like: Any) -> list[Any]:

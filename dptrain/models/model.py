@@ -87,7 +87,6 @@ class Model(Fitting, Files):
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
-        self._symbols: Any = None  # of the inputs of a model that was built by a call
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
@@ -224,13 +223,14 @@ class Model(Fitting, Files):
         except BaseException:
             self.built = False
             raise
-        self._symbols = inputs
         self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
         self.adopt(self.seed)
 
     def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
         if type(self).build is not Model.build and not self.built:
             super()._build_for(arguments)
+        first = next(iter(arguments.values()), None)
+        self._symbols = tree.map_leaves(lambda path, one: _symbol(one.shape[1:], one.dtype), first)
         self.built = True
 
     def _build_like(self, x: Any) -> None:
@@ -352,10 +352,10 @@ class Model(Fitting, Files):
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
         if self._outputs is None and self._compiled is not None and self._output_shapes is not None:
             shapes = _flat_shapes(self._output_shapes)
-            if self._graph is not None:
-                names = self.output_names
-            elif isinstance(self._output_shapes, Mapping):
+            if isinstance(self._output_shapes, Mapping) and len(self._output_shapes) == len(shapes):
                 names = list(self._output_shapes)
+            elif self._graph is not None:
+                names = self.output_names
             else:
                 names = ["output"] if len(shapes) == 1 else [f"output_{number + 1}" for number in range(len(shapes))]
             given = iter(names)
@@ -409,7 +409,7 @@ class Model(Fitting, Files):
         own: list[Metric] = self._attributes(Metric)  # type: ignore[type-abstract]
         tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
         rest = [one for one in own if one is not self._loss_tracker]
-        return [*tracker, *rest, *(self._outputs.metrics.values() if self._outputs is not None else [])]
+        return [*tracker, *(self._outputs.metrics.values() if self._outputs is not None else []), *rest]
 
     @property
     def metrics_names(self) -> list[str]:
@@ -610,7 +610,7 @@ class Model(Fitting, Files):
             if given is not None and given.comm == "cuda-aware":
                 comm_now = comm
                 comm.agree("communicator", lambda: require_cuda_aware(backend, comm_now))
-            self._programs = Programs(backend, comm)
+            self._programs = Programs(backend, comm, None if given is None else given.bucket_mb)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
             self._trainer_kept = Trainer(
@@ -641,8 +641,8 @@ class Model(Fitting, Files):
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        used: list[Optimizer] = self._attributes(Optimizer)  # type: ignore[type-abstract]
-        for one in [*used, *([self._compiled.optimizer] if self._compiled else [])]:
+        own: list[Any] = self._attributes(Optimizer)
+        for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables

@@ -114,6 +114,7 @@ class Executable:
         self._prepare_updates()
         self._results = {name: self._arrays[id(one)] for name, one in program.outputs.items()}
 
+    @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute it as often as there are starts. Collective where the program is a placed one.
 

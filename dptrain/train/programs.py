@@ -55,10 +55,12 @@ class Programs:
     Args:
         backend: the device.
         comm: the ranks.
+        bucket_mb: 10^6 bytes of sums that travel as one message at most; None for any number.
     """
 
-    def __init__(self, backend: Backend, comm: Communicator) -> None:
+    def __init__(self, backend: Backend, comm: Communicator, bucket_mb: float | None = None) -> None:
         self.backend, self.comm = backend, comm
+        self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: dict[Any, PlacedProgram] = {}
         self._traced: dict[int, _Traced] = {}  # by the `id` of what was placed
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
@@ -81,7 +83,7 @@ class Programs:
                 return found
 
             program = trace(traced, inputs)
-            placed = self._placed[key] = place(program, step.totals)
+            placed = self._placed[key] = place(program, step.totals, bucket_bytes=self._bucket_bytes)
             self._traced[id(placed)] = _Traced(names, sums_over_samples(program, step.totals))
         return self._placed[key]
 

@@ -200,4 +200,6 @@ def test_outputs_and_configurations_of_every_layer(keras, name, number, training
         np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), rtol=1e-12, atol=1e-13)
     for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-13)
-    assert float(sum(ours.losses)) == pytest.approx(float(sum(keras.ops.convert_to_numpy(one) for one in theirs.losses)), rel=1e-6)
+    assert float(sum(ours.losses)) == pytest.approx(
+        float(sum(keras.ops.convert_to_numpy(one) for one in theirs.losses)), rel=1e-6
+    )

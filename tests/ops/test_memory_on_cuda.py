@@ -105,7 +105,7 @@ def test_staged_rows_arrive_and_are_not_overwritten_too_early(cuda_backend, dtyp
     slots = [cuda_backend.staging((rows, features), dtype) for _ in range(2)]
     total, expected = Variable(np.zeros((rows, features), np.float32), "total"), np.zeros((rows, features), np.float32)
     adds = [adding(cuda_backend, slot.device, total) for slot in slots]
-    for turn in range(6):
+    for turn in range(20):
         slot = slots[turn % 2]
         x = rng.integers(0, 2, (rows, features)).astype(dtype)
         slot.reuse()

@@ -15,7 +15,8 @@ from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
-from dptrain.program.fuse import Call, Fused, Loop, Member, fuse
+from dptrain.program.fuse import fuse
+from dptrain.program.kernels import Call, Fused, Loop, Member
 from dptrain.program.memory import aligned, arrange
 from dptrain.program.messages import all_reduce
 from dptrain.program.placement import constant_of
@@ -127,6 +128,7 @@ class CompiledExecutable:
             self._lengths[number] = len(self._array(root))
         self._steps = [self._step(part) for part in self.code.parts]
 
+    @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute it as often as there are starts. Collective where the program is a placed one.
 
@@ -270,7 +272,7 @@ def last_reads(fused: Fused) -> dict[int, int]:
 
 def _rows_of_batch(program: Program) -> int:
     """Return the number of rows that shapes and numbers of a program mean by B."""
-    for one in program.tensors:
+    for one in (*program.tensors, *program.inputs.values()):
         if one.counts_rows:
             return int(one.numpy()) // int(one.attributes["rows"])
         for length in one.shape:

@@ -210,7 +210,9 @@ class CudaExecutable:
                         own.append(partial(prepared.prepared_async_call, *shape, *values))
                 self._launches.append(own)
         except cuda.Error as error:
-            raise DeviceError(f"{gpu.name}: the kernels of a program do not load ({error})") from error
+            raise DeviceError(
+                f"{gpu.name}: the kernels of a program do not load ({error}); remove {path.parent}"
+            ) from error
 
     def _calls(self, kernel: Kernel) -> list[Callable[[], None]]:
         """Return what is called where no generated kernel is launched."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, join_type
+from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, join_type, weight
 from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
 from dptrain.backend.cuda.products import THREADS, product_plan
 from dptrain.program.shapes import Shape, local, size
@@ -192,6 +192,12 @@ class Generator:
 
     def _map(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         sums = group.of("sum")
+        if not sums and weight(group.lead) == (0, 1):  # read and replaced by one thread
+            with w.scope(0) as body:
+                mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+                self._store(made, w, places, mains)
+            w.write("if (threadIdx.x == 0) {", *_indented(body), "}")
+            return
         chunk = _SUMMED if sums else _MAPPED
         made.blocks = -(-self._sizes.count(group.lead) // chunk)
         self._begin_sums(w, sums)

@@ -26,8 +26,8 @@ def test_the_sums_of_a_step():
     assert sorted(products) == sorted([2 * 8 * 4 * 5] * 2 + [2 * 8 * 5 * 3] * 3)
     assert "43 parameters, 43 of them trained; " in text
     assert re.search(r"\d+ all-reduces in 1 message of \d+ bytes", text)
-    most, alone = map(int, re.search(r"(\d+) bytes of intermediate results at most (\d+) if", text.replace(",", ""))
-                      .groups())  # fmt: skip
+    found = re.search(r"([\d,]+) bytes of intermediate results at most, ([\d,]+) if", text)
+    most, alone = (int(one.replace(",", "")) for one in found.groups())
     assert 8 * 5 * 8 < most < alone
     assert re.search(r"\n\d+ kernels after fusion$", text)
 
