@@ -470,13 +470,14 @@ def evaluation_batches(
     rows = len(samples)
     if mine is not None:
         return ArrayBatches(arrays, about, LocalSampler(*mine, EVALUATION_ROWS), restarts=True)
+    least = comm.size if batch_size is None else 1  # a user's own that leaves a rank without work is refused
     if steps is not None or together:
         batch_size = rows_of_batch(batch_size or otherwise, rows, steps)
     if rows == 0 or (batch_size is None and not together):
         part = cut(0, rows, comm.size)[comm.rank]
         return ArrayBatches(arrays, about, LocalSampler(*part, EVALUATION_ROWS), steps, restarts=True)
     assert batch_size is not None
-    ordered = GlobalSampler(rows, max(batch_size, comm.size), comm.rank, comm.size, shuffle=False)
+    ordered = GlobalSampler(rows, max(batch_size, least), comm.rank, comm.size, shuffle=False)
     return ArrayBatches(arrays, about, ordered, steps, restarts=True)
 
 

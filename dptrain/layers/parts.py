@@ -1,5 +1,6 @@
 """What a layer is made of: weights, random numbers, sublayers; their names, types and initial values in a model."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -24,6 +25,7 @@ class Parts(Configurable):
     """The half of `Layer` that knows what a layer has; the other half calls it."""
 
     name: str | None
+    has_default_name = False  # that of a model, which another model may number
     built: bool
     _trainable: bool
     _own_dtype: bool

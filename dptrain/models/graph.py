@@ -191,5 +191,5 @@ def _with_rows(attribute: Any, count: int, rows: Rows | None) -> Any:
     if isinstance(attribute, tuple):
         return tuple(_with_rows(one, count, rows) for one in attribute)
     if isinstance(attribute, Rows):
-        return Rows(count, attribute.scale) if rows is not None else count * attribute.scale
+        return Rows(count, attribute.scale, attribute.blocks) if rows is not None else count * attribute.scale
     return attribute

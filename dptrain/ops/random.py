@@ -5,8 +5,9 @@ repeated from the same state draws the same again. The bits are those of Philox 
 `kernels/dropout.cu`.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, cos, floor_divide, greater_equal, log, sqrt, where
-from dptrain.ops.manipulation import reshape
+from dptrain.ops.manipulation import concatenate, reshape
 from dptrain.ops.sharing import Axes
-from dptrain.program.shapes import Shape, row_axis
+from dptrain.program.shapes import Rows, Shape, row_axis
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, Variable, as_tensors, op
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 
@@ -80,9 +81,13 @@ class SeedGenerator:
         Raises:
             ConfigError: it is not.
         """
-        drawn = _bits(self.count, shape, self.seed, self.purpose, self.number)
-        self.count.assign(self.count + 1)
-        return drawn
+
+        def draw(shape: Shape) -> Tensor:
+            drawn = _bits(self.count, shape, self.seed, self.purpose, self.number)
+            self.count.assign(self.count + 1)
+            return drawn
+
+        return _by_blocks(shape, draw)
 
 
 # A seed is the state of random numbers; a number, of which the same are drawn every time; or None for the state that
@@ -90,6 +95,14 @@ class SeedGenerator:
 Seed = SeedGenerator | int | None
 
 _common: tuple[object, SeedGenerator] | None = None
+
+
+def _by_blocks(shape: Sequence[int], draw: Callable[[Shape], Tensor]) -> Tensor:
+    """Return what `draw` gives for a shape; for that of a concatenation, of each part, as every rank has rows of it."""
+    rows = shape[0] if shape else 0
+    if not isinstance(rows, Rows) or len(rows.blocks) == 1:
+        return draw(tuple(shape))
+    return concatenate([draw((Rows(rows.rows, scale), *shape[1:])) for scale in rows.blocks])
 
 
 def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number: int) -> Tensor:
@@ -107,7 +120,8 @@ def _drawn(shape: Sequence[int], seed: Seed, draw: int = 0) -> Tensor:
         return seed.bits(shape)
     own = own_seed(seed)
     if own is not None:
-        return _bits(np.array(draw, np.int64), shape, own, Purpose.NOISE, 1)
+        draws = itertools.count(draw, 2)
+        return _by_blocks(shape, lambda one: _bits(np.array(next(draws), np.int64), one, own, Purpose.NOISE, 1))
     if _common is None or _common[0] is not seeds_set():
         _common = seeds_set(), SeedGenerator(name="global_seed_generator")
     return _common[1].bits(shape)

@@ -21,17 +21,20 @@ class Rows(int):
     Args:
         rows: of the global batch.
         scale: how many elements each row stands for.
+        blocks: scales of the parts of which a sum, a concatenation's length, has one behind the other.
 
     Attributes:
         scale: as above.
+        blocks: as above.
     """
 
     scale: int
+    blocks: tuple[int, ...]
 
-    def __new__(cls, rows: int, scale: int = 1) -> "Rows":
+    def __new__(cls, rows: int, scale: int = 1, blocks: tuple[int, ...] = ()) -> "Rows":
         """Return the length; an int is made here, not in `__init__`."""
         made = super().__new__(cls, rows * scale)
-        made.scale = scale
+        made.scale, made.blocks = scale, blocks or (scale,)
         return made
 
     def __repr__(self) -> str:
@@ -58,7 +61,7 @@ class Rows(int):
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, Rows) and other.rows == self.rows:
-            return Rows(self.rows, self.scale + other.scale)
+            return Rows(self.rows, self.scale + other.scale, self.blocks + other.blocks)
         return self if other == 0 else int(self) + other
 
     def __radd__(self, other: Any) -> Any:

@@ -325,10 +325,10 @@ class Trainer:
                     break
             yield
         seen = self._any(self._samples > 0)
-        self._sum_totals(step)
-        # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
         if seen and not self._samples:  # of which this rank has had none, and so has not run the step
             self.programs.note(step, batches.about)
+        self._sum_totals(step)
+        # As Keras, an evaluation without samples has no logs: a loss of 0 would look like a perfect one.
         logs = self.programs.logs("test") if seen else {}
         if self.comm.size > 1 and batches.alone:
             self._samples = sum(self.comm.allgather(self._samples))

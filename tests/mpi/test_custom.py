@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.launching import Finished, in_turn, mpirun
 
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "custom.py")
-LOGS = ["loss", "noise", "batches", "mae", "mse", "loudest"]
+LOGS = ["loss", "mae", "mse", "noise", "batches", "loudest"]
 SIZES = {"uneven last batch": (41, 16), "fewer samples than ranks": (3, 8), "an empty last part": (17, 4)}
 
 

@@ -25,7 +25,10 @@ class Bomb(dp.callbacks.Callback):
 class Poison(dp.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs=None) -> None:
         if batch == 7 and rank == bad:  # the epoch's last, so that no later step carries it to the others
-            self.trainer.replica.params[1] = np.inf
+            weight = self.model.weights[0]
+            value = weight.numpy()
+            value[0, 1] = np.inf
+            weight.assign(value)
 
 
 if way == "before mpi" and rank == bad:

@@ -5,6 +5,11 @@ import pytest
 
 import dptrain as keras
 from dptrain.errors import ConfigError
+from dptrain.program.evaluate import evaluate
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from tests.unit.program.virtual_ranks import run_on_ranks
 
 SIDE, LATENT = 8, 5
 
@@ -149,3 +154,21 @@ def test_parts_are_used_before_and_after():
     gan.fit(images(), batch_size=8, verbose=0)
     with pytest.raises((ConfigError, NotImplementedError), match="call"):
         gan.predict(images())
+
+
+def test_a_step_on_five_ranks_of_which_some_have_no_images():
+    """Placed and executed rank by rank: the losses of one rank, and updates that all ranks agree on."""
+    gan, data = build(dtype="float64", jit_compile=False), images(3).astype(np.float64)
+    gan.discriminator.build()
+    gan.generator.build()
+    gan.set_dtype("float64")
+    step = gan.step("train")
+    inputs = {"x": ((Rows(3), SIDE, SIDE, 1), np.float64)}
+    whole = trace(lambda x: step.function(x), inputs)
+    expected, updates = evaluate(whole, {"x": data})
+    found, _ = run_on_ranks(place(whole), {"x": data}, [1, 0, 0, 2, 0], {"x": 0})
+    for outputs, updated in found:
+        for name in ("d_loss", "g_loss"):
+            np.testing.assert_allclose(outputs[name], expected[name], rtol=1e-11)
+        for variable, value in updates.items():
+            np.testing.assert_allclose(updated[variable], value, rtol=1e-8, atol=1e-11, err_msg=variable.path)

@@ -87,3 +87,22 @@ def test_refused():
         seed.bits((3, Rows(4)))
     with pytest.raises(ConfigError, match="Received: seed=-1"):
         random.SeedGenerator(-1)
+
+
+def test_parts_of_a_concatenation_draw_for_their_own_rows():
+    """A rank's rows of such a tensor are not next to each other on one rank."""
+    seed = random.SeedGenerator(3)
+
+    def function(x):
+        both = ops.concatenate([x, 2 * x])
+        noisy = both + random.normal(both.shape, seed=seed) + random.uniform(both.shape, seed=7)
+        return {"sum": ops.sum(noisy * noisy, axis=0), "dropped": ops.sum(random.dropout(both, 0.5, seed=seed))}
+
+    x = np.arange(24, dtype=np.float32).reshape(8, 3)
+    placed = place(trace(function, {"x": ((Rows(8), 3), np.float32)}))
+    whole, state = evaluate(placed, {"x": x})
+    found, _ = run_on_ranks(placed, {"x": x}, [3, 0, 5], {"x": 0})
+    for outputs, own in found:
+        for name, value in whole.items():
+            np.testing.assert_allclose(outputs[name], value, rtol=1e-6)
+        assert own == state

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain.backend.cpu.backend import CpuBackend as NumpyBackend
+from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.batches.base import ArrayBatches
 from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import GlobalSampler, LocalSampler, Sampler, Shard
@@ -94,10 +94,10 @@ def test_programs_are_prepared_once(monkeypatch, shards):
     traced, prepared = [], []
     x, y = toy(53)
     model = build()
-    step, make = model.train_step, NumpyBackend.executable
+    step, make = model.train_step, CpuBackend.executable
     monkeypatch.setattr(model, "train_step", lambda data: (traced.append(1), step(data))[1])
     monkeypatch.setattr(
-        NumpyBackend, "executable", lambda *given, **named: (prepared.append(1), make(*given, **named))[1]
+        CpuBackend, "executable", lambda *given, **named: (prepared.append(1), make(*given, **named))[1]
     )
     batches = ArrayBatches(*Samples(x, y, dtype="float64").stored(), GlobalSampler(53, 8, shards_per_batch=shards))
     trainer = model.trainer(current())

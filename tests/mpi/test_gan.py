@@ -1,0 +1,35 @@
+"""Two models that are trained against each other: any number of ranks trains what one rank trains."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import python
+
+SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "gan.py")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return train(0, tmp_path_factory.mktemp("gan"))
+
+
+def train(ranks: int, folder) -> tuple[dict, list[np.ndarray]]:
+    out = folder / f"{ranks}.npz"
+    done = python(ranks, SCRIPT, str(out), PYTHONPATH=str(ROOT))
+    assert (done.code, done.err) == (0, "")
+    with np.load(out) as found:
+        saved = dict(found)
+    return json.loads(str(saved.pop("history"))), list(saved.values())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_losses_and_weights(alone, ranks, tmp_path):
+    (history, weights), (other_history, others) = alone, train(ranks, tmp_path)
+    assert list(other_history) == list(history) == ["d_loss", "g_loss"]
+    for name, one in history.items():
+        np.testing.assert_allclose(other_history[name], one, rtol=1e-11)
+    for one, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
