@@ -236,15 +236,18 @@ def test_a_chain_made_by_the_functional_api(keras):
 
 
 def functional(module, **options):
-    """Several inputs and outputs, a shared layer, a model in the model, an op, in Keras or dptrain."""
+    """Several inputs and outputs, a shared layer, a model in the model, an op, in Keras or dptrain.
+
+    Layers have different names even in different models: Keras on PyTorch takes weights of one path for one.
+    """
     layers = module.layers
     a, b = layers.Input((4, 3), name="a", **options), layers.Input((5,), name="b", **options)
     shared = layers.Dense(4, activation="tanh", name="shared")
     inner_input = layers.Input((4,), **options)
-    inner = module.Model(inner_input, layers.BatchNormalization()(layers.Dense(4)(inner_input)))
+    inner = module.Model(inner_input, layers.BatchNormalization()(layers.Dense(4, name="within")(inner_input)))
     first = inner(shared(layers.Dense(5)(layers.Flatten()(a))))
     both = layers.Add()([first, inner(shared(b))]) * first
-    stack = module.Sequential([layers.Dense(3), layers.Activation("softmax")])
+    stack = module.Sequential([layers.Dense(3, name="last"), layers.Activation("softmax")])
     model = module.Model([a, b], [stack(both), layers.Dense(1, name="size")(both)])
     compiled = {} if module is not dp else {"dtype": "float64", **CPU}
     losses = ["sparse_categorical_crossentropy", "mse"]
