@@ -304,6 +304,43 @@ def test_the_configuration_of_a_functional_model_is_keras_own(keras, theirs):
     assert [one.name for one in again.layers] == [one.name for one in theirs.layers]
 
 
+def subclassed(module):
+    """Layers as attributes before and behind "layers" in the alphabet, hidden and in a list, in Keras or dptrain."""
+    layers = module.layers
+
+    class Tower(module.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.zed, self._hidden, self.first = layers.Dense(2), layers.Dense(3), layers.Dense(4)
+            self.many = [layers.Dense(3), layers.Dropout(0.5), layers.Dense(3)]
+
+        def call(self, inputs, training=False):
+            outputs = self._hidden(self.first(inputs))
+            for layer in self.many:
+                outputs = layer(outputs)
+            return self.zed(outputs)
+
+    model = Tower()
+    model(RNG.random((2, 4)).astype("float32"))
+    return model
+
+
+def test_the_layout_of_a_subclassed_model_is_keras_own(keras, tmp_path):
+    import h5py
+
+    ours, theirs = subclassed(dp), subclassed(keras)
+    names: list[list[str]] = [[], []]
+    for path, model, found in (("ours", ours, names[0]), ("theirs", theirs, names[1])):
+        model.save_weights(tmp_path / f"{path}.weights.h5")
+        with h5py.File(tmp_path / f"{path}.weights.h5") as file:
+            file.visit(found.append)
+    assert [name for name in names[0] if "seed_generator" not in name] == names[1]
+    ours.load_weights(tmp_path / "theirs.weights.h5")
+    x = RNG.random((5, 4)).astype("float32")
+    np.testing.assert_allclose(ours(x).numpy(), np.asarray(theirs(x).detach()), rtol=1e-5)
+    theirs.load_weights(tmp_path / "ours.weights.h5")
+
+
 def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
     def refused(layers: list, *, ending: str = "model.keras", **compiled) -> str:
         model = keras.Sequential([keras.layers.Input((4, 3)), *layers])
