@@ -42,10 +42,19 @@ struct Greatest {
 template <class T> struct Best {
     T score;
     long long place;  // -1: none seen yet
+
+    __device__ __forceinline__ Best(T score, long long place) : score(score), place(place) {}
+    // Field by field: nothing writes the bytes between them.
+    __device__ __forceinline__ Best(const Best &other) : score(other.score), place(other.place) {}
+    __device__ __forceinline__ Best &operator=(const Best &other) {
+        score = other.score;
+        place = other.place;
+        return *this;
+    }
 };
 
 struct First {
-    template <class B> static __device__ __forceinline__ B identity() { return B{lowest<decltype(B::score)>(), -1}; }
+    template <class B> static __device__ __forceinline__ B identity() { return B(lowest<decltype(B::score)>(), -1); }
     template <class B> static __device__ __forceinline__ B join(B a, B b) {
         if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;
         const bool a_is_nan = a.score != a.score, b_is_nan = b.score != b.score;
@@ -89,16 +98,16 @@ template <class Join, class T> __device__ __forceinline__ T block_join(T value, 
 // counter is zero again afterwards.
 __device__ __forceinline__ bool is_last_block(unsigned int *arrived, unsigned int blocks, void *shared) {
     unsigned int *before = (unsigned int *)shared;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();  // what the block has written comes before its arrival,
         *before = atomicAdd(arrived, 1u);
         if (*before == blocks - 1) *arrived = 0;
+        __threadfence();  // and what the others have written, before what the last one reads
     }
     __syncthreads();
     const bool last = *before == blocks - 1;
     __syncthreads();
-    if (last) __threadfence();
     return last;
 }
 

@@ -1,6 +1,5 @@
 """What a layer is made of: weights, random numbers, sublayers; their names, types and initial values in a model."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -25,7 +24,6 @@ class Parts(Configurable):
     """The half of `Layer` that knows what a layer has; the other half calls it."""
 
     name: str | None
-    has_default_name = False  # that of a model, which another model may number
     built: bool
     _trainable: bool
     _own_dtype: bool
@@ -265,16 +263,17 @@ def name_layers(layers: "Sequence[Layer]") -> None:
     Raises:
         ConfigError: two have the same name.
     """
-    free = {id(layer) for layer in layers if layer.name is None or layer.has_default_name}
-    taken = Counter(layer.name for layer in layers if id(layer) not in free)
+    taken = Counter(layer.name for layer in layers if layer.name is not None and not layer.has_default_name)
     repeated = [name for name, times in taken.items() if times > 1]
     if repeated:
         raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {taken[repeated[0]]} times")
     for layer in layers:
-        if id(layer) in free:
-            kind = re.sub(r"_\d+$", "", layer.label)
+        if layer.name is None or (layer.has_default_name and layer.name in taken):
+            kind = layer.default_name
             names = (kind if number == 0 else f"{kind}_{number}" for number in range(len(layers) + 1))
             layer.name = next(name for name in names if name not in taken)
+            taken[layer.name] += 1
+        elif layer.has_default_name:
             taken[layer.name] += 1
 
 

@@ -84,7 +84,7 @@ class Model(Fitting, Files):
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._graph: Graph | None = None
         self._stack: list[Layer] = []
-        self._symbols: Any = None  # that a model without a graph was built on
+        self._symbols: Any = None  # like the inputs, nested as these, of a model that is no graph
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
