@@ -3,9 +3,9 @@
     vars/0, 1, ...                    the model's own weights, of most none; attribute "name": the model's name
     layers/<layer>/vars/0, 1, ...     a layer's weights in the order of `get_weights`, uncompressed
     layers/<model>/layers/<layer>/... of a model in a model
-    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer;
-                                      <attribute>/<layer> where the attribute is a list
-    .../seed_generator/vars/0         [seed, draws] of a layer with random numbers
+    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a layer, or of a subclassed model and sorted
+                                      before "layers"; <attribute>/<layer> where the attribute is a list
+    .../seed_generator/vars/0         [seed, draws] of a layer with random numbers; Keras may do without
     optimizer/vars/0, 1, ...          see optimizer_variables; only where the model is compiled
 
 <layer> is the layer's class in snake case, the second of a class with "_1" behind it and so on, whatever the layer's
@@ -80,13 +80,18 @@ def owners(model: Any) -> dict[str, Owner]:
 
 
 def _children(one: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a layer is made of as Keras walks it: its list of layers, then attributes by name."""
+    """Yield what a layer is made of as Keras walks it: attributes by name, a model's list of layers among them.
+
+    That of a Sequential and of a functional model comes first.
+    """
     if isinstance(one, Layer):
-        if one._stack:
-            yield "layers", one.layers  # type: ignore[attr-defined]  # a model's
-        own = vars(one).keys() - _own_names()
+        own = {name: value for name, value in vars(one).items() if name not in _own_names()}
+        if isinstance(one, MODELS["Functional"]):
+            own["layers"] = one.layers
+            if one._stack:
+                yield "layers", one.layers
         for name in sorted(own, key=lambda name: f"~{name}" if name.startswith("_") else name):
-            yield name, vars(one)[name]
+            yield name, own[name]
         compiled = vars(one).get("_compiled")
         if compiled is not None:
             yield "optimizer", compiled.optimizer

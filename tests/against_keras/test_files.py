@@ -236,15 +236,18 @@ def test_a_chain_made_by_the_functional_api(keras):
 
 
 def functional(module, **options):
-    """Several inputs and outputs, a shared layer, a model in the model, an op, in Keras or dptrain."""
+    """Several inputs and outputs, a shared layer, a model in the model, an op, in Keras or dptrain.
+
+    Layers have different names even in different models: Keras on PyTorch takes weights of one path for one.
+    """
     layers = module.layers
     a, b = layers.Input((4, 3), name="a", **options), layers.Input((5,), name="b", **options)
     shared = layers.Dense(4, activation="tanh", name="shared")
     inner_input = layers.Input((4,), **options)
-    inner = module.Model(inner_input, layers.BatchNormalization()(layers.Dense(4)(inner_input)))
+    inner = module.Model(inner_input, layers.BatchNormalization()(layers.Dense(4, name="within")(inner_input)))
     first = inner(shared(layers.Dense(5)(layers.Flatten()(a))))
     both = layers.Add()([first, inner(shared(b))]) * first
-    stack = module.Sequential([layers.Dense(3), layers.Activation("softmax")])
+    stack = module.Sequential([layers.Dense(3, name="last"), layers.Activation("softmax")])
     model = module.Model([a, b], [stack(both), layers.Dense(1, name="size")(both)])
     compiled = {} if module is not dp else {"dtype": "float64", **CPU}
     losses = ["sparse_categorical_crossentropy", "mse"]
@@ -299,6 +302,43 @@ def test_the_configuration_of_a_functional_model_is_keras_own(keras, theirs):
     assert [w.shape for w in ours.get_weights()] == [w.shape for w in theirs.get_weights()]
     again = keras.Model.from_config(ours.get_config())
     assert [one.name for one in again.layers] == [one.name for one in theirs.layers]
+
+
+def subclassed(module):
+    """Layers as attributes before and behind "layers" in the alphabet, hidden and in a list, in Keras or dptrain."""
+    layers = module.layers
+
+    class Tower(module.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.zed, self._hidden, self.first = layers.Dense(2), layers.Dense(3), layers.Dense(4)
+            self.many = [layers.Dense(3), layers.Dropout(0.5), layers.Dense(3)]
+
+        def call(self, inputs, training=False):
+            outputs = self._hidden(self.first(inputs))
+            for layer in self.many:
+                outputs = layer(outputs)
+            return self.zed(outputs)
+
+    model = Tower()
+    model(RNG.random((2, 4)).astype("float32"))
+    return model
+
+
+def test_the_layout_of_a_subclassed_model_is_keras_own(keras, tmp_path):
+    import h5py
+
+    ours, theirs = subclassed(dp), subclassed(keras)
+    names: list[list[str]] = [[], []]
+    for path, model, found in (("ours", ours, names[0]), ("theirs", theirs, names[1])):
+        model.save_weights(tmp_path / f"{path}.weights.h5")
+        with h5py.File(tmp_path / f"{path}.weights.h5") as file:
+            file.visit(found.append)
+    assert [name for name in names[0] if "seed_generator" not in name] == names[1]
+    ours.load_weights(tmp_path / "theirs.weights.h5")
+    x = RNG.random((5, 4)).astype("float32")
+    np.testing.assert_allclose(ours(x).numpy(), np.asarray(theirs(x).detach()), rtol=1e-5)
+    theirs.load_weights(tmp_path / "ours.weights.h5")
 
 
 def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
