@@ -345,14 +345,8 @@ def _compare_all(
     what: str, names: Sequence[str], found: Sequence[Array], expected: Sequence[Array], rtol: float, atol: float
 ) -> None:
     for name, one, other in zip(names, found, expected, strict=True):
-        _compare(
-            f"{what}: {name if ' ' in name or name == 'output' else repr(name)}",
-            one,
-            other,
-            rtol,
-            atol,
-            "NumPy float64",
-        )
+        shown = name if " " in name or name == "output" else repr(name)
+        _compare(f"{what}: {shown}", one, other, rtol, atol, "NumPy float64")
 
 
 def _compare(what: str, found: Array, expected: Array, rtol: float, atol: float, reference: str) -> None:
