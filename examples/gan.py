@@ -4,9 +4,9 @@ fit()" (F. Chollet, 2020), with `import dptrain as keras`.
     python examples/gan.py
     mpirun -n 2 python examples/gan.py
 
-prints the same losses. `--steps N` trains for N batches, `--width N` gives the convolutions N filters (the guide's have
-64 to 128), `--data-dir DIR` takes MNIST from DIR in place of the built-in glyphs. Source of the architecture: A. Radford
-et al., "Unsupervised representation learning with deep convolutional generative adversarial networks", ICLR 2016.
+prints the same losses. `--steps N` trains for N batches, `--width N` gives the convolutions N filters (the guide's
+have 64 to 128), `--data-dir DIR` takes MNIST from DIR in place of the built-in glyphs. Source of the architecture: A.
+Radford et al., "Unsupervised representation learning with deep convolutional generative adversarial networks", ICLR 2016.
 """
 
 import argparse
@@ -83,8 +83,8 @@ class GAN(keras.Model):
         generated_images = self.generator(random_latent_vectors)
         combined_images = keras.ops.concatenate([generated_images, real_images], axis=0)
 
-        # Labels of fake and real images, with noise: an important trick. Drawn for each half, so that a row has the same
-        # noise on any number of ranks, each of which combines its own rows.
+        # Labels of fake and real images, with noise: an important trick. Drawn for each half, so that a row has
+        # the same noise on any number of ranks, each of which combines its own rows.
         noise = [keras.random.uniform((batch_size, 1), seed=self.seed_generator) for _ in range(2)]
         labels = keras.ops.concatenate([1 + 0.05 * noise[0], 0.05 * noise[1]], axis=0)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dptrain as dp
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import DataError
 
 pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-files'")
 

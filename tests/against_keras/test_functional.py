@@ -36,7 +36,7 @@ LOSSES = (  # loss, last activation, metrics, targets of n values
 def make(k, seed):
     """Return a model of module k, dptrain or Keras; x, y; and what to compile it with. The same choices for both."""
     rng = np.random.default_rng(seed)
-    L, widths = k.layers, {}  # noqa: N806
+    L, widths = k.layers, {}
     inputs = [k.Input((int(rng.integers(2, 5)),), name=f"in_{number}") for number in range(rng.integers(1, 4))]
     found = list(inputs)
     widths = {id(one): int(one.shape[-1]) for one in found}
