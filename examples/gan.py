@@ -6,7 +6,8 @@ fit()" (F. Chollet, 2020), with `import dptrain as keras`.
 
 prints the same losses. `--steps N` trains for N batches, `--width N` gives the convolutions N filters (the guide's
 have 64 to 128), `--data-dir DIR` takes MNIST from DIR in place of the built-in glyphs. Source of the architecture: A.
-Radford et al., "Unsupervised representation learning with deep convolutional generative adversarial networks", ICLR 2016.
+Radford et al., "Unsupervised representation learning with deep convolutional generative adversarial networks",
+ICLR 2016.
 """
 
 import argparse
