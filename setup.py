@@ -20,7 +20,7 @@ class BuildWithKernels(build_py):
         if not self.editable_mode:
             target = Path(self.build_lib, "dptrain", "_kernels")
             target.mkdir(parents=True, exist_ok=True)
-            for pattern in ("*.cu", "*.cuh", "*.md"):
+            for pattern in ("*.cu", "*.cuh", "*.h", "*.md"):
                 for source in Path("kernels").glob(pattern):
                     shutil.copy(source, target)
 

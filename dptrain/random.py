@@ -14,13 +14,13 @@ from dptrain.errors import ConfigError
 from dptrain.registry.names import not_there
 
 # Keras' functions of this room, which are ops.
-__all__ = ["SeedGenerator", "dropout", "normal", "randint", "uniform"]
+_OPS = ["SeedGenerator", "dropout", "normal", "randint", "uniform"]
 
 if not TYPE_CHECKING:  # for which any name would do
-    _missing = not_there("random", __all__)
+    _missing = not_there("random", _OPS)
 
     def __getattr__(name: str) -> Any:
-        if name not in __all__:
+        if name not in _OPS:
             return _missing(name)
         from dptrain.ops import random  # above this module, which it needs
 

@@ -9,6 +9,9 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
+#ifndef INDEX  // in a user's own kernels
+#define INDEX int
+#endif
 typedef INDEX Index;
 
 // The type in which sums of T go on beyond one thread.
@@ -39,10 +42,19 @@ struct Greatest {
 template <class T> struct Best {
     T score;
     long long place;  // -1: none seen yet
+
+    __device__ __forceinline__ Best(T score, long long place) : score(score), place(place) {}
+    // Field by field: nothing writes the bytes between them.
+    __device__ __forceinline__ Best(const Best &other) : score(other.score), place(other.place) {}
+    __device__ __forceinline__ Best &operator=(const Best &other) {
+        score = other.score;
+        place = other.place;
+        return *this;
+    }
 };
 
 struct First {
-    template <class B> static __device__ __forceinline__ B identity() { return B{lowest<decltype(B::score)>(), -1}; }
+    template <class B> static __device__ __forceinline__ B identity() { return B(lowest<decltype(B::score)>(), -1); }
     template <class B> static __device__ __forceinline__ B join(B a, B b) {
         if (a.place < 0 || b.place < 0) return a.place < 0 ? b : a;
         const bool a_is_nan = a.score != a.score, b_is_nan = b.score != b.score;
@@ -65,6 +77,9 @@ template <class Join, class T> __device__ __forceinline__ T warp_join(T value) {
     return value;
 }
 
+template <class T> __device__ __forceinline__ T warp_sum(T value) { return warp_join<Sum>(value); }
+template <class T> __device__ __forceinline__ T warp_max(T value) { return warp_join<Greatest>(value); }
+
 // Over the threads of a block, the same on all threads. `shared` holds a number for each warp, and is free again when
 // this returns.
 template <class Join, class T> __device__ __forceinline__ T block_join(T value, void *shared) {
@@ -83,16 +98,16 @@ template <class Join, class T> __device__ __forceinline__ T block_join(T value, 
 // counter is zero again afterwards.
 __device__ __forceinline__ bool is_last_block(unsigned int *arrived, unsigned int blocks, void *shared) {
     unsigned int *before = (unsigned int *)shared;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();  // what the block has written comes before its arrival,
         *before = atomicAdd(arrived, 1u);
         if (*before == blocks - 1) *arrived = 0;
+        __threadfence();  // and what the others have written, before what the last one reads
     }
     __syncthreads();
     const bool last = *before == blocks - 1;
     __syncthreads();
-    if (last) __threadfence();
     return last;
 }
 

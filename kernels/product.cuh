@@ -85,7 +85,6 @@ __device__ __forceinline__ void product(void *shared, Product of, int block, Epi
         }
     }
 
-    __syncthreads();  // the counter's answer takes the tiles' place
     if (!of.join<TM * TN>([&](int e) -> float & { return sums[e / TN][e % TN]; }, shared)) return;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {

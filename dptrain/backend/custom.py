@@ -51,6 +51,7 @@ class OwnKernel:
         outputs: names of those that it writes.
         scalars: names of the numbers, in order.
         own_launch: what the user says of the launch, or None for one that loops over elements.
+        output_shapes: of the inputs' shapes.
     """
 
     name: str
@@ -61,6 +62,7 @@ class OwnKernel:
     outputs: tuple[str, ...]
     scalars: tuple[str, ...]
     own_launch: Callable[..., Launch] | None
+    output_shapes: Callable[[Sequence[tuple[int, ...]]], Sequence[tuple[int, ...]]]
 
     def __post_init__(self) -> None:
         if unknown := set(self.arguments) - set(LETTERS):

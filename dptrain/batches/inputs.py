@@ -79,8 +79,10 @@ class Samples:
 
     def part(self, start: int, stop: int) -> "Samples":
         """Return rows start to stop."""
-        cut = [tree.map_leaves(lambda path, one: one[start:stop], one) for one in (self.x, self.y, self.weights)]
-        return Samples(*cut, self.dtype)
+        x, y, weights = (
+            tree.map_leaves(lambda path, one: one[start:stop], each) for each in (self.x, self.y, self.weights)
+        )
+        return Samples(x, y, weights, self.dtype)
 
     @property
     def facts(self) -> list[Any]:

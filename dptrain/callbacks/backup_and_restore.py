@@ -21,9 +21,9 @@ class BackupAndRestore(Callback):
 
     The state is: epoch and step; all variables: weights, optimizer slots, number of updates, learning rate, numbers of
     random draws, and the sums of loss and metrics in the epoch at hand. The order of the samples is a function of seed
-    and epoch. So with the same arguments of `compile` and `fit` the result has the bits of an uninterrupted training, on
-    the same number of ranks. What other callbacks hold, such as EarlyStopping's best value, is not in it, as in Keras.
-    Put it behind callbacks that change the learning rate at an epoch's end.
+    and epoch. So with the same arguments of `compile` and `fit` the result has the bits of an uninterrupted training,
+    on the same number of ranks. What other callbacks hold, such as EarlyStopping's best value, is not in it, as in
+    Keras. Put it behind callbacks that change the learning rate at an epoch's end.
 
     One file holds it all (safetensors, with a checksum), so that no weights of one step meet the number of another;
     Keras has two.
@@ -177,9 +177,15 @@ class BackupAndRestore(Callback):
             identity = json.loads(json.dumps(self._identity()))
             if differing := [key for key in identity if about["identity"].get(key) != identity[key]]:
                 key = differing[0]
+                other, own = about["identity"].get(key), identity[key]
+                if isinstance(other, dict):  # of state: what differs
+                    other, own = (
+                        {name: one for name, one in a.items() if b.get(name) != one}
+                        for a, b in ((other, own), (own, other))
+                    )
                 raise ConfigError(
-                    f"{path} is the backup of another training: {key}: it has {about['identity'].get(key)}, this one "
-                    f"{identity[key]}; call fit with the same arguments, or delete it to start afresh"
+                    f"{path} is the backup of another training: {key}: it has {other}, this one "
+                    f"{own}; call fit with the same arguments, or delete it to start afresh"
                 )
             return about, arrays
         return None

@@ -24,7 +24,7 @@ from dptrain.cli.run_directory import stamped_name
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData, fingerprint
 from dptrain.errors import ConfigError
-from dptrain.models import Sequential
+from dptrain.models import Model, Sequential
 from dptrain.registry.names import suggestion
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
@@ -238,7 +238,7 @@ class ConfigRecipe(Recipe):
         """Build the configured network."""
         return build_model(_config(self._config, setting, self.fields, seed), self._data)
 
-    def train(self, model: Sequential, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
+    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
         """Train as `python -m dptrain` does."""
         config = _config(self._config, setting, self.fields, model.seed)
         sampler = make_sampler(config, self._data, SoloCommunicator())

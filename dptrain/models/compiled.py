@@ -7,7 +7,8 @@ from typing import Any
 from dptrain import losses
 from dptrain.errors import ConfigError
 from dptrain.losses import Loss
-from dptrain.metrics import Mean, Metric, resolve
+from dptrain.metrics import Metric, resolve
+from dptrain.metrics.base import Mean
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor

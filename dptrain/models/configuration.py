@@ -34,8 +34,10 @@ from dptrain.saving.keras_config import (
 from dptrain.saving.program import attribute_from, attribute_of
 
 # Ops without attributes that are classes of Keras' of the same name.
-_NUMPY = ("absolute", "add", "cos", "divide", "exp", "log", "log1p", "maximum", "minimum", "multiply", "negative")
-_NUMPY += ("power", "sign", "sin", "sqrt", "square", "subtract", "tanh")
+_NUMPY = (
+    *("absolute", "add", "cos", "divide", "exp", "log", "log1p", "maximum", "minimum", "multiply", "negative", "power"),
+    *("sign", "sin", "sqrt", "square", "subtract", "tanh"),
+)
 _KERAS_OPS = dict.fromkeys(_NUMPY, "keras.src.ops.numpy")
 _KERAS_OPS |= dict.fromkeys(("relu", "sigmoid", "silu", "softplus"), "keras.src.ops.nn")
 

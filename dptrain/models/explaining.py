@@ -83,7 +83,8 @@ def _data(model: "Model", rows: Rows, step: str, dtype: str | None) -> tuple[Any
 
     def entered(path: str, symbol: Tensor) -> str:
         name = f"x/{path}" if path else "x"
-        inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or symbol.dtype.name
+        own = model.dtype if symbol.dtype.kind == "f" else symbol.dtype.name
+        inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or own
         return name
 
     x = tree.map_leaves(entered, symbols)

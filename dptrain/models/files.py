@@ -5,15 +5,18 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy.typing as npt
 
 from dptrain import comm as comms
+from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.base import build_shape
 from dptrain.models.configuration import functional_config, functional_ends
+from dptrain.models.graph import Graph
+from dptrain.optimizers import Optimizer
 from dptrain.program import tree
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
@@ -22,20 +25,29 @@ from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share
 from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write
 
-if TYPE_CHECKING:
-    from dptrain.models.model import Model
-
+T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
 class Files(Layer):
     """What of a model goes into files and comes back."""
 
+    if TYPE_CHECKING:  # what `Model` supplies
+        seed: int
+        _graph: Graph | None
+        _symbols: Any
+
+        @property
+        def compiled(self) -> bool: ...  # noqa: D102
+        @property
+        def optimizer(self) -> Optimizer: ...  # noqa: D102
+        def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
+
     def named_weights(self) -> dict[str, Array]:
         """Return copies of the weights by path ("dense/kernel")."""
         return {path: one.numpy() for path, one in self.weights_by_path().items()}
 
-    def save(self: "Model", filepath: str | Path, overwrite: bool = True) -> None:
+    def save(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the whole model to a `.keras` file, which Keras 3 reads as well. Collective; rank 0 writes.
 
         It holds layers, weights and, if the model is compiled, optimizer with its state, loss and metrics.
@@ -52,7 +64,7 @@ class Files(Layer):
         require_ending(filepath, ".keras")
         self._write_file(Path(filepath), lambda: keras_zip.encode(self), overwrite)
 
-    def save_weights(self: "Model", filepath: str | Path, overwrite: bool = True) -> None:
+    def save_weights(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the weights to a `.weights.h5` (with the optimizer's state, as Keras) or `.safetensors` file.
 
         Collective; rank 0 writes.
@@ -69,7 +81,7 @@ class Files(Layer):
         encode = weights_encoder(Path(filepath))
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
-    def load_weights(self: "Model", filepath: str | Path, skip_mismatch: bool = False) -> None:
+    def load_weights(self, filepath: str | Path, skip_mismatch: bool = False) -> None:
         """Read weights from a `.weights.h5`, `.safetensors` or `.keras` file. Collective; rank 0 reads.
 
         As in Keras, the optimizer's state in a Keras file is taken over where this model's has been in use already.
@@ -102,7 +114,7 @@ class Files(Layer):
             for line in loaded.warnings:
                 warnings.warn(line, stacklevel=2)
 
-    def export(self: "Model", filepath: str | Path, overwrite: bool = True) -> None:
+    def export(self, filepath: str | Path, overwrite: bool = True) -> None:
         """Write the program of `predict` to a file that needs none of the Python that made it.
 
         `dptrain.saving.load_program` makes a function of it. Collective; rank 0 writes.
@@ -118,7 +130,7 @@ class Files(Layer):
         """
         self._write_file(Path(filepath), lambda: encode_program(self), overwrite)
 
-    def config(self: "Model") -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """Return the layers and how they are connected as Keras' `Functional.get_config` does.
 
         Of a subclass with a constructor of its own, the constructor's arguments that are attributes.
@@ -143,11 +155,12 @@ class Files(Layer):
                 return super().from_config(config)
             inputs, outputs, dtype = functional_ends(config)
             trainable = bool(config.get("trainable", True))
-            made: Self = cls(inputs, outputs, name=config["name"], trainable=trainable)  # type: ignore[call-arg]
+            make: Callable[..., Self] = cls
+            made = make(inputs, outputs, name=config["name"], trainable=trainable)
             made.set_dtype(dtype)
             return made
 
-    def to_json(self: "Model", **kwargs: Any) -> str:
+    def to_json(self, **kwargs: Any) -> str:
         """Return the model without weights as JSON, the same as config.json in a `.keras` file.
 
         Args:
@@ -156,12 +169,12 @@ class Files(Layer):
         return json.dumps(keras_zip.model_config(self), **kwargs)
 
     @property
-    def build_shape(self: "Model") -> Any:
+    def build_shape(self) -> Any:
         """Shapes of the inputs as JSON can hold them, with None for the rows; None before they are known."""
         symbols = self._symbols if self._graph is None else self._graph.inputs
         return tree.map_leaves(lambda path, one: plain(build_shape(one)), symbols)
 
-    def _write_file(self: "Model", path: Path, encode: Callable[[], bytes], overwrite: bool) -> None:
+    def _write_file(self, path: Path, encode: Callable[[], bytes], overwrite: bool) -> None:
         comm = comms.current()
         phase.enter("saving")
 
@@ -173,14 +186,14 @@ class Files(Layer):
         self.agreed(comm, "saving", action)
         phase.enter("user code")
 
-    def _require_weights(self: "Model") -> None:
+    def _require_weights(self) -> None:
         """Make the weights if it is known how.
 
         Raises:
             ConfigError: it is not.
         """
         if self._stack:
-            self.build()
+            self.build(None)
         if not self.weights and (not self.built or self.build_shape is None):
             raise ConfigError(
                 f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), before its files"

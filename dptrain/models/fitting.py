@@ -1,8 +1,9 @@
 """`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -30,7 +31,7 @@ from dptrain.batches.inputs import (
     unpack,
     weights_of_classes,
 )
-from dptrain.batches.sampling import GlobalSampler, Sampler
+from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger
 from dptrain.callbacks.base import flatten
@@ -62,6 +63,8 @@ class Fitting(Layer):
         _programs: Programs | None
         _seen: bool
 
+        @property
+        def metrics(self) -> list[Metric]: ...  # noqa: D102
         @property
         def has_own_steps(self) -> bool: ...  # noqa: D102
         @property
@@ -237,7 +240,7 @@ class Fitting(Layer):
                 batch_size=validation_batch_size,
                 otherwise=batch_size,
                 steps=validation_steps,
-                together=watched or self._meets(comm, validation),
+                together=watched or self._depends_on_batches(comm, validation),
             )
 
         own, evaluated = self.agreed(comm, "fit", batches)
@@ -342,7 +345,7 @@ class Fitting(Layer):
         def prepare() -> Batches:
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
-            together = watched or self._meets(comm, data)
+            together = watched or self._depends_on_batches(comm, data)
             return evaluation_batches(data, comm, batch_size=batch_size, steps=steps, together=together)
 
         batches = self.agreed(comm, "evaluate", prepare)
@@ -390,7 +393,8 @@ class Fitting(Layer):
         batches, rows = self.agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
         with self.collective(comm):
-            return self.as_outputs(self.trainer(comm).predict(batches, rows, hooks))
+            found: Array = self.as_outputs(self.trainer(comm).predict(batches, rows, hooks))
+        return found
 
     # One batch at a time
 
@@ -503,13 +507,14 @@ class Fitting(Layer):
         if not step.eager:
             self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
 
-    def _meets(self, comm: Communicator, samples: Samples) -> bool:
-        """Whether ranks that evaluate samples must do so together, as the result depends on how these are cut."""
-        if comm.size == 1 or not len(samples):
+    def _depends_on_batches(self, comm: Communicator, samples: Samples) -> bool:
+        """Whether an evaluation's result depends on how samples are cut into batches, which must then be Keras'."""
+        if not len(samples):
             return False
         assert self._programs is not None
         _, about = samples.stored()
-        return self._programs.meets(self.step("test"), about, comm.size)
+        rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.size))
+        return self._programs.depends_on_batches(self.step("test"), about, rows)
 
     # Helpers
 
@@ -525,13 +530,10 @@ class Fitting(Layer):
         """Return the layers as JSON can carry them; less of those that a user's own code describes."""
         found: list[Any] = []
         for layer in self.flat_layers()[1:]:
-            if isinstance(layer, Fitting):  # its layers are among these
-                found.append(type(layer).__name__)
-                continue
-            try:
-                found.append([type(layer).__name__, layer.config()])
-            except (ConfigError, NotImplementedError, TypeError):
-                found.append(type(layer).__name__)
+            about = [type(layer).__name__, layer.name, layer.trainable]
+            with suppress(ConfigError, NotImplementedError, TypeError, ValueError):
+                about += [] if isinstance(layer, Fitting) else [json.loads(json.dumps(layer.config()))]
+            found.append(about)
         return found
 
     def _warn_of_nothing_to_train(self) -> None:

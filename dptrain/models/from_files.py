@@ -176,7 +176,7 @@ def _taken(model: Any, result: Model) -> Loaded:
     variables = getattr(getattr(model, "optimizer", None), "variables", None) or []
     if result.compiled and variables:
         values, reason = optimizer_variables.read(
-            where, result.optimizer, [_stored(np.asarray(one.numpy())) for one in variables]
+            where, result.optimizer, result.optimizer.variables, [_stored(np.asarray(one.numpy())) for one in variables]
         )
         loaded.values |= values
         loaded.warnings += [reason] if reason else []

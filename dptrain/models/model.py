@@ -17,7 +17,8 @@ from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import InputLayer, Layer
 from dptrain.layers.base import build_shape
-from dptrain.metrics import Mean, Metric
+from dptrain.metrics import Metric
+from dptrain.metrics.base import Mean
 from dptrain.models.compiled import Compiled, Outputs
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
@@ -83,11 +84,10 @@ class Model(Fitting, Files):
         self.stop_training = self.stop_evaluating = self.stop_predicting = False
         self._graph: Graph | None = None
         self._stack: list[Layer] = []
-        self._symbols: Any = None  # that a model without a graph was built on
+        self._symbols: Any = None  # like the inputs, nested as these, of a model that is no graph
         self._compiled: Compiled | None = None
         self._compilations = 0
         self._outputs: Outputs | None = None
-        self._symbols: Any = None  # of the inputs of a model that was built by a call
         self._output_shapes: Any = None  # of a sample, nested as the outputs
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
@@ -224,13 +224,14 @@ class Model(Fitting, Files):
         except BaseException:
             self.built = False
             raise
-        self._symbols = inputs
         self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
         self.adopt(self.seed)
 
     def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
         if type(self).build is not Model.build and not self.built:
             super()._build_for(arguments)
+        first = next(iter(arguments.values()), None)
+        self._symbols = tree.map_leaves(lambda path, one: _symbol(one.shape[1:], one.dtype), first)
         self.built = True
 
     def _build_like(self, x: Any) -> None:
@@ -610,7 +611,7 @@ class Model(Fitting, Files):
             if given is not None and given.comm == "cuda-aware":
                 comm_now = comm
                 comm.agree("communicator", lambda: require_cuda_aware(backend, comm_now))
-            self._programs = Programs(backend, comm)
+            self._programs = Programs(backend, comm, None if given is None else given.bucket_mb)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
             self._trainer_kept = Trainer(
@@ -641,8 +642,8 @@ class Model(Fitting, Files):
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
         found = list(self.variables)
-        used: list[Optimizer] = self._attributes(Optimizer)  # type: ignore[type-abstract]
-        for one in [*used, *([self._compiled.optimizer] if self._compiled else [])]:
+        own: list[Any] = self._attributes(Optimizer)
+        for one in [*own, *([self._compiled.optimizer] if self._compiled else [])]:
             found += one.variables
         for metric in self.metrics:
             found += metric.variables

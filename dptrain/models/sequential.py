@@ -54,7 +54,7 @@ class Sequential(Model):
         return list(self._stack)
 
     @property
-    def input_shape(self) -> Any:  # type: ignore[override]  # of a Layer: what its constructor was given
+    def input_shape(self) -> Any:
         """Shape of the input, with None for the rows; None where nobody has said it."""
         return super().input_shape if self._input is None else tuple(self._input.batch_shape)
 
@@ -182,8 +182,8 @@ class Sequential(Model):
             raise ConfigError(
                 f"the first layer ({type(self._stack[0]).__name__}) needs input_shape=(...), the shape of one sample"
             )
-        names = [layer.name for layer in self._stack]
-        if repeated := [name for name in names if name is not None and names.count(name) > 1 and not _free(self, name)]:
+        names = [layer.name for layer in self._stack if not layer.has_default_name]
+        if repeated := [name for name in names if name is not None and names.count(name) > 1]:
             raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
         with untraced():
             symbol = result = self._input.output
@@ -224,8 +224,3 @@ class Sequential(Model):
         if not made.awaits_shape:
             made.build()
         return made
-
-
-def _free(model: Sequential, name: str) -> bool:
-    """Whether a name that layers share is a default, which is numbered."""
-    return all(getattr(one, "has_default_name", False) for one in model._stack if one.name == name)

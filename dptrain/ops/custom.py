@@ -67,7 +67,8 @@ class Op:
             raise ConfigError(f"op {self.name!r}: sharing = {sharing!r}: expected 'rows', 'sum' or a function")
         self.inputs, self.outputs, self.scalars = buffers[:-outputs], buffers[-outputs:], scalars
         self.kernel = OwnKernel(
-            self.name, source, kernel or self.name, arguments, self.inputs, self.outputs, scalars, launch
+            *(self.name, source, kernel or self.name, arguments, self.inputs, self.outputs, scalars, launch),
+            self.output_shapes,
         )
         self.gradient_op: Op | None = None
         self.records = tuple(self._record(number) for number in range(outputs))

@@ -5,6 +5,7 @@ Nothing in it decides by a value, so that one traced program serves every step: 
 iterations and so what a schedule says are variables' values.
 """
 
+import copy
 import functools
 import math
 import operator
@@ -189,6 +190,28 @@ class Optimizer(ABC):
     def variables(self) -> list[Variable]:
         """The state in Keras' order: iterations, learning rate (unless a schedule says it), slots."""
         return [self._iterations, *([] if self._schedule else [self._rate]), *self._added]
+
+    def variables_for(self, variables: Iterable[Variable]) -> list[Variable]:
+        """Return those of `variables` that belong to these, in the order in which a new optimizer would make them.
+
+        They get slots where they have none, and the optimizer has been used.
+
+        Args:
+            variables: that are trained now; others may have been before.
+        """
+        if not self.built:
+            return self.variables
+        known = list(variables)
+        self.build(known)
+        like = copy.copy(self)
+        like._slots, like._added = {}, []
+        like.build(known)
+        own = {id(slot): self._slots[one][name] for one in known for name, slot in like._slots[one].items()}
+        slots = {id(slot) for each in self._slots.values() for slot in each.values()}
+        at = next((n for n, one in enumerate(self._added) if id(one) in slots), len(self._added))
+        ordered = [own[id(one)] for one in like._added if id(one) in own]
+        rest = [one for one in self._added[at:] if id(one) not in slots]
+        return [*self.variables[: -len(self._added) or None], *self._added[:at], *ordered, *rest]
 
     @property
     def iterations(self) -> Variable | Tensor:

@@ -9,6 +9,7 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
+from dptrain.program.shapes import size
 from dptrain.program.tensor import Array, Tensor, placeholder
 
 
@@ -29,13 +30,17 @@ def stages(program: Program) -> list[Stage]:
     """Return the stages of a program, in order; the last one ends without a message.
 
     A tensor belongs to the stage before which all messages have come that it needs. So a step whose all-reduces do not
-    need each other has one message, however many gradients it sums.
+    need each other has one message, however many gradients it sums; or several *buckets* of
+    `PlacedProgram.bucket_bytes` at most, what is known first in the first: so a device can go on with the backward pass
+    while a bucket travels.
     """
     stage: dict[int, int] = {}
+    depth: dict[int, int] = {}  # how many ops lie behind a tensor
     alone: dict[int, list[Tensor]] = {}
     summed: dict[int, list[Tensor]] = {}
     for tensor in program.tensors:
         own = max((stage[id(one)] for one in tensor.inputs), default=0)
+        depth[id(tensor)] = 1 + max((depth[id(one)] for one in tensor.inputs), default=0)
         if tensor.op is ALL_REDUCE:
             summed.setdefault(own, []).append(tensor)
             own += 1
@@ -43,15 +48,23 @@ def stages(program: Program) -> list[Stage]:
             alone.setdefault(own, []).append(tensor)
         stage[id(tensor)] = own
     last = max(stage.values(), default=0)
-    return [Stage(alone.get(n, []), _together(summed.get(n, []))) for n in range(last + 1)]
+    most = program.bucket_bytes if isinstance(program, PlacedProgram) else None
+    return [
+        Stage(alone.get(n, []), _together(sorted(summed.get(n, []), key=lambda one: depth[id(one)]), most))
+        for n in range(last + 1)
+    ]
 
 
-def _together(reductions: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return all-reduces by the messages that they fit into: of one type, and of one kind."""
-    found: dict[tuple[str, str], list[Tensor]] = {}
+def _together(reductions: Iterable[Tensor], most: int | None) -> list[list[Tensor]]:
+    """Return all-reduces by the messages that they fit into: of one type, of one kind, and of so many bytes at most."""
+    found: dict[tuple[str, str], list[list[Tensor]]] = {}
     for one in reductions:
-        found.setdefault((one.attributes["over"], one.dtype.name), []).append(one)
-    return list(found.values())
+        buckets = found.setdefault((one.attributes["over"], one.dtype.name), [[]])
+        held = sum(size(other.shape) for other in buckets[-1]) * one.dtype.itemsize
+        if most is not None and buckets[-1] and held + size(one.shape) * one.dtype.itemsize > most:
+            buckets.append([])
+        buckets[-1].append(one)
+    return [bucket for buckets in found.values() for bucket in buckets]
 
 
 def count(program: PlacedProgram) -> int:

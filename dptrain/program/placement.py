@@ -81,10 +81,12 @@ class PlacedProgram(Program):
     Attributes:
         placements: of every tensor, by its `id`.
         summed: variables of which each rank has a summand.
+        bucket_bytes: of sums that travel as one message at most; None for any number.
     """
 
     placements: Mapping[int, Placement] = field(default_factory=dict)
     summed: frozenset[Variable] = frozenset()
+    bucket_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class _Divisor:
     op: Op
 
 
-def place(program: Program, summed: Collection[Variable] = ()) -> PlacedProgram:
+def place(program: Program, summed: Collection[Variable] = (), *, bucket_bytes: int | None = None) -> PlacedProgram:
     """Return the program of one rank.
 
     Args:
@@ -123,6 +125,7 @@ def place(program: Program, summed: Collection[Variable] = ()) -> PlacedProgram:
             but for outputs whose shape counts rows, of which each rank has its own.
         summed: variables of which each rank is to keep a summand (totals of metrics, to be summed when they are read),
             where their updates allow it; `PlacedProgram.summed` says of which it does.
+        bucket_bytes: of sums that travel as one message at most; None for any number.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once.
@@ -142,7 +145,7 @@ def place(program: Program, summed: Collection[Variable] = ()) -> PlacedProgram:
         for variable, one in program.updates.items()
     }
     placed = (program.inputs, program.state, outputs, updates, program.readings)
-    return PlacedProgram(*placed, placing.placements, frozenset(chosen))
+    return PlacedProgram(*placed, placing.placements, frozenset(chosen), bucket_bytes)
 
 
 class _Placing:

@@ -60,8 +60,8 @@ class Op:
         in_place: the NumPy function may write over an input that has the output's shape and type.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
         c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
-            types of `program/fuse.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last
-            axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
+            types of `program/kernels.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the
+            last axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
 
     Attributes:
         name: of the NumPy function.

@@ -3,8 +3,8 @@
     vars/0, 1, ...                    the model's own weights, of most none; attribute "name": the model's name
     layers/<layer>/vars/0, 1, ...     a layer's weights in the order of `get_weights`, uncompressed
     layers/<model>/layers/<layer>/... of a model in a model
-    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer; <attribute>/<layer>
-                                      where the attribute is a list
+    <attribute>/vars/0, 1, ...        of a layer that is an attribute of a subclassed model or layer;
+                                      <attribute>/<layer> where the attribute is a list
     .../seed_generator/vars/0         [seed, draws] of a layer with random numbers
     optimizer/vars/0, 1, ...          see optimizer_variables; only where the model is compiled
 
@@ -123,7 +123,7 @@ def encode(model: Any) -> bytes:
             place = file.create_group(f"{path}/vars")
             if isinstance(owner, Optimizer):
                 place.attrs["name"] = snake_case(type(owner).__name__)
-                arrays = optimizer_variables.arrays(owner, model.dtype)
+                arrays = optimizer_variables.arrays(owner, _variables(model, path, owner), model.dtype)
             elif isinstance(owner, SeedGenerator):
                 place.attrs["name"] = owner.count.name
                 arrays = [np.array([owner.seed % 2**32, int(owner.count) % 2**32], np.uint32)]
@@ -163,9 +163,7 @@ def load(
         stored: dict[str, Stored] = {}
         for path, listed in found.items():
             owner = known.get(path)
-            if isinstance(owner, Optimizer | Metric | SeedGenerator) or (
-                owner is None and _is_passed_over(path, listed)
-            ):
+            if not isinstance(owner, Layer | None) or (owner is None and _is_passed_over(path, listed)):
                 continue
             names = [paths[id(one)] for one in owner._own] if isinstance(owner, Layer) else []
             for number, one in enumerate(listed):
@@ -176,7 +174,8 @@ def load(
         iterations: Array | None = None
         for path, owner in known.items():
             if isinstance(owner, Optimizer) and with_optimizer and found.get(path):
-                values, reason = optimizer_variables.read(where, owner, found[path])
+                own = _variables(model, path, owner)
+                values, reason = optimizer_variables.read(where, owner, own, found[path])
                 loaded.values |= values
                 loaded.warnings += [reason] if reason else []
                 iterations = values.get(owner.variables[0], iterations)
@@ -185,6 +184,11 @@ def load(
                 drawn = _draws(where, found.get(path), iterations)
                 loaded.values |= {} if drawn is None else {owner.count: drawn}
         return loaded
+
+
+def _variables(model: Any, path: str, optimizer: Optimizer) -> list[Variable]:
+    """Return an optimizer's variables in Keras' order; of the model's, those for what is trained now."""
+    return optimizer.variables_for(model.trainable_weights) if path == "optimizer" else optimizer.variables
 
 
 def _is_passed_over(path: str, stored: list[Stored]) -> bool:

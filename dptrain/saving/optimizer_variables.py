@@ -19,27 +19,29 @@ from dptrain.registry.names import snake_case
 from dptrain.saving.reading import Array, Stored
 
 
-def arrays(optimizer: Optimizer, dtype: str) -> list[Array]:
-    """Return the state as Keras' variables, the learning rate in a dtype."""
-    count, *rest = [one.numpy() for one in optimizer.variables]
+def arrays(optimizer: Optimizer, own: Sequence[Variable], dtype: str) -> list[Array]:
+    """Return the state, the variables `own` of an optimizer, as Keras' variables, the learning rate in a dtype."""
+    count, *rest = [one.numpy() for one in own]
     result = [count.astype(np.int32 if count < 2**31 else np.int64)]
     if not optimizer.follows_schedule:
         result.append(rest.pop(0).astype(dtype))
     return result + rest if count else result
 
 
-def read(where: str, optimizer: Optimizer, stored: Sequence[Stored]) -> tuple[dict[Variable, Array], str]:
+def read(
+    where: str, optimizer: Optimizer, own: Sequence[Variable], stored: Sequence[Stored]
+) -> tuple[dict[Variable, Array], str]:
     """Return new values of an optimizer that is built, and why there are none, if there should be.
 
     Args:
         where: the file, for messages.
         optimizer: whose they may be.
+        own: its variables in Keras' order.
         stored: Keras' variables.
 
     Raises:
         DataError: iterations or learning rate are out of range.
     """
-    own = optimizer.variables
     scalars = 1 if optimizer.follows_schedule else 2
     shapes, wanted = [one.shape for one in stored], [one.shape for one in own]
     if shapes == wanted[:scalars] != wanted and int(stored[0].read()) == 0:

@@ -17,6 +17,7 @@ from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.program import messages, shapes, tree
+from dptrain.program.additive import sums_over_samples
 from dptrain.program.evaluate import evaluate
 from dptrain.program.memory import plan
 from dptrain.program.placement import PlacedProgram, place
@@ -54,38 +55,45 @@ class Programs:
     Args:
         backend: the device.
         comm: the ranks.
+        bucket_mb: 10^6 bytes of sums that travel as one message at most; None for any number.
     """
 
-    def __init__(self, backend: Backend, comm: Communicator) -> None:
+    def __init__(self, backend: Backend, comm: Communicator, bucket_mb: float | None = None) -> None:
         self.backend, self.comm = backend, comm
+        self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: dict[Any, PlacedProgram] = {}
+        self._traced: dict[int, _Traced] = {}  # by the `id` of what was placed
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
         self._halves: dict[int, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
         """Return a step's program for global batches of so many rows."""
-        names = (tuple(tree.flatten(batch.data)), batch.shapes, batch.dtypes, batch.dtype)
-        key = (step.name, step.version, names, batch_rows, self.comm.size > 1)
+        about = (tuple(tree.flatten(batch.data)), batch.shapes, batch.dtypes, batch.dtype)
+        key = (step.name, step.version, about, batch_rows)
         if key not in self._placed:
             inputs: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
             inputs = {ROWS: ((shapes.Rows(batch_rows),), np.int64)}
             inputs |= {name: one for name, *one in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
+            names: list[str] = []
 
             def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:
-                return step.function(batch.filled([ops.take(one, rows) for one in stored]))
+                found = step.function(batch.filled([ops.take(one, rows) for one in stored]))
+                names.extend(found)
+                return found
 
-            totals = step.totals if self.comm.size > 1 else ()
-            self._placed[key] = place(trace(traced, inputs), totals)
+            program = trace(traced, inputs)
+            placed = self._placed[key] = place(program, step.totals, bucket_bytes=self._bucket_bytes)
+            self._traced[id(placed)] = _Traced(names, sums_over_samples(program, step.totals))
         return self._placed[key]
 
-    def meets(self, step: Step, batch: Batch, batch_rows: int) -> bool:
-        """Whether ranks must run a step together: it sends messages, or counts batches and not samples."""
-        if self.comm.size == 1:
-            return False
+    def depends_on_batches(self, step: Step, batch: Batch, batch_rows: int) -> bool:
+        """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
+        if step.eager and self.comm.size == 1:  # nothing is traced
+            return True
         placed = self.placed(step, batch, batch_rows)
         counts_batches = any(one in placed.updates and one not in placed.summed for one in step.totals)
-        return counts_batches or messages.count(placed) > 0
+        return counts_batches or messages.count(placed) > 0 or not self._traced[id(placed)].additive
 
     def run(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
@@ -130,7 +138,8 @@ class Programs:
         found: dict[str, Any] = dict(outputs)
         if placed is not None and placed.readings is not None:
             found |= evaluate(placed.readings, {})[0]
-        return {name: _number(step, name, value) for name, value in found.items()}
+        names = found if placed is None else self._traced[id(placed)].names
+        return {name: _number(step, name, found[name]) for name in names if name in found}
 
     @property
     def variables(self) -> list[Variable]:
@@ -145,6 +154,7 @@ class Programs:
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
+        self._traced.clear()
         self._halves.clear()
         self._prepared.clear()
 
@@ -212,9 +222,9 @@ class Programs:
             chosen = order[start : start + shard.rows]
             taken = [array[chosen] for array in arrays]
             with watching(), np.errstate(all="ignore"):
-                if comm is None:
+                if self.comm.size == 1:
                     found = step.function(batch.filled(as_tensors(taken)))
-                    outputs = {name: np.asarray(value) for name, value in found.items()}
+                    self._last[step.name] = None, {name: np.asarray(value) for name, value in found.items()}
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
                     own = {ROWS: chosen} | dict(zip(batch.names, arrays, strict=True))
@@ -222,7 +232,20 @@ class Programs:
                     outputs, updates = evaluate(placed, own, **place, comm=comm)
                     for variable, value in updates.items():
                         variable.assign(value)
-            self._last[step.name] = None, outputs
+                    self._last[step.name] = placed, outputs
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What is known of a step that was traced.
+
+    Attributes:
+        names: of what comes out, in its order.
+        additive: whether its totals are sums over samples.
+    """
+
+    names: list[str]
+    additive: bool
 
 
 class _Halves:

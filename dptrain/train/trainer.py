@@ -1,6 +1,5 @@
 """The one training loop."""
 
-import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -14,6 +13,8 @@ from dptrain.batches.base import Batches
 from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
+from dptrain.program.shapes import size
+from dptrain.program.tensor import Variable
 from dptrain.runtime.failure import phase
 from dptrain.train.programs import Programs, Step
 
@@ -221,8 +222,8 @@ class Trainer:
     @property
     def nbytes(self) -> int:
         """The device's memory that the model takes: its state, and what its steps need besides samples."""
-        state = self.model.variables_on_device()
-        return sum(math.prod(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
+        state: list[Variable] = self.model.variables_on_device()
+        return sum(size(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
 
     def wait(self) -> None:
         """Wait until the device has done all that was queued."""

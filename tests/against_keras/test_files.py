@@ -136,7 +136,6 @@ def test_a_layer_without_bias(keras, tmp_path):
     layers = [keras.layers.Input((4, 3)), keras.layers.Flatten(), keras.layers.Dense(2, use_bias=False)]
     theirs = keras.Sequential([*layers, keras.layers.Dense(3)])
     theirs.save(tmp_path / "model.keras")
-    # not compiled: dptrain computes in float32
     assert_same(dp.models.load_model(tmp_path / "model.keras"), theirs, 1e-6)
     assert_same(dp.from_keras(theirs), theirs, 1e-6)
 
@@ -223,7 +222,7 @@ def test_a_chain_made_by_the_functional_api(keras):
     hidden = keras.layers.Flatten(dtype="float64")(inputs)
     outputs = keras.layers.Dense(2, activation="sigmoid", dtype="float64")(hidden)
     chain = keras.Model(inputs, outputs)
-    assert_same(dp.from_keras(chain, **CPU), chain, 1e-6)  # not compiled: dptrain computes in float32
+    assert_same(dp.from_keras(chain, **CPU), chain, 1e-6)
 
     branch = keras.Model(inputs, [outputs, keras.layers.Dense(1, dtype="float64")(hidden)])
     added = keras.layers.Dense(2, dtype="float64")(hidden)
@@ -234,6 +233,72 @@ def test_a_chain_made_by_the_functional_api(keras):
             ours(x) if theirs is branch else [ours(x)], theirs(x) if theirs is branch else [theirs(x)], strict=True
         ):
             np.testing.assert_allclose(mine, keras.ops.convert_to_numpy(other), atol=1e-6)
+
+
+def functional(module, **options):
+    """Several inputs and outputs, a shared layer, a model in the model, an op, in Keras or dptrain."""
+    layers = module.layers
+    a, b = layers.Input((4, 3), name="a", **options), layers.Input((5,), name="b", **options)
+    shared = layers.Dense(4, activation="tanh", name="shared")
+    inner_input = layers.Input((4,), **options)
+    inner = module.Model(inner_input, layers.BatchNormalization()(layers.Dense(4)(inner_input)))
+    first = inner(shared(layers.Dense(5)(layers.Flatten()(a))))
+    both = layers.Add()([first, inner(shared(b))]) * first
+    stack = module.Sequential([layers.Dense(3), layers.Activation("softmax")])
+    model = module.Model([a, b], [stack(both), layers.Dense(1, name="size")(both)])
+    compiled = {} if module is not dp else {"dtype": "float64", **CPU}
+    losses = ["sparse_categorical_crossentropy", "mse"]
+    model.compile(module.optimizers.Adam(0.01), losses, loss_weights=[1.0, 0.5], **compiled)
+    return model
+
+
+INPUTS = [X, RNG.random((24, 5))]
+TARGETS = [Y, X[:, 0, :1]]
+
+
+def assert_same_outputs(a, b, tolerance: float = 1e-9) -> None:
+    for one, other in zip(a.predict(INPUTS, verbose=0), b.predict(INPUTS, verbose=0), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=tolerance)
+
+
+@pytest.fixture
+def theirs(keras):
+    keras.config.set_dtype_policy("float64")
+    return functional(keras, dtype="float64")
+
+
+def fit(model) -> None:
+    model.fit(INPUTS, TARGETS, batch_size=8, epochs=2, verbose=0, shuffle=False)
+
+
+def test_a_functional_model_of_keras_is_loaded_and_trains_on(theirs, tmp_path):
+    fit(theirs)
+    theirs.save(tmp_path / "model.keras")
+    ours = dp.models.load_model(tmp_path / "model.keras", **CPU)
+    assert_same_outputs(ours, theirs)
+    assert_same_outputs(dp.from_keras(theirs, **CPU), theirs)
+    for one in (ours, theirs):
+        fit(one)
+    assert_same_outputs(ours, theirs)
+
+
+def test_a_functional_model_of_ours_is_loaded_by_keras_and_trains_on(keras, tmp_path):
+    ours = functional(dp)
+    fit(ours)
+    ours.save(tmp_path / "model.keras")
+    theirs = keras.models.load_model(tmp_path / "model.keras")
+    assert_same_outputs(ours, theirs)
+    for one in (ours, theirs):
+        fit(one)
+    assert_same_outputs(ours, theirs)
+
+
+def test_the_configuration_of_a_functional_model_is_keras_own(keras, theirs):
+    ours = dp.Model.from_config(theirs.get_config())
+    assert [one.name for one in ours.layers] == [one.name for one in theirs.layers]
+    assert [w.shape for w in ours.get_weights()] == [w.shape for w in theirs.get_weights()]
+    again = keras.Model.from_config(ours.get_config())
+    assert [one.name for one in again.layers] == [one.name for one in theirs.layers]
 
 
 def test_what_dptrain_does_not_have_is_named(keras, tmp_path):

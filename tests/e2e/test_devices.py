@@ -72,7 +72,7 @@ model.compile("sgd", "sparse_categorical_crossentropy", device="cuda", gpu_selec
 model.fit(np.ones((8, 4), np.float32), np.zeros(8, np.int64), verbose=0)
 import pycuda.driver as cuda
 from dptrain.comm import current
-mask, gpu = os.environ.get("CUDA_VISIBLE_DEVICES"), model._replica.backend.gpu
+mask, gpu = os.environ.get("CUDA_VISIBLE_DEVICES"), model._backend.gpu
 saw = current().allgather([mask, cuda.Device.count(), gpu])
 if current().rank == 0:
     print("saw", saw)

@@ -18,7 +18,7 @@ from tests.launching import Finished, dptrain, on_terminal, shown
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 LABELS = (
-    *("Python", "dptrain", "NumPy", "Numba", "cores", "cache", "mpi4py", "mpirun", "launcher", "CUDA-aware"),
+    *("Python", "dptrain", "NumPy", "C++ compiler", "cores", "cache", "mpi4py", "mpirun", "launcher", "CUDA-aware"),
     *("/dev/shm", "ulimit", "NVIDIA", "GPU", "PyCUDA", "nvcc", "kernels", "one"),
 )
 
@@ -79,11 +79,10 @@ def test_all_is_well():
 
 
 def test_kernels_are_compiled_at_the_first_call(tmp_path):
-    sources = len(list((ROOT / "kernels").glob("*.cu")))
-    for compiled in (0, sources - 1):  # without TF32's, which nobody has asked for
+    for compiled in ("0 programs", "1 program"):
         done = emulated_ranks(0, "-m", "dptrain", "doctor", DPTRAIN_CACHE=str(tmp_path))
         assert (done.code, done.err) == (0, "")
-        assert f" {compiled} of {sources} compiled for sm_90" in line(done, "kernels")
+        assert f" {compiled} compiled for sm_90" in line(done, "kernels")
 
 
 @pytest.mark.parametrize("options", [[], ["--gpu-select", "index"], ["--share-gpu"]])
@@ -303,17 +302,24 @@ def test_a_check_that_fails_is_a_line():
 
 def test_a_gpu_that_computes_wrongly(monkeypatch):
     """A backend whose dense layer is off is refused, not only one that raises."""
-    from dptrain.backend.cpu.backend import NumpyBackend
+    from dptrain.backend.cpu.backend import CpuBackend
 
-    class Wrong(NumpyBackend):
-        def dense_forward(self, x_BI, kernel_IO, bias_O, activation, y_BO):
-            super().dense_forward(x_BI, kernel_IO, bias_O, activation, y_BO)
-            y_BO[-1, -1] += 1e-3
+    class Wrong(CpuBackend):
+        def executable(self, *arguments, **options):
+            made = super().executable(*arguments, **options)
+            run = made.run
+
+            def run_and_spoil(*starts):
+                run(*starts)
+                made.outputs["y"][-1, -1] += 1e-3
+
+            made.run = run_and_spoil
+            return made
 
     context = doctor.Context(Config(), SoloCommunicator())
     context.driver = {"cuda": "13.0", "error": None, "gpus": [{}]}
     context.pycuda = (0, "1")
-    for kind, state in ((NumpyBackend, "ok"), (Wrong, "bad")):
+    for kind, state in ((CpuBackend, "ok"), (Wrong, "bad")):
         monkeypatch.setattr(doctor.backends, "create", lambda *_, made=kind, **__: made())
         row, backend = doctor.try_gpu(context, doctor.Place())
         assert (row.state, backend is None) == (state, state == "bad")
@@ -321,5 +327,5 @@ def test_a_gpu_that_computes_wrongly(monkeypatch):
 
 def test_help_mentions_it():
     done = dptrain(0, "--help")
-    assert "python -m dptrain [train|sweep|doctor] [options]" in done.out
+    assert "python -m dptrain [train|sweep|doctor|explain] [options]" in done.out
     assert "python -m dptrain doctor " in done.out

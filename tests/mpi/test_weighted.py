@@ -45,7 +45,12 @@ def train(tmp_path_factory):
 def test_float64_agrees_to_1e_12(train, case, ranks):
     alone, together = train(0, case), train(ranks, case)
     assert together["keys"].tolist() == alone["keys"].tolist()
-    assert len(alone["keys"]) == (3 if CASES[case][0] == SPARSE else 9)
-    np.testing.assert_allclose(together["logs"], alone["logs"], rtol=1e-12)
+    assert len(alone["keys"]) == 2 * (3 if CASES[case][0] == SPARSE else 9)
+    # Metrics that are means compute in float32, as Keras'.
+    exact = [key.endswith("loss") for key in alone["keys"]]
+    np.testing.assert_allclose(together["logs"][:, exact], alone["logs"][:, exact], rtol=1e-12)
+    np.testing.assert_allclose(together["logs"], alone["logs"], rtol=1e-6)
+    np.testing.assert_allclose(together["scores"], alone["scores"], rtol=1e-6)
+    np.testing.assert_allclose(together["scores"][:, 0], alone["scores"][:, 0], rtol=1e-12)
     np.testing.assert_allclose(together["params"], alone["params"], rtol=1e-12, atol=1e-12)
     assert alone["logs"][-1, 0] < alone["logs"][0, 0], "it learns"

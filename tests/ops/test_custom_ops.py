@@ -8,6 +8,10 @@ import pytest
 import dptrain as dp
 from dptrain.backend.cuda.compile import kernel_cache
 from dptrain.errors import DeviceError
+from dptrain.program.evaluate import evaluate
+from dptrain.program.gradient import gradients
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
 from dptrain.testing import CheckError, check_layer, check_op
 from tests.conftest import ROOT
 
@@ -51,7 +55,7 @@ def cube_op(source: str = CUBE, **options) -> dp.ops.Op:
 
 
 @pytest.mark.parametrize("shape", [(1,), (0, 3), (7, 13), (1031,), (2, 3, 5)])
-def test_a_right_kernel(cuda_ops, shape):
+def test_a_right_kernel(cuda_backend, shape):
     done = check_op(cube_op(), shape, scale=1.5, device="cuda")
     assert done == (
         "numpy float32", "gradient", "cuda float32", "numpy float32 gradient", "cuda float32 gradient"
@@ -71,14 +75,14 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_mistake_is_found(cuda_ops, name):
+def test_a_planted_mistake_is_found(cuda_backend, name):
     right, wrong, message = PLANTED[name]
     assert right in CUBE
     with pytest.raises(CheckError, match=message):
         check_op(cube_op(CUBE.replace(right, wrong, 1)), (301,), scale=1.5, device="cuda")
 
 
-def test_a_launch_of_its_own(cuda_ops, tmp_path):
+def test_a_launch_of_its_own(cuda_backend, tmp_path):
     """With dynamic shared memory, from a file, with the built-in header."""
     path = tmp_path / "sums.cu"
     path.write_text(ROW_SUMS)
@@ -113,39 +117,62 @@ def test_a_launch_of_its_own(cuda_ops, tmp_path):
     ],
     ids=["syntax", "name", "block", "argument"],
 )
-def test_what_cannot_run_is_one_clear_line(cuda_ops, op, message):
+def test_what_cannot_run_is_one_clear_line(cuda_backend, op, message):
     with pytest.raises(DeviceError, match=message) as raised:
         check_op(op, (8,), scale=1.0, device="cuda")
     assert "\n" not in str(raised.value)
 
 
-def test_the_examples(cuda_ops):
+def test_the_examples(cuda_backend):
     layer = runpy.run_path(str(ROOT / "examples" / "custom_layer.py"))["ResidualGate"]
-    assert check_layer(layer(), (19,), rows=7, device="cuda") == ("gradients", "cuda float32")
+    assert check_layer(layer(), (19,), rows=7, device="cuda") == ("gradients", "program", "cuda float32")
     swish = runpy.run_path(str(ROOT / "examples" / "custom_op.py"))
     assert "cuda float32 gradient" in check_op(swish["swish"], (7, 13), beta=0.7, device="cuda")
-    assert check_layer(swish["Swish"](2.0), (3, 5), device="cuda") == ("gradients", "cuda float32")
+    assert check_layer(swish["Swish"](2.0), (3, 5), device="cuda") == ("gradients", "program", "cuda float32")
 
 
-class Halved(dp.layers.Activation):
+class Halved(dp.layers.Layer):
     """Right on the CPU, wrong on a GPU."""
 
-    def forward(self, ops, buffers, context):
-        super().forward(ops, buffers, context)
-        if ops.name == "cuda":
-            ops.affine(buffers.y[1:], 0.5, 0.0, buffers.y[1:])
+    def call(self, inputs):
+        return cube_op(CUBE.replace("scale *", "0.5f * scale *", 1))(inputs, scale=1.0)
 
 
-def test_a_layer_that_differs_on_the_gpu_is_found(cuda_ops):
-    with pytest.raises(CheckError, match=r"layer 'halved' on cuda: 'y' differs first at \[1, 0\]"):
-        check_layer(Halved("tanh"), (3,), device="cuda")
+def test_a_layer_that_differs_on_the_gpu_is_found(cuda_backend):
+    with pytest.raises(CheckError, match=r"layer 'halved' on cuda: output differs first at \[0, 0\]"):
+        check_layer(Halved(), (3,), device="cuda")
 
 
-def test_the_kernel_runs_in_the_order_of_the_ops(ops):
-    """Between built-in ops on the same buffers, on every backend."""
+def test_the_kernel_runs_in_the_order_of_the_ops(cuda_backend):
+    """Between built-in ops, in a program with a gradient, on a rank's rows."""
     op = cube_op()
-    x, y = ops.upload(np.full((3, 5), 2.0, ops.dtype)), ops.empty((3, 5))
-    ops.affine(x, 2.0, 0.0, x)
-    op(ops, x, y, scale=0.5)
-    ops.affine(y, 1.0, 1.0, y)
-    np.testing.assert_array_equal(ops.download(y), 33.0)
+
+    def step(x):
+        loss = dp.ops.sum(op(2 * x, scale=0.5) + 1)
+        (dx,) = gradients(loss, [x])
+        return {"loss": loss, "dx": dx, "cubes": op(x, scale=1.0) * 2}
+
+    program = trace(step, {"x": ((Rows(4), 5), "float32")})
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
+    executable = cuda_backend.executable(program, {"x": x[:3]}, rows=3)
+    executable.run([0, 0])
+    for name, value in expected.items():
+        np.testing.assert_allclose(executable.outputs[name], value, rtol=1e-5)
+
+
+def test_several_outputs_each_have_a_launch_of_their_own(cuda_backend):
+    source = CUBE.replace("cube(const float *x, float *y,", "cube(const float *x, float *y, float *z,").replace(
+        "y[i] = scale", "z[i] = -x[i], y[i] = scale"
+    )
+
+    @dp.ops.op(source=source, arguments="PPPqf", outputs=2)
+    def cube(x, y, z, *, scale):
+        y[...], z[...] = scale * x**3, -x
+
+    x = np.random.default_rng(0).normal(size=(7,)).astype(np.float32)
+    program = trace(lambda x: dict(zip("yz", cube(x, scale=2.0), strict=True)), {"x": ((7,), "float32")})
+    executable = cuda_backend.executable(program, {"x": x})
+    executable.run()
+    np.testing.assert_allclose(executable.outputs["y"], 2 * x**3, rtol=1e-5)
+    np.testing.assert_array_equal(executable.outputs["z"], -x)

@@ -14,7 +14,7 @@ class OwnSteps(dp.Sequential):
         return super().test_step(data)
 
 
-@pytest.mark.usefixtures("cuda_ops")
+@pytest.mark.usefixtures("cuda_backend")
 def test_weights_penalties_states_and_batch_normalization():
     rng = np.random.default_rng(0)
     x, weights = rng.standard_normal((19, 5)), rng.uniform(0.5, 2, 19)

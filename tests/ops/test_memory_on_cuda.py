@@ -104,8 +104,14 @@ def test_staged_rows_arrive_and_are_not_overwritten_too_early(cuda_backend, dtyp
     rows, features = 40, 300
     slots = [cuda_backend.staging((rows, features), dtype) for _ in range(2)]
     total, expected = Variable(np.zeros((rows, features), np.float32), "total"), np.zeros((rows, features), np.float32)
-    adds = [adding(cuda_backend, slot.device, total) for slot in slots]
-    for turn in range(6):
+
+    def step(x):
+        total.assign_add(ops.cast(x, "float32"))
+        return {}
+
+    program = trace(step, {"x": (slots[0].device.shape, slots[0].device.dtype)})
+    adds = [cuda_backend.executable(program, {"x": slot.device}).run for slot in slots]
+    for turn in range(20):
         slot = slots[turn % 2]
         x = rng.integers(0, 2, (rows, features)).astype(dtype)
         slot.reuse()

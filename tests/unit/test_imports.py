@@ -14,26 +14,22 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"
 LAYERS = [
     {"__main__"},
     {"cli"},
-    {"__init__", "models", "datasets", "testing"},
+    {"__init__", "datasets"},
     {"sweeps"},
-    {"sequential"},
-    {"stored"},
-    {"network"},
+    {"models", "testing"},
     {"train"},
     {"callbacks"},
     {"saving"},
     {"utils"},
     {"batches"},
-    {"data", "model"},
     {"metrics"},
-    {"losses", "optimizers"},
-    {"layers"},
-    {"activations", "initializers", "regularizers"},
+    {"layers", "losses", "optimizers"},
+    {"activations", "regularizers"},
     {"ops"},
-    {"program"},
-    {"params"},
     {"backend"},
-    {"random", "comm"},
+    {"data", "initializers"},
+    {"program"},
+    {"comm", "random"},
     {"runtime", "registry"},
     {"errors", "version"},
 ]
@@ -48,7 +44,6 @@ ONLY_IN = {
     "optuna": "sweeps/adaptive.py",
     "tensorboardX": "callbacks/tensorboard.py",
     "h5py": "saving/keras_h5.py",
-    "numba": "backend/cpu/loops_numba.py",
 }
 NEVER = {"torch", "keras", "tensorflow", "jax"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -103,7 +98,7 @@ def test_every_room_is_a_package():
 
 
 # What takes longer to import than Python takes to start.
-SLOW = {"numpy", "rich", "safetensors", "filelock", "threadpoolctl", "scipy", "matplotlib", "mpi4py", "numba"}
+SLOW = {"numpy", "rich", "safetensors", "filelock", "threadpoolctl", "scipy", "matplotlib", "mpi4py"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["doctor", "--help"], ["--version"]])

@@ -88,7 +88,7 @@ def test_wrong_layers_are_found(layer, message):
 
 
 def test_a_layer_that_cannot_be_traced_is_found():
-    with pytest.raises(ConfigError, match="compute with ops .* instead of Python's if"):
+    with pytest.raises(ConfigError, match=r"compute with ops .* instead of Python's if"):
         check_layer(DecidesByValue(3), (4,), device="cpu")
 
 

@@ -1,1 +1,1 @@
-"""The CPU backend: NumPy, with inner loops compiled by Numba where that is installed."""
+"""The CPU backend: programs as compiled C++ where there is a compiler, else as NumPy calls."""

@@ -1,7 +1,7 @@
 """The CPU: programs run as NumPy calls on prepared views, or compiled where there is a C++ compiler."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dptrain.backend.base import Backend, Executable, HostArray
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
@@ -30,6 +31,15 @@ def wants_compiled(choice: bool | Literal["auto"]) -> bool | None:
     if choice not in (True, False, "auto"):
         raise ConfigError(f"jit_compile = {choice!r}: expected True, False or 'auto'")
     return bool(choice) if choice != "auto" else {"0": False, "1": True}.get(os.environ.get("DPTRAIN_JIT_COMPILE", ""))
+
+
+class NumpyExecutable(execute.Executable):
+    """Prepared NumPy calls in the floating-point environment of a GPU: denormals are zero, and overflow no event."""
+
+    def run(self, starts: Sequence[int] = (0,)) -> None:
+        """See `execute.Executable`."""
+        with flush_to_zero(), np.errstate(all="ignore"):
+            super().run(starts)
 
 
 class CpuBackend(Backend):
@@ -79,7 +89,7 @@ class CpuBackend(Backend):
         place: Any = {"rows": rows, "first_row": first_row, "comm": comm}
         if self._compiles:
             return CompiledExecutable(program, self._memory, arrays, **place, threads=self.threads)
-        return execute.Executable(program, self._memory, arrays, **place)
+        return NumpyExecutable(program, self._memory, arrays, **place)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
         return aligned(shape, self.dtype if dtype is None else dtype)

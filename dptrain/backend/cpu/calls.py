@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dptrain.program.fuse import C_TYPES, Call
+from dptrain.program.kernels import C_TYPES, Call
 from dptrain.program.shapes import Rows, Shape, row_axis
 from dptrain.program.sources import Offset, Place, Source, extent, index, is_one, length_text, offset
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.calls import call_text
-from dptrain.program.fuse import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, operand_dtypes
+from dptrain.program.kernels import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, operand_dtypes
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Rows
 from dptrain.program.sources import (

@@ -15,7 +15,8 @@ from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
-from dptrain.program.fuse import Call, Fused, Loop, Member, fuse
+from dptrain.program.fuse import fuse
+from dptrain.program.kernels import Call, Fused, Loop, Member
 from dptrain.program.memory import aligned, arrange
 from dptrain.program.messages import all_reduce
 from dptrain.program.placement import constant_of
@@ -271,7 +272,7 @@ def last_reads(fused: Fused) -> dict[int, int]:
 
 def _rows_of_batch(program: Program) -> int:
     """Return the number of rows that shapes and numbers of a program mean by B."""
-    for one in program.tensors:
+    for one in (*program.tensors, *program.inputs.values()):
         if one.counts_rows:
             return int(one.numpy()) // int(one.attributes["rows"])
         for length in one.shape:

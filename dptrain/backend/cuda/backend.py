@@ -7,7 +7,7 @@ All work of a backend is queued on one non-blocking stream, in order; the host w
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from dptrain.backend.cuda.compile import find_nvcc, release, too_new
 from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, SharedSamples, Streams, count
+from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
+from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import SAMPLES, Exchange, HostArray, Staging
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
@@ -140,6 +142,10 @@ class CudaBackend(Backend):
         comm: Communicator | None = None,
     ) -> CudaExecutable:
         return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
+
+    def launch(self, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:
+        """Queue a kernel of a user's own; see `own_launch`."""
+        own_launch(self.gpu_record, self.stream, kernel, buffers, numbers)()
 
     def adopt(self, variables: Iterable[Variable]) -> None:
         self.state.adopt(variables)

@@ -177,4 +177,6 @@ def _replaces_in_place(group: Group, function: Function, new: Tensor, old: Tenso
     role = group.roles[new]
     if role == "final" and group.kind != "columns":
         return "everywhere" not in texts  # all have read when the last block begins
+    if group.kind == "rows" and function.places[new] == "0":
+        return not texts  # which all warps have read at the beginning, the one of the row or not
     return texts <= {function.places[new]}

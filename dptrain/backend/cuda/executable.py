@@ -13,14 +13,12 @@ import numpy as np
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.device import cuda
-from dptrain.backend.cuda.generate import (
-    Kernel,
-    blocks_of,
-    parameters_of,
-)
+from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, blocks_of, parameters_of
 from dptrain.backend.cuda.graphs import Graph, capture
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
+from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.state import ALIGNMENT
+from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import Exchange
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
@@ -197,7 +195,7 @@ class CudaExecutable:
                 own: list[Callable[[], None]] = []
                 for kernel in stage:
                     if not kernel.threads:
-                        own += self._library_calls(kernel)
+                        own += self._calls(kernel)
                         continue
                     letters, values, blocks = index * 3, [*batch], 0
                     named = self._arguments(kernel)
@@ -212,11 +210,16 @@ class CudaExecutable:
                         own.append(partial(prepared.prepared_async_call, *shape, *values))
                 self._launches.append(own)
         except cuda.Error as error:
-            raise DeviceError(f"{gpu.name}: the kernels of a program do not load ({error})") from error
+            raise DeviceError(
+                f"{gpu.name}: the kernels of a program do not load ({error}); remove {path.parent}"
+            ) from error
 
-    def _library_calls(self, kernel: Kernel) -> list[Callable[[], None]]:
+    def _calls(self, kernel: Kernel) -> list[Callable[[], None]]:
+        """Return what is called where no generated kernel is launched."""
         (function,) = kernel.functions
         call = function.call
+        if isinstance(call, OwnCall):
+            return self._own_call(function, call)
         assert call is not None
         count, *steps = call.batch
         starts = [self._pointers[one] for one in call.tensors]
@@ -229,6 +232,31 @@ class CudaExecutable:
             )
             for n in range(count)
         ]
+
+    def _own_call(self, function: Function, call: OwnCall) -> list[Callable[[], None]]:
+        """Return the launch of a user's kernel.
+
+        Raises:
+            ConfigError: an input is of a type that such kernels do not read.
+            DeviceError: it does not compile, or does not load.
+        """
+        tensor, memory = call.tensor, self._memories[0]
+        assert tensor.op is not None
+        kernel: OwnKernel = tensor.op.cuda
+
+        def buffer(one: Tensor) -> DeviceArray:
+            return DeviceArray(memory, self._pointers[one], self._shape(one), one.dtype)
+
+        if any(one.dtype == np.float64 for one in (*tensor.inputs, tensor)):
+            raise ConfigError(f"op {kernel.name!r}: its kernel computes in float32, not in float64")
+        outputs = {tensor.op.output: buffer(tensor)}
+        scratch = self._scratch.get((function.name, "others"), 0)
+        for number, (shape, start) in call.scratch.items():
+            own = tuple(shape) if self._rows is None else local(shape, self._rows)
+            outputs[number] = DeviceArray(memory, scratch + start, own, tensor.dtype)
+        buffers = [*map(buffer, tensor.inputs), *(outputs[number] for number in sorted(outputs))]
+        numbers = tensor.op.local_attributes(tensor, self._rows, self._sizes.first_row)
+        return [own_launch(self._backend.gpu_record, self._backend.stream, kernel, buffers, numbers)]
 
     def _arguments(self, kernel: Kernel) -> dict[str, int]:
         """Return a kernel's arguments by name."""

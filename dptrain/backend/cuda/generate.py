@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, join_type
+from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, join_type, weight
 from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
 from dptrain.backend.cuda.products import THREADS, product_plan
 from dptrain.program.shapes import Shape, local, size
@@ -85,6 +85,19 @@ class LibraryCall:
     batch: tuple[int, int, int, int]
 
 
+@dataclass
+class OwnCall:
+    """A launch of a user's own kernel.
+
+    Attributes:
+        tensor: what it makes.
+        scratch: shapes of its other outputs, by their numbers, and where they begin in scratch memory.
+    """
+
+    tensor: Tensor
+    scratch: dict[int, tuple[Shape, int]]
+
+
 @dataclass(eq=False)
 class Function:
     """What one group computes.
@@ -103,7 +116,7 @@ class Function:
         blocks: how many it needs.
         threads: of a block; None for any.
         shared: bytes of shared memory, in C++.
-        call: a library's call instead of a kernel.
+        call: what is called instead of a generated kernel.
     """
 
     name: str
@@ -119,7 +132,7 @@ class Function:
     blocks: int = 1
     threads: int | None = None
     shared: str = str(_SHARED)
-    call: "LibraryCall | None" = None
+    call: LibraryCall | OwnCall | None = None
 
     @property
     def signature(self) -> list[tuple[str, str]]:
@@ -179,6 +192,12 @@ class Generator:
 
     def _map(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         sums = group.of("sum")
+        if not sums and weight(group.lead) == (0, 1):  # read and replaced by one thread
+            with w.scope(0) as body:
+                mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
+                self._store(made, w, places, mains)
+            w.write("if (threadIdx.x == 0) {", *_indented(body), "}")
+            return
         chunk = _SUMMED if sums else _MAPPED
         made.blocks = -(-self._sizes.count(group.lead) // chunk)
         self._begin_sums(w, sums)
@@ -343,6 +362,22 @@ class Generator:
             "});",
         )
 
+    def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        (tensor,) = group.roles
+        assert tensor.op is not None
+        for one in tensor.inputs:
+            w.pointer(one)
+        self._target(made, tensor, Ex("everywhere"))
+        shapes = tensor.op.cuda.output_shapes([one.shape for one in tensor.inputs])
+        others: dict[int, tuple[Shape, int]] = {}
+        end = 0
+        for number, shape in enumerate(shapes):
+            if number != tensor.op.output:
+                others[number] = shape, end
+                end += -(-self._sizes.count(shape) * tensor.dtype.itemsize // 256) * 256
+        made.arguments.append(Argument("char *", "others", end))
+        made.call = OwnCall(tensor, others)
+
     # Sums over all elements, which the last block ends
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor]) -> None:
@@ -414,7 +449,7 @@ class Kernel:
     Attributes:
         name: of the kernel.
         functions: that its blocks are dealt out to, in order.
-        threads: of a block; 0 for a library's call.
+        threads: of a block; 0 for what is no generated kernel.
     """
 
     name: str
@@ -487,10 +522,12 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
         ]
     for kernel in found:
         given = parameters_of(kernel)
+        # Small blocks may have all the registers that there are: else nvcc spills some for the sake of occupancy.
+        bounds = f"{kernel.threads}, 1" if kernel.threads < BLOCK else str(kernel.threads)
         parameters = [*sizes, *(kind + name for kind, name in given)]
         text += [
             "",
-            f'extern "C" __global__ void __launch_bounds__({kernel.threads})',
+            f'extern "C" __global__ void __launch_bounds__({bounds})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
             f"    constexpr int bytes = {_greatest(kernel.functions)};",
             "    __shared__ __align__(32) float4 shared[bytes / 16];",

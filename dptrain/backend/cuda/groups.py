@@ -33,7 +33,8 @@ from dptrain.program.tensor import OPS, Tensor, Variable
 
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows;
 # "product" by tiles of a matrix product, whose results it gets.
-Kind = Literal["map", "rows", "columns", "product"]
+# "call" by a kernel of a user's own.
+Kind = Literal["map", "rows", "columns", "product", "call"]
 # What a member is to its group: "main" has an element at each place of the group, "row" one for each row, "reduce"
 # one of each row's joined terms; "sum" joins terms of all places, of all rows for each column; "final" is computed from
 # these.
@@ -100,6 +101,11 @@ def is_product(tensor: Tensor) -> bool:
     return all(weight(one.shape[:-2]) in (batch, (0, 1)) for one in tensor.inputs)
 
 
+def is_call(tensor: Tensor) -> bool:
+    """Whether a kernel of a user's own makes it."""
+    return tensor.op is not None and tensor.op.cuda is not None
+
+
 class Grouping:
     """The groups of a program.
 
@@ -153,7 +159,7 @@ class Grouping:
                 wanted |= dict.fromkeys(
                     [one, *(base for base, _ in map(operand_of, one.inputs) if base.op is not None)]
                 )
-            elif one.op.name in WHOLE:
+            elif one.op.name in WHOLE or is_call(one):
                 wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
         self.roots = wanted
         for one in tensors:
@@ -199,6 +205,8 @@ class Grouping:
     def _own_group(self, tensor: Tensor, stage: int) -> Group:
         if is_product(tensor):
             return Group("product", tensor.shape[:-1], tensor.shape[-1:], stage, 0)
+        if is_call(tensor):
+            return Group("call", tensor.shape, (), stage, 0)
         if (how := reduction(tensor)) is not None:
             kind, rows, columns = how
             if kind == "all":
@@ -226,10 +234,9 @@ class Grouping:
             probe = Writer(lambda one: one is not tensor and self.is_stored(one), lambda one: "x")
             places = Places(probe, group)
             with probe.scope(1), probe.scope(2):
-                if role == "main" and is_product(tensor):
-                    loads: dict[int, set[str]] = {
-                        id(base): {"everywhere"} for base, _ in map(operand_of, tensor.inputs)
-                    }
+                if is_product(tensor) or is_call(tensor):
+                    whole = tensor.inputs if is_call(tensor) else [base for base, _ in map(operand_of, tensor.inputs)]
+                    loads = {id(one): {"everywhere"} for one in whole}
                 else:
                     places.pull(tensor, role)
                     loads = probe.loads
@@ -307,9 +314,11 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
         ):
             yield "sum"
         return
-    if is_product(tensor):
-        if group.kind == "product" and not group.roles:
+    if is_product(tensor) or is_call(tensor):
+        if group.kind == ("call" if is_call(tensor) else "product") and not group.roles:
             yield "main"
+        return
+    if group.kind == "call":
         return
     if group.kind == "map" and own == lead:
         yield "main"

@@ -82,10 +82,12 @@ bool ordered(const Fiber &fiber, const Record &a) {
     Block *other = resident_block(fiber, a.block);
     if (other && other->cluster && other->cluster == fiber.block->cluster && a.tick < other->cluster->barrier.tick)
         return true;
-    // A fence by the other side's block, then an atomic here: the "last block" pattern. Blocks that have left the
-    // device are not remembered one by one; they are ordered if any fence came between.
+    // A fence by the other side's block, then an atomic here, by this thread or by another one of its block before a
+    // barrier: the "last block" pattern. Blocks that have left the device are not remembered one by one; they are
+    // ordered if any fence came between.
     uint64_t fence = other ? other->fence_tick : last_fence_tick();
-    return fence > a.tick && fiber.atomic_tick > fence;
+    uint64_t atomic = fiber.block->barrier.tick > fiber.block->atomic_tick ? fiber.block->atomic_tick : fiber.atomic_tick;
+    return fence > a.tick && atomic > fence;
 }
 
 void race(const Fiber &fiber, const Record &a, EmuAccess a_kind, const void *address, EmuAccess kind, const void *pc,
@@ -136,7 +138,7 @@ void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address
         }
         at = end;
     }
-    if (kind == EMU_ATOMIC) fiber.atomic_tick = next_tick();
+    if (kind == EMU_ATOMIC) fiber.atomic_tick = fiber.block->atomic_tick = next_tick();
 }
 
 // Shared memory of the running block, or of a peer in its cluster.

@@ -230,6 +230,7 @@ struct Block {
     uint8_t *shared_state = nullptr;
     RaceCell *shared_races = nullptr;
     uint64_t fence_tick = 0;
+    uint64_t atomic_tick = 0; // of the last atomic of any of its threads
 };
 
 struct Cluster {

@@ -194,7 +194,7 @@ void Worker::add_block(uint64_t index, Cluster *cluster) {
     block.cluster = cluster;
     block.alive = threads;
     block.barrier = Barrier{};
-    block.fence_tick = 0;
+    block.fence_tick = block.atomic_tick = 0;
 
     // Static variables first; the dynamic part ends where a page without access begins.
     size_t static_bytes = (module.static_bytes + 127) & ~size_t{127};

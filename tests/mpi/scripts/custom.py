@@ -6,40 +6,44 @@ import sys
 import numpy as np
 
 import dptrain as dp
+from dptrain import ops
 from dptrain.comm import current
 
 out, samples, batch_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
-class Denoiser(dp.Sequential):
+class Denoiser(dp.Model):
     """Adds noise, which a model of its own shapes, to its inputs, and notes it."""
 
-    def __init__(self, layers, shaping):
-        super().__init__(layers, seed=3)
-        self.shaping = shaping
-        self.noise = dp.metrics.MeanTracker("noise")
-        self.batches = dp.metrics.MeanTracker("batches")
+    def __init__(self, denoising, shaping):
+        super().__init__(seed=3)
+        self.denoising, self.shaping = denoising, shaping
+        self.seed_generator = dp.random.SeedGenerator(5)
+        self.noise = dp.metrics.Mean("noise")
+        self.batches = dp.metrics.Sum("batches")
+
+    def call(self, inputs):
+        return self.denoising(inputs)
 
     def train_step(self, data):
-        noise = self.random_normal("noise", data.rows, 6, data.first_row)
+        x, _, weights = dp.utils.unpack_x_y_sample_weight(data)
+        noise = dp.random.normal(x.shape, dtype="float64", seed=self.seed_generator)
         self.noise.update_state(noise)
-        x = self.buffer("x", (data.rows, 6))
-        self.ops.affine(data.x, 1.0, 0.0, x)
-        self.ops.add(self.shaping.forward(noise, training=True), x)
-        y_pred = self.forward(x, training=True)
-        loss, dy = self.compute_loss(x, data.x, y_pred, data.sample_weight)
-        self.loss_tracker.update_state(loss, data.rows)
-        logs = self.compute_metrics(x, data.x, y_pred, data.sample_weight)
-        self.shaping.backward(self.backward(dy, input_gradient=True))
-        self.apply_gradients()
-        self.shaping.apply_gradients()
-        return {**logs, "noise": self.noise.result()}
+        self.batches.update_state(1.0)
+        self.zero_grad()
+        y_pred = self.denoising(x + self.shaping(noise, training=True), training=True)
+        loss = self.compute_loss(x, x, y_pred, weights) + 0.01 * ops.max(ops.abs(y_pred))
+        loss.backward()
+        self.optimizer.apply([v.grad for v in self.trainable_weights], self.trainable_weights)
+        self.metrics[0].update_state(loss, sample_weight=x.shape[0])
+        return {**self.compute_metrics(x, x, y_pred, weights), "loudest": ops.max(noise)}
 
     def test_step(self, data):
-        y_pred = self.forward(data.x)
-        loss, _ = self.compute_loss(data.x, data.x, y_pred, training=False)
-        self.loss_tracker.update_state(loss, data.rows)
-        return self.compute_metrics(data.x, data.x, y_pred)
+        x, _, _ = dp.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x)
+        self.metrics[0].update_state(self.compute_loss(x, x, y_pred, training=False), sample_weight=x.shape[0])
+        logs = self.compute_metrics(x, x, y_pred)
+        return {name: logs[name] for name in ("loss", "mae", "mse")}
 
 
 class Notes(dp.callbacks.Callback):
@@ -55,20 +59,21 @@ class Notes(dp.callbacks.Callback):
 
 x = np.random.default_rng(0).standard_normal((samples, 6))
 shaping = dp.Sequential([dp.layers.Dense(6, use_bias=False, input_shape=(6,)), dp.layers.BatchNormalization()], seed=4)
-shaping.compile("adam", dtype="float64")
-model = Denoiser(
+denoising = dp.Sequential(
     [
         dp.layers.Dense(5, "tanh", kernel_regularizer="l2", input_shape=(6,)),
         dp.layers.BatchNormalization(),
         dp.layers.Dropout(0.2),
         dp.layers.Dense(6),
     ],
-    shaping,
+    seed=6,
 )
-model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], dtype="float64")
+model = Denoiser(denoising, shaping)
+model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"], dtype="float64", jit_compile=False)
 weights = np.random.default_rng(1).uniform(0.5, 2, samples)
 notes = Notes()
 history = model.fit(
+    x,
     x,
     batch_size=batch_size,
     epochs=3,
@@ -79,6 +84,5 @@ history = model.fit(
 )
 assert all(other == notes.seen for other in current().allgather(notes.seen))
 score = model.evaluate(x[:1], verbose=0)  # some ranks have nothing to evaluate
-parameters = model.named_weights() | {f"shaping/{name}": one for name, one in shaping.named_weights().items()}
 if current().rank == 0:
-    np.savez(out, **parameters, seen=notes.seen, score=score, history=json.dumps(history.history))
+    np.savez(out, **model.named_weights(), seen=notes.seen, score=score, history=json.dumps(history.history))

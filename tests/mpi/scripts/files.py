@@ -39,7 +39,7 @@ path = os.path.join(folder, f"model{whole}" if whole else "w.safetensors")
 if rank != 0:
     path = os.path.join(folder, f"rank {rank} has another working directory", os.path.basename(path))
 if whole:
-    other = dp.models.load_model(path, device="cpu", jit_compile=False)
+    other = dp.models.load_model(path, device="cpu")
     train(model)
     train(other)
 else:

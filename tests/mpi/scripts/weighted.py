@@ -4,17 +4,11 @@ import json
 import sys
 
 import numpy as np
-from dptrain.model import Architecture
-from dptrain.train.allreduce import AllReduce
-from dptrain.train.replica import Replica
 
+import dptrain as dp
 from dptrain import losses, metrics
-from dptrain.backend.cpu.backend import NumpyBackend
-from dptrain.batches.feed import ResidentFeed
-from dptrain.batches.sampling import GlobalSampler
 from dptrain.comm import current
 from dptrain.layers import Dense
-from dptrain.optimizers import SGD
 
 out, options = sys.argv[1], json.loads(sys.argv[2])
 comm, rng = current(), np.random.default_rng(3)
@@ -23,27 +17,18 @@ loss = losses.deserialize(options["loss"])
 y = labels if loss.takes_labels else np.eye(4)[labels]
 weights = rng.random(53) * (rng.random(53) < 0.8) if options["weighted"] else None
 measured = ["accuracy"] if loss.takes_labels else ["accuracy", "mae", metrics.Precision(0.3), metrics.Recall(0.3)]
+again = ["accuracy"] if loss.takes_labels else ["accuracy", "mae", metrics.Precision(0.3), metrics.Recall(0.3)]
 
-replica = Replica(
-    NumpyBackend(np.dtype(options["dtype"])), Architecture([Dense(9, "tanh"), Dense(4, "softmax")], (6,)), 1
+model = dp.Sequential([Dense(9, "tanh", input_shape=(6,)), Dense(4, "softmax")], seed=1)
+model.compile(
+    dp.optimizers.SGD(0.3), loss, metrics=measured, weighted_metrics=again, dtype="float64", jit_compile=False
 )
-replica.compile(loss, SGD(0.3), measured, measured)
 # The last batch of an epoch has five samples, less than a batch of eight has on three ranks each.
-sampler = GlobalSampler(len(x), 8, comm.rank, comm.size, seed=3)
-replica.reserve(sampler.capacity)
-feed = ResidentFeed(replica.backend, replica.as_stored(x, y, weights))
-exchange = AllReduce(replica.backend, comm, replica.reduction, 1.0)
-logs = []
-for epoch in range(6):
-    plan = [sampler.shards(step) for step in range(sampler.steps)]
-    feed.start(sampler.order(epoch), [shard for shards in plan for shard in shards])
-    replica.reset_totals()
-    for shards in plan:
-        replica.forward_backward(feed, shards, exchange.on_gradients_ready)
-        exchange.finish()
-        replica.update()
-    logs.append(replica.logs())
-assert all(other == logs for other in comm.allgather(logs))
+given = {"sample_weight": weights, "batch_size": 8, "verbose": 0}
+history = model.fit(x, y, epochs=6, **given, validation_data=(x[:31], y[:31])).history
+scores = [model.evaluate(x, y, **given), model.evaluate(x, y, sample_weight=weights, verbose=0)]
+logs = [*np.transpose(list(history.values())).tolist()]
+assert all(other == [logs, scores] for other in comm.allgather([logs, scores]))
 if comm.rank == 0:
-    params = replica.backend.download(replica.params)
-    np.savez(out, params=params, keys=list(logs[0]), logs=[list(one.values()) for one in logs])
+    params = np.concatenate([one.reshape(-1) for one in model.get_weights()])
+    np.savez(out, params=params, keys=list(history), logs=logs, scores=scores)

@@ -1,5 +1,6 @@
 """Choosing a backend, and finding the CUDA sources."""
 
+import re
 import sys
 
 import pytest
@@ -10,22 +11,27 @@ from dptrain.errors import ConfigError, DeviceError
 
 def test_create(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda", None)
-    assert backend.create("auto", "float32", 3, "numpy").description == "CPU, 3 threads, float32"
-    assert backend.create("cpu", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
+    assert backend.create("auto", "float32", 3, False).description == "CPU, 3 threads, float32, NumPy"
+    assert backend.create("cpu", "float64", 1, False).description == "CPU, 1 thread, float64, NumPy"
 
 
-def test_compiled_loops_where_they_are_installed():
-    pytest.importorskip("numba", reason="compiled loops need the extra 'jit'")
-    compiled = backend.create("cpu", "float32", 1)
-    assert compiled.description == "CPU, 1 thread, float32, numba"
-    assert compiled.numerics != backend.create("cpu", "float32", 1, "numpy").numerics
+def test_compiled_where_there_is_a_compiler(monkeypatch):
+    compiled = backend.create("cpu", "float32", 1, True)
+    assert re.fullmatch(r"CPU, 1 thread, float32, compiled by .*\d.*", compiled.description)
+    assert compiled.numerics != backend.create("cpu", "float32", 1, False).numerics
+    monkeypatch.setenv("DPTRAIN_JIT_COMPILE", "1")
+    assert backend.create("cpu", "float32", 1).numerics == compiled.numerics
+    with pytest.raises(ConfigError, match="jit_compile = 'always': expected True, False or 'auto'"):
+        backend.create("cpu", "float32", 1, "always")
 
 
-def test_without_numba_numpy_does_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dptrain.backend.cpu.loops_numba", None)
-    assert backend.create("cpu", "float32", 1).description == "CPU, 1 thread, float32"
-    with pytest.raises(ConfigError, match=r"Numba is not installed; pip install 'dptrain\[jit\]'"):
-        backend.create("cpu", "float32", 1, "numba")
+def test_without_a_compiler_numpy_does_it(monkeypatch):
+    monkeypatch.delenv("DPTRAIN_JIT_COMPILE", raising=False)
+    monkeypatch.setattr("dptrain.backend.cpu.backend.compiler", lambda: None)
+    found = backend.create("cpu", "float32", 1)
+    assert found.description == "CPU, 1 thread, float32, NumPy: no C++ compiler on PATH"
+    with pytest.raises(ConfigError, match=r"jit_compile=True needs a C\+\+ compiler"):
+        backend.create("cpu", "float32", 1, True)
 
 
 def without_cuda_module(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +47,7 @@ def test_without_pycuda_only_the_cpu_is_left(monkeypatch):
     monkeypatch.setitem(sys.modules, "pycuda", None)
     with pytest.raises(DeviceError, match=r"PyCUDA is not installed: pip install 'dptrain\[cuda\]'"):
         backend.create("cuda", "float32", 1)
-    assert backend.create("auto", "float32", 1, "numpy").description == "CPU, 1 thread, float32"
+    assert backend.create("auto", "float32", 1, False).description == "CPU, 1 thread, float32, NumPy"
 
 
 def test_without_a_driver_auto_says_why_it_takes_the_cpu(monkeypatch, tmp_path):
@@ -53,9 +59,9 @@ def test_without_a_driver_auto_says_why_it_takes_the_cpu(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DeviceError, match=r"no NVIDIA driver: .*libcuda\.so\.1.*install the driver"):
         backend.create("cuda", "float32", 1)
-    description = backend.create("auto", "float32", 1, "numpy").description
-    assert description.startswith("CPU, 1 thread, float32 (no GPU: no NVIDIA driver")
-    assert backend.create("auto", "float64", 1, "numpy").description == "CPU, 1 thread, float64"
+    description = backend.create("auto", "float32", 1, False).description
+    assert description.startswith("CPU, 1 thread, float32, NumPy (no GPU: no NVIDIA driver")
+    assert backend.create("auto", "float64", 1, False).description == "CPU, 1 thread, float64, NumPy"
 
 
 def test_refused():

@@ -296,7 +296,7 @@ def test_what_a_tape_gives():
     once.gradient(z, a)
     with pytest.raises(ConfigError, match="A non-persistent GradientTape can only be used to compute one set"):
         once.gradient(z, a)
-    with pytest.raises(ConfigError, match="Passed in object .* of type 'ndarray', not tensor or variable"):
+    with pytest.raises(ConfigError, match=r"Passed in object .* of type 'ndarray', not tensor or variable"):
         once.watch(np.zeros(2))
     with dp.GradientTape(watch_accessed_variables=False) as blind:
         z = ops.sum(a * a)
@@ -666,5 +666,5 @@ def test_seeds_of_random_functions():
     assert sorted(set(numbers.tolist())) == [-2, -1, 0, 1, 2]
     kept = dp.random.dropout(np.ones((100, 100)), 0.25, seed=dp.random.SeedGenerator(4)).numpy()
     assert abs((kept == 0).mean() - 0.25) < 0.02
-    with pytest.raises(AttributeError, match="not supported: random.norml; did you mean 'normal'"):
+    with pytest.raises(AttributeError, match=r"not supported: random\.norml; did you mean 'normal'"):
         dp.random.norml  # noqa: B018

@@ -205,7 +205,7 @@ def test_files_that_are_none(tmp_path):
         dp.saving.load_program(path)
     for content in (b"", b"\x80\x04pickle", b"<html>"):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="is damaged .*; export it again"):
+        with pytest.raises(DataError, match=r"is damaged .*; export it again"):
             dp.saving.load_program(path)
     dp.Sequential([layers.Dense(2, input_shape=(3,))]).save_weights(tmp_path / "w.safetensors")
     with pytest.raises(DataError, match="is no program of this version"):

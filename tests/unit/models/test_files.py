@@ -14,7 +14,7 @@ h5py = pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-fi
 
 RNG = np.random.default_rng(3)
 A, B = RNG.random((14, 6)), RNG.random((14, 4))
-CPU = {"device": "cpu", "dtype": "float64"}
+CPU = {"device": "cpu", "dtype": "float64", "jit_compile": False}
 
 
 def branches() -> dp.Model:
@@ -62,7 +62,7 @@ def test_a_functional_model_there_and_back(tmp_path):
     model = compiled(branches())
     fit(model)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", device="cpu")
+    again = dp.models.load_model(tmp_path / "m.keras", **CPU)
     assert again.get_config() == model.get_config()
     assert [one.path for one in again.weights] == [one.path for one in model.weights]
     assert_same(model, again)
@@ -182,9 +182,25 @@ def test_frozen_layers_stay_frozen(tmp_path):
     model.compile("adam", "mse", **CPU)
     model.fit(A, B[:, :2], verbose=0)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", device="cpu")
+    again = dp.models.load_model(tmp_path / "m.keras", **CPU)
     assert [one.path for one in again.trainable_weights] == ["dense_1/kernel", "dense_1/bias"]
     assert len(again.optimizer.variables) == 6
+    assert_same(model, again, A)
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "Nadam", "RMSprop"])
+def test_slots_are_in_order_whatever_was_trained_first(tmp_path, optimizer):
+    model = dp.Sequential([layers.Dense(6, input_shape=(6,)), layers.Dense(6), layers.Dense(4)])
+    model.layers[0].trainable = False
+    model.compile(getattr(dp.optimizers, optimizer)(0.01, use_ema=True), "mse", **CPU)
+    model.fit(A, B, verbose=0)
+    model.layers[0].trainable = True
+    model.fit(A, B, verbose=0)
+    model.layers[1].trainable = False
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", **CPU)
+    for one in (model, again):
+        one.fit(A, B, epochs=2, verbose=0)
     assert_same(model, again, A)
 
 
@@ -212,9 +228,9 @@ def test_a_subclassed_model_needs_its_class(tmp_path):
     model.compile("adam", "mse", metrics=["mae"], **CPU)
     model.fit(A, B[:, :2], batch_size=5, verbose=0)
     model.save(tmp_path / "m.keras")
-    with pytest.raises(DataError, match="custom object 'Tower' of module .*; pass its class in custom_objects"):
+    with pytest.raises(DataError, match=r"custom object 'Tower' of module .*; pass its class in custom_objects"):
         dp.models.load_model(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower}, device="cpu")
+    again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower}, **CPU)
     assert (type(again), again.units) == (Tower, 7)
     assert_same(model, again, A)
     for one in (model, again):
@@ -243,7 +259,7 @@ def test_a_model_with_a_step_of_its_own_is_functional(tmp_path):
     model.compile("sgd", "mse", **CPU)
     model.fit(A, B[:, :2], verbose=0)
     model.save(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"Stepping": Stepping}, device="cpu")
+    again = dp.models.load_model(tmp_path / "m.keras", {"Stepping": Stepping}, **CPU)
     assert type(again) is Stepping
     assert_same(model, again, A)
 
@@ -259,7 +275,7 @@ def test_a_loss_of_ones_own_is_found_by_custom_objects(tmp_path):
     model.save(tmp_path / "m.keras")
     with pytest.raises(DataError, match="custom function 'squared'"):
         dp.models.load_model(tmp_path / "m.keras")
-    again = dp.models.load_model(tmp_path / "m.keras", {"squared": squared}, device="cpu")
+    again = dp.models.load_model(tmp_path / "m.keras", {"squared": squared}, **CPU)
     assert again.evaluate(A, B, verbose=0) == model.evaluate(A, B, verbose=0)
 
 
@@ -286,6 +302,16 @@ def test_a_model_without_shape_has_no_files(tmp_path):
     for call in (lambda model: model.save(tmp_path / "m.keras"), lambda model: model.export(tmp_path / "p")):
         with pytest.raises(ConfigError, match="has no weights yet: call it on data"):
             call(Tower())
+
+
+def test_a_model_that_was_only_called_goes_into_files(tmp_path):
+    model = Tower(3)
+    expected = model(A).numpy()
+    model.save(tmp_path / "m.keras")
+    again = dp.models.load_model(tmp_path / "m.keras", {"Tower": Tower})
+    np.testing.assert_array_equal(again(A).numpy(), expected)
+    model.export(tmp_path / "p")
+    np.testing.assert_allclose(dp.saving.load_program(tmp_path / "p", device="cpu")(A), expected, rtol=1e-5)
 
 
 # Names

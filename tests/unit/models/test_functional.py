@@ -143,7 +143,7 @@ def test_dictionaries_of_inputs_and_outputs():
     model = dp.Model({"a": a, "b": b}, {"sum": layers.Add()([a, b]), "diff": layers.Subtract()([a, b])})
     x = {"b": RNG.standard_normal((5, 2)), "a": RNG.standard_normal((5, 2))}
     found = model.predict(x)
-    assert list(found) == ["sum", "diff"]
+    assert set(found) == {"sum", "diff"}
     np.testing.assert_allclose(found["sum"], x["a"] + x["b"], rtol=1e-6)
     np.testing.assert_allclose(model(x)["diff"].numpy(), x["a"] - x["b"], rtol=1e-5)
 
@@ -216,7 +216,7 @@ def test_data_of_another_structure(x, y, message):
     [
         (
             {"loss": {"kinds": "mse"}},
-            "In the dict argument `loss`, key 'kinds' does not correspond to any model output",
+            "In the dict argument `loss`, key 'kinds' does not correspond to",
         ),
         ({"loss": ["mse"]}, "it should have as many entries as the model has outputs"),
         ({"loss": ["mse", "mse"], "metrics": {"x": "mae"}}, "argument `metrics`, key 'x' does not correspond"),

@@ -128,10 +128,10 @@ def test_what_nobody_can_know_is_said():
     def total(x, y):
         y[...] = x.sum(axis=0)
 
-    with pytest.raises(ConfigError, match="op 'total' has no gradient: register one with @total.gradient"):
+    with pytest.raises(ConfigError, match=r"op 'total' has no gradient: register one with @total.gradient"):
         ops.sum(total(Variable(X))).backward()
     program = trace(lambda x: {"y": total(x)}, {"x": ((Rows(7), 3), np.float64)})
-    with pytest.raises(ConfigError, match="op 'total': its output of shape .* is no row for each row .* sharing='sum'"):
+    with pytest.raises(ConfigError, match=r"op 'total': its output of shape .* is no row for each .* sharing='sum'"):
         place(program)
     turned = trace(lambda x: {"y": halves(ops.transpose(x))[0]}, {"x": ((Rows(7), 3), np.float64)})
     with pytest.raises(ConfigError, match="op 'halves': the rows of the batch are along another axis"):

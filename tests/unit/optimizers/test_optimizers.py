@@ -10,7 +10,8 @@ from dptrain.errors import ConfigError
 from dptrain.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Lion, RMSprop, schedules
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import Executable, HostMemory
-from dptrain.program.fuse import Loop, fuse
+from dptrain.program.fuse import fuse
+from dptrain.program.kernels import Loop
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows

@@ -7,7 +7,8 @@ import pytest
 
 from dptrain import ops
 from dptrain.ops import random
-from dptrain.program.fuse import Call, Loop, Product, fuse, operand_dtypes
+from dptrain.program.fuse import fuse
+from dptrain.program.kernels import Call, Loop, Product, operand_dtypes
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows

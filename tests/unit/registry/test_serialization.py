@@ -61,7 +61,7 @@ def test_numbers_of_numpy_become_pythons(tmp_path):
     piecewise = schedules.PiecewiseConstantDecay(np.array([1, 2]), np.array([0.5, 0.25, 0.125]))
     for rate in (piecewise, schedules.ExponentialDecay(number, np.int64(3), number)):
         again = SGD.from_config(json.loads(json.dumps(SGD(rate).get_config())))
-        assert [again._learning_rate(step) for step in range(4)] == [rate(step) for step in range(4)]
+        assert [float(again._schedule(step)) for step in range(4)] == [float(rate(step)) for step in range(4)]
     model = dp.Sequential([layers.Dense(1, input_shape=(2,))])
     measured = [metrics.BinaryAccuracy(threshold=number), metrics.Recall(np.array([0.5]).tolist())]
     model.compile(SGD(piecewise), losses.Huber(number), metrics=measured)

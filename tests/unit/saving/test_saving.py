@@ -363,7 +363,7 @@ def test_a_layer_of_ones_own_is_found_by_custom_objects():
     config = model.get_config()
     about = config["layers"][1]
     assert (about["module"], about["class_name"], about["registered_name"]) == (__name__, "Scaled", "Scaled")
-    with pytest.raises(ConfigError, match="custom object 'Scaled' of module .*; pass its class in custom_objects"):
+    with pytest.raises(ConfigError, match=r"custom object 'Scaled' of module .*; pass its class in custom_objects"):
         dp.Sequential.from_config(config)
     again = dp.Sequential.from_config(config, custom_objects={"Scaled": Scaled}).layers[0]
     assert (type(again), again.factor, again.name) == (Scaled, 2.5, "scaled")
@@ -439,26 +439,28 @@ def test_variables_alternate_by_parameter():
     for number, one in enumerate(model.weights):
         optimizer.slots_of(one)["momentum"].assign(np.full(one.shape, number))
         optimizer.slots_of(one)["velocity"].assign(np.full(one.shape, 10 + number))
-    arrays = optimizer_variables.arrays(optimizer, "float32")
+    arrays = optimizer_variables.arrays(optimizer, optimizer.variables, "float32")
     assert [array.flat[0] for array in arrays] == [7, 0.25, 0, 10, 1, 11, 2, 12, 3, 13]
     assert {array.dtype.name for array in arrays[1:]} == {"float32"}
     other = dp.optimizers.Adam(0.25)
     other.build(model.trainable_weights)
-    values, reason = optimizer_variables.read("file", other, stored(arrays))
+    values, reason = optimizer_variables.read("file", other, other.variables, stored(arrays))
     assert reason == ""
     assert [one.path for one in values] == [one.path for one in other.variables]
     for one, known in zip(values.values(), optimizer.variables, strict=True):
         np.testing.assert_array_equal(one, known.numpy())
     with pytest.raises(DataError, match="iterations are -1"):
-        optimizer_variables.read("file", other, stored([np.array(-1), *arrays[1:]]))
+        optimizer_variables.read("file", other, other.variables, stored([np.array(-1), *arrays[1:]]))
     with pytest.raises(DataError, match="learning rate is nan"):
-        optimizer_variables.read("file", other, stored([arrays[0], np.array(np.nan), *arrays[2:]]))
+        optimizer_variables.read("file", other, other.variables, stored([arrays[0], np.array(np.nan), *arrays[2:]]))
 
 
 def test_a_learning_rate_survives_rounding_unless_it_was_changed():
     optimizer = dp.optimizers.SGD(0.1)
     for number, expected in ((np.float32(0.1), 0.1), (np.float32(0.25), 0.25)):
-        values, _ = optimizer_variables.read("file", optimizer, stored([np.array(3), np.array(number)]))
+        values, _ = optimizer_variables.read(
+            "file", optimizer, optimizer.variables, stored([np.array(3), np.array(number)])
+        )
         assert values[optimizer.variables[1]] == expected
 
 

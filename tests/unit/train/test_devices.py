@@ -3,21 +3,13 @@
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
-from dptrain.model import Architecture
-from dptrain.train.replica import Replica
 
 from dptrain import backend as backends
-from dptrain.backend.cpu.backend import NumpyBackend
+from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.backend.cuda import selection as gpus
-from dptrain.batches.feed import make_feed
-from dptrain.batches.sampling import Shard
 from dptrain.comm import SoloCommunicator
-from dptrain.errors import AgreedError, DeviceError, DeviceMemoryError, ExitCode
-from dptrain.layers import Dense, Dropout
-from dptrain.losses import SparseCategoricalCrossentropy
-from dptrain.optimizers import Adam
+from dptrain.errors import AgreedError, DeviceError, ExitCode
 from dptrain.train.devices import check_devices, find_place, open_backend
 
 
@@ -70,8 +62,8 @@ class Told(SoloCommunicator):
         return [fact, *self.others]
 
 
-def backend_on(gpu: str | None) -> NumpyBackend:
-    found = NumpyBackend()
+def backend_on(gpu: str | None) -> CpuBackend:
+    found = CpuBackend()
     if gpu is not None:
         found.name, found.numerics, found.gpu = "cuda", "cuda, float32, sm_90", gpu
     return found
@@ -100,7 +92,7 @@ def test_a_gpu_on_one_rank_only():
 
 def test_different_bits():
     same = backend_on(None).numerics
-    rows = [["b", "numpy", "loops x", "", None], ["a", "numpy", same, "", None], ["b", "numpy", "loops x", "", None]]
+    rows = [["b", "cpu", "loops x", "", None], ["a", "cpu", same, "", None], ["b", "cpu", "loops x", "", None]]
     with pytest.raises(AgreedError) as caught:
         check_devices(Told(*rows), backend_on(None), False)
     assert caught.value.exit_code == ExitCode.CONFIG
@@ -125,62 +117,3 @@ def test_a_driver_without_pycuda_is_said_aloud(monkeypatch):
         assert "NVIDIA" not in open_backend(SoloCommunicator(), jit_compile=False, **options).description
     monkeypatch.setattr(backends, "has_driver", lambda: False)
     assert "NVIDIA" not in open_backend(SoloCommunicator(), jit_compile=False).description
-
-
-class SmallBackend(NumpyBackend):
-    """A device with little memory, which counts what it gives out."""
-
-    def __init__(self, memory: int) -> None:
-        super().__init__()
-        self.memory = memory
-        self.held: dict[str, int] = {}
-
-    def empty(self, shape, dtype=None, name=""):
-        asked = int(np.prod(shape)) * np.dtype(dtype or self.dtype).itemsize
-        free = self.memory - sum(self.held.values())
-        if asked > free:
-            raise DeviceMemoryError("full", name, asked, free, self.held)
-        self.held[name] = self.held.get(name, 0) + asked
-        return super().empty(shape, dtype)
-
-    def upload(self, array, name=""):
-        self.empty(array.shape, array.dtype, name)
-        return super().upload(array)
-
-
-def prepare(memory: int, rows: int, samples: int) -> SmallBackend:
-    """Allocate what a training of that batch size needs."""
-    backend = SmallBackend(memory)
-    model = Architecture([Dense(50, activation="relu", input_shape=(100,)), Dropout(0.5), Dense(10)])
-    replica = Replica(backend, model, 0)
-    replica.compile(SparseCategoricalCrossentropy(from_logits=True), Adam(), [])
-    x, y = replica.as_stored(np.zeros((samples, 100), np.uint8), np.zeros(samples, np.int64))
-    try:
-        feed = make_feed(backend, (x, y), rows)
-    except DeviceMemoryError as error:
-        raise DeviceError(replica.what_fits(error)) from error
-    replica.reserve(rows)
-    assert replica.reduction is not None
-    feed.start(np.arange(samples), [Shard(0, 1, 0)])
-    replica._gather_beside("targets", feed.rows(Shard(0, 1, 0)).arrays[1], np.zeros(1, np.int64))
-    feed.close()
-    return backend
-
-
-@pytest.mark.parametrize("memory", [200_000, 1_000_000, 7_654_321])
-def test_the_batch_that_would_fit_fits(memory):
-    with pytest.raises(DeviceError) as caught:
-        prepare(memory, 100_000, 300)
-    text = str(caught.value)
-    assert text.endswith("rows a rank would fit instead of 100000"), text
-    fitting = int(text.split("about ")[1].split()[0])
-    prepare(memory, fitting, 300)
-    with pytest.raises(DeviceError):
-        prepare(memory, int(fitting * 1.3) + 20, 300)
-
-
-def test_what_no_batch_size_can_mend():
-    with pytest.raises(DeviceError, match=r"the model alone needs 89\.0 KiB \(parameters, gradients, optimizer's mom"):
-        prepare(80_000, 1, 1)
-    with pytest.raises(DeviceError, match=r"beside the model \(89\.0 KiB\) and samples 105\.5 KiB.*not one row fits"):
-        prepare(200_000, 1, 1000)

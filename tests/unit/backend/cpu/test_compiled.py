@@ -404,3 +404,13 @@ def test_without_a_compiler(monkeypatch):
     compiling.library.cache_clear()
     with pytest.raises(DeviceError, match="no C\\+\\+ compiler"):
         compiling.library("int x;")
+
+
+def test_inputs_that_nothing_reads():
+    w = Variable(np.ones(3), "w")
+
+    def step(x, y, sample_weight):
+        w.assign(w * 2)
+        return {"twice": w.value}
+
+    compare(trace(step, SPECS))

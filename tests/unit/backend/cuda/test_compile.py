@@ -40,41 +40,37 @@ def calls(folder: Path) -> int:
 
 
 def test_a_source_is_compiled_once(nvcc):
-    first = compiling.compiled(("flat", "dense"), "sm_90")
-    assert calls(nvcc) == 2
-    assert {name: Path(place.read_text().strip()).name for name, place in first.items()} == {
-        "flat": "flat.cu",
-        "dense": "dense.cu",
-    }
-    assert compiling.compiled(("flat", "dense"), "sm_90") == first
-    assert calls(nvcc) == 2
-    assert sorted(path.suffix for path in compiling.kernel_cache().iterdir()) == ["", ".cubin", ".cubin"], (
-        "no leftovers"
-    )
+    first = compiling.compiled_text("program", "text", "sm_90")
+    assert calls(nvcc) == 1
+    assert Path(first.read_text().strip()).name == "program.cu"
+    assert compiling.compiled_text("program", "text", "sm_90") == first
+    assert calls(nvcc) == 1
+    assert sorted(path.suffix for path in compiling.kernel_cache().iterdir()) == ["", ".cubin"], "no leftovers"
 
 
 def test_what_changes_the_result_changes_the_name(nvcc, monkeypatch, tmp_path):
-    first = compiling.compiled(("flat",), "sm_90")["flat"]
-    assert compiling.compiled(("flat",), "sm_80")["flat"] != first
+    first = compiling.compiled_text("program", "text", "sm_90")
+    assert compiling.compiled_text("program", "text", "sm_80") != first
+    assert compiling.compiled_text("program", "other text", "sm_90") != first
     (nvcc / "version").write_text("release 2")
-    assert compiling.compiled(("flat",), "sm_90")["flat"] != first
+    assert compiling.compiled_text("program", "text", "sm_90") != first
     (nvcc / "version").write_text("release 1")
-    for changed in ("flat.cu", "common.cuh"):
+    for changed in ("scalar.h", "common.cuh"):
         copy = tmp_path / f"with another {changed}"
         copy.mkdir()
         for path in kernels_dir().iterdir():
             (copy / path.name).write_bytes(path.read_bytes() + (b"//" if path.name == changed else b""))
         monkeypatch.setattr(compiling, "kernels_dir", lambda copy=copy: copy)
-        assert compiling.compiled(("flat",), "sm_90")["flat"] != first
-    assert calls(nvcc) == 5
+        assert compiling.compiled_text("program", "text", "sm_90") != first
+    assert calls(nvcc) == 6
 
 
 def test_what_nvcc_says_is_told_and_leaves_nothing(nvcc):
     (nvcc / "broken").touch()
     with pytest.raises(
-        DeviceError, match=r"nvcc cannot compile flat\.cu for sm_90, it says: x\.cu\(3\): error: no such"
+        DeviceError, match=r"nvcc cannot compile program\.cu for sm_90, it says: x\.cu\(3\): error: no such"
     ):
-        compiling.compiled(("flat",), "sm_90")
+        compiling.compiled_text("program", "text", "sm_90")
     assert [path.name for path in compiling.kernel_cache().iterdir()] == ["lock"]
 
 
@@ -115,7 +111,7 @@ def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path / "file"))
     with pytest.raises(DeviceError, match=r"cannot keep the compiled CUDA kernels there.*set DPTRAIN_CACHE"):
-        compiling.compiled(("flat",), "sm_90")
+        compiling.compiled_text("program", "text", "sm_90")
 
 
 def test_a_users_source_is_compiled_once_and_again_when_it_or_a_header_changes(nvcc, tmp_path):

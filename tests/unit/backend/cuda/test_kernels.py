@@ -8,6 +8,7 @@ from dptrain.backend.cuda.compile import parse_release, too_new
 from tests.emulated import emulated, inside_emulator
 
 OPEN = """
+import numpy as np
 from dptrain.backend.cuda.backend import CudaBackend
 from dptrain.errors import DeviceError
 try:
@@ -15,6 +16,11 @@ try:
     print("loaded")
 except DeviceError as error:
     print(error)
+"""
+RUN = """
+    import dptrain.ops
+    from dptrain.program.program import trace
+    CudaBackend().executable(trace(lambda x: {"y": x + 1}, {"x": ((3,), "float32")}), {"x": np.zeros(3, np.float32)})
 """
 outside_emulator = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 
@@ -48,10 +54,11 @@ def test_a_driver_that_is_too_old_for_the_nvcc(tmp_path):
 
 @outside_emulator
 def test_kernels_that_do_not_load_for_another_reason(tmp_path):
-    done = emulated(sys.executable, "-c", OPEN, DPTRAIN_CACHE=str(tmp_path))
-    assert (done.code, done.out) == (0, "loaded\n")
-    for path in tmp_path.rglob("flat-*.cubin"):
+    code = f"{OPEN.replace('    CudaBackend()', RUN)}"
+    done = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
+    assert (done.code, done.out, done.err) == (0, "loaded\n", "")
+    for path in tmp_path.rglob("*.cubin"):
         path.write_bytes(b"damaged")
-    done = emulated(sys.executable, "-c", OPEN, DPTRAIN_CACHE=str(tmp_path))
-    assert "the kernels do not load (cuModuleLoadDataEx failed: device kernel image is invalid" in done.out
-    assert f"nvcc of CUDA 13.0, driver for CUDA 13.0); remove {tmp_path}" in done.out
+    done = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
+    assert "the kernels of a program do not load (cuModuleLoadDataEx failed: device kernel image is invalid" in done.out
+    assert f"remove {tmp_path}" in done.out

@@ -72,7 +72,7 @@ model = Model(ops.empty((12 << 20,), np.uint8), ops.staging((1 << 20,), np.float
 del model
 assert on_another_thread(gc.collect) == []
 assert before - cuda.mem_get_info()[0] > 16 << 20
-ops.fill(x, 1)
+ops.write(x, np.ones((100, 100)))
 print(before - cuda.mem_get_info()[0], ops.download(x).sum())
 """
     done = python(code)
@@ -85,33 +85,39 @@ def test_what_another_thread_collects_last_is_freed_at_the_end():
 
 
 USES = {
-    "an op": "ops.fill(x, 1)",
-    "a product": "ops.dense_forward(x, x, None, 'linear', x)",
+    "a program": "program.run()",
+    "an output": "program.outputs['sum']",
+    "a variable": "variable.numpy()",
     "an allocation": "ops.empty((3,))",
     "pinned memory": "ops.staging((3,), np.float32)",
     "a download": "ops.download(x)",
     "an upload": "ops.upload(np.zeros(3))",
-    "a copy": "ops.copy(x, y)",
     "an exchange": "exchange.begin()",
-    "a user's op": "double(ops, x, y)",
+    "a user's kernel": "ops.launch(double.kernel, [x, y], {})",
 }
 
 
 def test_another_thread_is_refused():
     code = f"""
 import dptrain as dp
+from dptrain.program.program import trace
+from dptrain.program.tensor import Variable
 
 @dp.ops.op(arguments="PPq", source='extern "C" __global__ void double(const float *x, float *y, long long n) {{}}')
 def double(x, y):
     y[...] = 2 * x
 
 x, y = ops.zeros((3, 3)), ops.zeros((3, 3))
+variable = Variable(np.ones(3, np.float32))
+program = trace(lambda x: {{"sum": dp.ops.sum(x * variable)}}, {{"x": ((3,), "float32")}})
+program = ops.executable(program, {{"x": np.ones(3, np.float32)}})
+program.run()
 exchange = ops.exchange(x)
 for name, use in {USES}.items():
     (error,) = on_another_thread(lambda: eval(use))
     assert type(error) is DeviceError, (name, repr(error))
 print(error)
-ops.fill(x, 2)
+ops.write(x, np.full((3, 3), 2))
 print(ops.download(x).sum())
 """
     code = code.replace("void double(", "void twice(").replace('arguments="PPq"', 'arguments="PPq", kernel="twice"')
@@ -141,7 +147,7 @@ for _ in range(3):
     assert on_another_thread(train) == []
 train()
 try:
-    kept[0][0].fill(kept[0][1], 1)
+    kept[0][0].write(kept[0][1], np.ones(2))
 except DeviceError as error:
     print(error)
 """

@@ -1,0 +1,64 @@
+"""Launching kernels that users bring along."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dptrain.backend.cuda.compile import compiled_own
+from dptrain.backend.cuda.device import Gpu, cuda
+from dptrain.backend.cuda.memory import DeviceArray
+from dptrain.backend.custom import OwnKernel
+from dptrain.errors import DeviceError
+
+
+def own_launch(
+    gpu: Gpu, stream: Any, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]
+) -> Callable[[], None]:
+    """Return what queues a user's kernel.
+
+    Args:
+        gpu: where it runs.
+        stream: what it is queued on.
+        kernel: as above.
+        buffers: inputs, then outputs.
+        numbers: the others, by name.
+
+    Raises:
+        ConfigError: the launch does not fit the kernel's argument types.
+        DeviceError: nvcc refuses the source, or the kernel does not load; when it is queued, that it does not launch.
+    """
+    launch = kernel.launch(buffers, numbers)
+    if 0 in launch.grid:
+        return lambda: None
+    prepared = _prepared(gpu, kernel)
+    arguments = [one.pointer if isinstance(one, DeviceArray) else one for one in launch.arguments]
+
+    def queue() -> None:
+        try:
+            prepared.prepared_async_call(launch.grid, launch.block, stream, *arguments, shared_size=launch.shared)
+        except Exception as error:  # PyCUDA packs arguments by a struct module of its own, with errors of its own
+            raise DeviceError(
+                f"op {kernel.name!r}: kernel {kernel.kernel!r} does not launch on grid {launch.grid}, block "
+                f"{launch.block}, arguments {kernel.arguments!r}: {error}"
+            ) from error
+
+    return queue
+
+
+def _prepared(gpu: Gpu, kernel: OwnKernel) -> Any:
+    """Return a user's prepared kernel, compiled and loaded if it is not yet.
+
+    Raises:
+        DeviceError: it does not compile or load.
+    """
+    path = compiled_own(kernel.name, kernel.source, gpu.architecture)
+    try:
+        if path not in gpu.modules:
+            gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
+        function = gpu.modules[path].get_function(kernel.kernel)
+        function.prepare(kernel.arguments)
+    except cuda.Error as error:
+        raise DeviceError(
+            f'op {kernel.name!r}: kernel {kernel.kernel!r} does not load ({error}); is there an extern "C" __global__ '
+            "function of that name in its source?"
+        ) from error
+    return function

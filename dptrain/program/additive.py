@@ -1,0 +1,56 @@
+"""Whether totals are sums over samples, so that they do not depend on how samples are cut into batches.
+
+The mean loss of a batch, times its rows, is such a sum; the sum of the losses, times its rows, is none. What tells them
+apart is the degree of a tensor: the power of the number of rows among its factors.
+"""
+
+from collections.abc import Iterable
+
+from dptrain.program.program import Program
+from dptrain.program.tensor import OPS, Tensor, Variable
+
+
+def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
+    """Whether a step adds to all of these variables only what is a sum over its samples.
+
+    Args:
+        program: traced for a batch.
+        totals: those that the step leaves alone are no hindrance.
+    """
+    degrees: dict[int, int | None] = {}  # None for what is no power of it
+    data = {id(one) for one in program.inputs.values()}
+    for tensor in program.tensors:
+        inputs = [degrees[id(one)] for one in tensor.inputs]
+        degrees[id(tensor)] = int(tensor.counts_rows) if tensor.op is None else _degree(tensor, inputs)
+        if any(id(one) in data for one in tensor.inputs):
+            data.add(id(tensor))
+
+    def is_sum(variable: Variable, new: Tensor) -> bool:
+        if new is program.state[variable]:
+            return True
+        if new.op is OPS["stop_gradient"]:
+            return is_sum(variable, new.inputs[0])
+        if new.op is not OPS["add"]:
+            return False
+        old, added = new.inputs
+        of_samples = degrees[id(added)] == (0 if id(added) in data else 1)
+        return of_samples and is_sum(variable, old)
+
+    return all(is_sum(one, program.updates[one]) for one in totals if one in program.updates)
+
+
+def _degree(tensor: Tensor, inputs: list[int | None]) -> int | None:
+    op = tensor.op
+    if not any(inputs) and None not in inputs:
+        return 0
+    if op is None or op.linear is None or None in inputs:
+        return None
+    known = [one for one in inputs if one is not None]
+    if op in (OPS["divide"], OPS["divide_no_nan"]):
+        return known[0] - known[1]
+    if op in (OPS["multiply"], OPS["batch_matmul"]):
+        return sum(known)
+    linear_in = range(len(known)) if op.linear_in is None else op.linear_in
+    rest = any(degree for number, degree in enumerate(known) if number not in linear_in)
+    same = {known[number] for number in linear_in}
+    return None if rest or len(same) > 1 else same.pop()

@@ -1,0 +1,300 @@
+"""What a program is made of when ops are computed together: loops, products of matrices, and calls.
+
+`fuse.py` says how ops become kernels.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from dptrain.program.program import Program
+from dptrain.program.shapes import Rows, Shape
+from dptrain.program.sources import Place, Source, is_one, space_of
+from dptrain.program.tensor import Array, DType, Op, Tensor, Variable
+
+
+def copy(x: Array, *, out: Array) -> None:
+    """X as it is, in memory of its own."""
+    np.copyto(out, x)
+
+
+def _not_placed(*arguments: Any) -> Any:
+    raise AssertionError("kernels are made of programs that have been placed")
+
+
+COPY = Op(copy, _not_placed, _not_placed, _not_placed, c="{0}")
+
+# Types that generated code has, and their names in C++.
+C_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
+    f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+REDUCTIONS = ("reduce_sum", "reduce_max", "argmax_along")
+
+
+@dataclass(eq=False)
+class Member:
+    """What a loop computes of a tensor.
+
+    Attributes:
+        tensor: computed.
+        kind: "map" of single elements; "gather" of rows, of the first read at the places of the second; "reduce" along
+            the loop's last axis; "sum", a reduction over other axes, which is complete after the loop.
+        reads: what it reads, by the loop's axes.
+        axes: the loop's axis of each axis of the tensor, None for those of length 1.
+        inner: whether it is computed for every element, or else once for each row of the loop's last axis.
+    """
+
+    tensor: Tensor
+    kind: Literal["map", "gather", "reduce", "sum"]
+    reads: tuple[Source, ...]
+    axes: tuple[int | None, ...]
+    inner: bool
+
+
+@dataclass(eq=False)
+class Loop:
+    """Tensors that are computed in one go over a space.
+
+    Attributes:
+        space: its lengths, without those that are 1.
+        members: in an order in which they can be computed.
+    """
+
+    space: Shape
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it makes."""
+        return [one.tensor for one in self.members]
+
+    @property
+    def reads(self) -> list[Source]:
+        """What it reads, its own tensors among it."""
+        return [source for one in self.members for source in one.reads]
+
+    def member(self, tensor: Tensor) -> Member | None:
+        """Return the member that computes a tensor, or None."""
+        return next((one for one in self.members if one.tensor is tensor), None)
+
+    def passes(self) -> dict[Member, int]:
+        """Return how often the last axis must have been gone along before each member is known.
+
+        Members of each element are computed in that pass; those of a row after it, -1 meaning before the first.
+        """
+        found: dict[Member, int] = {}
+        for one in self.members:
+            own = 0 if one.inner else -1
+            for source in one.reads:
+                read = self.member(source.root)
+                if read is not None:
+                    of_row = not read.inner or read.kind == "reduce"
+                    own = max(own, found[read] + (1 if of_row and one.inner else 0))
+            found[one] = own
+        return found
+
+
+@dataclass(eq=False)
+class Product:
+    """A product of matrices: the last two axes; those before are broadcast."""
+
+    tensor: Tensor
+    reads: tuple[Source, Source]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it makes."""
+        return [self.tensor]
+
+
+@dataclass(eq=False)
+class Call:
+    """An op by its own function."""
+
+    tensor: Tensor
+    reads: tuple[Source, ...]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it makes."""
+        return [self.tensor]
+
+
+Kernel = Loop | Product | Call
+
+
+@dataclass
+class FusedStage:
+    """What a rank does between two meetings with the others; see `messages.Stage`.
+
+    Attributes:
+        kernels: in an order in which they can be executed.
+        messages: parts and the all-reduces of them. A part is a root that no other message has and that nothing reads
+            once it has been sent, so that the sum can be written over it.
+    """
+
+    kernels: list[Kernel]
+    messages: list[list[tuple[Tensor, Tensor]]]
+
+
+@dataclass
+class Fused:
+    """A program as kernels.
+
+    Attributes:
+        program: its source.
+        stages: as above.
+        sources: of every tensor, by its `id`; see `source`.
+        same: the tensor that is computed instead of an equal one, by that one's `id`.
+        aliases: roots that are another root's memory in another shape, by their `id`.
+        outputs: what comes out, by name; to be read before the updates are copied.
+        updates: the roots whose elements are the variables' new values; none of them is a placeholder.
+        every_step: `id`s of what updates and messages need; the rest is needed by the outputs alone.
+    """
+
+    program: Program
+    stages: list[FusedStage]
+    sources: dict[int, Source]
+    same: dict[int, Tensor]
+    aliases: dict[int, Tensor]
+    outputs: dict[str, Source]
+    updates: dict[Variable, Tensor]
+    every_step: set[int]
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """All of them, in order."""
+        return [kernel for stage in self.stages for kernel in stage.kernels]
+
+    def source(self, tensor: Tensor) -> Source:
+        """Return where the elements of a tensor of the program lie."""
+        return self.sources[id(self.same.get(id(tensor), tensor))]
+
+    def memory_of(self, root: Tensor) -> Tensor:
+        """Return the root whose memory a root has."""
+        while id(root) in self.aliases:
+            root = self.aliases[id(root)]
+        return root
+
+    def stored(self) -> set[int]:
+        """Return the `id`s of tensors that must lie in memory: other kernels read them, or they are handed out."""
+        found = {id(self.memory_of(one.root)) for one in self.outputs.values()}
+        found |= {id(self.memory_of(one)) for one in self.updates.values()}
+        found |= {id(part) for stage in self.stages for message in stage.messages for part, _ in message}
+        for kernel in self.kernels:
+            own = {id(one) for one in kernel.tensors}
+            found |= {id(self.memory_of(one.root)) for one in kernel.reads if id(one.root) not in own}
+            if not isinstance(kernel, Loop):
+                found |= own
+        return found
+
+    def dependencies(self) -> list[set[int]]:
+        """Return for each kernel the numbers of those whose tensors it reads; others may run beside each other."""
+        maker = {id(one): number for number, kernel in enumerate(self.kernels) for one in kernel.tensors}
+        found = []
+        for number, kernel in enumerate(self.kernels):
+            roots = {id(self.memory_of(one.root)) for one in kernel.reads}
+            found.append({maker[root] for root in roots if root in maker} - {number})
+        return found
+
+
+def operand_dtypes(tensor: Tensor) -> list[DType]:
+    """Return the types in which the inputs of an op of single elements enter its expression `Op.c`."""
+    assert tensor.op is not None
+    own = [one.dtype for one in tensor.inputs]
+    if not own or tensor.op.name in ("cast_to", "copy"):
+        return own
+    if tensor.op.name == "where":
+        return [np.dtype(bool), tensor.dtype, tensor.dtype]
+    if tensor.op.name == "one_hot_last":
+        return [np.dtype(np.float64 if own[0].kind == "f" else np.int64)]
+    common = np.result_type(*own)
+    if tensor.dtype.kind == "f" and common.kind != "f":
+        common = np.dtype(np.float64)  # as NumPy, which rounds to float32 at the end
+    return [common] * len(own)
+
+
+# What fits into a loop
+
+
+def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[Source]) -> Member | None:
+    """Return a tensor as a member of a loop whose other tensors it can read, or None."""
+    space = space_of(iterated(tensor))
+    inner = space == space_of(loop.space)
+    if not inner and (len(loop.space) < 2 or space != space_of(loop.space)[:-1]):
+        return None
+    made = as_member(tensor, inputs, loop.space, inner=inner)
+    if made.kind == "reduce" and not inner:
+        return None
+    if made.kind == "sum" and not inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Rows)):
+        return None  # the order of the sum would be another one than in a loop of its own
+    for number, source in enumerate(made.reads):
+        read = loop.member(source.root)
+        if read is not None and (not usable(read, source) or (made.kind == "gather" and number == 0)):
+            return None
+    return made
+
+
+def usable(member: Member, source: Source) -> bool:
+    """Whether what a source reads of a member is its value at the same index."""
+    if member.kind == "sum":
+        return False
+    pairs = zip(member.axes, source.places, strict=True)
+    return all(axis is None or place == Place(axis) for axis, place in pairs)
+
+
+def as_member(tensor: Tensor, inputs: Sequence[Source], space: Shape, *, inner: bool) -> Member:
+    """Return a tensor as a member of a loop, computed for each element of it or for each row."""
+    op, shape = tensor.op, iterated(tensor)
+    assert op is not None
+    count = iter(range(len(space)))
+    own = [None if is_one(n) else next(count) for n in shape]
+    shapes = [one.shape for one in tensor.inputs]
+    if op.name in REDUCTIONS:
+        reduced = {axis for axis in reduced_axes(tensor) if own[axis] is not None}
+        kind: Any = "map" if not reduced else "sum"
+        if {own[axis] for axis in reduced} == {len(space) - 1}:
+            kind = "reduce"
+        kept = [
+            None if axis in reduced_axes(tensor) else own[axis]
+            for axis in range(len(shape))
+            if tensor.attributes.get("keepdims") or axis not in reduced_axes(tensor)
+        ]
+        return Member(tensor, kind, (inputs[0].along(own),), tuple(kept), inner)
+    if op.name == "take_rows":
+        of_table = [None, *own[len(shapes[1]) :]]
+        return Member(
+            tensor, "gather", (inputs[0].along(of_table), inputs[1].along(own[: len(shapes[1])])), tuple(own), inner
+        )
+    by_last = op.c is not None and "{last}" in op.c
+    aligned = [list(range(len(one))) if by_last else aligned_axes(one, shape) for one in shapes]
+    reads = tuple(
+        source.along([None if axis is None else own[axis] for axis in axes])
+        for source, axes in zip(inputs, aligned, strict=True)
+    )
+    return Member(tensor, "map", reads, tuple(own), inner)
+
+
+def varying(reads: Iterable[Source]) -> set[tuple[int, tuple[Place, ...]]]:
+    """Return what is read, but for single numbers."""
+    return {(id(one.root), one.places) for one in reads if any(place.axis is not None for place in one.places)}
+
+
+def iterated(tensor: Tensor) -> Shape:
+    """Return the shape over which an op is computed: of a reduction, its input's."""
+    assert tensor.op is not None
+    return tensor.inputs[0].shape if tensor.op.name in REDUCTIONS else tensor.shape
+
+
+def reduced_axes(tensor: Tensor) -> tuple[int, ...]:
+    """Return the axes over which a reduction goes."""
+    axis = tensor.attributes.get("axis")
+    found: tuple[int, ...] = tensor.attributes["axes"] if axis is None else (axis,)
+    return found
+
+
+def aligned_axes(shape: Shape, out: Shape) -> list[int | None]:
+    """Return the axis of a broadcast result that each axis of an operand goes along, None for those that are spread."""
+    return [None if is_one(n) else axis + len(out) - len(shape) for axis, n in enumerate(shape)]

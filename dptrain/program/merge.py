@@ -1,0 +1,127 @@
+"""Passes over the kernels of a program that move what loops compute into other loops."""
+
+from dptrain.program.kernels import Fused, Kernel, Loop, Member, fitting, usable, varying
+from dptrain.program.sources import Source, space_of
+
+
+def merge(fused: Fused, kernels: list[Kernel]) -> None:
+    """Make one of two loops that share something, where nothing in between needs the one or is needed by the other."""
+    number = 1
+    while number < len(kernels):
+        found = next((at for at in reversed(range(number)) if _merged(fused, kernels, at, number)), None)
+        number = number + 1 if found is None else max(found, 1)
+
+
+def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> bool:
+    """Merge two kernels, if they can be."""
+    one, other = kernels[first], kernels[second]
+    if not isinstance(one, Loop) or not isinstance(other, Loop):
+        return False
+    spaces = sorted((one.space, other.space), key=len)
+    if space_of(spaces[0]) not in (space_of(spaces[1]), space_of(spaces[1])[:-1]):
+        return False
+    made = {id(tensor) for tensor in one.tensors}
+    uses = any(id(source.root) in made for source in other.reads)
+    if not uses and one.space and not varying(one.reads) & varying(other.reads):
+        return False
+    between = kernels[first + 1 : second]
+    needed = {id(fused.memory_of(source.root)) for source in other.reads}
+    up = not any(id(tensor) in needed for kernel in between for tensor in kernel.tensors)
+    down = not any(id(fused.memory_of(source.root)) in made for kernel in between for source in kernel.reads)
+    trial = Loop(spaces[1])
+    for member in (*one.members, *other.members) if up or down else []:
+        found = fitting(trial, member.tensor, [fused.source(read) for read in member.tensor.inputs])
+        if found is None or any(_is_within(fused, source, made) for source in found.reads):
+            return False
+        trial.members.append(found)
+    if up or down:
+        kernels[first if up else second] = trial
+        del kernels[second if up else first]
+    return up or down
+
+
+def _is_within(fused: Fused, source: Source, made: set[int]) -> bool:
+    """Whether a source is another shape of something that is made here."""
+    memory = fused.memory_of(source.root)
+    return memory is not source.root and id(memory) in made
+
+
+def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
+    """Move members to the one later loop that reads them, where that costs no more memory; return what is left."""
+    handed_out = {id(fused.memory_of(one.root)) for one in fused.outputs.values()}
+    handed_out |= {id(fused.memory_of(one)) for one in fused.updates.values()}
+    handed_out |= {id(part) for stage in fused.stages for message in stage.messages for part, _ in message}
+    readers: dict[int, list[tuple[Kernel, Member | None]]] = {}
+    here = {id(kernel) for kernel in kernels}
+    for kernel in fused.kernels:
+        pairs: list[tuple[Member | None, Source]] = [(None, one) for one in kernel.reads]
+        if isinstance(kernel, Loop):
+            pairs = [(one, source) for one in kernel.members for source in one.reads]
+        for member, source in pairs:
+            memory = fused.memory_of(source.root)
+            readers.setdefault(id(memory), []).append((kernel, member if memory is source.root else None))
+
+    def chain(member: Member, loop: Loop, target: Loop, moving: list[Member]) -> bool:
+        """Note a member and what must move with it; whether all that can move."""
+        if member in moving:
+            return True
+        others = [reader for kernel, reader in readers.get(id(member.tensor), []) if kernel is not target]
+        own = [reader for kernel, reader in readers.get(id(member.tensor), []) if kernel is target]
+        can = member.kind != "sum" and id(member.tensor) not in handed_out
+        if not can or None in own or any(reader not in moving for reader in others):
+            return False
+        moving.append(member)
+        for source in member.reads:
+            read = loop.member(source.root)
+            if read is None or id(read.tensor) in handed_out:
+                if member.kind == "reduce":
+                    return False  # what it reads is more than what it makes
+                continue
+            lies = any(kernel is not loop and reader not in moving for kernel, reader in readers[id(read.tensor)])
+            if (lies and member.kind == "reduce") or (not lies and not chain(read, loop, target, moving)):
+                return False
+        return True
+
+    for number in reversed(range(len(kernels))):
+        loop = kernels[number]
+        if not isinstance(loop, Loop):
+            continue
+        for member in reversed(list(loop.members)):
+            targets = [kernel for kernel, _ in readers.get(id(member.tensor), []) if kernel is not loop]
+            target = targets[0] if targets and all(one is targets[0] for one in targets) else None
+            moving: list[Member] = []
+            if not isinstance(target, Loop) or id(target) not in here or member not in loop.members:
+                continue
+            if chain(member, loop, target, moving):
+                _move([one for one in loop.members if one in moving], loop, target, fused, readers)
+    return [one for one in kernels if not isinstance(one, Loop) or one.members]
+
+
+def _move(
+    moving: list[Member],
+    loop: Loop,
+    target: Loop,
+    fused: Fused,
+    readers: dict[int, list[tuple[Kernel, Member | None]]],
+) -> None:
+    """Move members from one loop to another, if they fit there."""
+    trial = Loop(target.space)
+    for one in moving:
+        found = fitting(trial, one.tensor, [fused.source(read) for read in one.tensor.inputs])
+        if found is None:
+            return
+        trial.members.append(found)
+    for one in target.members:
+        for source in one.reads:
+            read = trial.member(source.root)
+            if read is not None and not usable(read, source):
+                return
+    for old, new in zip(moving, trial.members, strict=True):
+        loop.members.remove(old)
+        for source in old.reads:
+            pairs = readers[id(fused.memory_of(source.root))]
+            pairs[pairs.index((loop, old if fused.memory_of(source.root) is source.root else None))] = (
+                target,
+                new if fused.memory_of(source.root) is source.root else None,
+            )
+    target.members[:0] = trial.members

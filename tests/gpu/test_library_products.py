@@ -1,0 +1,41 @@
+"""Programs whose products cuBLASLt computes: with the stand-in of tests/standins, on the emulated driver."""
+
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.emulated import emulated, inside_emulator
+
+pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
+
+SCRIPT = """
+import numpy as np
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.program.evaluate import evaluate
+from tests.ops.test_programs_on_cuda import check, check_state, mlp, shapes_program
+backend, rng = CudaBackend(gemm="cublaslt"), np.random.default_rng(0)
+for rows in (700, 0):
+    program, values = shapes_program(rng, 700)
+    values["x"] = values["x"][:rows]
+    executable = backend.executable(program, values, rows=rows)
+    executable.run()
+    expected, _ = evaluate(program, values, rows=rows)
+    for name in program.outputs:
+        np.testing.assert_allclose(executable.outputs[name], expected[name], rtol=1e-3, atol=1e-3, err_msg=name)
+program, data = mlp(rng)
+order, state = rng.integers(0, 50, 24), {}
+for start in (0, 6, 12, 18):
+    found, new = evaluate(program, data | {"rows": order[start : start + 6]}, state)
+    state |= new
+backend.executable(program, data | {"rows": order}).run([0, 6, 12, 18])
+check_state(state)
+print(backend.numerics)
+"""
+
+
+def test_products_of_a_library():
+    path = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
+    done = emulated(sys.executable, "-c", SCRIPT, PYTHONPATH=path)
+    assert (done.code, done.err) == (0, "")
+    assert "products by cublaslt" in done.out

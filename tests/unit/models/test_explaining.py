@@ -1,0 +1,96 @@
+"""What `model.explain()` and `python -m dptrain explain` say of a step."""
+
+import re
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.cli.main import main
+from dptrain.errors import ConfigError
+from dptrain.models.explaining import program_of
+from dptrain.program.evaluate import evaluate
+
+
+def dense() -> dp.Sequential:
+    model = dp.Sequential([dp.layers.Dense(5, "relu", input_shape=(4,)), dp.layers.Dense(3, "softmax")], seed=2)
+    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], device="cpu", dtype="float64")
+    return model
+
+
+def test_the_sums_of_a_step():
+    text = dense().explain(8)
+    assert text.startswith("train step of 'sequential', batches of 8\n")
+    # Two products forward, three backward, of 2 B I O operations each; of the first layer's input nobody asks.
+    products = [int(one.replace(",", "")) for one in re.findall(r"batch_matmul.* ([\d,]+)  +[\d,]+$", text, re.M)]
+    assert sorted(products) == sorted([2 * 8 * 4 * 5] * 2 + [2 * 8 * 5 * 3] * 3)
+    assert "43 parameters, 43 of them trained; " in text
+    assert re.search(r"\d+ all-reduces in 1 message of \d+ bytes", text)
+    found = re.search(r"([\d,]+) bytes of intermediate results at most, ([\d,]+) if", text)
+    most, alone = (int(one.replace(",", "")) for one in found.groups())
+    assert 8 * 5 * 8 < most < alone
+    assert re.search(r"\n\d+ kernels after fusion$", text)
+
+
+def test_the_program_is_that_of_the_step():
+    """Executed, it computes what `predict` does, and one update as `train_on_batch`."""
+    x, y = np.random.default_rng(0).normal(size=(8, 4)), np.arange(8) % 3
+    model, other = dense(), dense()
+    outputs, _ = evaluate(program_of(model, 8, "predict"), {"x": x})
+    np.testing.assert_allclose(outputs["output"], other.predict(x, verbose=0), rtol=1e-12)
+    _, updates = evaluate(program_of(model, 8), {"x": x, "y": y})
+    other.train_on_batch(x, y)
+    for mine, theirs in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_allclose(updates[mine], theirs.numpy(), rtol=1e-12)
+
+
+def test_several_inputs_and_outputs_and_values_as_targets():
+    a, b = dp.Input((3,), name="a"), dp.Input((2,), name="b")
+    joined = dp.layers.Concatenate()([a, b])
+    model = dp.Model({"a": a, "b": b}, [dp.layers.Dense(2, name="one")(joined), dp.layers.Dense(4, name="two")(joined)])
+    model.compile("adam", ["mse", "sparse_categorical_crossentropy"])
+    program = program_of(model, 6, "test")
+    assert {name: tuple(map(int, one.shape)) for name, one in program.inputs.items()} == {
+        "x/a": (6, 3), "x/b": (6, 2), "y/0": (6, 2), "y/1": (6,)
+    }  # fmt: skip
+    assert program.inputs["y/1"].dtype == np.int64
+
+
+class Own(dp.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = dp.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_what_is_missing_is_said():
+    model = Own()
+    with pytest.raises(ConfigError, match=r"You must call `compile\(\)` before explaining the train step"):
+        model.explain()
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match="model 'own' does not know the shapes of its inputs: build it"):
+        model.explain()
+    model.build((None, 3))
+    assert "predict step of 'own'" in model.explain(step="predict")
+    assert "8 parameters" in model.explain(4, "train")
+    with pytest.raises(ConfigError, match="step = 'fit': expected 'train', 'test' or 'predict'"):
+        model.explain(step="fit")
+    with pytest.raises(ConfigError, match="batch_size = 0: expected an integer >= 1"):
+        model.explain(0)
+
+
+def test_the_command(capfd):
+    assert main(["explain", "--hidden", "7", "--batch-size", "12", "--input-shape", "5,4", "--classes", "3"]) == 0
+    shown = capfd.readouterr().out
+    assert "train step of 'explain', batches of 12" in shown
+    assert f"{20 * 7 + 7 + 7 * 3 + 3} parameters" in shown
+    assert re.search(r"cast_to\(x\) +\(B, 5, 4\)", shown)
+    for arguments, message in (
+        (["--step", "fit"], "step = 'fit'"),
+        (["--input-shape", "28,x"], "--input-shape x: expected an integer >= 1"),
+        (["--classes", "1"], "--classes 1: expected an integer >= 2"),
+    ):
+        assert main(["explain", *arguments]) == 2
+        assert message in capfd.readouterr().err
