@@ -150,8 +150,8 @@ class Outputs:
                 metric.update_state(target, predicted, sample_weight=weight)
 
     def _each(self, y: Any, y_pred: Any, sample_weight: Any) -> list[tuple[Output, Any, Any, Any]]:
-        predicted = tree.leaves(y_pred)
         names = list(self.nested if isinstance(self.nested, Mapping) else (one.name for one in self.flat))
+        predicted = _ordered(y_pred, names) if isinstance(y_pred, Mapping) else tree.leaves(y_pred)
         targets = _ordered(y, names)
         weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))

@@ -29,8 +29,8 @@ class Graph:
         outputs: made of them, nested.
 
     Attributes:
-        inputs: as given.
-        outputs: as given.
+        inputs: as given, dictionaries with sorted keys.
+        outputs: likewise.
         makers: calls of layers, and tensors that ops made, each after those that it needs.
         nodes: of these the calls.
         layers: in Keras' order.
@@ -40,7 +40,8 @@ class Graph:
     """
 
     def __init__(self, inputs: Any, outputs: Any) -> None:
-        inputs, outputs = self.inputs, self.outputs = _sorted(inputs), _sorted(outputs)
+        self.inputs, self.outputs = tree.with_sorted_keys(inputs), tree.with_sorted_keys(outputs)
+        self._returned = outputs
         for name, given in (("inputs", inputs), ("outputs", outputs)):
             for one in tree.leaves(given):
                 if not isinstance(one, Tensor) or one.value is not None:
@@ -93,7 +94,7 @@ class Graph:
         for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
             if not all(id(one) in known for one in tree.leaves(node.outputs)):
                 self._call(node, value, known)
-        return tree.map_leaves(lambda path, one: value(one), self.outputs)
+        return tree.map_leaves(lambda path, one: value(one), self._returned)
 
     def _call(self, node: Node, value: Any, known: dict[int, Any]) -> None:
         arguments = tree.map_leaves(lambda path, one: value(one), node.arguments)
@@ -152,13 +153,6 @@ class Graph:
         for layer in self.input_layers:
             found.setdefault(id(layer), layer)
         return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), -1)))
-
-
-def _sorted(nested: Any) -> Any:
-    """Return nested data with the keys of dictionaries sorted, as Keras goes through them."""
-    if isinstance(nested, dict):
-        return {key: _sorted(nested[key]) for key in sorted(nested)}
-    return type(nested)(map(_sorted, nested)) if isinstance(nested, list | tuple) else nested
 
 
 def matched(data: Any, like: Any) -> list[Any]:

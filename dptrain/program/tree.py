@@ -36,3 +36,10 @@ def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
         made = [map_leaves(function, one, f"{path}/{key}" if path else str(key)) for key, one in enumerate(data)]
         return tuple(made) if isinstance(data, tuple) else made
     return function(path, data)
+
+
+def with_sorted_keys(data: Any) -> Any:
+    """Return the same structure with the keys of dictionaries sorted: the order in which Keras goes through them."""
+    if isinstance(data, Mapping):
+        return {key: with_sorted_keys(data[key]) for key in sorted(data)}
+    return type(data)(map(with_sorted_keys, data)) if isinstance(data, list | tuple) else data

@@ -68,12 +68,12 @@ def make_gan(k):
 
 
 @pytest.mark.parametrize("options", [{"jit_compile": False}, {"jit_compile": True}, {"run_eagerly": True}])
-def test_two_hundred_steps(keras, options):
+def test_two_hundred_steps(torch_keras, options):
     rng = np.random.default_rng(0)
     noise, real = rng.standard_normal((40 * STEPS - 5, LATENT)), rng.standard_normal((40 * STEPS - 5, 2))
     real += np.array([2.0, -1.0])
     found, start = [], None
-    for k in (keras, dp):
+    for k in (torch_keras, dp):
         gan, seen = make_gan(k), []
         own = {"dtype": "float64", **options} if k is dp else {}
         loss = k.losses.BinaryCrossentropy(from_logits=True)

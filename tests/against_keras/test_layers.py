@@ -115,14 +115,16 @@ def test_200_steps(keras, name, optimizer):
     their_history = theirs.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
     our_history = ours.fit(x, y, validation_data=(x[:33], y[:33]), **arguments).history
     assert sorted(our_history) == sorted(their_history)
+    # PyTorch's gradient of the hard sigmoid is 1/6 in float32.
+    rtol = 1e-7 if "hard_sigmoid" in name and keras.backend.backend() == "torch" else 1e-9
     for key in their_history:
-        np.testing.assert_allclose(our_history[key], their_history[key], rtol=1e-9, err_msg=key)
+        np.testing.assert_allclose(our_history[key], their_history[key], rtol=rtol, err_msg=key)
     for place, (mine, other) in enumerate(zip(ours.get_weights(), theirs.get_weights(), strict=True)):
-        np.testing.assert_allclose(mine, other, rtol=1e-8, atol=1e-9, err_msg=f"weight {place}")
+        np.testing.assert_allclose(mine, other, rtol=10 * rtol, atol=rtol, err_msg=f"weight {place}")
     np.testing.assert_allclose(
-        ours.evaluate(x, y, verbose=0), theirs.evaluate(x, y, verbose=0, batch_size=BATCH), rtol=1e-9
+        ours.evaluate(x, y, verbose=0), theirs.evaluate(x, y, verbose=0, batch_size=BATCH), rtol=rtol
     )
-    np.testing.assert_allclose(ours.predict(x[:7]), theirs.predict(x[:7], verbose=0), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(ours.predict(x[:7]), theirs.predict(x[:7], verbose=0), rtol=10 * rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("name", middles(dp))

@@ -150,16 +150,16 @@ LOSSES = {
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("case", LOSSES)
-def test_losses(keras, case, weighted):
-    compare(keras, *LOSSES[case], weighted=weighted)
+def test_losses(torch_keras, case, weighted):
+    compare(torch_keras, *LOSSES[case], weighted=weighted)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "mean_with_sample_weight", "sum"])
 @pytest.mark.parametrize("ignore_class", [None, 3])
-def test_reductions(keras, reduction, ignore_class, weighted):
+def test_reductions(torch_keras, reduction, ignore_class, weighted):
     loss = loss_of("SparseCategoricalCrossentropy", reduction=reduction, ignore_class=ignore_class)
-    compare(keras, loss, "softmax", "labels", weighted=weighted)
+    compare(torch_keras, loss, "softmax", "labels", weighted=weighted)
 
 
 METRICS = {
