@@ -1,6 +1,5 @@
 """What a layer is made of: weights, random numbers, sublayers; their names, types and initial values in a model."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
