@@ -69,8 +69,6 @@ class Fitting(Layer):
         def has_own_steps(self) -> bool: ...  # noqa: D102
         @property
         def expected(self) -> Expected: ...  # noqa: D102
-        @property
-        def metrics(self) -> list[Metric]: ...  # noqa: D102
         def step(self, name: str) -> Step: ...  # noqa: D102
         def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
         def collective(self, comm: Communicator) -> AbstractContextManager[None]: ...  # noqa: D102
