@@ -33,6 +33,9 @@ class Executable(Protocol):
             starts: where in the input `program.ROWS` each step's rows begin.
         """
 
+    def close(self) -> None:
+        """Give back what the device's driver holds of it."""
+
 
 class Backend(ABC):
     """One device.

@@ -68,6 +68,8 @@ class Layer(Parts):
     # Arguments that Keras does not write to files, and those of all layers that it writes even where they are None.
     _unwritten: tuple[str, ...] = ()
     _always_written: tuple[str, ...] = ()
+    # In a class whose own `build` says itself when the weights are there.
+    _notes_built: bool
     # The layers of a model that lists them, which files number by class.
     _stack: Sequence["Layer"] = ()
 
@@ -100,7 +102,7 @@ class Layer(Parts):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "build" in vars(cls):
+        if "build" in vars(cls) and "_notes_built" not in vars(cls):
             cls.build = _noting_built(cls.build)  # type: ignore[method-assign]
 
     # What a subclass writes

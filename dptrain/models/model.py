@@ -67,6 +67,8 @@ class Model(Fitting, Files):
         ConfigError: the seed is out of range, or inputs and outputs are not connected.
     """
 
+    _notes_built = True
+
     def __init__(
         self,
         inputs: Any = None,

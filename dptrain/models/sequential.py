@@ -31,6 +31,8 @@ class Sequential(Model):
         ConfigError: the seed is out of range, something else than a layer, or a layer that cannot take its input.
     """
 
+    _notes_built = True
+
     def __init__(
         self,
         layers: Sequence[Layer] | None = None,

@@ -130,6 +130,9 @@ class Executable:
             for call in self._moves:
                 call()
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
         return tuple(tensor.shape) if self._rows is None else local(tensor.shape, self._rows)
 

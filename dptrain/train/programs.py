@@ -156,7 +156,8 @@ class Programs:
         self._placed.clear()
         self._traced.clear()
         self._halves.clear()
-        self._prepared.clear()
+        while self._prepared:
+            self._prepared.popitem()[1][0].close()
 
     def _executable(
         self, program: Program, batch: Batch, rows: Rows, shard: Shard, comm: Communicator | None
@@ -171,7 +172,7 @@ class Programs:
                 raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error)}") from error
             self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
             if len(self._prepared) > _KEPT:
-                self._prepared.popitem(last=False)
+                self._prepared.popitem(last=False)[1][0].close()
         self._prepared.move_to_end(key)
         return self._prepared[key][0]
 

@@ -9,12 +9,15 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "program_on_ranks.py")
 
 
-@pytest.mark.parametrize("streams", ["inorder", "random"])
-def test_ranks_compute_what_one_computes(streams):
-    whole = emulated_ranks(0, SCRIPT, "12")
+@pytest.mark.parametrize(("streams", "bucket_bytes"), [("inorder", "0"), ("random", "0"), ("random", "1")])
+def test_ranks_compute_what_one_computes(streams, bucket_bytes):
+    """Also where every sum is a message, which leaves while the backward pass goes on."""
+    whole = emulated_ranks(0, SCRIPT, "0", "12")
     assert (whole.code, whole.err) == (0, "")
     expected = [float(one) for one in whole.out.split()]
     for shards in (["7", "5"], ["5", "0", "7"]):
-        done = emulated_ranks(len(shards), SCRIPT, *shards, EMULATOR_DEVICES="3", EMULATOR_STREAMS=streams)
+        done = emulated_ranks(
+            len(shards), SCRIPT, bucket_bytes, *shards, EMULATOR_DEVICES="3", EMULATOR_STREAMS=streams
+        )
         assert (done.code, done.err) == (0, "")
         assert [float(one) for one in done.out.split()] == pytest.approx(expected, rel=1e-4, abs=1e-4)

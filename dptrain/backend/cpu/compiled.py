@@ -165,6 +165,9 @@ class CompiledExecutable:
             for name, source in self.fused.outputs.items()
         }
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     @contextmanager
     def _blas_threads(self) -> Iterator[None]:
         """Let products choose their threads, and leave BLAS as it was."""

@@ -5,7 +5,9 @@ its rows. A step is then a list of launches whose arguments never change.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,14 @@ if TYPE_CHECKING:
 
 # Steps whose starts are written to the device at a time.
 _STEPS = 1024
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Launches, and the numbers of the messages that they complete."""
+
+    launches: list[Callable[[], None]]
+    ready: list[int]
 
 
 class CudaExecutable:
@@ -77,7 +87,7 @@ class CudaExecutable:
         self._allocate(flat)
         self._bind_inputs(made.program, arrays)
         self._load()
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[tuple[int, int], Graph] = {}
         buffers = {name: self._results[one] for name, one in made.program.outputs.items()}
         self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
         backend.executables.add(self)
@@ -187,15 +197,18 @@ class CudaExecutable:
         path = compiled_text("program", self.source, gpu.architecture)
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
         index = "q" if self._made.wide_index else "i"
-        self._launches: list[list[Callable[[], None]]] = []
+        self._segments: list[list[_Segment]] = []
+        numbers = iter(range(len(self._messages)))
         try:
             if path not in gpu.modules:
                 gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
-            for stage in self._made.stages:
+            for stage, meetings in zip(self._made.stages, self._made.messages, strict=True):
                 own: list[Callable[[], None]] = []
+                written: dict[Tensor, int] = {}  # by how many launches a tensor is complete
                 for kernel in stage:
                     if not kernel.threads:
                         own += self._calls(kernel)
+                        written |= {one: len(own) for function in kernel.functions for one in function.writes}
                         continue
                     letters, values, blocks = index * 3, [*batch], 0
                     named = self._arguments(kernel)
@@ -208,7 +221,9 @@ class CudaExecutable:
                         prepared.prepare(letters)
                         shape = (blocks, 1), (kernel.threads, 1, 1), backend.stream
                         own.append(partial(prepared.prepared_async_call, *shape, *values))
-                self._launches.append(own)
+                    written |= {one: len(own) for function in kernel.functions for one in function.writes}
+                ready = [(next(numbers), max(written.get(one, 0) for one in message)) for message in meetings]
+                self._segments.append(_cut(own, ready))
         except cuda.Error as error:
             raise DeviceError(
                 f"{gpu.name}: the kernels of a program do not load ({error}); remove {path.parent}"
@@ -274,7 +289,7 @@ class CudaExecutable:
     @property
     def launches(self) -> int:
         """How many kernels a step launches."""
-        return sum(map(len, self._launches))
+        return sum(len(segment.launches) for stage in self._segments for segment in stage)
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Queue as many steps as there are starts. Collective where the program is a placed one.
@@ -290,25 +305,27 @@ class CudaExecutable:
                 self._run_step()
 
     def _run_step(self) -> None:
-        messages = iter(self._messages)
-        for number, meetings in enumerate(self._made.messages):
-            self._run_stage(number)
-            for _ in meetings:
-                over, exchange = next(messages)
+        for number, segments in enumerate(self._segments):
+            for part, segment in enumerate(segments):
+                self._queue((number, part), segment.launches)
+                for message in segment.ready:
+                    self._messages[message][1].begin()  # on its way while what follows is computed
+            # In one order on all ranks: one without rows launches less, and so completes them otherwise.
+            for message in sorted(one for segment in segments for one in segment.ready):
+                over, exchange = self._messages[message]
                 assert self._comm is not None
-                exchange.begin()
                 all_reduce(exchange.values(), over, self._comm)
                 exchange.end()
 
-    def _run_stage(self, number: int) -> None:
-        """Queue what is between two meetings with the other ranks: one graph, recorded when it is first queued."""
-        stream, launches = self._backend.stream, self._launches[number]
+    def _queue(self, place: tuple[int, int], launches: Sequence[Callable[[], None]]) -> None:
+        """Queue what is between two points at which messages leave: one graph, recorded when it is first queued."""
+        stream = self._backend.stream
         if self._backend.graph and len(launches) > 1:
-            if number not in self._graphs:
-                with capture(stream) as self._graphs[number]:
+            if place not in self._graphs:
+                with capture(stream) as self._graphs[place]:
                     for launch in launches:
                         launch()
-            self._graphs[number].launch(stream)
+            self._graphs[place].launch(stream)
         else:
             for launch in launches:
                 launch()
@@ -317,6 +334,20 @@ class CudaExecutable:
         """Give the driver its graphs back."""
         while self._graphs:
             self._graphs.popitem()[1].close()
+
+
+def _cut(launches: list[Callable[[], None]], ready: Sequence[tuple[int, int]]) -> list[_Segment]:
+    """Return launches cut where messages are complete.
+
+    Args:
+        launches: of a stage.
+        ready: messages, each with how many launches complete it.
+    """
+    ends = sorted({len(launches), *(count for _, count in ready)})
+    return [
+        _Segment(launches[begin:end], [one for one, count in ready if count == end])
+        for begin, end in pairwise([0, *ends])
+    ]
 
 
 class Outputs(Mapping[str, Array]):

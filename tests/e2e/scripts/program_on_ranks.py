@@ -1,5 +1,5 @@
 """Runs a program of batch statistics, gradients and a maximum on the CUDA backend, this rank's rows of it; prints its
-state on rank 0. Arguments: the rows of each rank."""
+state on rank 0. Arguments: bytes of a message at most, 0 for any number; the rows of each rank."""
 
 import sys
 
@@ -12,7 +12,7 @@ from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
-shards = [int(one) for one in sys.argv[1:]]
+bucket_bytes, *shards = [int(one) for one in sys.argv[1:]]
 rng = np.random.default_rng(0)
 rows = sum(shards)
 weights, slope = (
@@ -34,7 +34,8 @@ def step(x, share):
     return {"loss": loss}
 
 
-program = place(trace(step, {"x": ((Rows(rows), 4), "float32"), "share": ((Rows(rows), 1), "float32")}))
+inputs = {"x": ((Rows(rows), 4), "float32"), "share": ((Rows(rows), 1), "float32")}
+program = place(trace(step, inputs), bucket_bytes=bucket_bytes or None)
 ranks = comm.current()
 first = sum(shards[: ranks.rank])
 own = slice(first, first + shards[ranks.rank])

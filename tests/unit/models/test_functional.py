@@ -304,3 +304,29 @@ def test_trainable_reaches_parts_and_comes_back():
     assert model.trainable_weights == []
     model.trainable = True
     assert len(model.trainable_weights) == 8
+
+
+def test_a_subclass_is_built_when_its_weights_are_there():
+    class Own(dp.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    model = Own()
+    model.build()
+    assert not model.built
+    model.build((None, 2))
+    assert model.built
+    assert [one.shape for one in model.weights] == [(2, 3), (3,)]
+
+    class Building(Own):
+        def build(self, input_shape):
+            self.dense.build(input_shape)
+
+    building = Building()
+    building.build((None, 4))
+    assert building.built
+    assert building.predict(np.zeros((5, 4)), verbose=0).shape == (5, 3)
