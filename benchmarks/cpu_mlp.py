@@ -462,7 +462,7 @@ def machine(threads: int) -> list[str]:
         command_line(),
         machine_line(),
         f"- Threads of each framework: {threads}; one framework works at a time",
-        f"- Versions: {versions(('dptrain', 'numpy', 'numba', 'torch', 'jax', 'jaxlib'))}",
+        f"- Versions: {versions(('dptrain', 'numpy', 'torch', 'jax', 'jaxlib'))}",
     ]
 
 

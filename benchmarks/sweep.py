@@ -562,7 +562,7 @@ def main() -> int:
     report.add(command_line(), machine_line())
     if on_gpu:
         report.add(f"- GPU before: {nvidia_smi()}")
-    packages = ("dptrain", "numpy", "numba", "mpi4py", "mpich", "pycuda", "torch", "jax", "jaxlib")
+    packages = ("dptrain", "numpy", "mpi4py", "mpich", "pycuda", "torch", "jax", "jaxlib")
     report.add(f"- Versions: {versions(packages)}")
     done: list[Measured] = []
     complaints: list[str] = []
