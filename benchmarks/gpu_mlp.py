@@ -209,42 +209,40 @@ class Dptrain(Trainee):
 
         class Instrument(dp.callbacks.Callback):
             def on_train_begin(self, logs: Any = None) -> None:
-                backend = self.trainer.replica.backend
-                self.backend, launch, self.spin = backend, backend._launch, spinner()
+                self.stream, self.spin = self.trainer.backend.stream, spinner()
+                self.trainer.backend.graph = False  # in a graph nothing can be timed by itself
 
-                def timed(*arguments: Any) -> None:
+            def timed(self, launch: Any) -> Any:
+                def launch_and_record() -> None:
                     before, after = cuda.Event(), cuda.Event()
-                    before.record(backend._streams.ops)
-                    launch(*arguments)
-                    after.record(backend._streams.ops)
+                    before.record(self.stream)
+                    launch()
+                    after.record(self.stream)
                     recorded[-1].append((before, after))
 
-                backend._launch = timed
-                recorded.append([])  # what the start launches
-
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                self.ahead()
+                return launch_and_record
 
             def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                self.backend._streams.ops.synchronize()
-                self.ahead()
-
-            def ahead(self) -> None:
-                self.spin(self.backend._streams.ops)
+                self.stream.synchronize()
+                if not batch:  # the programs are there now
+                    for executable in self.trainer.backend.executables:
+                        for segment in (one for stage in executable._segments for one in stage):
+                            segment.launches[:] = map(self.timed, segment.launches)
+                self.spin(self.stream)
                 pair = (cuda.Event(), cuda.Event())
                 for event in pair:
-                    event.record(self.backend._streams.ops)
+                    event.record(self.stream)
                 self.pairs = [*getattr(self, "pairs", []), pair]
                 recorded.append([])
 
             def on_train_end(self, logs: Any = None) -> None:
-                self.backend._streams.ops.synchronize()
+                self.stream.synchronize()
                 nothing.extend(after.time_since(before) for before, after in self.pairs)
-                del self.backend._launch
 
         self._fit(1, Instrument(), steps_per_epoch=steps)
-        # [before the epoch, step 1, ..., the last step, after it]
-        full = [step for step in recorded[2:-1] or recorded[1:-1] if step]
+        self.model.compile()  # the device goes, and what was changed about it
+        # [step 2, ..., the last step, after it]
+        full = [step for step in recorded[:-1] if step]
         if not full:
             return None
         empty = statistics.median(nothing)
