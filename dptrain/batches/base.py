@@ -21,12 +21,14 @@ class Batches(ABC):
         looks_ahead: whether steps can be asked of `epoch` before the rows of those before them.
         about: what the arrays of the batch at hand are.
         alone: ranks need not have the same number of batches.
+        first: this rank's shards of the first step, if anybody knows.
     """
 
     steps: int | None
     looks_ahead: bool = False
     about: Batch
     alone: bool = False
+    first: Sequence[Shard] = ()
 
     @abstractmethod
     def open(self, backend: Backend, most_bytes: int | None) -> Self:
@@ -100,6 +102,7 @@ class ArrayBatches(Batches):
     ) -> None:
         self._arrays, self.about, self._sampler, self._steps_per_epoch = arrays, about, sampler, steps_per_epoch
         self.alone = isinstance(sampler, LocalSampler)
+        self.first = sampler.shards(0) if sampler.steps else ()
         self._largest = sampler.capacity * (len(sampler.shards(0)) if sampler.steps else 1)
         self._restarts = restarts
         self.steps = steps_per_epoch or sampler.steps

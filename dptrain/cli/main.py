@@ -35,7 +35,7 @@ Train a neural network on one process, or on several ranks with mpirun:
   python -m dptrain --config runs/X/config.yaml  repeat a run
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain doctor                       what works, what is missing
-  python -m dptrain explain --hidden 64          what a step computes, without data
+  python -m dptrain explain --hidden 64          a step's ops, without data
 """
 
 

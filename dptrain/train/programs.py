@@ -141,6 +141,26 @@ class Programs:
         names = found if placed is None else self._traced[id(placed)].names
         return {name: _number(step, name, found[name]) for name in names if name in found}
 
+    def adopt(self, model: Any) -> None:
+        """Let a model's state live on the device, the slots of its optimizer included.
+
+        Raises:
+            DeviceError: too little memory.
+        """
+        if model.compiled and model.trainable_weights:
+            model.optimizer.build(model.trainable_weights)
+        found = model.variables_on_device()
+        try:
+            self.backend.adopt(found)
+        except DeviceMemoryError as error:
+            needed = sum(shapes.size(one.shape) * one.dtype.itemsize for one in found)
+            raise DeviceError(f"{error}; the model alone takes {amount(needed)}: make it smaller") from error
+
+    def arena_bytes(self, step: Step, batch: Batch, shards: Sequence[Shard]) -> int:
+        """Return about what a step needs of the device's memory beside the state, for batches like one."""
+        placed = self.placed(step, batch, shards[0].batch_rows)
+        return int(1.25 * plan(placed, max(one.rows for one in shards)).size)  # devices cut memory in their own ways
+
     @property
     def variables(self) -> list[Variable]:
         """What steps have read or written so far, a user's own variables included."""

@@ -1,7 +1,7 @@
 """The one training loop."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -109,9 +109,10 @@ class Trainer:
         """
         self.share_parameters()
         with ExitStack() as stack:
-            stack.enter_context(train.open(self.backend, self._data_bytes))
+            room = self._room_for_data({"train": train} | ({} if validation is None else {"test": validation}))
+            stack.enter_context(train.open(self.backend, room))
             if validation is not None:
-                stack.enter_context(validation.open(self.backend, self._data_bytes))
+                stack.enter_context(validation.open(self.backend, room))
             hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
@@ -134,6 +135,23 @@ class Trainer:
                     break
             self.model.finalize_weights()
             hooks.on_train_end(logs)
+
+    def _room_for_data(self, steps: Mapping[str, Batches]) -> int | None:
+        """Return the bytes that samples may take: what is left beside the model's state and what its steps need.
+
+        Raises:
+            DeviceError: the state does not fit.
+        """
+        if self._data_bytes is not None or self.backend.room_for_data() is None:
+            return self._data_bytes
+        self.programs.adopt(self.model)
+        needed = sum(
+            self.programs.arena_bytes(self.model.step(name), batches.about, batches.first)
+            for name, batches in steps.items()
+            if batches.first
+        )
+        room = self.backend.room_for_data()
+        return None if room is None else max(room - needed, 0)
 
     def evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
         """Return the mean loss and metrics over all ranks' samples. Collective.

@@ -207,8 +207,8 @@ def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
         assert (done.code, done.err) == (0, "")
         files = sorted((cache / "kernels").iterdir())
         assert [path.name for path in files if path.suffix != ".cubin"] == ["lock"]
-        # Those for tensor cores only where they are asked for.
-        assert len(files) == len(list((ROOT / "kernels").glob("*.cu")))
+        # A program for training, and one for the validation, whatever the ranks' rows.
+        assert len(files) == 1 + 2
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

@@ -15,7 +15,7 @@ from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, 
 from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
 from dptrain.backend.cuda.products import THREADS, product_plan
 from dptrain.program.shapes import Shape, local, size
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import OPS, Tensor
 
 # Threads of a block where no product wants another number.
 BLOCK = 256
@@ -580,7 +580,7 @@ def _word(name: str) -> str:
 def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Tensor, str]:
     """Return what tensors are called in C++: by their label or name, or by their op and a number."""
     found: dict[Tensor, str] = {}
-    taken: set[str] = {"shared", "block", "starts", "step", *SIZES}
+    taken: set[str] = {"shared", "block", "starts", "step", *SIZES, *OPS}  # some ops are functions of headers
     for number, one in enumerate(dict.fromkeys(tensors)):
         path = labels.get(one) or (one.variable.path if one.variable is not None else one.name)
         own = _word(path or (one.op.name if one.op is not None else "constant"))

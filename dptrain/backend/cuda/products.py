@@ -29,7 +29,7 @@ def product_plan(M: int, N: int, K: int) -> tuple[int, int, int]:
     tile = next(fitting, TILES[-1])
     slices = 1
     if K >= _LEAST_SPLIT:
-        warps = blocks(tile) * THREADS["float32"][tile] // 32
+        warps = max(1, blocks(tile) * THREADS["float32"][tile] // 32)  # none for an empty batch
         slices = max(1, min(_WANTED_WARPS // warps, K // _LEAST_SLICE, _MOST_SLICES))
     depth = -(-K // (slices * 32)) * 32
     return tile, max(1, -(-K // depth)) if depth else 1, depth
