@@ -22,7 +22,7 @@ from dptrain.program.evaluate import evaluate
 from dptrain.program.memory import plan
 from dptrain.program.placement import PlacedProgram, place
 from dptrain.program.program import ROWS, Program, trace
-from dptrain.program.tensor import Tensor, Variable, as_tensors, watching
+from dptrain.program.tensor import Tensor, Variable, watching
 
 Array = npt.NDArray[Any]
 
@@ -244,7 +244,12 @@ class Programs:
             taken = [array[chosen] for array in arrays]
             with watching(), np.errstate(all="ignore"):
                 if self.comm.size == 1:
-                    found = step.function(batch.filled(as_tensors(taken)))
+                    # Marked rows, as in a trace: what depends on them (random numbers, say) is then the same.
+                    counted = [(shapes.Rows(len(one)), *one.shape[1:]) for one in taken]
+                    data = [
+                        Tensor(None, (), {}, shape, one.dtype, one) for shape, one in zip(counted, taken, strict=True)
+                    ]
+                    found = step.function(batch.filled(data))
                     self._last[step.name] = None, {name: np.asarray(value) for name, value in found.items()}
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)

@@ -144,8 +144,8 @@ def test_out_of_memory_names_a_batch_that_fits(small_npz, tmp_path, ranks):
         assert ranks == 0 or message.startswith("dptrain: rank ")
         found = re.search(
             r"CUDA out of memory on Emulated GPU [^:]*: asked for \S+ [MK]iB \([a-z].*\), \S+ \S+ of \S+ MiB are free; "
-            r"largest buffers here: .*(variables|samples|intermediate results) \S+ [MK]iB.*a batch of about (\d+) rows a "
-            r"rank",
+            r"largest buffers here: .*(variables|samples|intermediate results) \S+ [MK]iB.*a batch of about (\d+) rows "
+            r"a rank",
             message,
         )
         assert found, message
