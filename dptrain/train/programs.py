@@ -176,6 +176,9 @@ class Programs:
         self._placed.clear()
         self._traced.clear()
         self._halves.clear()
+        self._drop_prepared()
+
+    def _drop_prepared(self) -> None:
         while self._prepared:
             self._prepared.popitem()[1][0].close()
 
@@ -187,7 +190,13 @@ class Programs:
             arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
             place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
             try:
-                made = self.backend.executable(program, arrays, **place)
+                try:
+                    made = self.backend.executable(program, arrays, **place)
+                except DeviceMemoryError:
+                    if not self._prepared:
+                        raise
+                    self._drop_prepared()  # those of other batches, which are made again when they are needed
+                    made = self.backend.executable(program, arrays, **place)
             except (DeviceMemoryError, MemoryError) as error:
                 raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error)}") from error
             self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
