@@ -486,33 +486,6 @@ def launch_empty(lab: Lab) -> Answer:
     return launch_cost(lab, lambda: function.prepared_async_call((1, 1), (32, 1, 1), lab.stream))
 
 
-def launch_adam(lab: Lab, size: int) -> Answer:
-    from dptrain.backend.cuda.compile import compiled
-
-    path = compiled(["optimizer"], "sm_{}{}".format(*lab.capability))["optimizer"]
-    module = lab.cuda.module_from_buffer(path.read_bytes())
-    function = module.get_function("adam")
-    function.prepare("PPPPPqffff")
-    buffers = [lab.zeros(size, "float32") for _ in range(4)]
-    weight = lab.upload(lab.np.ones(1, "float32"))
-    pointers = [int(one) for one in (*buffers, weight)]
-    grid = (min(-(-size // 256), 2048), 1)
-    return launch_cost(
-        lab,
-        lambda: function.prepared_async_call(grid, (256, 1, 1), lab.stream, *pointers, size, 1e-3, 0.1, 1e-3, 1e-7),
-    )
-
-
-@question("What does prepared_async_call of dptrain's adam cost, 1 parameter (its arguments alone)?")
-def launch_adam_1(lab: Lab) -> Answer:
-    return launch_adam(lab, 1)
-
-
-@question("What does prepared_async_call of dptrain's adam cost, 101,770 parameters (784-128-10)?")
-def launch_adam_mlp(lab: Lab) -> Answer:
-    return launch_adam(lab, 1000 if lab.quick else 101_770)
-
-
 @question("What do events cost on the host, and a wait between two streams end to end?")
 def events(lab: Lab) -> Answer:
     cuda, times = lab.cuda, lab.repeats(2000)

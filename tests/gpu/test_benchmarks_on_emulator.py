@@ -158,7 +158,7 @@ def test_the_probe_runs_through(tmp_path):
     assert (done.code, done.err, bad) == (0, "", {})
     assert answers["cluster_16"]["status"] == answers["cluster_16_unset"]["status"] == "yes"
     assert answers["cluster_16"]["values"]["ranks"] == [*range(16), *range(16)]
-    assert answers["graphs_by_ctypes"]["status"] == "not supported here"
+    assert answers["graphs_by_ctypes"]["status"] == "yes"
     assert answers["resident_8_large"]["values"]["cuOccupancyMaxActiveClusters"] == 132 // 8
     assert set(_files(tmp_path)) == {"gpu-probe.md", "gpu-probe.json", "gpu-probe-sm_90.cubin"}
 

@@ -126,13 +126,6 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "training",
         CHECKED,
     ),
-    "old values are replaced while others read them": (
-        CUDA + "compose.py",
-        "            writer.after |= readers\n",
-        "",
-        "training",
-        CHECKED,
-    ),
     "old values are replaced while their own group reads them": (
         CUDA + "compose.py",
         "return texts <= {function.places[new]}",
