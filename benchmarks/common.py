@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import selectors
 import shlex
 import shutil
@@ -110,6 +111,28 @@ def versions(packages: Sequence[str]) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{package} {importlib.metadata.version(package)}")
     return ", ".join(found)
+
+
+def peak_bytes() -> int:
+    """Return the highest resident size of this process.
+
+    Linux hands `ru_maxrss` of the parent down to what it starts; VmHWM counts this program alone.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def begin_peak() -> int:
+    """Let `peak_bytes` count from now on, where the system can; return this process's resident size."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak_bytes()
 
 
 def command_line() -> str:

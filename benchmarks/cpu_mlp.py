@@ -17,7 +17,6 @@ compared at the end: a fast step that computes something else would be no result
 import argparse
 import importlib.util
 import os
-import resource
 import statistics
 import sys
 import time
@@ -42,6 +41,7 @@ from common import (
     glorot,
     machine_line,
     numbers,
+    peak_bytes,
     spread,
     versions,
 )
@@ -324,21 +324,6 @@ WORKERS: dict[str, Any] = {
     "denormal": lambda work: Denormals(work, 1e-40, flush=True),
     "denormal, no flush": lambda work: Denormals(work, 1e-40, flush=False),
 }
-
-
-def peak_bytes() -> int:
-    """Return the highest resident size of this process.
-
-    Linux hands `ru_maxrss` of the parent down to what it starts; VmHWM counts this program alone.
-    """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def serve(name: str) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/cpu_program.py --threads 2
 
 The program is that of a network 784-hidden-10 with ReLU, sparse cross-entropy, Adam and accuracy, on rows gathered from
-uint8 images. Beside it, in turns, the two large products of its first layer alone, by the same BLAS and on the same
-threads: on a machine that others use as well, the ratio says more than the time.
+uint8 images. Beside it, in turns, the two large products of its first layer alone, by NumPy's BLAS on as many threads:
+on a machine that others use as well, the ratio says more than the time.
 """
 
 import argparse

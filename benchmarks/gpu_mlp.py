@@ -134,6 +134,10 @@ class Trainee(ABC):
         """Return the seconds in kernels and the kernels of one step, or None where that is not measured."""
         return None
 
+    def memory(self) -> int | None:
+        """Return the most bytes of host memory since the last call, and begin anew; None where it is not measured."""
+        return None
+
 
 class Dptrain(Trainee):
     """The public API as a user calls it; a callback reads the clock. Its orders are always those of `orders`."""
@@ -213,10 +217,10 @@ class Dptrain(Trainee):
                 self.trainer.backend.graph = False  # in a graph nothing can be timed by itself
 
             def timed(self, launch: Any) -> Any:
-                def launch_and_record() -> None:
+                def launch_and_record(runs: int) -> None:
                     before, after = cuda.Event(), cuda.Event()
                     before.record(self.stream)
-                    launch()
+                    launch(runs)
                     after.record(self.stream)
                     recorded[-1].append((before, after))
 
@@ -623,6 +627,9 @@ def serve(make: Callable[[dict[str, Any]], Trainee]) -> None:
                 case "kernels":
                     assert trainee is not None
                     result = trainee.kernel_seconds()
+                case "memory":
+                    assert trainee is not None
+                    result = trainee.memory()
         except Exception as error:
             answer(answers, {"error": one_line(f"{type(error).__name__}: {error}")})
         else:
@@ -712,6 +719,7 @@ class Row:
         speeds: samples/s of every round.
         losses: of the last epoch of every round.
         kernels: seconds in kernels and kernels of a step, or None.
+        memory: the most bytes of host memory during the rounds, or None.
     """
 
     failed: str = ""
@@ -720,6 +728,7 @@ class Row:
     speeds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     kernels: tuple[float, int] | None = None
+    memory: int | None = None
 
 
 @dataclass
@@ -780,6 +789,7 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
             seconds.append(done[-1]["seconds"])
     for peer in peers:  # compiles what draws orders
         peer.ask(patience(TRAIN_PATIENCE), do="train", epochs=1, same_order=False)
+        peer.ask(patience(TRAIN_PATIENCE), do="memory")
     epochs = max(1, min(50, round(options.seconds / statistics.median(seconds)))) if seconds else 1
     # Before its rounds a later configuration takes about as long as the quickest so far.
     now = time.monotonic()
@@ -800,6 +810,7 @@ def measure(work: Work, samples: int, peers: list[Peer], options: argparse.Names
         longest = max(longest, time.monotonic() - started)
     state = nvidia_smi()
     for peer in peers:
+        rows[peer.name].memory = peer.ask(patience(TRAIN_PATIENCE), do="memory")
         if not options.no_kernels:
             kernels = peer.ask(patience(TRAIN_PATIENCE), do="kernels")
             rows[peer.name].kernels = tuple(kernels) if kernels else None

@@ -6,23 +6,27 @@
     tests/emulator/run python benchmarks/sweep.py --quick --device cuda --frameworks dptrain,dptrain-in-turn
 
 R runs of 784-128-10 differ in their initial weights and in the order of their samples. dptrain trains them through
-`dptrain.sweep`: interleaved (`runs_per_gpu=R`), and as many one after another (`runs_per_gpu=1`). JAX has all runs in
+`dptrain.sweep`: on a GPU all at once (`runs_per_device=R`), on a CPU as many at once as it chooses, and one after
+another (`runs_per_device=1`); and as the members of a `dptrain.Ensemble`. JAX has all runs in
 one `vmap` over the `lax.scan` of an epoch, or the scan of one run after another; PyTorch has them in `torch.func.vmap`
 with fused Adam over the stacked parameters (which is every run's own Adam, for it works element by element), or trains
 one after another.
 
 As in gpu_mlp.py, whose steps and measuring these are: processes of their own that take turns, data on the device as
 uint8, new orders each epoch, the last partial batch trained on; before any time is taken all train two epochs from the
-same weights in the same orders and the losses of every run are compared. An epoch lasts from where the last run has
-ended the one before to where the last run has ended it, and the first of a round is not timed: what a sweep needs to
-start and to write its report is not in these figures.
+same weights in the same orders and the losses of every run are compared. The first epoch of a round is not timed, with
+which compilation and the like go. dptrain's runs are not in step: its time lasts from where the first run begins its
+second epoch to where the last run ends its last, all that is set up for other runs in between included, and the samples
+of all epochs that begin in it are counted. What a sweep needs to start and to write its report is in no figure.
 
 On the CPU every framework is kept on `--threads` cores. With one, CPU time is taken instead of the clock's, which
 other people's work on the machine does not lengthen. A second table then has whole `python -m dptrain sweep`
-invocations, from start to report, on one process and shared by the ranks of `mpirun`.
+invocations, from start to report, on one process and shared by the ranks of `mpirun`. Memory is the most that a process
+holds during the rounds above what it held when it had imported its framework, samples included, over the runs.
 """
 
 import argparse
+import importlib
 import os
 import resource
 import shutil
@@ -31,21 +35,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from common import (
     Epoch,
     Report,
+    begin_peak,
     command_line,
     glorot,
     machine_line,
     numbers,
     nvidia_smi,
     one_line,
+    peak_bytes,
     spread,
     versions,
     words,
@@ -118,9 +123,15 @@ class DptrainSweep(Dptrain):
 
     work: RunsWork
 
-    def places(self) -> int:
-        """Return how many runs are trained at once."""
-        return self.work.runs
+    def places(self) -> int | None:
+        """Return how many runs are trained at once; None for as many as dptrain chooses."""
+        return self.work.runs if self.work.device == "cuda" else None
+
+    def build(self, seed: int) -> Any:
+        """Return the model of a run."""
+        model = self._network(seed)
+        self._compile(model, glorot((self.x_NF.shape[1], *self.work.hidden, CLASSES), seed))
+        return model
 
     def train(self, epochs: int, same_order: bool) -> list[Epoch]:
         import dptrain as dp
@@ -147,34 +158,46 @@ class DptrainSweep(Dptrain):
             watches.append(Stopwatch())
             return watches[-1:]
 
-        def build(seed: int) -> Any:
-            model = self._network(seed)
-            sizes = (self.x_NF.shape[1], *self.work.hidden, CLASSES)
-            self._compile(model, glorot(sizes, seed))
-            return model
+        self.run(epochs, stopwatch)
+        whole = watches[-self.work.runs :]  # before them are those of the steps that `sweep` tries out
+        losses = [[one.losses[epoch] for one in whole] for epoch in range(epochs)]
+        return [Epoch.of_runs(*one) for one in zip(self._seconds(whole, epochs), losses, strict=True)]
+
+    def run(self, epochs: int, callbacks: Callable[[], list[Any]]) -> None:
+        """Train all runs."""
+        import dptrain as dp
 
         result = dp.sweep(
-            build,
+            self.build,
             {},
             seeds=self.work.seeds,
             x=self.x_NF,
             y=self.y_N,
             batch_size=self.work.batch_size,
             epochs=epochs,
-            runs_per_gpu=self.places(),
-            callbacks=stopwatch,
+            runs_per_device=self.places(),
+            callbacks=callbacks,
             verbose=0,
         )
         if result.exit_code:
             raise RuntimeError(next(run["reason"] for run in result.runs if run["reason"]))
-        whole = watches[-self.work.runs :]  # the first is that of the steps that `sweep` tries out
-        losses = [[one.losses[epoch] for one in whole] for epoch in range(epochs)]
-        return [Epoch.of_runs(*one) for one in zip(self._seconds(whole, epochs), losses, strict=True)]
 
     def _seconds(self, watches: Sequence[Any], epochs: int) -> list[float]:
-        ends = [min(one.begun[0] for one in watches)]
-        ends += [max(one.ended[epoch] for one in watches) for epoch in range(epochs)]
-        return [after - before for before, after in pairwise(ends)]
+        """Return seconds of epochs of all runs, equal ones but for the first."""
+        begin = min(one.begun[min(1, epochs - 1)] for one in watches)
+        whole = max(one.ended[-1] for one in watches) - begin
+        counted = sum(start >= begin for one in watches for start in one.begun)
+        return [begin - min(one.begun[0] for one in watches)] + [whole * len(watches) / counted] * (epochs - 1)
+
+
+class DptrainEnsemble(DptrainSweep):
+    """The runs as members of a `dptrain.Ensemble`."""
+
+    def run(self, epochs: int, callbacks: Callable[[], list[Any]]) -> None:
+        import dptrain as dp
+
+        ensemble = dp.Ensemble(self.build, seeds=self.work.seeds)
+        ensemble.fit(self.x_NF, self.y_N, self.work.batch_size, epochs, verbose=0, callbacks=callbacks)
 
 
 class DptrainInTurn(DptrainSweep):
@@ -338,6 +361,7 @@ class PyTorchInTurn(PyTorchGraph):
 
 FRAMEWORKS = {
     "dptrain": Framework(DptrainSweep, "dptrain"),
+    "dptrain-ensemble": Framework(DptrainEnsemble, "dptrain"),
     "dptrain-in-turn": Framework(DptrainInTurn, "dptrain"),
     "JAX-vmap": Framework(JaxVmap, "jax"),
     "JAX-vmap-while": Framework(JaxVmapWhile, "jax"),
@@ -362,7 +386,17 @@ def make(name: str, fields: dict[str, Any]) -> Trainee:
         torch.set_flush_denormal(True)
     if takes_cpu_time(work.device, work.threads):
         Trainee.clock = staticmethod(time.process_time)
-    return FRAMEWORKS[name].trainee(work)
+    importlib.import_module(FRAMEWORKS[name].module)
+    held = begin_peak()
+
+    def memory() -> int:
+        most = peak_bytes() - held
+        begin_peak()
+        return most
+
+    trainee = FRAMEWORKS[name].trainee(work)
+    trainee.memory = memory  # type: ignore[method-assign]
+    return trainee
 
 
 def takes_cpu_time(device: str, threads: int) -> bool:
@@ -475,8 +509,8 @@ def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
 def table(measured: Sequence[Measured]) -> list[str]:
     """Return a line for every framework with every number of runs."""
     lines = [
-        "| batch | runs | framework | samples/s of all runs | 1 run's, times | dptrain / it | mean check loss |",
-        "|---:|---:|---|---:|---:|---:|---:|",
+        "| batch | runs | framework | samples/s of all runs | 1 run's, times | dptrain / it | MB a run | check loss |",
+        "|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
     alone: dict[tuple[int, str], float] = {}
     for one in measured:
@@ -485,7 +519,7 @@ def table(measured: Sequence[Measured]) -> list[str]:
             batch, runs = one.work.batch_size, one.work.runs
             cells = [str(batch), str(runs), name]
             if not row.speeds:
-                lines.append("| " + " | ".join([*cells, row.failed or "not measured"]) + " | | | |")
+                lines.append("| " + " | ".join([*cells, row.failed or "not measured"]) + " | | | | |")
                 continue
             cells.append(spread(row.speeds, ",.0f") + (f"; then {row.failed}" if row.failed else ""))
             speed = statistics.median(row.speeds)
@@ -494,6 +528,7 @@ def table(measured: Sequence[Measured]) -> list[str]:
             cells.append(f"{speed / alone[batch, name]:.2f}" if (batch, name) in alone else "")
             paired = [mine / other for mine, other in zip(ours.speeds if ours else [], row.speeds, strict=False)]
             cells.append(spread(paired, ".2f") if paired and row is not ours else "")
+            cells.append("" if row.memory is None else f"{row.memory / runs / 1e6:.1f}")
             cells.append(f"{statistics.fmean(row.check):.4f}")
             lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -521,6 +556,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=8.0, metavar="M", help="of the whole; rounds are dropped")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="cores of each framework on the CPU")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, metavar="S", help="before each configuration, where the machine is shared"
+    )
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="of whole sweeps on the CPU; 0: none")
     parser.add_argument("--data", default="strokes", metavar="NAME|PATH", help="28x28, 10 classes; default: built in")
     parser.add_argument(
@@ -582,10 +620,13 @@ def main() -> int:
                 if left < (options.overhead if done else 0):
                     skipped.append(f"batch {batch}, {runs} runs, for --minutes {options.minutes:g} were over")
                     continue
+                time.sleep(options.pause)
                 work = RunsWork(
                     str(data), batch, options.hidden, "float32", options.device, options.seed, runs, options.threads
                 )
                 one = measure(work, samples * runs, peers, options, len(wanted) - number - 1)
+                for peer in peers if not on_gpu else ():  # what a process has held before counts as memory
+                    peer.close()
                 done.append(one)
                 complaints += [f"{runs} runs: {line}" for line in disagreements(one, SAME_ORDERS)]
                 rates = [

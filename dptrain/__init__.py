@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain.registry.names import not_there
 from dptrain.runtime.failure import install_excepthook
 from dptrain.runtime.launcher import prepare_blas_before_numpy
+from dptrain.runtime.watchdog import enlist
 from dptrain.version import __version__
 
 if TYPE_CHECKING:
@@ -35,12 +36,15 @@ if TYPE_CHECKING:
     from dptrain.models import Model, Sequential, from_keras
     from dptrain.program.tape import GradientTape
     from dptrain.sweeps.api import sweep
+    from dptrain.sweeps.ensemble import Ensemble
     from dptrain.utils import rank, world_size
 
 prepare_blas_before_numpy()
 install_excepthook()
+enlist()
 
 __all__ = [
+    "Ensemble",
     "GradientTape",
     "Input",
     "Model",
@@ -70,6 +74,7 @@ __all__ = [
 
 # Names that are no modules, and where they are.
 _FROM = {
+    "Ensemble": "sweeps.ensemble",
     "GradientTape": "program.tape",
     "Input": "layers",
     "Model": "models",

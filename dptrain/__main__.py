@@ -2,7 +2,11 @@
 
 import sys
 
-from dptrain.cli.main import main
+from dptrain.runtime import signals
+
+signals.catch_early()  # before what takes long to import: a scheduler may send SIGUSR1 at any time
+
+from dptrain.cli.main import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

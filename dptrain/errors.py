@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     PREEMPTED = 75
     DIVERGED = 76
     STUCK = 77
+    INTERRUPTED = 130
 
 
 class DptrainError(Exception):
@@ -81,6 +82,12 @@ class DivergenceError(DptrainError, ArithmeticError, RuntimeError):
     exit_code = ExitCode.DIVERGED
 
 
+class MismatchError(DptrainError):
+    """Ranks meet in different calls, which would leave them waiting, or with senseless values."""
+
+    exit_code = ExitCode.STUCK
+
+
 class AgreedError(DptrainError):
     """An error that every rank knows of: rank 0 prints it, all ranks end together with its exit code.
 
@@ -95,3 +102,7 @@ class AgreedError(DptrainError):
         self.where = where
         self.exit_code = exit_code
         self.failures = tuple(failures)
+
+
+class PreemptedError(AgreedError):
+    """A signal asked the training to end, on any rank; where it stood was saved, and all ranks leave together."""

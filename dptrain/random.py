@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     SHUFFLE = 2
     DROPOUT = 3
     SWEEP = 4
+    HOLD_OUT = 5
     NOISE = 100  # of steps that users write
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.py_dataset import PyDataset
+from dptrain.batches.sampling import fix_shards
 from dptrain.errors import ConfigError
 from dptrain.random import default_seed, set_default_seed
 from dptrain.registry.names import not_there
+from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
 from dptrain.runtime.launcher import detect_launch
 
 # Its name in Keras 2.
@@ -19,6 +21,7 @@ __all__ = [
     "Sequence",
     "check_seed",
     "default_seed",
+    "enable_op_determinism",
     "rank",
     "set_random_seed",
     "to_categorical",
@@ -42,6 +45,24 @@ def set_random_seed(seed: int) -> None:
         ConfigError: the seed is out of range.
     """
     set_default_seed(check_seed(seed))
+
+
+def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
+    """Let trainings and evaluations from now on have the same bits on any number of ranks, at the cost of speed.
+
+    Call it on every rank before `fit`; `DPTRAIN_REPRODUCIBLE=1` in the environment does the same. Every global batch is
+    cut into so many shards, whose sums are added in one fixed tree. Named after TensorFlow's, which promises the same
+    bits on the same number of devices.
+
+    Args:
+        shards_per_batch: at least as many as there will be ranks; a smaller batch has as many as it has samples.
+
+    Raises:
+        ConfigError: it is less than 1.
+    """
+    if shards_per_batch < 1:
+        raise ConfigError(f"shards_per_batch = {shards_per_batch}: expected an integer >= 1")
+    fix_shards(shards_per_batch)
 
 
 def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:

@@ -2,6 +2,9 @@
 //
 // A generated source (dptrain/backend/cuda/generate.py) defines INDEX, int or long long, and includes this. All arrays are dense and row-major. No kernel uses floating-point atomics: who adds what to what, and
 // in which order, depends on shapes alone, so the same input gives the same bits on every run and every GPU.
+//
+// Grid: (blocks, runs). blockIdx.y is the run of a pack, whose addresses and numbers a kernel reads from `pack[blockIdx.y]`;
+// no block touches what is another run's. Packs have run on the emulated driver only, on no hardware.
 #pragma once
 
 #include "scalar.h"
@@ -13,6 +16,13 @@
 #define INDEX int
 #endif
 typedef INDEX Index;
+
+// An address in the device's memory, itself read from memory. The compiler cannot see where such an address points, as it
+// does with a kernel's parameter, and would use slower loads that work on shared memory as well: it is told.
+template <class T> struct Global {
+    size_t address;
+    __device__ __forceinline__ operator T *() const { return (T *)__cvta_global_to_generic(address); }
+};
 
 // The type in which sums of T go on beyond one thread.
 template <class T> struct Wide { typedef T type; };

@@ -1,4 +1,5 @@
-// What generated code for the CPU stands on, besides scalar.h: reductions in a fixed order, products, the context.
+// What generated code for the CPU stands on, besides scalar.h: the context, reductions in a fixed order, products, loops
+// that threads share.
 //
 // A sum adds up 16 interleaved partial sums and then these, whatever the width of the CPU's vectors, so that its bits
 // depend on nothing but the numbers.
@@ -13,13 +14,22 @@
 #define DP_LOOP _Pragma("GCC ivdep")
 #endif
 
+// Those of native_threads.h and native_product.h, which are compiled once for all programs.
+typedef void dp_Part(void *data, int64_t part);
+typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
+template <class T>
+using dp_Multiply = void(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
+                         const T *b, int64_t ldb, T *out, bool add);
+
 struct Context {
     char **p;           // where roots lie
     const int64_t *n;   // rows of tables from which rows are gathered
     int64_t R, F, G;    // rows of this rank, the first of them, rows of the global batch
     int64_t *outside;   // set to 1 where a row is asked for that a table does not have
-    void *sgemm, *dgemm, *set_threads;  // of BLAS
-    int64_t threads, active;            // that a product may use, and that BLAS is set to
+    int64_t threads;    // that a loop or a product may use
+    dp_Parallel *parallel;
+    dp_Multiply<float> *multiply_float;
+    dp_Multiply<double> *multiply_double;
 };
 
 template <class T, int lanes> struct dp_Sum {
@@ -89,11 +99,6 @@ template <class T> DP_INLINE void dp_fill(T *v, int64_t n, T value) {
     for (int64_t k = 0; k < n; ++k) v[k] = value;
 }
 
-typedef void dp_Sgemm(int, int, int, int64_t, int64_t, int64_t, float, const float *, int64_t, const float *, int64_t,
-                      float, float *, int64_t);
-typedef void dp_Dgemm(int, int, int, int64_t, int64_t, int64_t, double, const double *, int64_t, const double *, int64_t,
-                      double, double *, int64_t);
-
 // out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
 // added to it.
 template <class T>
@@ -101,14 +106,27 @@ static void dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64
                        const T *b, int64_t ldb, T *out, bool add = false) {
     if (m == 0 || n == 0) return;
     if (k == 0) return add ? void() : dp_fill(out, m * n, (T)0);
-    // A second thread pays from some 2^21 multiplications on (measured: 784-128 at batch 32, two cores).
-    int64_t threads = m * n * k < ((int64_t)1 << 21) ? 1 : c.threads;
-    if (threads != c.active) ((void (*)(int))c.set_threads)((int)(c.active = threads));
-    int ta = at ? 112 : 111, tb = bt ? 112 : 111;
     if constexpr (sizeof(T) == 4)
-        ((dp_Sgemm *)c.sgemm)(101, ta, tb, m, n, k, 1.0f, a, lda, b, ldb, (float)add, out, n);
+        c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add);
     else
-        ((dp_Dgemm *)c.dgemm)(101, ta, tb, m, n, k, 1.0, a, lda, b, ldb, (double)add, out, n);
+        c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add);
+}
+
+// Do rows 0 to `rows` of a loop whose rows do not need each other, on several threads where that pays. An operation on an
+// element takes some 0.1 ns, handing a part over 1 us.
+static inline void dp_rows(Context &c, void (*loop)(Context &, int64_t, int64_t), int64_t rows, int64_t operations) {
+    struct Shared {
+        Context &c;
+        void (*loop)(Context &, int64_t, int64_t);
+        int64_t rows, parts;
+    } shared{c, loop, rows, operations >> 15};
+    const int64_t most = rows < 4 * c.threads ? rows : 4 * c.threads;
+    if (shared.parts > most) shared.parts = most;
+    if (c.threads < 2 || shared.parts < 2) return loop(c, 0, rows);
+    c.parallel(c.threads, shared.parts, [](void *data, int64_t part) {
+        const Shared &s = *(Shared *)data;
+        s.loop(s.c, s.rows * part / s.parts, s.rows * (part + 1) / s.parts);
+    }, &shared);
 }
 
 #endif

@@ -9,8 +9,4 @@ if [ -z "${RANKS:-}" ]; then
   RANKS=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
   [ "$RANKS" -gt 0 ] || RANKS=2
 fi
-if [ -z "${MPIRUN:-}" ]; then
-  beside=$(dirname "$(command -v "$PYTHON")")/mpirun
-  if [ -x "$beside" ]; then MPIRUN=$beside; else MPIRUN=mpirun; fi
-fi
-exec "$MPIRUN" -n "$RANKS" "$PYTHON" -m dptrain "$@"
+exec "$PYTHON" -m dptrain launch -n "$RANKS" ${MPIRUN:+--launcher "$MPIRUN"} -- "$PYTHON" -m dptrain "$@"

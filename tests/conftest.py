@@ -16,6 +16,7 @@ from hypothesis import Phase, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 MNIST = Path(os.environ.get("DPTRAIN_TEST_MNIST") or ROOT.parent / "shared" / "data" / "mnist")
+WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
 
@@ -74,6 +75,17 @@ def _bytecode() -> None:
     What stands there and is up to date is left alone.
     """
     compileall.compile_dir(ROOT / "dptrain", quiet=2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_pictures():
+    """Let what tests start draw no curves, which takes longer than most of its trainings; its PYTHONPATH says so.
+
+    Tests in this process draw as ever.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(WITHOUT_PICTURES), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

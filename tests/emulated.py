@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, WITHOUT_PICTURES
 from tests.launching import Finished, run
 
 EMULATOR = ROOT / "tests" / "emulator"
@@ -43,7 +43,7 @@ def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **env
         "EMULATOR_LEAKS": "fail",
         # Of addresses: tests that reach far ones touch few pages.
         "EMULATOR_MEMORY": "32G",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join((str(WITHOUT_PICTURES), str(ROOT))),
         "PYTHONDONTWRITEBYTECODE": "1",
         # A mask of this machine's GPUs, which a scheduler or an earlier test has set, is not one of the emulator's.
         "CUDA_VISIBLE_DEVICES": None,

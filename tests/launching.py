@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,48 @@ def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **e
         out, err = process.communicate()
         pytest.fail(f"{' '.join(command)} did not end within {timeout} s\n{out}\n{err}")
     return Finished(process.returncode, out, err)
+
+
+def when_ready(
+    command: list[str], ready: str, act: Callable[["subprocess.Popen[str]", list[str]], None], cwd: Path
+) -> tuple[int, str]:
+    """Do something to a command, in a process group of its own, once it has printed a line with `ready`.
+
+    Args:
+        command: the command.
+        ready: what the line holds.
+        act: is given the process, and the lines until then.
+        cwd: where the command runs.
+
+    Returns:
+        Its exit code and standard error.
+    """
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd,
+        start_new_session=True,
+        # What a shell starts in the background ignores Ctrl-C, and so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    timer = threading.Timer(100, os.killpg, (process.pid, signal.SIGKILL))
+    timer.start()
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if ready in line:
+                break
+        else:
+            pytest.fail(f"{' '.join(command)} has not said {ready!r}\n{process.communicate()[1]}")
+        act(process, lines)
+        _, err = process.communicate()
+    finally:
+        timer.cancel()
+    return process.returncode, err
 
 
 def on_terminal(

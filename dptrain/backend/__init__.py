@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dptrain.backend.base import Backend
-from dptrain.backend.cuda.products import PRECISIONS, PROVIDERS
+from dptrain.backend.cuda.products import PROVIDERS
 from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.program.passes import PRECISIONS
 from dptrain.registry.names import not_there
 
 __all__ = ["Backend", "Place", "create", "tries_gpu"]
@@ -75,7 +76,7 @@ def create(
     without = ""
     if tries_gpu(device, dtype):
         try:
-            return _cuda(dtype, place or Place(), gpu_select, precision, gemm)
+            return _cuda(dtype, place or Place(), gpu_select, precision, gemm, cuda_graph)
         except DeviceError as error:
             if device == "cuda":
                 raise DeviceError(f"--device cuda: {error}") from error
@@ -106,9 +107,11 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str) -> Backend:
+def _cuda(dtype: str, place: Place, gpu_select: str, precision: str, gemm: str, cuda_graph: bool) -> Backend:
     if place.trouble is not None:
         raise DeviceError(place.trouble)
     from dptrain.backend.cuda.backend import CudaBackend
 
-    return CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
+    backend = CudaBackend(dtype, place.gpu, gpu_select, place.host, precision, gemm, place.sharers)
+    backend.graph = backend.graph and cuda_graph
+    return backend

@@ -37,6 +37,19 @@ class Executable(Protocol):
         """Give back what the device's driver holds of it."""
 
 
+class Snapshot(Protocol):
+    """Variables on a device, as they stand: their digests, and a copy of them."""
+
+    def digests(self) -> npt.NDArray[np.uint64]:
+        """Return (variables, 2): the digest of each one's bytes, and 1 where it holds NaN or infinities, else 0."""
+
+    def take(self) -> bool:
+        """Copy the values, over those of the last copy; return whether there was room for that on the device."""
+
+    def restore(self) -> None:
+        """Let the variables have the values of the last copy again."""
+
+
 class Backend(ABC):
     """One device.
 
@@ -46,8 +59,11 @@ class Backend(ABC):
         description: the device in words, for the start-up table.
         numerics: what the bits of results depend on; must be the same on all ranks.
         gpu: identity of the GPU in use, which no two ranks should share; None on the CPU.
+        direct: MPI is given the device's own memory; see `dptrain.train.devices.require_cuda_aware`.
         shares_samples: samples that another backend of this process holds on the same device are not copied again;
             for who trains several models on arrays that nobody changes.
+        joins_packs: what is executed may wait, until the backend is asked for something else, for what other backends
+            of this process execute on the same device, to be launched together with it; see `launch_waiting`.
     """
 
     name: str
@@ -55,7 +71,9 @@ class Backend(ABC):
     description: str
     numerics: str
     gpu: str | None = None
+    direct: bool = False
     shares_samples: bool = False
+    joins_packs: bool = False
 
     # Programs
 
@@ -90,6 +108,18 @@ class Backend(ABC):
             rows: of the global batch that this rank has; None for all.
             first_row: the global number of the first of them.
             comm: the ranks; None for one.
+        """
+
+    @abstractmethod
+    def launch_waiting(self) -> None:
+        """Let the device begin with what waits to be executed together with other backends'."""
+
+    @abstractmethod
+    def snapshot(self, variables: Iterable[Variable]) -> Snapshot:
+        """Return what looks at variables, which live on the device from now on, and copies them.
+
+        Raises:
+            DeviceMemoryError: too little memory for the variables themselves.
         """
 
     # Memory, whose names appear in messages where it is short

@@ -32,6 +32,7 @@ class BatchSource(ABC):
         workers: threads that may draw at once.
         ahead: batches that may be drawn before they are needed.
         sharded: every rank draws its own part of each batch instead of the whole.
+        by_number: whether a batch can be drawn without those before it.
         class_weight: weights of samples by their label.
     """
 
@@ -39,6 +40,7 @@ class BatchSource(ABC):
     workers: int = 1
     ahead: int = _AHEAD
     sharded: bool = False
+    by_number: bool = False
     class_weight: Mapping[int, float] | None = None
 
     @property
@@ -179,6 +181,7 @@ class PyDatasetSource(BatchSource):
     """
 
     kind = "PyDataset"
+    by_number = True
 
     def __init__(
         self,

@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Self
 
 from dptrain.backend.base import Backend, HostArray
-from dptrain.batches.feed import Feed, Rows, make_feed
+from dptrain.batches.feed import Feed, ResidentFeed, Rows, make_feed
 from dptrain.batches.sampling import LocalSampler, Sampler, Shard
 from dptrain.batches.structure import Batch
-from dptrain.errors import ConfigError
 from dptrain.runtime.failure import warn
 
 
@@ -22,6 +21,8 @@ class Batches(ABC):
         about: what the arrays of the batch at hand are.
         alone: ranks need not have the same number of batches.
         first: this rank's shards of the first step, if anybody knows.
+        kept_bytes: what the samples take of all ranks' memory that are kept to be asked for again, see `keep`.
+        numbered_by_batch: whether samples have no numbers but those in their batch.
     """
 
     steps: int | None
@@ -29,14 +30,17 @@ class Batches(ABC):
     about: Batch
     alone: bool = False
     first: Sequence[Shard] = ()
+    kept_bytes: int = 0
+    numbered_by_batch: bool = False
 
     @abstractmethod
-    def open(self, backend: Backend, most_bytes: int | None) -> Self:
-        """Take memory on the device, which holds already what it must hold besides samples.
+    def open(self, backend: Backend, most_bytes: int | None, reserved: int = 0) -> Self:
+        """Take memory on the device.
 
         Args:
             backend: the device.
             most_bytes: of its memory that samples may take; None for what is free.
+            reserved: bytes of what is free that something else will need.
         """
 
     @abstractmethod
@@ -47,22 +51,22 @@ class Batches(ABC):
             number: of the epoch, counted from 0.
         """
 
+    @abstractmethod
     def resume(self, epochs: int, step: int) -> None:
-        """Let the next epoch go on where an interrupted training was: a hook, for batches that can.
+        """Let the next epoch go on where an interrupted training was.
 
         Args:
             epochs: whole ones since the training began.
             step: of the epoch at hand that are done.
-
-        Raises:
-            ConfigError: these batches cannot begin in the middle of an epoch.
         """
-        if step:
-            raise ConfigError(f"not supported: going on after step {step} of an epoch with {type(self).__name__}")
 
     @abstractmethod
     def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
         """Return the samples of the next steps, of as many of those given as lie in memory; see `Feed.rows`."""
+
+    def keep(self) -> bool:
+        """Let `rows` be asked again for steps from now on, and no more for those before; return whether it can be."""
+        return False
 
     @abstractmethod
     def close(self) -> None:
@@ -107,14 +111,15 @@ class ArrayBatches(Batches):
         self._restarts = restarts
         self.steps = steps_per_epoch or sampler.steps
         self._feed: Feed | None = None
+        self._plan: list[list[Shard]] = []
         # Where the next epoch goes on, with steps_per_epoch.
         self._pass, self._done = 0, 0
         # Steps of the next epoch that were done before an interruption.
         self._skipped = 0
 
-    def open(self, backend: Backend, most_bytes: int | None) -> Self:
+    def open(self, backend: Backend, most_bytes: int | None, reserved: int = 0) -> Self:
         """Put the arrays on the device, or prepare to stream them."""
-        self._feed = make_feed(backend, self._arrays, self._largest, most_bytes)
+        self._feed = make_feed(backend, self._arrays, self._largest, most_bytes, reserved)
         shapes = tuple((self._feed.stored_rows, *shape[1:]) for shape in self.about.shapes)
         self.about = replace(self.about, shapes=shapes)
         return self
@@ -127,7 +132,9 @@ class ArrayBatches(Batches):
         begin, stop = self._done, self._end()
         self._done += self._skipped
         self._skipped = 0
-        plan = [self._sampler.shards(step) for step in range(self._done, stop)]
+        if len(self._plan) != self._sampler.steps:  # the same in every pass
+            self._plan = [self._sampler.shards(step) for step in range(self._sampler.steps)]
+        plan = self._plan[self._done : stop]
         self._feed.start(self._sampler.order(self._pass), plan)
         for shards in plan:
             self._done += 1
@@ -157,6 +164,10 @@ class ArrayBatches(Batches):
         """Ask the feed."""
         assert self._feed is not None
         return self._feed.rows(steps)
+
+    def keep(self) -> bool:
+        """Samples that are all on the device stay there."""
+        return isinstance(self._feed, ResidentFeed)
 
     def close(self) -> None:
         """Close the feed."""

@@ -196,20 +196,28 @@ class StreamedFeed(Feed):
             staging.send(rows)
 
 
-def make_feed(backend: Backend, arrays: Sequence[HostArray], largest: int, most_bytes: int | None = None) -> Feed:
+def make_feed(
+    backend: Backend, arrays: Sequence[HostArray], largest: int, most_bytes: int | None = None, reserved: int = 0
+) -> Feed:
     """Return a feed that keeps the samples on the device if they fit there, and else streams them.
 
     Args:
-        backend: the device, which holds already what it must hold besides samples.
+        backend: the device.
         arrays: (rows, ...) each; features, targets and so on.
         largest: rows of the largest step.
         most_bytes: of the device's memory that samples may take; None for what is free.
+        reserved: bytes of what is free that something else will need.
     """
-    room = backend.room_for_data() if most_bytes is None else most_bytes
+
+    def free() -> int | None:
+        found = backend.room_for_data()
+        return None if found is None else max(found - reserved, 0)
+
+    room = free() if most_bytes is None else most_bytes
     needed = sum(backend.missing_samples(array) for array in arrays)
     if most_bytes is None and room is not None and needed > room:
         gc.collect()  # a model that was dropped, which is a cycle, holds its memory until then
-        room = backend.room_for_data()
+        room = free()
     if room is None or needed <= room:
         return ResidentFeed(backend, arrays)
     row = max(1, sum(array[:1].nbytes for array in arrays))

@@ -1,7 +1,7 @@
 """What users hand to `fit`, `evaluate` and `predict`, checked against the model and made into batches."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource
 from dptrain.batches.base import ArrayBatches
+from dptrain.batches.fingerprint import fingerprint
 from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels
-from dptrain.data.loading import fingerprint
 from dptrain.data.parts import cut
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
@@ -217,69 +217,28 @@ def check_inputs(x: Any, expected: Expected) -> Any:
     Raises:
         DataError: no arrays of real numbers, or others than the model has inputs, or another shape.
     """
-    if not tree.is_nested(expected.inputs) or _is_shape(expected.inputs):
+    if not tree.is_nested(expected.inputs) or tree.is_shape(expected.inputs):
         if expected.inputs is None and tree.is_nested(x):
             return tree.map_leaves(lambda path, one: _check_features(one, None, path), x)
         return _check_features(x, expected.inputs, "x")
     given = _matched(x, expected.inputs, "x", expected.input_names)
     checked = [
         _check_features(one, shape, f"x[{path!r}]")
-        for one, (path, shape) in zip(given, _flat_shapes(expected.inputs), strict=True)
+        for one, (path, shape) in zip(given, tree.flat_shapes(expected.inputs), strict=True)
     ]
     if len({len(one) for one in checked}) > 1:
         raise DataError(
             "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. 'x' sizes: "
             f"{', '.join(str(len(one)) for one in checked)}"
         )
-    return _nested(expected.inputs, iter(checked))
+    return tree.refilled(expected.inputs, iter(checked))
 
 
-def _is_shape(data: Any) -> bool:
-    return isinstance(data, tuple) and all(n is None or isinstance(n, int) for n in data)
-
-
-def _flat_shapes(data: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested shapes, or of losses, with their paths."""
-    if _is_shape(data) or not tree.is_nested(data):
-        return [(path, data)]
-    items = data.items() if isinstance(data, Mapping) else enumerate(data)
-    return [leaf for key, one in items for leaf in _flat_shapes(one, f"{path}/{key}" if path else str(key))]
-
-
-def _nested(like: Any, leaves: Iterator[Any]) -> Any:
-    if _is_shape(like) or not tree.is_nested(like):
-        return next(leaves)
-    if isinstance(like, Mapping):
-        return {key: _nested(one, leaves) for key, one in like.items()}
-    return type(like)(_nested(one, leaves) for one in like)
-
-
-def _matched(data: Any, like: Any, name: str, names: Sequence[str] = ()) -> list[Any]:
-    """Return the leaves of data in the order of what it is to be like: dictionaries by key, lists by place or name.
-
-    None stands for what is missing of a dictionary where nothing is expected of it.
-
-    Raises:
-        DataError: it is nested otherwise.
-    """
-    if _is_shape(like) or not tree.is_nested(like):
-        return [data]
-    keys = list(like) if isinstance(like, Mapping) else list(range(len(like)))
-    wanted = keys if isinstance(like, Mapping) else names
-    if isinstance(data, Mapping) and len(wanted) == len(keys):
-        parts = dict(zip(wanted, [like[key] for key in keys], strict=True))
-        if all(key in data or part is None for key, part in parts.items()):
-            return [leaf for key, part in parts.items() for leaf in _matched(data.get(key), part, name)]
-    if isinstance(data, list | tuple) and len(data) == len(keys):
-        return [leaf for key, one in zip(keys, data, strict=True) for leaf in _matched(one, like[key], name)]
-    if len(keys) == 1 and not tree.is_nested(data):
-        return _matched(data, like[keys[0]], name)
-    found = f"a dictionary with {list(data)}" if isinstance(data, Mapping) else short(data)
-    if isinstance(data, list | tuple):
-        found = f"{len(data)} arrays"
-    raise DataError(
-        f"{name}: The structure of `inputs` doesn't match the expected structure. Expected: {keys}. Received: {found}"
-    )
+def _matched(data: Any, like: Any, name: str, names: Sequence[str]) -> list[Any]:
+    try:
+        return tree.matched(data, like, names)
+    except ConfigError as error:
+        raise DataError(f"{name}: {error}") from error
 
 
 def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) -> Array:
@@ -322,18 +281,18 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
     if not tree.is_nested(expected.losses):
         targets = _check_targets(y, expected.losses, _of_one(expected.outputs), rows, "y")
         return Samples(features, targets, weights, expected.dtype)
-    paths = _flat_shapes(expected.losses)
-    shapes = [None] * len(paths) if expected.outputs is None else [one for _, one in _flat_shapes(expected.outputs)]
+    paths = tree.flat_shapes(expected.losses)
+    shapes = [None] * len(paths) if expected.outputs is None else [one for _, one in tree.flat_shapes(expected.outputs)]
     given = _matched(y, expected.losses, "y", expected.output_names)
     checked = [
         None if one is None else _check_targets(one, loss, shape, rows, f"y[{path!r}]")
         for one, (path, loss), shape in zip(given, paths, shapes, strict=True)
     ]
-    return Samples(features, _nested(expected.losses, iter(checked)), weights, expected.dtype)
+    return Samples(features, tree.refilled(expected.losses, iter(checked)), weights, expected.dtype)
 
 
 def _of_one(outputs: Any) -> Any:
-    found = [] if outputs is None else _flat_shapes(outputs)
+    found = [] if outputs is None else tree.flat_shapes(outputs)
     return found[0][1] if len(found) == 1 else None
 
 
@@ -451,6 +410,7 @@ def evaluation_batches(
     steps: int | None = None,
     together: bool = False,
     mine: tuple[int, int] | None = None,
+    shards: int | None = None,
 ) -> ArrayBatches:
     """Return the batches of an evaluation or prediction of arrays: the one place that decides how they are cut.
 
@@ -465,9 +425,17 @@ def evaluation_batches(
         together: all ranks take the same steps: hooks are called for every batch, or the result depends on how samples
             are cut into batches.
         mine: (start, stop) of the rows that are this rank's, where others have others; the rest is not used then.
+        shards: a fixed number of them, as in the training, so that sums have the same bits on any number of ranks;
+            all ranks have all rows.
     """
     arrays, about = samples.stored()
     rows = len(samples)
+    if shards is not None and rows:
+        chosen = batch_size is not None or steps is not None or together
+        size = rows_of_batch(batch_size or otherwise, rows, steps) if chosen else shards * EVALUATION_ROWS
+        shards = max(min(shards, rows, size), comm.size)
+        fixed = GlobalSampler(rows, max(size, shards), comm.rank, comm.size, shuffle=False, shards_per_batch=shards)
+        return ArrayBatches(arrays, about, fixed, steps, restarts=True)
     if mine is not None:
         return ArrayBatches(arrays, about, LocalSampler(*mine, EVALUATION_ROWS), restarts=True)
     least = comm.size if batch_size is None else 1  # a user's own that leaves a rank without work is refused
@@ -589,6 +557,7 @@ def stream_batches(
     *,
     rows: int = 0,
     what: What = "training",
+    shards: int | None = None,
 ) -> StreamBatches:
     """Return the batches of a source, each checked as arrays are.
 
@@ -599,6 +568,10 @@ def stream_batches(
         steps: of an epoch.
         rows: of the first batch, if anybody knows.
         what: as `StreamBatches`.
+        shards: likewise.
+
+    Raises:
+        ConfigError: as `StreamBatches`.
     """
 
     def read(parts: tuple[Any, ...]) -> Samples:
@@ -609,7 +582,7 @@ def stream_batches(
             weights = weights_of_classes(y, source.class_weight)
         return check_samples(x, y, weights, expected)
 
-    return StreamBatches(source, lambda parts: read(parts).stored(), comm, steps, rows=rows, what=what)
+    return StreamBatches(source, lambda parts: read(parts).stored(), comm, steps, rows=rows, what=what, shards=shards)
 
 
 def _is_torch_loader(x: Any) -> bool:

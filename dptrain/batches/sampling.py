@@ -5,6 +5,7 @@ rank takes a contiguous run of them. By default there is one shard a rank; with 
 world size, every shard is computed with the same shapes and shard gradients can be summed in one fixed tree.
 """
 
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
@@ -15,10 +16,34 @@ import numpy.typing as npt
 from dptrain.data.parts import cut
 from dptrain.errors import ConfigError
 from dptrain.random import Purpose, stream
+from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
 
 # Samples that a rank evaluates at once where nobody asks for a number: a larger batch is faster, and activations of
 # this many are small.
 EVALUATION_ROWS = 256
+
+# Shards of every global batch, where this process is to have the same bits on any number of ranks; None if nobody says.
+_fixed: int | None = None
+
+
+def fix_shards(shards: int) -> None:
+    """Cut every global batch into so many shards from now on, whatever the number of ranks."""
+    global _fixed
+    _fixed = shards
+
+
+def fixed_shards() -> int | None:
+    """Return into how many shards global batches are cut, whatever the number of ranks; None for one a rank.
+
+    Raises:
+        ConfigError: `DPTRAIN_REPRODUCIBLE` is no such number.
+    """
+    text = os.environ.get("DPTRAIN_REPRODUCIBLE", "")
+    if _fixed is not None or text in ("", "0"):
+        return _fixed
+    if not text.isdecimal():
+        raise ConfigError(f"DPTRAIN_REPRODUCIBLE = {text!r}: expected 0, 1, or a number of shards of a global batch")
+    return REPRODUCIBLE_SHARDS if text == "1" else int(text)
 
 
 @dataclass(frozen=True)
@@ -30,12 +55,17 @@ class Shard:
         stop: one past its last place; equal to `start` where it is empty.
         first_row: place of its first sample in the global batch.
         batch_rows: samples of the global batch.
+        number: which of the global batch's shards it is, from 0.
+        of: how many those are, where their number is fixed: what is summed over them is then added in one tree,
+            whichever ranks have them. None: one a rank.
     """
 
     start: int
     stop: int
     first_row: int
     batch_rows: int
+    number: int = 0
+    of: int | None = None
 
     @property
     def rows(self) -> int:
@@ -49,10 +79,12 @@ class Sampler(ABC):
     Attributes:
         steps: of a pass through the data, the same on all ranks (but for `LocalSampler`).
         capacity: samples of the largest shard.
+        shards_per_batch: of all ranks together, where their number is fixed; None: one a rank.
     """
 
     steps: int
     capacity: int
+    shards_per_batch: int | None = None
 
     @abstractmethod
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -91,10 +123,10 @@ class GlobalSampler(Sampler):
         seed: of the permutation.
         shuffle: False keeps the stored order; "batch" changes it within each global batch only, as Keras.
         drop_last: leave out a last batch that is not full.
-        shards_per_batch: a multiple of `world`; None for one shard a rank.
+        shards_per_batch: at least `world`, dealt out as evenly as possible; None for one shard a rank.
 
     Raises:
-        ConfigError: a batch size below 1 or below the number of ranks, no step, or shards that ranks cannot share or
+        ConfigError: a batch size below 1 or below the number of ranks, no step, fewer shards than ranks, or shards
             that would be empty.
     """
 
@@ -113,16 +145,16 @@ class GlobalSampler(Sampler):
         check_batch_size(batch_size, world)
         self.steps = _steps(samples, batch_size, drop_last)
         self._samples, self._batch_size, self._seed, self._shuffle = samples, batch_size, seed, shuffle
+        self.shards_per_batch = shards_per_batch
         self._shards = world if shards_per_batch is None else shards_per_batch
-        if self._shards % world:
-            raise ConfigError(f"shards_per_batch = {self._shards}: expected a multiple of the {world} ranks")
-        most = max(min(batch_size, samples) // world, 1) * world
+        check_shards(self._shards, world)
+        most = max(min(batch_size, samples), world)
         if self._shards > most:
             raise ConfigError(
                 f"shards_per_batch = {self._shards}: a global batch has {min(batch_size, samples)} samples; use at "
                 f"most {most}"
             )
-        self._mine = cut(0, self._shards, world)[rank]
+        self._rank, self._world = rank, world
         self.capacity = -(-min(batch_size, samples) // self._shards)
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -135,8 +167,7 @@ class GlobalSampler(Sampler):
         """Return this rank's shards of one global batch."""
         first = step * self._batch_size
         end = min(first + self._batch_size, self._samples)
-        pieces = cut(first, end, self._shards)
-        return [Shard(start, stop, start - first, end - first) for start, stop in pieces[slice(*self._mine)]]
+        return shards_of(first, end, self._rank, self._world, self.shards_per_batch)
 
 
 class StaticSampler(Sampler):
@@ -192,6 +223,27 @@ class StaticSampler(Sampler):
         return [Shard(*bounds[self._rank], first_row, sum(stop - start for start, stop in bounds))]
 
 
+class PartSampler(Sampler):
+    """Some rows of a data set, in the order of a sampler of as many.
+
+    Args:
+        rows: which ones (shape (samples,), int64).
+        sampler: of samples that are numbered from 0.
+    """
+
+    def __init__(self, rows: npt.NDArray[np.int64], sampler: GlobalSampler) -> None:
+        self._rows, self._sampler = rows, sampler
+        self.steps, self.capacity, self.shards_per_batch = sampler.steps, sampler.capacity, sampler.shards_per_batch
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return these rows in the order of this epoch."""
+        return self._rows[self._sampler.order(epoch)]
+
+    def shards(self, step: int) -> list[Shard]:
+        """Return those of the sampler."""
+        return self._sampler.shards(step)
+
+
 class LocalSampler(Sampler):
     """A rank's own rows in their order, for what needs no step in common: each rank may have another number of steps.
 
@@ -215,6 +267,36 @@ class LocalSampler(Sampler):
         begin = self._start + step * self._batch_size
         end = min(begin + self._batch_size, self._stop)
         return [Shard(begin, end, 0, end - begin)]
+
+
+def shards_of(first: int, end: int, rank: int, world: int, shards: int | None) -> list[Shard]:
+    """Return a rank's shards of the global batch that has these places.
+
+    Args:
+        first: its first place.
+        end: one past its last.
+        rank: the rank.
+        world: number of ranks.
+        shards: of the batch, dealt out as evenly as possible; None for one a rank.
+    """
+    pieces = list(enumerate(cut(first, end, shards or world)))
+    mine = cut(0, shards or world, world)[rank]
+    return [
+        Shard(start, stop, start - first, end - first, number, shards) for number, (start, stop) in pieces[slice(*mine)]
+    ]
+
+
+def check_shards(shards: int, world: int) -> None:
+    """Refuse a fixed number of shards that leaves a rank without one.
+
+    Raises:
+        ConfigError: there are fewer than ranks.
+    """
+    if shards < world:
+        raise ConfigError(
+            f"shards_per_batch = {shards} leaves some of the {world} ranks without work: use at least {world}, or "
+            f"mpirun -n {shards}"
+        )
 
 
 def check_batch_size(batch_size: int, world: int) -> None:

@@ -5,11 +5,12 @@ The order of events is that of keras/src/trainers/epoch_iterator.py (3.15); that
 
 import itertools
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -19,20 +20,18 @@ from dptrain.backend.transfers import Staging
 from dptrain.batches.adapters import END, BatchSource, Draw
 from dptrain.batches.base import Batches, warn_of_the_end
 from dptrain.batches.feed import Rows
-from dptrain.batches.sampling import Shard
+from dptrain.batches.fingerprint import fingerprint
+from dptrain.batches.sampling import Shard, check_shards, shards_of
 from dptrain.batches.structure import Batch
 from dptrain.batches.workers import Workers
 from dptrain.comm.base import Communicator
-from dptrain.data.parts import cut
-from dptrain.errors import AgreedError, DataError, DptrainError, ExitCode
+from dptrain.errors import AgreedError, ConfigError, DataError, DptrainError, ExitCode
 from dptrain.runtime.failure import describe
 
 What = Literal["training", "evaluation", "prediction"]
 # Returns a batch's arrays as a feed takes them, and what they are.
 Read = Callable[[tuple[Any, ...]], tuple[Sequence[HostArray], Batch]]
 
-# Of each array of a batch that ranks compare.
-_COMPARED_BYTES = 1 << 16
 _GOOD, _OVER, _FAILED = 1, 2, 3
 
 
@@ -54,9 +53,14 @@ class _Drawn:
     checksum: int
     about: str
 
+    @property
+    def row_bytes(self) -> int:
+        """What a sample takes."""
+        return sum(one.itemsize * prod(one.shape[1:]) for one in self.arrays)
+
 
 class StreamBatches(Batches):
-    """Batches of a source. Every rank draws, and they compare what they have drawn: sizes, dtypes, first bytes.
+    """Batches of a source. Every rank draws, and they compare what they have drawn: sizes, dtypes, every byte.
 
     An error, an end or a batch that one rank alone has met ends all ranks.
 
@@ -67,7 +71,13 @@ class StreamBatches(Batches):
         steps_per_epoch: as Keras: epochs end after that many, the next goes on where the last has ended.
         rows: of the first batch, if anybody knows.
         what: "training", "evaluation" or "prediction"; every evaluation is a new beginning.
+        shards: of every batch, whatever the number of ranks; None for one a rank.
+
+    Raises:
+        ConfigError: fewer shards than ranks, or fixed ones of what each rank makes for itself.
     """
+
+    numbered_by_batch = True
 
     def __init__(
         self,
@@ -78,7 +88,13 @@ class StreamBatches(Batches):
         *,
         rows: int = 0,
         what: What = "training",
+        shards: int | None = None,
     ) -> None:
+        if shards is not None:
+            check_shards(shards, comm.size)
+            if source.sharded:
+                raise ConfigError("not supported: a PyDataset with `shard` where the bits are those of any ranks")
+        self._shards = shards
         self._source, self._read, self._comm = source, read, comm
         self._steps_per_epoch, self._what = steps_per_epoch, what
         self._num_batches = source.num_batches
@@ -88,7 +104,11 @@ class StreamBatches(Batches):
         # The pass that the next epoch goes on with, the batches asked of it, the passes begun.
         self._pass: Iterator[Draw] | None = None
         self._asked, self._passes = 0, 0
+        # Of the next epoch, that were trained on before an interruption.
+        self._skipped = 0
         self._drawn: _Drawn | None = None
+        # Of the steps since `keep`, where anybody has asked for them.
+        self._kept: dict[Shard, _Drawn] | None = None
         self._forget_memory()
         self._turn = 0
 
@@ -98,7 +118,7 @@ class StreamBatches(Batches):
         self._num_batches = self._source.num_batches
         self._source.on_epoch_end()
 
-    def open(self, backend: Backend, most_bytes: int | None) -> Self:
+    def open(self, backend: Backend, most_bytes: int | None, reserved: int = 0) -> Self:
         """Start the threads; memory for two shards is taken when they come."""
         self._backend = backend
         self._workers = Workers(self._source.workers, "dptrain-batches")
@@ -109,13 +129,15 @@ class StreamBatches(Batches):
         if self._what == "evaluation":
             self.reset()
         self._source.on_epoch_begin()
-        if self._pass is None or self._steps_per_epoch is None:
-            self._pass = self._source.start(number if self._steps_per_epoch is None else self._passes)
-            self._asked, self._passes = 0, self._passes + 1
-        limit = self._steps_per_epoch or self._num_batches
-        left = limit if limit is None or self._num_batches is None else min(limit, self._num_batches - self._asked)
+        left = self._begin(number)
+        assert self._pass is not None
+        done, self._skipped = self._skipped, 0
+        last = self._skip(done)
+        if last is not None and done == left:  # there is no further batch to see what the arrays are
+            self.about = self._read(self._source.parts(last()))[1]
         seen = 0
-        for step, future in enumerate(self._ahead(itertools.islice(self._pass, left), number), start=1):
+        rest = itertools.islice(self._pass, None if left is None else left - done)
+        for step, future in enumerate(self._ahead(rest, number, done + 1), start=done + 1):
             self._asked += 1
             where = self._where(step, number)
             rows = self._agree(future, where)
@@ -127,7 +149,13 @@ class StreamBatches(Batches):
                 self._source.on_epoch_end()
                 return
             begin, stop, total = rows
-            yield [Shard(seen + begin, seen + stop, begin, total)]
+            shards = [Shard(seen + begin, seen + stop, begin, total)]
+            if self._shards is not None:
+                shards = shards_of(seen, seen + total, self._comm.rank, self._comm.size, self._shards)
+            if self._kept is not None and self._drawn is not None:
+                self._kept[shards[0]] = self._drawn
+                self.kept_bytes += total * self._drawn.row_bytes
+            yield shards
             seen += total
         if self._num_batches is not None and self._asked >= self._num_batches:
             self._pass = None
@@ -135,22 +163,57 @@ class StreamBatches(Batches):
                 warn_of_the_end()
         self._source.on_epoch_end()
 
+    def resume(self, epochs: int, step: int) -> None:
+        """Go on behind the batches of an interrupted training: those of a generator or a loader are drawn again."""
+        for number in range(epochs):
+            self._source.on_epoch_begin()
+            if self._steps_per_epoch is not None:
+                self._skip(self._begin(number) or 0)
+                if self._num_batches is not None and self._asked >= self._num_batches:
+                    self._pass = None
+            self._source.on_epoch_end()
+        self._skipped = step
+
+    def _begin(self, number: int) -> int | None:
+        """Begin a pass, if an epoch begins with one; return the steps of the epoch, None where only the end tells."""
+        if self._pass is None or self._steps_per_epoch is None:
+            self._pass = self._source.start(number if self._steps_per_epoch is None else self._passes)
+            self._asked, self._passes = 0, self._passes + 1
+        limit = self._steps_per_epoch or self._num_batches
+        return limit if limit is None or self._num_batches is None else min(limit, self._num_batches - self._asked)
+
+    def _skip(self, batches: int) -> Draw | None:
+        """Leave out the next batches of the pass; return what gives the last of them."""
+        last: Draw | None = None
+        for draw in itertools.islice(self._pass or (), batches):
+            self._asked += 1
+            last = draw if self._source.by_number else partial(_given, draw())
+        return last
+
     def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
         """Send this rank's part of the step's batch to the device, which may still work on the one before."""
-        assert self._drawn is not None
-        ((shard,),) = steps
+        (shards,) = steps
+        drawn = (self._kept or {}).get(shards[0], self._drawn)
+        assert drawn is not None
         for staging in self._slots[self._turn]:
             staging.release()
         self._turn = 1 - self._turn
-        slot = self._slot(shard.rows)
-        for staging, array in zip(slot, self._drawn.arrays, strict=True):
+        rows = sum(shard.rows for shard in shards)
+        slot = self._slot(rows, drawn.arrays)
+        for staging, array in zip(slot, drawn.arrays, strict=True):
             staging.reuse()
-            staging.host[: shard.rows] = array
-            staging.send(shard.rows)
+            staging.host[:rows] = array
+            staging.send(rows)
             staging.arrive()
+        starts = [shard.first_row - shards[0].first_row for shard in shards]
         shapes = tuple(tuple(staging.device.shape) for staging in slot)
-        self.about = replace(self._drawn.kind, shapes=shapes)
-        return Rows(tuple(staging.device for staging in slot), self._identity, [0])
+        self.about = replace(drawn.kind, shapes=shapes)
+        return Rows(tuple(staging.device for staging in slot), self._identity, starts)
+
+    def keep(self) -> bool:
+        """Keep the batches on the host."""
+        self._kept, self.kept_bytes = {}, 0
+        return True
 
     def close(self) -> None:
         """End the threads."""
@@ -158,7 +221,7 @@ class StreamBatches(Batches):
             self._workers.close()
             self._workers = None
         self._forget_memory()
-        self._drawn = None
+        self._drawn = self._kept = None
 
     def _forget_memory(self) -> None:
         # Two turns: the memory of one batch each, with its rows, and the shape and dtype of each array.
@@ -166,11 +229,11 @@ class StreamBatches(Batches):
         self._kinds: list[tuple[int, list[tuple[tuple[int, ...], np.dtype[Any]]]]] = [(0, []), (0, [])]
         self._identity: Buffer = None
 
-    def _ahead(self, draws: Iterable[Draw], epoch: int) -> Iterator["Future[_Drawn | None]"]:
+    def _ahead(self, draws: Iterable[Draw], epoch: int, first: int) -> Iterator["Future[_Drawn | None]"]:
         """Yield what is drawn in order, as many batches ahead as the source allows."""
         assert self._workers is not None
         pending: deque[Future[_Drawn | None]] = deque()
-        numbered = enumerate(draws, start=1)
+        numbered = enumerate(draws, start=first)
         try:
             while True:
                 while len(pending) < self._source.ahead and (following := next(numbered, None)) is not None:
@@ -201,11 +264,10 @@ class StreamBatches(Batches):
         if self._comm.size > 1:
             if self._source.sharded:
                 about = about.partition(", ")[2]
-            checksum = zlib.crc32(about.encode())
+            text = about if self._source.sharded else f"{about} {fingerprint(*arrays)}"
+            checksum = zlib.crc32(text.encode())
             if not self._source.sharded:
-                checksum = _checksum(arrays, checksum)
-                begin, stop = cut(0, rows, self._comm.size)[self._comm.rank]
-                arrays = [array[begin:stop] for array in arrays]
+                arrays = [array[slice(*self._part(rows))] for array in arrays]
         # Copies: the user's code may fill the same memory again when it is asked for the next batch.
         return _Drawn([array.copy() for array in arrays], kind, rows, checksum, about)
 
@@ -230,7 +292,7 @@ class StreamBatches(Batches):
             self._comm.agree("data", partial(_raise, error, where))
         compared = facts[:, [0, 2]] if self._source.sharded else facts
         if (compared != compared[0]).any():
-            self._refuse(drawn.about, where)
+            self._refuse(drawn, where)
         if state == _OVER:
             return None
         if self._source.sharded:
@@ -238,24 +300,38 @@ class StreamBatches(Batches):
             if ends[-1] == 0:
                 raise AgreedError("data", ExitCode.DATA, f"{where}: it has no samples on any rank", [])
             return ends[self._comm.rank] - drawn.rows, ends[self._comm.rank], ends[-1]
-        return *cut(0, drawn.rows, self._comm.size)[self._comm.rank], drawn.rows
+        return *self._part(drawn.rows), drawn.rows
+
+    def _part(self, rows: int) -> tuple[int, int]:
+        """Return this rank's first row of a batch of so many, and one past its last."""
+        mine = shards_of(0, rows, self._comm.rank, self._comm.size, self._shards)
+        return mine[0].start, mine[-1].stop
 
     def _where(self, step: int, epoch: int) -> str:
         return f"batch {step} of {f'epoch {epoch + 1}' if self._what == 'training' else f'the {self._what}'}"
 
-    def _refuse(self, about: str, where: str) -> None:
-        """Say on all ranks what each has drawn."""
-        found = self._comm.allgather(about)
-        each = ", ".join(f"rank {rank} has {one}" for rank, one in enumerate(found))
-        if len(set(found)) == 1:
-            each = f"each {found[0]}, with other values: every rank must draw the same, so seed what is random"
-        raise AgreedError("data", ExitCode.DATA, f"{where}: the ranks have drawn different batches: {each}", [])
+    def _refuse(self, drawn: _Drawn, where: str) -> None:
+        """Say on all ranks who has drawn another batch than most, or what each has where there is no majority.
 
-    def _slot(self, rows: int) -> list[Staging]:
+        Raises:
+            AgreedError: always.
+        """
+        told = self._comm.allgather([self._comm.host, drawn.about, drawn.checksum])
+        hosts, found = [one[0] for one in told], [tuple(one[1:]) for one in told]
+        (common, count), *_ = Counter(found).most_common()
+        others = [rank for rank, one in enumerate(found) if one != common or 2 * count <= len(found)]
+        each = ", ".join(f"rank {rank} (host {hosts[rank]}) has {found[rank][0]}" for rank in others)
+        if len(others) < len(found):
+            each += f", the others {common[0]}"
+        if len({about for about, _ in found}) == 1:
+            each += ", with other values: every rank must draw the same, so seed what is random"
+        failures = [(rank, str(found[rank][0])) for rank in others]
+        raise AgreedError("data", ExitCode.DATA, f"{where}: the ranks have drawn different batches: {each}", failures)
+
+    def _slot(self, rows: int, arrays: Sequence[HostArray]) -> list[Staging]:
         """Return the memory of this turn, made anew where the shard is larger or of another kind than any before."""
         assert self._backend is not None
-        assert self._drawn is not None
-        arrays, slot = self._drawn.arrays, self._slots[self._turn]
+        slot = self._slots[self._turn]
         wanted = [(array.shape[1:], array.dtype) for array in arrays]
         made_rows, made = self._kinds[self._turn]
         if made != wanted or made_rows < rows:
@@ -269,12 +345,8 @@ class StreamBatches(Batches):
         return slot
 
 
-def _checksum(arrays: Sequence[HostArray], checksum: int) -> int:
-    """Continue a checksum with the first bytes of arrays."""
-    for array in arrays:
-        rows = max(1, _COMPARED_BYTES // max(1, array[:1].nbytes))
-        checksum = zlib.crc32(np.ascontiguousarray(array[:rows]).tobytes(), checksum)
-    return checksum
+def _given(batch: Any) -> Any:
+    return batch
 
 
 def _raise(error: BaseException | None, where: str) -> None:

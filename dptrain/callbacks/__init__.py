@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from dptrain.callbacks.backup_and_restore import BackupAndRestore
 from dptrain.callbacks.base import Callback, CallbackList, Logs, StepLogs
 from dptrain.callbacks.csv_logger import CSVLogger
-from dptrain.callbacks.divergence import StopOnDivergence
 from dptrain.callbacks.early_stopping import EarlyStopping
 from dptrain.callbacks.history import History
 from dptrain.callbacks.lambda_callback import LambdaCallback
@@ -35,7 +34,6 @@ __all__ = [
     "ProgbarLogger",
     "ReduceLROnPlateau",
     "StepLogs",
-    "StopOnDivergence",
     "TensorBoard",
     "TerminateOnNaN",
 ]

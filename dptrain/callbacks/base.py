@@ -1,7 +1,7 @@
 """What a callback is: hooks that the training loop calls on every rank."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ class Callback:
         """Called once before `on_..._begin`."""
         self.trainer = trainer
 
+    def set_callbacks(self, callbacks: "Sequence[Callback]") -> None:
+        """Called once before all others, with all that are called, in order. Not in Keras."""
+
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Before the first epoch; logs is empty."""
 
@@ -84,6 +87,23 @@ class Callback:
         """Give back what is held of terminal and files, after a training that may have ended in an error.
 
         Not collective, and not in Keras.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint is to hold of this callback: what JSON can carry, and arrays. On rank 0.
+
+        Not in Keras, where callbacks forget what they held.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what a checkpoint holds, on every rank.
+
+        Called after `on_train_begin`, and where the training goes on in the middle of an epoch again after
+        `on_epoch_begin`. Not in Keras.
+
+        Args:
+            state: as `state_dict` returned it; tuples are lists.
         """
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
@@ -138,13 +158,20 @@ class CallbackList(Callback):
         callbacks: one, or lists of them, in the order in which they are called.
         model: what they are told is trained, evaluated or asked.
         params: what they are told about it.
+
+    Attributes:
+        callbacks: as given, in order.
+        facts: returns by name what of a training, beside its model, a checkpoint must have in common with it.
     """
 
     def __init__(self, callbacks: Any, model: Any = None, **params: Any) -> None:
         super().__init__()
+        self.facts: Callable[[], dict[str, Any]] = dict
         self.callbacks = list(flatten(callbacks))
         self.set_model(model)
         self.set_params(params)
+        for callback in self.callbacks:
+            callback.set_callbacks(self.callbacks)
         self._with_hook = {
             hook: [callback for callback in self.callbacks if _overrides(callback, hook)] for hook in _BATCH_HOOKS
         }
@@ -278,6 +305,11 @@ def _given(logs: Any) -> Any:
 
 def _fact(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+def is_of_the_package(function: Any) -> bool:
+    """Whether a function or a class is dptrain's, and no code of the user's."""
+    return str(getattr(function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _overrides(callback: Callback, hook: str) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 
 from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import on_rank_0
-from dptrain.runtime.files import append, output_error
+from dptrain.runtime.failure import warn
+from dptrain.runtime.files import append, output_error, sync
 
 _ADVICE = "choose another `filename` of CSVLogger"
 
@@ -48,6 +50,19 @@ class CSVLogger(Callback):
         self.keys = None
         on_rank_0(self, "CSVLogger", self._begin)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the columns, and how long the file is."""
+        path = Path(self.filename)
+        return {"keys": self.keys, "bytes": path.stat().st_size if path.exists() else 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the file behind the epochs that are done. Collective.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self.keys = on_rank_0(self, "CSVLogger", lambda: self._go_on(state["keys"], state["bytes"]))
+
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Write the line. Collective.
 
@@ -59,7 +74,7 @@ class CSVLogger(Callback):
     def _begin(self) -> None:
         path = Path(self.filename)
         try:
-            if self.append:
+            if self.append or self.params.get("resumes"):
                 if path.exists():
                     with open(path, "rb") as file:
                         self.append_header = not file.readline()
@@ -67,6 +82,19 @@ class CSVLogger(Callback):
                 path.write_bytes(b"")
         except OSError as error:
             raise output_error(path, error, advice=_ADVICE) from error
+
+    def _go_on(self, keys: list[str] | None, size: int) -> list[str] | None:
+        path = Path(self.filename)
+        try:
+            if path.exists() and path.stat().st_size >= size:
+                os.truncate(path, size)  # what came after the checkpoint comes again
+                sync(path)
+                return keys
+            warn(f"{path} is not as long as it was; the lines of earlier epochs are missing")
+            path.write_bytes(b"")
+        except OSError as error:
+            raise output_error(path, error, advice=_ADVICE) from error
+        return None
 
     def _write(self, epoch: int, logs: Logs) -> None:
         text = io.StringIO()

@@ -1,9 +1,13 @@
 """EarlyStopping: ends a training that no longer improves."""
 
+from typing import Any
+
 from dptrain.callbacks.base import Logs
 from dptrain.callbacks.monitor import MonitorCallback
 from dptrain.callbacks.ranks import say
 from dptrain.runtime.failure import warn
+
+_STATE = ("wait", "best", "best_epoch", "best_weights", "stopped_epoch")
 
 
 class EarlyStopping(MonitorCallback):
@@ -50,6 +54,14 @@ class EarlyStopping(MonitorCallback):
         """Start anew."""
         self.wait = self.stopped_epoch = self.best_epoch = 0
         self.best = self.best_weights = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it waits for, and the best weights."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on waiting."""
+        vars(self).update(state)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Look at the log, keep the weights where it is the best, stop where it has not been for too long."""

@@ -1,5 +1,7 @@
 """History: what `fit` returns."""
 
+from typing import Any
+
 from dptrain.callbacks.base import Callback, Logs
 
 
@@ -19,6 +21,15 @@ class History(Callback):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Start the list of epochs; the logs of earlier trainings stay, as in Keras."""
         self.epoch = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epochs and their logs."""
+        return {"epoch": self.epoch, "history": self.history}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with them."""
+        self.epoch = list(state["epoch"])
+        self.history = {key: list(values) for key, values in state["history"].items()}
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Append the logs."""

@@ -1,24 +1,36 @@
 """ModelCheckpoint: saves the model, or its weights, as the training goes on."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dptrain.callbacks.base import Logs
+from dptrain.callbacks.base import Callback, Logs, is_of_the_package
 from dptrain.callbacks.monitor import MonitorCallback
 from dptrain.callbacks.ranks import on_all, on_rank_0, say
 from dptrain.errors import ConfigError, OutputError
-from dptrain.runtime.failure import warn
-from dptrain.runtime.files import output_error
+from dptrain.runtime.failure import describe, warn
+from dptrain.runtime.files import output_error, sweep_temporaries, write_atomically
+from dptrain.saving import keras_zip
+from dptrain.saving.background import Background
+from dptrain.saving.weights import weights_encoder
 
 # Of files with weights alone; the second is not in Keras.
 _WEIGHTS_ENDINGS = (".weights.h5", ".safetensors")
+_ADVICE = "choose another `filepath` of ModelCheckpoint"
+# One for all of them: two may write the same file.
+_writing = Background()
 
 
 class ModelCheckpoint(MonitorCallback):
-    """Saves the model through `model.save`, or its weights through `model.save_weights`, whole files or none.
+    """Saves the model as `model.save`, or its weights as `model.save_weights`, whole files or none.
+
+    A file is made at once, of the model as it is, but written while the training goes on: it is there before the next
+    is begun, and before a checkpoint of the training is saved or `fit` ends. Where code of the user's could look for it
+    earlier (another callback that is not dptrain's, a LambdaCallback, a `save` of the model's own), it is there when
+    this callback's hook returns, as in Keras.
 
     Args:
         filepath: ends in ".keras", or with `save_weights_only` in ".weights.h5" or ".safetensors". It may hold
@@ -59,6 +71,8 @@ class ModelCheckpoint(MonitorCallback):
         self._epoch = 0
         self._steps_since_saving = 0
         self._last_step: int | None = None
+        self._background = False
+        self._finished: str | None = None  # what to say when the file is there
         if save_freq != "epoch" and not isinstance(save_freq, int):
             raise ConfigError(f"Unrecognized save_freq: {save_freq}. Expected save_freq are 'epoch' or integer values")
         if save_weights_only and not self.filepath.endswith(_WEIGHTS_ENDINGS):
@@ -73,15 +87,43 @@ class ModelCheckpoint(MonitorCallback):
         if save_freq != "epoch":  # a hook of batches makes all ranks meet after each
             vars(self)["on_train_batch_end"] = self._after_step
 
+    def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
+        """Find out whether any of them could look for a file."""
+        self._background = not any(map(_could_look, callbacks))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value, and where it is between two saves; the files of until then are there."""
+        _writing.wait()
+        return {"best": self.best, "_steps_since_saving": self._steps_since_saving, "_last_step": self._last_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        vars(self).update(state)
+
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Keep the epoch for its steps."""
         self._epoch = epoch
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Wait for the last file. Collective.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self._wait()
+
+    def release(self) -> None:
+        """Wait for the last file of a training that ends in an error, and warn where it cannot be written."""
+        try:
+            _writing.wait()
+        except Exception as error:
+            warn(describe(error))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Save if it is time to. Collective.
 
         Raises:
-            OutputError: it cannot be written.
+            OutputError: it cannot be written, or the file before.
             KeyError: the path holds a key that the logs lack.
         """
         self.find_direction()
@@ -101,16 +143,35 @@ class ModelCheckpoint(MonitorCallback):
 
     def _save(self, epoch: int, batch: int | None, logs: Any) -> None:
         path = on_all(self, "ModelCheckpoint", lambda: self._path(epoch, batch, logs))
+        self._wait()
         if not self._is_due(epoch, logs, path):
             return
         on_rank_0(self, "ModelCheckpoint", lambda: _prepare(Path(path)))
-        # These are collective: rank 0 writes, and all fail where it does.
-        if self.save_weights_only:
-            self.model.save_weights(path, overwrite=True)
+        save = self.model.save_weights if self.save_weights_only else self.model.save
+        background = self._background and is_of_the_package(save)
+        if background:
+            on_rank_0(self, "ModelCheckpoint", lambda: self._begin(Path(path)))
         else:
-            self.model.save(path, overwrite=True)
-        if self.verbose > 0:
-            say(self, f"\nEpoch {epoch + 1}: finished saving model to {path}")
+            save(path, overwrite=True)  # collective: rank 0 writes, and all fail where it does
+        self._finished = f"\nEpoch {epoch + 1}: finished saving model to {path}"
+        if not background:
+            self._wait()
+
+    def _begin(self, path: Path) -> None:
+        """Make the content of a file, and begin to write it. On rank 0."""
+        content = weights_encoder(path)(self.model) if self.save_weights_only else keras_zip.encode(self.model)
+        _writing.start(lambda: write_atomically(path, content, advice=_ADVICE))
+
+    def _wait(self) -> None:
+        """Return when the last file is there. Collective.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        on_rank_0(self, "ModelCheckpoint", _writing.wait)
+        if self._finished is not None and self.verbose > 0:
+            say(self, self._finished)
+        self._finished = None
 
     def _path(self, epoch: int, batch: int | None, logs: Any) -> str:
         known = {"epoch": epoch + 1} if batch is None else {"epoch": epoch + 1, "batch": batch + 1}
@@ -147,16 +208,23 @@ class ModelCheckpoint(MonitorCallback):
         return True
 
 
+def _could_look(callback: Callback) -> bool:
+    """Whether a callback runs code of the user's."""
+    hooks = (function for name, function in vars(callback).items() if name.startswith("on_"))
+    return not all(map(is_of_the_package, (type(callback), *hooks)))
+
+
 def _prepare(path: Path) -> None:
-    """Make the directory of a file.
+    """Make the directory of a file, without what killed saves of it have left there.
 
     Raises:
         OutputError: it cannot be made, or the file is a directory.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        sweep_temporaries(path.parent, path.name)
     except OSError as error:
-        raise output_error(path.parent, error, advice="choose another `filepath` of ModelCheckpoint") from error
+        raise output_error(path.parent, error, advice=_ADVICE) from error
     if path.is_dir():
         raise OutputError(
             "Please specify a non-directory filepath for ModelCheckpoint. Filepath used is an existing directory: "

@@ -36,7 +36,7 @@ class ProgbarLogger(Callback):
 
     Args:
         file: where lines go; standard output by default (not in Keras).
-        console: of the live line; standard output by default, taken for a terminal even where it is none (not in
+        console: of the live line; standard output by default, taken for a terminal unless it ends in a file (not in
             Keras).
     """
 
@@ -70,7 +70,8 @@ class ProgbarLogger(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start the live line."""
-        if self._verbose == 1 and ranks_of(self).rank == 0:
+        in_file = self._console is None and terminal.ends_in_file()
+        if self._verbose == 1 and not in_file and ranks_of(self).rank == 0:
             self._start(epoch)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:

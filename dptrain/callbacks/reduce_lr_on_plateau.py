@@ -63,6 +63,14 @@ class ReduceLROnPlateau(MonitorCallback):
         self.best = None
         self.cooldown_counter = self.wait = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it waits for."""
+        return {"wait": self.wait, "best": self.best, "cooldown_counter": self.cooldown_counter}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on waiting."""
+        vars(self).update(state)
+
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Look at the log, and reduce where it has not improved for too long. Collective.
 

@@ -88,6 +88,14 @@ class TensorBoard(Callback):
         self._step, self._in_fit = 0, True
         on_rank_0(self, "TensorBoard", self._begin)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Count on."""
+        self._step = state["step"]
+
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Close the files. Collective."""
         self._in_fit = False

@@ -11,7 +11,8 @@ from dptrain.errors import DivergenceError
 class TerminateOnNaN(Callback):
     """Ends the training after a step with which the mean loss of the epoch has become NaN or infinite.
 
-    It reads the loss at every step, for which the host waits; `StopOnDivergence` looks once an epoch.
+    It reads the loss at every step, for which the host waits. `fit(on_nonfinite="stop")`, which looks at times and says
+    where a NaN comes from, leaves the decision to it.
 
     Args:
         raise_error: raise instead of stopping, so that no other callback's `on_train_end` is called.

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain import layers, optimizers
-from dptrain.batches.sampling import GlobalSampler, Sampler, StaticSampler
-from dptrain.cli.config import Config, OptimizerConfig, device_options
+from dptrain.batches.sampling import GlobalSampler, PartSampler, Sampler, StaticSampler
+from dptrain.cli.config import Config, OptimizerConfig, device_options, fixed_shards
 from dptrain.comm import Communicator
+from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.errors import ConfigError
 from dptrain.models import Sequential
@@ -39,17 +41,69 @@ def load_data(config: Config, comm: Communicator, *, alone: bool = False) -> Loa
     )
     if alone:
         data = LoadedData(data.name, _alone(data.train), _alone(data.test), data.num_classes)
-    return _small_evaluation(data) if config.fast_dev_run else data
+    return dataclasses.replace(data, test=_small(data.test)) if config.fast_dev_run else data
 
 
 def _alone(split: Split) -> Split:
     return Split(split.x, split.y, split.total, (0, split.total))
 
 
-def _small_evaluation(data: LoadedData) -> LoadedData:
-    start, stop = data.test.mine
-    test = Split(data.test.x, data.test.y, data.test.total, (start, min(stop, start + _DEV_EVALUATION_ROWS)))
-    return LoadedData(data.name, data.train, test, data.num_classes)
+def _small(split: Split) -> Split:
+    start, stop = split.mine
+    return dataclasses.replace(split, mine=(start, min(stop, start + _DEV_EVALUATION_ROWS)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What the samples of a data set are for.
+
+    Attributes:
+        rows: of the training part, those that are trained on; None for all.
+        validation: evaluated after epochs.
+        test: evaluated once, in the end; None where the data set's test part is the validation.
+    """
+
+    rows: npt.NDArray[np.int64] | None
+    validation: Split
+    test: Split | None
+
+    def trained(self, data: LoadedData) -> int:
+        """Return how many samples are trained on, over all ranks."""
+        return data.train.total if self.rows is None else len(self.rows)
+
+
+def describe_samples(data: LoadedData, parts: Parts) -> str:
+    """Return "60,000 + 10,000 samples"; with what is held out "54,000 + 6,000 for validation + 10,000 samples"."""
+    held = "" if parts.test is None else f"{parts.validation.total:,} for validation + "
+    return f"{parts.trained(data):,} + {held}{data.test.total:,} samples"
+
+
+def parts_of(config: Config, data: LoadedData, comm: Communicator) -> Parts:
+    """Return what is trained on and what validates, as configured; every rank draws the same samples.
+
+    Args:
+        config: of the run.
+        data: as `load_data` returned it.
+        comm: the ranks.
+
+    Raises:
+        ConfigError: settings that do not go together, or with the number of samples.
+    """
+    fraction, fold = config.train.validation_split, config.train.fold
+    if not fraction and fold is None:
+        return Parts(None, data.test, None)
+    if fraction and fold is not None:
+        raise ConfigError(f"train.validation_split = {fraction} and train.fold = {fold}: set one of them")
+    if config.data.sharding == "static":
+        raise ConfigError("--validation-split and --fold need --sharding global: static shards are a rank's own rows")
+    x, y = data.train.x, data.train.y
+    if fold is None:
+        rows, held = split_rows(y, fraction)
+    else:
+        number, folds = map(int, fold.split("/"))
+        rows, held = fold_rows(y, number - 1, folds, config.seed)
+    validation = Split.whole(x[held], y[held], comm.rank, comm.size)
+    return Parts(rows, _small(validation) if config.fast_dev_run else validation, data.test)
 
 
 def build_model(config: Config, data: LoadedData) -> Sequential:
@@ -100,29 +154,31 @@ def make_optimizer(config: Config) -> optimizers.Optimizer:
     return optimizer
 
 
-def make_sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
+def make_sampler(config: Config, data: LoadedData, parts: Parts, comm: Communicator) -> Sampler:
     """Return the configured order of the training samples, and how ranks share them.
 
     Raises:
         ConfigError: settings that do not go together, or with the number of samples.
     """
-    return _shorten(config, _sampler(config, data, comm))
+    return _shorten(config, _sampler(config, data, parts, comm))
 
 
-def _sampler(config: Config, data: LoadedData, comm: Communicator) -> Sampler:
-    chosen = config.train
+def _sampler(config: Config, data: LoadedData, parts: Parts, comm: Communicator) -> Sampler:
+    chosen, shards = config.train, fixed_shards(config)
     common: dict[str, Any] = {
         "seed": config.seed,
         "shuffle": chosen.shuffle,
         "drop_last": chosen.drop_last,
     }
     if config.data.sharding == "static":
-        if chosen.shards_per_batch is not None:
-            raise ConfigError("train.shards_per_batch needs --sharding global: static shards are a rank's own rows")
+        if shards is not None:
+            raise ConfigError(
+                "--reproducible and train.shards_per_batch need --sharding global: static shards are a rank's own rows"
+            )
         return StaticSampler(data.train.total, chosen.batch_size, comm.rank, comm.size, **common)
-    return GlobalSampler(
-        data.train.total, chosen.batch_size, comm.rank, comm.size, shards_per_batch=chosen.shards_per_batch, **common
-    )
+    samples = parts.trained(data)
+    whole = GlobalSampler(samples, chosen.batch_size, comm.rank, comm.size, shards_per_batch=shards, **common)
+    return whole if parts.rows is None else PartSampler(parts.rows, whole)
 
 
 def _shorten(config: Config, sampler: Sampler) -> Sampler:

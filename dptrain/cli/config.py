@@ -5,6 +5,7 @@ format and `config.yaml` follow from the fields.
 """
 
 import dataclasses
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -15,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
-from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES
+from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.terminal import VERBOSITY
 from dptrain.runtime.text import one_line, short
@@ -40,6 +41,24 @@ def _none_word(value: object) -> object:
 def _on_or_off(value: object) -> object:
     words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
     return words.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def _moments(value: object) -> object:
+    """Check what says when to save: "epoch", numbers of steps and of seconds ("600s"), or nothing ("none")."""
+    words = [str(one) for one in value] if isinstance(value, list | tuple) else _comma_separated(str(value))
+    for word in words if isinstance(words, list) else []:
+        if not re.fullmatch(r"epoch|none|[1-9]\d{0,8}s?", word):
+            raise ValueError(f"{short(word)}: expected a number of steps, epoch, seconds such as 600s, or none")
+    return words
+
+
+def _fold(value: object) -> object:
+    """Check "K/N", a fold of so many."""
+    if isinstance(value, str) and _none_word(value) is not None:
+        fold, _, folds = value.partition("/")
+        if not (fold.isdecimal() and folds.isdecimal() and 1 <= int(fold) <= int(folds) and int(folds) >= 2):
+            raise ValueError(f"{short(value)}: expected which fold of how many, such as 2/5")
+    return _none_word(value)
 
 
 def _number(value: object) -> object:
@@ -138,8 +157,49 @@ class TrainConfig:
     steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after that many steps", "steps-per-epoch")
     drop_last: bool = _field(False, "leave out a last batch that is not full", "drop-last")
     shuffle: bool = _field(True, "a new order every epoch")
+    reproducible: bool = _field(
+        False,
+        "the same bits on any number of ranks: fixed shards, 8 unless train.shards_per_batch says",
+        "reproducible",
+    )
     shards_per_batch: OptionalPositiveInt = _field(
-        None, "cut global batches into that many shards, a multiple of the ranks; none: one a rank"
+        None, "cut global batches into that many shards, whose sums are added in one fixed tree; none: one a rank"
+    )
+    on_nonfinite: Literal["stop", "skip", "ignore"] = _field(
+        "stop", "stop at a loss or a parameter that is not finite, or skip steps with such gradients", "on-nonfinite"
+    )
+    skip_outliers: OptionalPositive = _field(
+        None, "skip steps whose gradients' norm is above its running mean by so many deviations", "skip-outliers"
+    )
+    validation_split: Rate = _field(
+        0.0,
+        "validate on this fraction of the training samples, of every class its share, instead of on the test part, "
+        "which is evaluated once, in the end",
+        "validation-split",
+    )
+    fold: Annotated[str | None, BeforeValidator(_fold)] = _field(
+        None, "such as 2/5: validate on the second of five parts of the training samples, train on the others", "fold"
+    )
+    digest_every: Annotated[Annotated[int, Field(ge=0, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)] = _field(
+        None, "steps between two comparisons of the ranks' states, 0 for none; 100 if not set", "digest-every"
+    )
+
+
+@dataclass(frozen=True, config=_STRICT)
+class CheckpointConfig:
+    """When the training is saved, and where it goes on."""
+
+    every: Annotated[tuple[str, ...], BeforeValidator(_moments)] = _field(
+        ("epoch", "600s"),
+        "when to save: after N steps, each epoch, so many seconds (600s); several, comma-separated; none",
+        "checkpoint-every",
+    )
+    keep: PositiveInt = _field(3, "checkpoints that stay: so many of the last, and the best", "keep")
+    resume: Annotated[str, BeforeValidator(lambda value: _none_word(value) or "never")] = _field(
+        "auto", "auto: go on with an unfinished run in --out; a checkpoint's or a run's path; never", "resume"
+    )
+    anyway: Annotated[tuple[str, ...], BeforeValidator(_comma_separated)] = _field(
+        (), "fields, comma-separated, that may differ from the checkpoint's", "resume-anyway"
     )
 
 
@@ -151,6 +211,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "what computes; auto takes a GPU where one can be used, else the CPU", "device"
@@ -179,6 +240,17 @@ class Config:
     run_eagerly: bool = _field(False, "run steps op by op, to debug", "run-eagerly")
     steps_per_execution: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_number)] = _field(
         "auto", "steps between two looks at what the host is asked to do; auto: what takes some hundredths of a second"
+    )
+    stall_warning: OptionalNonnegative = _field(
+        None,
+        "seconds for which ranks wait for another until they say so, 0: for ever; 60 if not set",
+        "stall-warning",
+    )
+    stall_timeout: OptionalNonnegative = _field(
+        None,
+        "seconds for which ranks wait for another until the job is ended, 0: for ever; 300 if not set. Four times as "
+        "long where it starts, compiles, evaluates or saves",
+        "stall-timeout",
     )
     out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "run directory; runs/<date-time>-<name> if not set", "out"
@@ -240,6 +312,19 @@ def device_options(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
+def inspection_options(config: Config) -> dict[str, Any]:
+    """Return what a training does about what goes wrong in its state: keywords of `Model.fit_splits_steps`."""
+    return {name: getattr(config.train, name) for name in ("on_nonfinite", "skip_outliers", "digest_every")}
+
+
+def fixed_shards(config: Config) -> int | None:
+    """Return into how many shards global batches are cut on any number of ranks; None for one a rank."""
+    chosen = config.train
+    if chosen.shards_per_batch is None and chosen.reproducible:
+        return min(REPRODUCIBLE_SHARDS, chosen.batch_size)
+    return chosen.shards_per_batch
+
+
 def verbosity(config: Config) -> str | int:
     """Return what is shown of a training or a sweep: `verbose` of `Model.fit`.
 
@@ -256,10 +341,21 @@ def verbosity(config: Config) -> str | int:
     return number
 
 
+def deciding(config: Config) -> dict[str, Any]:
+    """Return by path what decides what is trained: what must be the same for a training to go on."""
+    tree = to_dict(config)
+    found: dict[str, Any] = {section: tree[section] for section in ("model", "optimizer", "train")}
+    for name in ("epochs", "digest_every", "reproducible"):
+        del found["train"][name]
+    found["train"]["shards_per_batch"] = fixed_shards(config)
+    return found | {name: tree[name] for name in ("seed", "dtype", "precision", "gemm")}
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the configuration as nested dictionaries of plain values."""
     tree = dataclasses.asdict(config)
-    tree["model"]["hidden"] = list(tree["model"]["hidden"])
+    for section, name in (("model", "hidden"), ("checkpoint", "every"), ("checkpoint", "anyway")):
+        tree[section][name] = list(tree[section][name])
     return tree
 
 
@@ -352,7 +448,7 @@ def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[st
     )
     value = overrides.get(path, problem["input"])
     where = said if path in overrides else f"in {file_name}"
-    message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
+    message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ").replace("should be", "must be")
     return f"{path} = {short(value)}, set {where}: {message}"
 
 

@@ -54,6 +54,7 @@ from dptrain.program.shapes import size
 from dptrain.runtime.cache import cache_dir
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
+from dptrain.runtime.mpirun import mpi_family
 from dptrain.runtime.terminal import say
 from dptrain.train.devices import check_devices, find_place, open_backend
 from dptrain.version import __version__
@@ -207,7 +208,7 @@ def _cores(context: Context) -> list[Row]:
 def _mpi4py(context: Context) -> list[Row]:
     status, said = context.mpi_library
     if status == 0:
-        return [Row("mpi4py", f"{metadata.version('mpi4py')} with {_family(said)} ({' '.join(said.split()[:5])})")]
+        return [Row("mpi4py", f"{metadata.version('mpi4py')} with {mpi_family(said)} ({' '.join(said.split()[:5])})")]
     try:
         version = f"{metadata.version('mpi4py')} does not load: {said}"
     except metadata.PackageNotFoundError:
@@ -222,7 +223,7 @@ def _mpirun(context: Context) -> list[Row]:
         return [Row("mpirun", "neither on PATH nor beside this Python", "bad", fix)]
     place = on_path or str(beside)
     status, said = _ask([place, "--version"], line=None)
-    library, own = _family(context.mpi_library[1]), _family(said)
+    library, own = mpi_family(context.mpi_library[1]), mpi_family(said)
     if status:
         return [Row("mpirun", f"{place} --version fails: {_last(said)}", "bad", "install MPI again")]
     # Those of the MPICH family start each other's processes.
@@ -403,7 +404,7 @@ CHECKS: dict[str, list[Callable[[Context], list[Row]]]] = {
 
 
 def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
-    """Open this rank's GPU, load the kernels and let one compute; return what came of it."""
+    """Open this rank's GPU and let it compute an op; return what came of it."""
     label = "one op"
     if place.trouble is not None:
         return Row(label, place.trouble, "bad"), None
@@ -427,8 +428,8 @@ def try_gpu(context: Context, place: Place) -> tuple[Row, Backend | None]:
             label, text, "bad", "the GPU or its driver computes wrongly: please report it with this output"
         ), None
     text = (
-        f"{backend.description}: opened with all kernels in {opened - started:.1f} s; "
-        f"a dense layer in {1e3 * (done - opened):.0f} ms with its first start, as NumPy computes it"
+        f"{backend.description}: opened in {opened - started:.1f} s; "
+        f"a dense layer in {1e3 * (done - opened):.0f} ms with its compilation, as NumPy computes it"
     )
     return Row(label, text), backend
 
@@ -533,7 +534,7 @@ def _measure(config: Config, comm: Communicator, model: Sequential) -> tuple[flo
     copy = mpi = 0.0
     for message in (one for stage in stages(placed) for one in stage.messages):
         buffer = backend.upload(np.zeros(sum(size(one.shape) for one in message), message[0].dtype))
-        exchange = backend.exchange(buffer)
+        exchange = backend.exchange(buffer, direct=backend.direct)
 
         def there_and_back(exchange: Exchange = exchange) -> None:
             exchange.begin()
@@ -623,15 +624,6 @@ def _ask(command: Sequence[str], line: int | None = -1) -> tuple[int, str]:
 
 def _last(said: str) -> str:
     return said.splitlines()[-1] if said else "nothing"
-
-
-def _family(said: str) -> str:
-    """Return whose MPI a library or launcher is, from what it says of itself."""
-    families = {"Open MPI": "Open MPI|OpenRTE|PRRTE|prte", "Intel MPI": r"Intel\(R\) MPI", "MVAPICH": "MVAPICH"}
-    for name, words in (families | {"MPICH": "MPICH|HYDRA"}).items():
-        if re.search(words, said):
-            return name
-    return "an unknown MPI"
 
 
 def _plural(count: int, word: str) -> str:

@@ -1,4 +1,4 @@
-"""The command line: `python -m dptrain [train|sweep|doctor|explain] [options]`."""
+"""The command line: `python -m dptrain [train|sweep|doctor|explain|launch] [options]`."""
 
 import argparse
 import platform
@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dptrain.cli.config import Config, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.parser import Parser
 from dptrain.cli.sweep_options import add_options
-from dptrain.errors import AgreedError, ConfigError
-from dptrain.registry.names import lookup, suggestion
-from dptrain.runtime import failure, terminal
+from dptrain.errors import AgreedError
+from dptrain.registry.names import lookup
+from dptrain.runtime import failure, signals, terminal, watchdog
 from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.streams import outlive_readers
 from dptrain.version import __version__
@@ -36,6 +37,7 @@ Train a neural network on one process, or on several ranks with mpirun:
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain doctor                       what works, what is missing
   python -m dptrain explain --hidden 64          a step's ops, without data
+  python -m dptrain launch -n 4 -- COMMAND       any command on ranks, watched
 """
 
 
@@ -57,6 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     command, arguments = _split_command(argv)
+    if command != "train":
+        signals.release_early()
+    if command == "launch":  # starts the ranks, and is none
+        from dptrain.cli.launch import launch
+
+        return launch(arguments)
     parse = _tried(lambda: _parse(command, arguments))
     configure = _tried(lambda: _configure(parse()))
     _announce(command, parse, configure)
@@ -65,6 +73,7 @@ def _run(argv: Sequence[str]) -> int:
     parsed = comm.agree("command line", parse)
     config = comm.agree("configuration", lambda: _checked(configure()))
     failure.show_traceback = config.debug
+    watchdog.limit(config.stall_warning, config.stall_timeout)
     _check_same_everywhere(comm, config)
     if parsed.print_config:
         if comm.rank == 0:
@@ -102,7 +111,7 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
-COMMANDS = ("train", "sweep", "doctor", "explain")
+COMMANDS = ("train", "sweep", "doctor", "explain", "launch")
 
 
 def _command(name: str) -> "Command":
@@ -167,20 +176,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             action.option_strings = names
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours, and whose help is printed by rank 0 alone."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        launch = detect_launch()
-        if launch is None or launch.rank == 0:
-            super()._print_message(message, file)
-
-
-def _build_parser(command: str) -> _Parser:
-    parser = _Parser(
+def _build_parser(command: str) -> Parser:
+    parser = Parser(
         prog="dptrain",
         usage=f"python -m dptrain [{'|'.join(COMMANDS)}] [options]",
         description=_DESCRIPTION,
@@ -200,12 +197,14 @@ def _build_parser(command: str) -> _Parser:
         shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
         own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
         own.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
+    taken = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, Any] = {}
     for leaf in leaves():
         section = leaf.path.rpartition(".")[0] or "run"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
-        names = [f"--{leaf.flag}"] if leaf.flag else []
+        # A sweep's --keep is about models: a run's is --checkpoint.keep there, which a sweep has no use for.
+        names = [f"--{leaf.flag}"] if leaf.flag and f"--{leaf.flag}" not in taken else []
         if f"--{leaf.path}" not in names:
             names.append(f"--{leaf.path}")
         default = "" if leaf.default is None or leaf.is_flag else f" (default: {_shown(leaf.default)})"
@@ -230,15 +229,7 @@ def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: an unknown option, or one without its value.
     """
-    parser = _build_parser(command)
-    parsed, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        name = unknown[0].partition("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings]
-        # An option has two names, of which the one with its group is meant by whoever writes a group.
-        alike = [option for option in known if ("." in option) == ("." in name)]
-        raise ConfigError(f"unknown {unknown[0]!r}{suggestion(name, alike)}")
-    return parsed
+    return _build_parser(command).parse_args(arguments)
 
 
 def _configure(parsed: argparse.Namespace) -> Config:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -13,16 +14,37 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dptrain.callbacks import Callback
-from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler, run_name
-from dptrain.cli.config import Config, Leaf, leaves, read_mapping, resolve, to_dict, to_yaml, verbosity
+from dptrain.batches.fingerprint import fingerprint
+from dptrain.callbacks import Callback, Logs
+from dptrain.cli.building import (
+    Parts,
+    build_model,
+    describe_samples,
+    epochs_of,
+    load_data,
+    make_sampler,
+    parts_of,
+    run_name,
+)
+from dptrain.cli.config import (
+    Config,
+    Leaf,
+    fixed_shards,
+    inspection_options,
+    leaves,
+    read_mapping,
+    resolve,
+    to_dict,
+    to_yaml,
+    verbosity,
+)
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
 from dptrain.comm import Communicator, SoloCommunicator
-from dptrain.data.loading import LoadedData, fingerprint
+from dptrain.data.loading import LoadedData
 from dptrain.errors import ConfigError
 from dptrain.models import Model, Sequential
 from dptrain.registry.names import suggestion
@@ -33,7 +55,9 @@ from dptrain.runtime.text import short
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure
 from dptrain.sweeps.driver import Request, execute, gather, prepare, spread
-from dptrain.sweeps.records import Setting
+from dptrain.sweeps.keeping import MODELS, keeps_models
+from dptrain.sweeps.pareto import decided, mean_column, objectives_of, require_one
+from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import SweepResult
 from dptrain.sweeps.scheduler import rung_epochs
 from dptrain.sweeps.space import Space, label, parse_grid, parse_random, parse_seeds
@@ -51,7 +75,13 @@ _FIXED = {
         ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
         "it is the same for all runs of a sweep",
     ),
-    **dict.fromkeys(("cuda_graph", "steps_per_execution"), "it changes no result"),
+    **dict.fromkeys(("cuda_graph", "steps_per_execution", "stall_warning", "stall_timeout"), "it changes no result"),
+    **dict.fromkeys(
+        ("checkpoint.every", "checkpoint.keep", "checkpoint.resume", "checkpoint.anyway"),
+        "a sweep keeps what its runs go on from by itself",
+    ),
+    "train.validation_split": "all runs are compared on the same samples",
+    "train.fold": "use --folds",
     "run_eagerly": "it is for debugging one run",
     **dict.fromkeys(
         ("out", "name", "verbose", "progress", "fast_dev_run", "debug"), "it is about the sweep, not about a run"
@@ -60,13 +90,28 @@ _FIXED = {
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
     *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
-    *("data.device_mb", "cuda_graph", "steps_per_execution"),
+    *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "stall_warning", "stall_timeout"),
 )
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+def seconds_of(value: object) -> object:
+    """Return the seconds of "90s", "30m" or "2h"."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smh])", value.strip())
+    if match is None:
+        raise ValueError("expected a number with a unit, such as 90s, 30m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def listed(value: object) -> object:
+    """Return a text as a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class SweepOptions:
     """What a sweep is asked to do: the keys of a plan file.
 
@@ -77,11 +122,15 @@ class SweepOptions:
         samples: how many draws.
         adaptive: how many settings Optuna chooses.
         search_seed: of the draws.
-        metric: key of the logs that trials are compared by.
-        mode: whether a high or a low value is good.
+        metric: keys of the logs, or `MEASURED`, that trials are compared by; the first ranks them.
+        mode: whether a high or a low value is good, of each, or "auto" of all; a plan file may have one text of either.
         halving: one trial in so many goes on from a rung.
         min_epochs: the first rung.
-        runs_per_gpu: runs that a rank trains at once.
+        runs_per_device: runs that a rank trains at once.
+        packing: runs of one program share launches on a GPU.
+        folds: of cross-validation; none for none.
+        keep: whose models stay as files; the best trial's where it is none.
+        max_time: seconds after which the sweep stops, to be continued; on the command line with a unit, such as 2h.
     """
 
     seeds: Any = "0-4"
@@ -90,11 +139,17 @@ class SweepOptions:
     samples: Annotated[int, Field(ge=0)] = 0
     adaptive: Annotated[int, Field(ge=0)] = 0
     search_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    metric: str = "val_accuracy"
-    mode: Literal["auto", "max", "min"] = "auto"
+    metric: Annotated[list[str], BeforeValidator(listed)] = dataclasses.field(default_factory=lambda: ["val_accuracy"])
+    mode: Annotated[list[Literal["auto", "max", "min"]], BeforeValidator(listed)] = dataclasses.field(
+        default_factory=lambda: ["auto"]
+    )
     halving: Annotated[int, Field(ge=2)] | None = None
     min_epochs: Annotated[int, Field(ge=1)] = 1
-    runs_per_gpu: Annotated[int, Field(ge=1)] | None = None
+    runs_per_device: Annotated[int, Field(ge=1)] | None = None
+    packing: bool = True
+    folds: Annotated[int, Field(ge=2)] | None = None
+    keep: Literal["best", "all", "none"] | None = None
+    max_time: Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(seconds_of)] = None
 
 
 def options_of(parsed: argparse.Namespace) -> SweepOptions:
@@ -131,9 +186,9 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
         return TypeAdapter(SweepOptions).validate_python(tree)
     except ValidationError as error:
         problem = error.errors()[0]
-        name = ".".join(map(str, problem["loc"]))
+        name = ".".join(part for part in problem["loc"] if isinstance(part, str))
         where = "on the command line" if name in typed else f"in {plan}"
-        message = problem["msg"].removeprefix("Input ").replace("should be", "must be")
+        message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ").replace("should be", "must be")
         raise ConfigError(f"{name} = {short(problem['input'])}, set {where}: {message}") from None
 
 
@@ -147,8 +202,13 @@ def _once(flag: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> int:
     """Train every setting with every seed; return 0 if all runs succeeded. Collective."""
 
-    def read() -> tuple[SweepOptions, Space, tuple[int, ...], tuple[int, ...]]:
+    def read() -> tuple[SweepOptions, dict[str, str], Space, tuple[int, ...], tuple[int, ...]]:
         options = options_of(parsed)
+        objectives = objectives_of(options.metric, options.mode)
+        if options.folds is not None and config.train.validation_split:
+            raise ConfigError("--folds and --validation-split: each says what validates; leave one out")
+        if config.train.fold is not None:
+            raise ConfigError("--fold is of one run: --folds K trains every trial and seed on each of K folds")
         statistics.check_installed()
         space = space_of(options)
         if config.fast_dev_run and not options.adaptive:
@@ -166,30 +226,53 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
                 _config(config, setting, fields, seeds[0])
         rungs: tuple[int, ...] = ()
         if options.halving is not None:
+            require_one(objectives)
             if "train.epochs" in fields.values():
                 raise ConfigError("--halving: not supported where epochs are swept")
             rungs = rung_epochs(options.min_epochs, epochs_of(config), options.halving)
-        return options, space, seeds[:_DEV] if config.fast_dev_run else seeds, rungs
+        return options, objectives, space, seeds[:_DEV] if config.fast_dev_run else seeds, rungs
 
-    options, space, seeds, rungs = ranks.agree("configuration", read)
+    options, objectives, space, seeds, rungs = ranks.agree("configuration", read)
     ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(options)})
+    keep, why_not = ranks.agree("configuration", lambda: keeps_models(options.keep))
+    notes, folds = [why_not] if why_not else [], options.folds or 1
     phase.enter("data")
     data = load_data(config, ranks, alone=True)
-    recipe = ConfigRecipe(config, data, {name: field_path(name) for name in space.fields})
+    recipe = ranks.agree(
+        "configuration", lambda: ConfigRecipe(config, data, {name: field_path(name) for name in space.fields}, folds)
+    )
+    validated = [metric for metric in objectives if metric.startswith("val_")]
+    if not recipe.has_test and validated:
+        notes.append(
+            f"Trials were chosen by {formatting.listed(validated)} on the test part of the data set, so the best value "
+            "promises more than new samples will give: --validation-split or --folds keeps the test part apart."
+        )
     decides = {
         "seeds": list(seeds),
         "space": space.to_dict(),
         "adaptive": options.adaptive,
-        "metric": options.metric,
-        "mode": options.mode,
+        **decided(objectives),
         "halving": options.halving,
         "min_epochs": options.min_epochs,
+        "epochs": epochs_of(config),
+        "folds": options.folds,
         "config": _deciding(config),
         "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
     }
     asked = Request(
-        *(space, seeds, options.metric, options.mode, rungs, options.halving or 3),
-        *(options.adaptive, options.runs_per_gpu, decides),
+        space=space,
+        seeds=seeds,
+        objectives=objectives,
+        rungs=rungs,
+        eta=options.halving or 3,
+        adaptive=options.adaptive,
+        runs_per_device=options.runs_per_device,
+        packing=options.packing,
+        decides=decides,
+        folds=folds,
+        keep=keep,
+        max_seconds=options.max_time,
+        notes=notes,
     )
     if ranks.rank == 0 and config.verbose != 0:
         say(f"measuring memory and speed of a run{' on every rank' if ranks.size > 1 else ''}")
@@ -197,7 +280,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     capacities = gather(ranks, capacity)
     dry = getattr(parsed, "sweep.dry_run", False)
     if dry or config.verbose != 0:
-        _show_plan(ranks, config, data, asked, capacities)
+        _show_plan(ranks, config, data, recipe, asked, capacities)
     if dry:
         ranks.agree("plan", lambda: _show_time(ranks, recipe, asked, capacities))
         return 0
@@ -214,8 +297,8 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             out,
             verbose=verbosity(config),
             facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
-            repeat=_repeat(out, recipe, seeds[0], capacity),
-            files={"config.yaml": to_yaml(config)},
+            repeat=lambda setting, run: _repeat(out, recipe, setting, run, capacity),
+            files={"config.yaml": to_yaml(dataclasses.replace(config, out=None))},
         )
         if ranks.rank == 0 and config.verbose != 0:
             _show_result(result, space, str(out) if kept else None)
@@ -229,22 +312,51 @@ class ConfigRecipe(Recipe):
         config: of all runs.
         data: of all runs.
         fields: dotted path of every swept field by its name.
+        folds: of cross-validation; 1 for none.
+
+    Attributes:
+        samples: how many of them are for what, in words.
+
+    Raises:
+        ConfigError: nothing can be held out as asked.
     """
 
-    def __init__(self, config: Config, data: LoadedData, fields: Mapping[str, str]) -> None:
+    def __init__(self, config: Config, data: LoadedData, fields: Mapping[str, str], folds: int = 1) -> None:
         self._config, self._data, self.fields = config, data, fields
+        # Without folds the same for all runs.
+        self._parts = self._parts_of(config, Run(0, 0, config.seed, 0, folds))
+        self.has_test = self._parts.test is not None
+        self.samples = describe_samples(data, self._parts)
 
     def build(self, setting: Setting, seed: int) -> Sequential:
         """Build the configured network."""
         return build_model(_config(self._config, setting, self.fields, seed), self._data)
 
-    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
+    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
         """Train as `python -m dptrain` does."""
         config = _config(self._config, setting, self.fields, model.seed)
-        sampler = make_sampler(config, self._data, SoloCommunicator())
+        parts = self._parts if run.folds == 1 else self._parts_of(config, run)
+        sampler = make_sampler(config, self._data, parts, SoloCommunicator())
         return model.fit_splits_steps(
-            self._data.train, self._data.test, sampler, epochs=epochs_of(config), verbose=0, callbacks=callbacks
+            self._data.train,
+            parts.validation,
+            sampler,
+            epochs=epochs_of(config),
+            verbose=0,
+            callbacks=callbacks,
+            **inspection_options(config),
         )
+
+    def test(self, model: Model) -> Logs:
+        """Evaluate a model on the test part."""
+        assert self._parts.test is not None
+        return model.evaluate_split(self._parts.test, fixed_shards(self._config))
+
+    def _parts_of(self, config: Config, run: Run) -> Parts:
+        if run.folds > 1:
+            train = dataclasses.replace(config.train, fold=f"{run.fold + 1}/{run.folds}")
+            config = dataclasses.replace(config, train=train)
+        return parts_of(config, self._data, SoloCommunicator())
 
 
 def space_of(options: SweepOptions) -> Space:
@@ -314,7 +426,7 @@ def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
 
 def _deciding(config: Config) -> dict[str, Any]:
     tree = to_dict(config)
-    for path in _INDIFFERENT:
+    for path in (*_INDIFFERENT, "train.epochs"):  # which may grow, and stand by themselves
         *sections, key = path.split(".")
         place = tree
         for section in sections:
@@ -335,11 +447,21 @@ def _place(ranks: Communicator, config: Config, data: LoadedData, stack: ExitSta
     return next(path for path in paths if not path.exists())
 
 
-def _repeat(out: Path, recipe: ConfigRecipe, seed: int, capacity: Capacity) -> str:
+def _repeat(out: Path, recipe: ConfigRecipe, setting: Setting, run: Run, capacity: Capacity) -> str:
     """Return the command that trains one run alone, with its bits: BLAS gives others with other numbers of threads."""
     threads = "" if capacity.threads is None else f"OPENBLAS_NUM_THREADS={capacity.threads} "
-    words = ["python", "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", str(seed)]
-    return threads + shlex.join(words) + "".join(f" --{path} <{name}>" for name, path in recipe.fields.items())
+    words = ["python", "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", str(run.seed)]
+    words += [f"--{path}={_word(setting[name])}" for name, path in recipe.fields.items()]
+    if run.folds > 1:
+        words.append(f"--fold={run.fold + 1}/{run.folds}")
+    return threads + shlex.join(words)
+
+
+def _word(value: Any) -> str:
+    """Return a value of a setting as an option takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 # What people see
@@ -349,21 +471,24 @@ def _show_plan(
     ranks: Communicator,
     config: Config,
     data: LoadedData,
+    recipe: ConfigRecipe,
     asked: Request,
     capacities: Sequence[Capacity],
 ) -> None:
     rows = ranks.allgather([ranks.rank, ranks.host, os.getpid(), capacities[ranks.rank].device])
+    seeds = formatting.counted(len(asked.seeds), "seed") + (f" x {asked.folds} folds" if asked.folds > 1 else "")
     if ranks.rank != 0:
         return
     show_ranks(rows)
-    say(f"{data.name}: {data.train.total:,} + {data.test.total:,} samples")
+    say(f"{data.name}: {recipe.samples}")
     how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
     say(
-        f"{formatting.counted(asked.trials, 'trial')}{how} x {formatting.counted(len(asked.seeds), 'seed')} = "
-        f"{formatting.counted(asked.trials * len(asked.seeds), 'run')} of "
+        f"{formatting.counted(asked.trials, 'trial')}{how} x {seeds} = {formatting.counted(asked.runs, 'run')} of "
         f"{formatting.counted(epochs_of(config), 'epoch')}; "
-        f"compared by {asked.metric}"
+        f"compared by {next(iter(asked.objectives))}"
     )
+    if len(asked.objectives) > 1:
+        say(f"Pareto front of {formatting.listed([*asked.objectives])}")
     if asked.rungs:
         at = formatting.listed([str(rung) for rung in asked.rungs])
         say(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
@@ -372,8 +497,9 @@ def _show_plan(
         if one.free_bytes is not None:
             memory += f", {one.free_bytes / 1e6:,.0f} MB free beside the data"
         say(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time, {memory}")
-    if ranks.size == 1 and capacities[0].threads is not None and (cores := usable_cores()) > 1:
-        say(f"on a CPU ranks are what trains runs side by side: mpirun -n {cores} would use all {cores} cores")
+    alone = capacities[0].threads is not None and capacities[0].at_once == 1
+    if ranks.size == 1 and alone and (cores := usable_cores()) > 1:
+        say(f"steps are not compiled: mpirun -n {cores} would train runs side by side on {cores} cores")
 
 
 def _show_time(
@@ -396,35 +522,39 @@ def _show_time(
     seconds = []
     for number, setting in enumerate(timed, 1):
         say(f"timing some steps of a run, {number} of {len(timed)}: {label(setting) or 'as configured'}", indent=4)
-        found = measure(recipe, [setting], asked.seeds[0], asked.metric, places, places).seconds
+        run = Run(0, 0, asked.seeds[0], 0, asked.folds)
+        found = measure(recipe, [setting], run, [*asked.objectives], places, places).seconds
         if found is not None:
             seconds.append(found)
     if not seconds:
         say("how long it will take cannot be said: nobody knows how many steps a run has")
         return
-    runs = asked.trials * len(asked.seeds)
     each = math.fsum(seconds) / len(seconds)
     say(
-        f"about {duration(each * runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, without "
+        f"about {duration(each * asked.runs / ranks.size)} in all on {formatting.counted(ranks.size, 'rank')}, without "
         f"evaluation: {each:.3g} s a run, from some steps of {formatting.counted(len(timed), 'trial')}"
     )
 
 
 def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
-    shown = result.ranking[:10]
+    shown, others = result.ranking[:10], [*result.modes][1:]
     for place, number in enumerate(shown, 1):
         trial = result.trials[number]
         mean = "no value" if trial["mean"] is None else formatting.number(trial["mean"])
         interval = "" if trial["ci_low"] is None else f" [{trial['ci_low']:.4f}, {trial['ci_high']:.4f}]"
         setting = label({name: trial[name] for name in space.fields})
-        found = f"{mean}{interval}, n = {trial['n']}".replace(" ", NO_BREAK)
+        further = "".join(f", {metric} {formatting.number(trial[mean_column(metric)])}" for metric in others)
+        found = f"{mean}{interval}, n = {trial['n']}{further}".replace(" ", NO_BREAK)
         say(f"{place:3}. trial {number} ({setting or 'as configured'}): {found}", indent=5)
     if len(result.ranking) > len(shown):
         say(f"     and {len(result.ranking) - len(shown)} more")
     for sentence in result.findings:
         say(sentence)
     where = "Fast dev run: everything works (results written and removed)" if out is None else f"Results in {out}"
-    say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl")
+    kept = f", {len(result.models)} in {MODELS}/" if result.models else ""
+    say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl{kept}")
+    if result.stopped and out is not None:
+        say(f"stopped ({result.stopped}): start again with --out {out} to go on")
 
 
 def duration(seconds: float) -> str:

@@ -33,13 +33,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     add("--search-seed", "of what is drawn or chosen (default: 0)", metavar="SEED")
-    add("--metric", "key of the logs that trials are compared by (default: val_accuracy)", metavar="KEY")
-    add("--mode", "what is better (default: auto)", metavar="auto|max|min")
+    add(
+        "--metric",
+        "key of the logs that trials are compared by, or parameters, or seconds (default: val_accuracy); can be "
+        "repeated: the first ranks, and the Pareto front of all is shown",
+        metavar="KEY",
+        action="append",
+    )
+    add(
+        "--mode",
+        "what is better (default: auto); with several metrics repeated in their order",
+        metavar="auto|max|min",
+        action="append",
+    )
     add(
         "--halving",
         "stop trials early (ASHA): one in ETA goes on from a rung, judged by its seeds' mean",
         metavar="ETA",
     )
     add("--min-epochs", "the first rung; the next are ETA times as long (default: 1)", metavar="N")
-    add("--runs-per-gpu", "runs that a rank trains at once (default: measured)", metavar="N")
+    add("--runs-per-device", "runs that a rank trains at once (default: measured)", metavar="N")
+    add(
+        "--packing",
+        "on a GPU, runs that differ in numbers alone share launches; off: a stream a run (default: on)",
+        metavar="on|off",
+    )
+    add(
+        "--folds",
+        "cross-validation: every trial and seed on each of K folds of the training samples; the test part is left "
+        "for the best trial, in the end",
+        metavar="K",
+    )
+    add("--keep", "whose models stay as files (default: best, the best trial's)", metavar="best|all|none")
+    add(
+        "--max-time",
+        "stop after 90s, 30m or 2h, say; the same command goes on",
+        metavar="TIME",
+    )
     add("--dry-run", "show the plan, memory and expected time, and train nothing", action="store_true")

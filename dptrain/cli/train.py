@@ -11,15 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.callbacks import Callback, EpochRecorder, StopOnDivergence
-from dptrain.cli.building import build_model, epochs_of, load_data, make_sampler, run_name
-from dptrain.cli.config import Config, to_yaml, verbosity
+from dptrain.batches.inputs import Samples
+from dptrain.callbacks import Callback, EpochRecorder
+from dptrain.callbacks.checkpointing import Checkpointing
+from dptrain.cli.building import (
+    Parts,
+    build_model,
+    describe_samples,
+    epochs_of,
+    load_data,
+    make_sampler,
+    parts_of,
+    run_name,
+)
+from dptrain.cli.config import Config, deciding, inspection_options, read_file, resolve, to_yaml, verbosity
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData
+from dptrain.errors import OutputError, PreemptedError
 from dptrain.models import Sequential
-from dptrain.runtime import terminal
+from dptrain.runtime import signals, terminal
 from dptrain.runtime.failure import phase
 from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
@@ -28,28 +40,46 @@ from dptrain.version import __version__
 def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
     """Train as configured, and leave a run directory."""
     started = time.time()
+    if comm.broadcast_fact(comm.rank == 0 and _has_ended(config)):
+        if comm.rank == 0 and config.verbose != 0:
+            terminal.say(f"The run in {config.out} had ended well before the job failed: nothing is left to do")
+        return 0
     phase.enter("data")
     data = load_data(config, comm)
     phase.enter("model")
-    sampler = comm.agree("configuration", lambda: make_sampler(config, data, comm))
+    parts = comm.agree("configuration", lambda: parts_of(config, data, comm))
+    sampler = comm.agree("configuration", lambda: make_sampler(config, data, parts, comm))
     model = comm.agree("model", lambda: build_model(config, data))
     device = model.describe_device(comm)
     quiet = config.verbose == 0
-    devices = _show_start(config, data, model, sampler.steps, device, comm, quiet)
+    devices = _show_start(config, data, parts, model, sampler.steps, device, comm, quiet)
     with ExitStack() as stack:
         run = _open_run(config, data, comm, stack)
-        callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch)]
+        callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch, run.keep_epochs)]
+        keeper = _keeper(config, comm.broadcast_fact(None if run is None else str(run.checkpoints)))
+        if keeper is None:
+            signals.release_early()
+        facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}
+        if config.data.sharding == "static":
+            facts["world_size"] = comm.size
         steps = model.fit_splits_steps(
             data.train,
-            data.test,
+            parts.validation,
             sampler,
             epochs=epochs_of(config),
             verbose=verbosity(config),
-            callbacks=[*callbacks, StopOnDivergence()],
+            callbacks=[*callbacks, *([] if keeper is None else [keeper])],
+            facts=lambda: facts,
+            **inspection_options(config),
         )
-        run_to_end(steps)
+        try:
+            run_to_end(steps)
+        except PreemptedError as error:
+            advice = f"start again with --out {keeper.path.parent} to go on" if keeper else ""
+            raise PreemptedError(error.where, error.exit_code, f"{error}; {advice}", []) from None
         history = model.history
         assert history is not None
+        tested = {} if parts.test is None else model.evaluate_split(parts.test, sampler.shards_per_batch)
         phase.enter("saving")
         final = {key: values[-1] for key, values in history.history.items()}
         seconds = round(time.time() - started, 3)
@@ -59,12 +89,18 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 return []
             summary = {
                 "metrics": final,
+                **({"test": tested} if tested else {}),
                 "epochs": len(history.epoch),
                 "seconds": seconds,
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
                 "world_size": comm.size,
                 "devices": devices,
-                "data": {"name": data.name, "train": data.train.total, "test": data.test.total},
+                "data": {
+                    "name": data.name,
+                    "train": parts.trained(data),
+                    **({"validation": parts.validation.total} if parts.test else {}),
+                    "test": data.test.total,
+                },
                 "parameters": model.count_params(),
                 "versions": {
                     "dptrain": __version__,
@@ -77,6 +113,9 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             return run.finish({one.path: one.numpy() for one in model.weights}, architecture, summary)
 
         files = comm.agree("saving", write_results)
+        if tested and comm.rank == 0 and not quiet:
+            found = ", ".join(f"{name} {value:.4g}" for name, value in tested.items())
+            terminal.say(f"test part, seen by nothing before: {found}")
         if run is not None and not quiet:
             if config.fast_dev_run and config.out is None:
                 terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
@@ -84,6 +123,20 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 missing = "" if "curves.png" in files else " (no curves.png: pip install 'dptrain[plots]')"
                 terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
     return 0
+
+
+def _has_ended(config: Config) -> bool:
+    """Whether a job that is started again after a failure finds that its run came to its end before.
+
+    `launch` says that it starts a job again; whoever starts another with the same --out is refused.
+    """
+    if config.out is None or os.environ.get("DPTRAIN_RESTART", "0") == "0":
+        return False
+    path = Path(config.out)
+    try:
+        return (path / "summary.json").exists() and (path / "config.yaml").read_text("utf-8") == to_yaml(config)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitStack) -> RunDirectory | None:
@@ -97,14 +150,60 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
         elif config.fast_dev_run:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-")))
         else:
-            return RunDirectory.in_free_place(run_name(config, data), to_yaml(config))
-        return RunDirectory(path, to_yaml(config))
+            return stack.enter_context(RunDirectory.in_free_place(run_name(config, data), to_yaml(config)))
+        source = config.checkpoint.resume
+        inside = source != "never" and Path(source).resolve().is_relative_to(path.resolve())
+        run = stack.enter_context(RunDirectory(path, to_yaml(config), resumes=source == "auto" or inside))
+        if run.continues and not any(run.checkpoints.glob("*")):
+            _refuse_another(config, run.path)
+            run.keep_epochs([])
+        return run
 
     return comm.agree("output", claim)
 
 
+def _refuse_another(config: Config, path: Path) -> None:
+    """Refuse to begin anew in the place of a run of other settings, which has no checkpoint to say so.
+
+    Raises:
+        OutputError: it is one.
+    """
+    there = resolve(read_file(path / "config.yaml"), str(path / "config.yaml"), {})
+    if deciding(there) != deciding(config):
+        raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
+
+
+def _keeper(config: Config, path: str | None) -> Checkpointing | None:
+    """Return what keeps checkpoints in a directory as configured, or None where nothing does."""
+    asked = config.checkpoint
+    source = None if asked.resume in ("auto", "never") else Path(asked.resume)
+    words = [word for word in asked.every if word != "none"]
+    if path is None or config.fast_dev_run or not (words or source):
+        return None
+    keeper = Checkpointing(
+        path,
+        epochs="epoch" in words,
+        steps=min((int(word) for word in words if word.isdecimal()), default=None),
+        seconds=min((float(word[:-1]) for word in words if word.endswith("s")), default=None),
+        keep=asked.keep,
+        source=source,
+        resumes=asked.resume != "never",
+        owns=True,
+        advice="choose another --out, or have fewer checkpoints (--keep, --checkpoint-every none)",
+    )
+    keeper.resume_anyway = asked.anyway
+    return keeper
+
+
 def _show_start(
-    config: Config, data: LoadedData, model: Sequential, steps: int, device: str, comm: Communicator, quiet: bool
+    config: Config,
+    data: LoadedData,
+    parts: Parts,
+    model: Sequential,
+    steps: int,
+    device: str,
+    comm: Communicator,
+    quiet: bool,
 ) -> list[list[Any]]:
     """Print who computes what, on rank 0; return the table's rows: rank, host, PID, device."""
     rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
@@ -114,7 +213,7 @@ def _show_start(
             ["x".join(map(str, data.train.x.shape[1:])), *map(str, config.model.hidden), str(data.num_classes)]
         )
         terminal.say(
-            f"{data.name}: {data.train.total:,} + {data.test.total:,} samples; "
+            f"{data.name}: {describe_samples(data, parts)}; "
             f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
         )

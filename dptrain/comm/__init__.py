@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from dptrain.comm.base import Communicator
 from dptrain.comm.solo import SoloCommunicator
+from dptrain.runtime import watchdog
 from dptrain.runtime.launcher import detect_launch, refuse_other_launchers, start_mpi
 
 __all__ = ["Communicator", "SoloCommunicator", "current", "independent"]
@@ -19,6 +20,7 @@ def current() -> Communicator:
 
     Raises:
         AgreedError: the launcher's number of processes is not MPI's, or no MPI joins the processes.
+        OutputError: the node's shared memory is full.
     """
     global _current
     if _current is None:
@@ -27,10 +29,11 @@ def current() -> Communicator:
             refuse_other_launchers()
             _current = SoloCommunicator()
         else:
-            start_mpi()
-            from dptrain.comm.mpi import MpiCommunicator
+            with watchdog.joining():
+                start_mpi()
+                from dptrain.comm.mpi import MpiCommunicator
 
-            _current = MpiCommunicator(launch)
+                _current = MpiCommunicator(launch)
     return _current
 
 

@@ -69,6 +69,10 @@ class Communicator(ABC):
             buffer: an array; or device memory with `__cuda_array_interface__`, where `why_not_cuda_aware` is empty.
         """
 
+    def sums_in_a_tree(self, nbytes: int) -> bool:
+        """Whether `allreduce_sum` adds the ranks' buffers of so many bytes as `TreeSum` does, to the same bits."""
+        return self.size <= 2  # a + b = b + a
+
     @abstractmethod
     def broadcast(self, buffer: Array) -> None:
         """Replace a contiguous buffer by rank 0's, in place."""

@@ -2,16 +2,21 @@
 
 import os
 import sys
+from collections.abc import Callable
+from socket import gethostname
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from dptrain.comm import node_sum
 from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
-from dptrain.errors import AgreedError, ConfigError
+from dptrain.errors import AgreedError, ConfigError, MismatchError
+from dptrain.runtime import watchdog
 from dptrain.runtime.launcher import LaunchInfo
+from dptrain.runtime.records import Kind
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
@@ -42,12 +47,24 @@ class MpiCommunicator(Communicator):
         self._world = world.Dup()
         self._node = cast(MPI.Intracomm, self._world.Split_type(MPI.COMM_TYPE_SHARED))
         self._windows: list[MPI.Win] = []
-        self._sent: list[tuple[MPI.Request, bytes]] = []
+        self._node_sum: node_sum.NodeSum | None = None
+        self._node_has_room = True
+        self._post = _Post(self._world)
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank, self.local_size = self._node.rank, self._node.size
         lowest = np.array([self.rank], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         self.node = int(lowest[0])
+        nodes, hosts, pids = zip(*self._world.allgather((self.node, gethostname(), os.getpid())), strict=True)
+        here = [rank for rank, node in enumerate(nodes) if node == self.node]
+        self._record = watchdog.record()
+        # MPI_Finalize begins by forgetting what is attached to this one: who calls it meets the others no more.
+        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: watchdog.leave("MPI_Finalize"))
+        MPI.COMM_SELF.Set_attr(key, True)
+        leaders = {one: (hosts[one], pids[one]) for one in sorted(set(nodes))}
+        if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            leaders = {}
+        watchdog.joined(here, leaders, _Post(self._world.Dup()))
 
     @property
     def description(self) -> str:
@@ -56,42 +73,50 @@ class MpiCommunicator(Communicator):
         return " ".join(words[:3] if words[0] == "Open" else words[:2])
 
     def allreduce_sum(self, buffer: Any) -> None:
-        """Sum in place over all ranks, `MPI_Allreduce`."""
+        """Sum in place over all ranks: in shared memory where all are on one node, else `MPI_Allreduce`."""
         flat = buffer.reshape(-1)
-        for start in range(0, flat.size, _MAX_COUNT):
-            self._world.Allreduce(MPI.IN_PLACE, flat[start : start + _MAX_COUNT], op=MPI.SUM)
+        together = self._summing(flat.nbytes) if isinstance(flat, np.ndarray) else None
+        try:
+            with self._record.meeting(Kind.ALL_REDUCE, flat.size, flat.dtype.char):
+                watchdog.check_sum()
+                if together is not None:
+                    together.sum(flat)
+                    return
+                for start in range(0, flat.size, _MAX_COUNT):
+                    self._world.Allreduce(MPI.IN_PLACE, flat[start : start + _MAX_COUNT], op=MPI.SUM)
+        except MPI.Exception as error:
+            different = watchdog.who_is_where()
+            raise MismatchError(different) if different else ConfigError(f"MPI: {error}") from error
+
+    def sums_in_a_tree(self, nbytes: int) -> bool:
+        """Where the sum is made in shared memory; MPI promises no order."""
+        return super().sums_in_a_tree(nbytes) or self._summing(nbytes) is not None
 
     def broadcast(self, buffer: Array) -> None:
         """Send rank 0's buffer to all, `MPI_Bcast`."""
         self.allgather(None, call="broadcast")  # a rank in another call would leave garbage in the buffer, or wait
         flat = buffer.reshape(-1)
-        for start in range(0, flat.size, _MAX_COUNT):
-            self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
+        with self._record.meeting(Kind.BROADCAST, flat.size, flat.dtype.char):
+            for start in range(0, flat.size, _MAX_COUNT):
+                self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Exchange the lengths, then the bytes, `MPI_Allgatherv`."""
         lengths = np.empty(self.size, np.int32)
-        self._world.Allgather(np.array([len(message)], np.int32), lengths)
-        together = bytearray(int(lengths.sum()))
-        self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
+        with self._record.meeting(Kind.ALL_GATHER):
+            self._world.Allgather(np.array([len(message)], np.int32), lengths)
+            together = bytearray(int(lengths.sum()))
+            self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
         ends = np.cumsum(lengths).tolist()
         return [bytes(together[end - length : end]) for end, length in zip(ends, lengths.tolist(), strict=True)]
 
     def send(self, rank: int, fact: Any, content: bytes = b"") -> None:
         """Send without waiting, `MPI_Isend`; the bytes are kept until they are out."""
-        message = pack(fact, content)
-        self._sent = [one for one in self._sent if not one[0].Test()]
-        self._sent.append((self._world.Isend([message, MPI.BYTE], dest=rank), message))
+        self._post.send(rank, pack(fact, content))
 
     def received(self) -> list[Mail]:
         """Take what has come, `MPI_Improbe` and `MPI_Mrecv`."""
-        found = []
-        status = MPI.Status()
-        while (message := self._world.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-            content = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([content, MPI.BYTE])
-            found.append(unpack(status.Get_source(), bytes(content)))
-        return found
+        return [unpack(source, message) for source, message in self._post.received()]
 
     def why_not_cuda_aware(self) -> str:
         """Ask the library, and let another process try."""
@@ -103,7 +128,8 @@ class MpiCommunicator(Communicator):
 
     def node_barrier(self) -> None:
         """`MPI_Barrier` over this node's ranks."""
-        self._node.Barrier()
+        with self._record.meeting(Kind.NODE_BARRIER):
+            self._node.Barrier()
 
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
         """Return a view of a shared-memory window that local rank 0 fills.
@@ -113,12 +139,26 @@ class MpiCommunicator(Communicator):
         """
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if self.local_size == 1 or not self._fits_in_shared_memory(nbytes):
-            return np.empty(shape, dtype), True
-        window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
+        with self._record.meeting(Kind.SHARED_ARRAY):  # on nodes of a single rank as well, so that all count alike
+            if self.local_size == 1 or not self._fits_in_shared_memory(nbytes):
+                return np.empty(shape, dtype), True
+            window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
         self._windows.append(window)  # dropping it would unmap the memory under the array
         memory: Any = window.Shared_query(0)[0]
         return np.ndarray(shape, dtype, buffer=memory), self.local_rank == 0
+
+    def _summing(self, nbytes: int) -> node_sum.NodeSum | None:
+        """Return what sums so much in memory that all ranks share, made at the first, or None for MPI. Collective."""
+        if self.size == 1 or nbytes < node_sum.LEAST:
+            return None
+        if self._node_sum is None and self._node_has_room and self.local_size == self.size:
+            shape = node_sum.shape(self.size)
+            with self._record.meeting(Kind.SHARED_ARRAY):
+                self._node_has_room = self._fits_in_shared_memory(int(np.prod(shape)))
+            if self._node_has_room:
+                shared, _ = self.shared_array(shape, np.uint8)
+                self._node_sum = node_sum.NodeSum(shared, self.rank, self._node.Barrier)
+        return self._node_sum
 
     def _fits_in_shared_memory(self, nbytes: int) -> bool:
         try:
@@ -129,3 +169,27 @@ class MpiCommunicator(Communicator):
         fits = np.array([free > nbytes + (8 << 20)], np.int32)
         self._node.Allreduce(MPI.IN_PLACE, fits, op=MPI.MIN)
         return bool(fits[0])
+
+
+class _Post(watchdog.Post):
+    """Messages between ranks that wait for nobody, over a communicator."""
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._world = world
+        self._sent: list[tuple[MPI.Request, bytes]] = []
+
+    def send(self, rank: int, message: bytes) -> None:
+        self._sent = [one for one in self._sent if not one[0].Test()]
+        self._sent.append((self._world.Isend([message, MPI.BYTE], dest=rank), message))
+
+    def received(self) -> list[tuple[int, bytes]]:
+        found = []
+        status = MPI.Status()
+        while (message := self._world.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            content = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([content, MPI.BYTE])
+            found.append((status.Get_source(), bytes(content)))
+        return found
+
+    def arrive(self) -> Callable[[], bool]:
+        return cast("Callable[[], bool]", self._world.Ibarrier().Test)

@@ -8,11 +8,8 @@ which only reads.
 
 import difflib
 import hashlib
-import http.client
 import os
 import time
-import urllib.error
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -316,6 +313,10 @@ def _advice(name: str) -> str:
 
 def _download(name: str, url: str) -> Iterator[bytes]:
     """The body of `url` in pieces; everything that a network does wrong becomes a `DataError`."""
+    import http.client  # with TLS and mail headers: a tenth of a start, for what happens once
+    import urllib.error
+    import urllib.request
+
     deadline = time.monotonic() + FETCH_TIMEOUT
     missing = f"data: {name} is not on this machine and {url}"
     try:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dptrain.data.sources import (
     DEFAULT_MAX_BYTES,
@@ -27,7 +26,6 @@ from dptrain.data.sources import (
     ByteStream,
     StreamSource,
     check_declared,
-    format_shape,
     length_error,
     read_exactly,
     stream_errors,
@@ -43,7 +41,6 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     0x0D: np.dtype(">f4"),
     0x0E: np.dtype(">f8"),
 }
-_CODES = {dtype.newbyteorder("="): code for code, dtype in _DTYPES.items()}
 
 GZIP_MAGIC = b"\x1f\x8b"
 
@@ -85,33 +82,6 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
             yield cast(ByteStream, stream)
 
     return StreamSource(where, shape, dtype, open_payload, sequential=compressed)
-
-
-def write_idx(path: str | os.PathLike[str], array: NDArray[Any]) -> None:
-    """Write `array` as an IDX file, gzip-compressed where the name ends in `.gz`.
-
-    Args:
-        path: the file; it is overwritten.
-        array: 1 to 255 dimensions below 2**32; uint8, int8, int16, int32, float32 or float64 in any byte order.
-
-    Raises:
-        DataError: IDX has no code for the dtype or the shape.
-        OSError: the file cannot be written.
-    """
-    code = _CODES.get(array.dtype.newbyteorder("="))
-    if code is None:
-        names = ", ".join(str(dtype) for dtype in _CODES)
-        raise DataError(f"{path}: IDX cannot hold {array.dtype}; expected one of {names}")
-    if not 1 <= array.ndim <= 255 or max(array.shape) >= 1 << 32:
-        raise DataError(f"{path}: IDX cannot hold the shape {format_shape(array.shape)}")
-    header = bytes((0, 0, code, array.ndim)) + np.array(array.shape, ">u4").tobytes()
-    with open(path, "wb") as raw:
-        # No time stamp, so that the same array gives the same file.
-        file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if Path(path).suffix == ".gz" else raw
-        file.write(header)
-        file.write(np.ascontiguousarray(array, _DTYPES[code]).reshape(-1).view(np.uint8).data)
-        if file is not raw:
-            file.close()
 
 
 def _read_header(where: str, stream: BinaryIO) -> tuple[bytes, np.dtype[Any], tuple[int, ...]]:

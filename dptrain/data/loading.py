@@ -1,6 +1,5 @@
 """From a data set's files to the rows that a rank holds: one copy a node, or 1/world of the rows a rank."""
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,23 +137,6 @@ def load_data_of(name: str) -> Callable[..., tuple[tuple[Array, Array], tuple[Ar
         return load(name, data_dir=path)
 
     return load_data
-
-
-def fingerprint(x: Array, *others: Array) -> list[Any]:
-    """Return what tells sets apart without reading all of them.
-
-    Args:
-        x: (rows, ...) features, of which some rows count.
-        others: labels, and weights where there are any, of which all do.
-
-    Returns:
-        Shapes, dtypes and a checksum.
-    """
-    rows = np.linspace(0, max(len(x) - 1, 0), num=min(len(x), 64), dtype=np.int64)
-    checksum = 0
-    for array in (*others, x[rows]):
-        checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
-    return [*(fact for array in (x, *others) for fact in (list(array.shape), str(array.dtype))), checksum]
 
 
 def _in_order(sources: DataSources) -> tuple[ArraySource, ArraySource, ArraySource, ArraySource]:

@@ -89,22 +89,6 @@ class ArraySource(ABC):
         """Fill `out`, which `read_into` has checked."""
 
 
-class MemorySource(ArraySource):
-    """An array that is in memory already."""
-
-    def __init__(self, array: NDArray[Any], where: str = "array") -> None:
-        """Wrap `array` of shape (N, F...) without copying it; `where` names it in messages.
-
-        Raises:
-            DataError: `array` has no dimension.
-        """
-        super().__init__(where, array.shape, array.dtype)
-        self._array = array
-
-    def _read_rows(self, out: NDArray[Any], start: int) -> None:
-        out[...] = self._array[start : start + len(out)]
-
-
 class ByteStream(Protocol):
     """What a `StreamSource` needs of a file: `io` files, `gzip.GzipFile` and `zipfile.ZipExtFile` have it."""
 

@@ -16,7 +16,7 @@ from dptrain.initializers.variance_scaling import (
     LecunUniform,
     VarianceScaling,
 )
-from dptrain.registry.names import not_there, snake_case
+from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
 __all__ = [
@@ -62,8 +62,7 @@ _CLASSES: tuple[type[Initializer], ...] = (
     Zeros,
 )
 # Names as Keras accepts them: the class's, and the same in snake case.
-INITIALIZERS: dict[str, type[Initializer]] = {cls.__name__: cls for cls in _CLASSES}
-INITIALIZERS |= {snake_case(name): cls for name, cls in INITIALIZERS.items()}
+INITIALIZERS = by_name(_CLASSES)
 INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
 
 _registry: Registry[Initializer] = Registry("initializer", "keras.initializers", Initializer, INITIALIZERS)

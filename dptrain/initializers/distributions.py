@@ -35,7 +35,19 @@ class RandomUniform(RandomInitializer):
         return {"seed": self.seed, "minval": self.minval, "maxval": self.maxval}
 
 
-class RandomNormal(RandomInitializer):
+class _Normal(RandomInitializer):
+    """What both normal distributions have in common; the arguments are theirs."""
+
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.mean, self.stddev = float(mean), _deviation(stddev)
+
+    def config(self) -> dict[str, Any]:
+        """Return seed, mean and standard deviation."""
+        return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
+
+
+class RandomNormal(_Normal):
     """Normal.
 
     Args:
@@ -47,20 +59,12 @@ class RandomNormal(RandomInitializer):
         ConfigError: the standard deviation is negative.
     """
 
-    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self.mean, self.stddev = float(mean), _deviation(stddev)
-
     def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
         return self.mean + self.stddev * self.numbers(seed, position).standard_normal(shape)
 
-    def config(self) -> dict[str, Any]:
-        """Return seed, mean and standard deviation."""
-        return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
 
-
-class TruncatedNormal(RandomInitializer):
+class TruncatedNormal(_Normal):
     """Normal, what is more than two standard deviations from the mean drawn again.
 
     Args:
@@ -72,17 +76,9 @@ class TruncatedNormal(RandomInitializer):
         ConfigError: the standard deviation is negative.
     """
 
-    def __init__(self, mean: float = 0.0, stddev: float = 0.05, seed: int | None = None) -> None:
-        super().__init__(seed)
-        self.mean, self.stddev = float(mean), _deviation(stddev)
-
     def draw(self, shape: tuple[int, ...], seed: int, position: int) -> Values:
         """Return the draw."""
         return self.mean + self.stddev * truncated_normal(self.numbers(seed, position), shape)
-
-    def config(self) -> dict[str, Any]:
-        """Return seed, mean and standard deviation."""
-        return {"seed": self.seed, "mean": self.mean, "stddev": self.stddev}
 
 
 class Orthogonal(RandomInitializer):

@@ -197,6 +197,10 @@ class Layer(Parts):
         self._generators.append((made, own))
         return made
 
+    def _floating(self, inputs: Tensor) -> Tensor:
+        """Return inputs as floating-point numbers: integers in the layer's type."""
+        return inputs if inputs.dtype.kind == "f" else cast(inputs, self.dtype)
+
     def add_loss(self, loss: Any) -> None:
         """Add a number, or several, to the loss of the step at hand; for use in `call`."""
         self._losses += leaves(loss)

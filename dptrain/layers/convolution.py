@@ -1,49 +1,19 @@
 """Conv2D and its transpose, of images (rows, height, width, channels)."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain import activations, initializers, ops, regularizers
+from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, Layer, RegularizerArgument
-from dptrain.layers.dense import positive
+from dptrain.layers.arguments import Pair, channels_last, padding_mode, pair, positive
+from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.reshaping import channels_last
-from dptrain.program.tensor import Tensor, Variable
-
-Pair = tuple[int, int]
+from dptrain.layers.kernel import KernelLayer
+from dptrain.program.tensor import Tensor
 
 
-def pair(name: str, value: Any) -> Pair:
-    """Return an argument that is one positive integer for both axes, or two.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    found = (value, value) if isinstance(value, int) else tuple(value)
-    if len(found) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in found):
-        raise ConfigError(
-            f"The `{name}` argument must be a tuple of 2 integers. Received {name}={value}, including values "
-            "that are no integers or do not satisfy `value > 0`"
-        )
-    return found[0], found[1]
-
-
-def padding_mode(value: Any) -> str:
-    """Return "valid" or "same".
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    found = str(value).lower()
-    if found not in ("valid", "same"):
-        raise ConfigError(
-            f"The `padding` argument must be a list/tuple or one of {{'valid', 'same'}}. Received: {value}"
-        )
-    return found
-
-
-class _Convolution(Layer):
+class _Convolution(KernelLayer):
     """What both have in common; the arguments are theirs."""
 
     _always_written = ("activity_regularizer",)
@@ -56,15 +26,10 @@ class _Convolution(Layer):
         padding: str,
         data_format: str | None,
         dilation_rate: int | Sequence[int],
-        activation: ActivationArgument,
-        use_bias: bool,
-        kernel_initializer: InitializerArgument,
-        bias_initializer: InitializerArgument,
-        kernel_regularizer: RegularizerArgument,
-        bias_regularizer: RegularizerArgument,
+        *kernel: Any,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(*kernel, **options)
         self.filters, self.kernel_size = positive("filters", filters), pair("kernel_size", kernel_size)
         self.strides, self.dilation_rate = pair("strides", strides), pair("dilation_rate", dilation_rate)
         self.padding, self.data_format = padding_mode(padding), channels_last(self, data_format)
@@ -73,30 +38,26 @@ class _Convolution(Layer):
                 "`strides > 1` not supported in conjunction with `dilation_rate > 1`. "
                 f"Received: strides={self.strides} and dilation_rate={self.dilation_rate}"
             )
-        self.activation, self.use_bias = activations.get(activation), bool(use_bias)
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
-        self.kernel_regularizer = regularizers.get(kernel_regularizer)
-        self.bias_regularizer = regularizers.get(bias_regularizer)
         self.input_spec = InputSpec(ndim=4)
 
-    def _make_weights(self, kernel_shape: tuple[int, ...], channels: int) -> None:
-        self.kernel = self.add_weight(
-            kernel_shape, self.kernel_initializer, regularizer=self.kernel_regularizer, name="kernel"
-        )
-        self.bias: Variable | None = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                (self.filters,), self.bias_initializer, regularizer=self.bias_regularizer, name="bias"
-            )
+    def build(self, input_shape: BuildShape) -> None:
+        """Make kernel and bias."""
+        channels = int(input_shape[-1] or 1)
+        self._make_weights((*self.kernel_size, *self._ends(channels)), self.filters)
         self.input_spec = InputSpec(ndim=4, axes={-1: channels})
 
-    def _finished(self, y: Tensor) -> Tensor:
-        found: Tensor = self.activation(y if self.bias is None else y + self.bias)
+    def _ends(self, channels: int) -> Pair:
+        """The last two lengths of the kernel."""
+        return channels, self.filters
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (rows, height out, width out, filters)."""
+        found: Tensor = self.activation(self._biased(self._convolved(self._floating(inputs))))
         return found
 
-    def _floating(self, inputs: Tensor) -> Tensor:
-        return inputs if inputs.dtype.kind == "f" else ops.cast(inputs, self.dtype)
+    @abstractmethod
+    def _convolved(self, x: Tensor) -> Tensor:
+        """Return the convolution of x alone."""
 
 
 class Conv2D(_Convolution):
@@ -148,24 +109,17 @@ class Conv2D(_Convolution):
         **options: Any,
     ) -> None:
         super().__init__(
-            *(filters, kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias),
-            *(kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            *(filters, kernel_size, strides, padding, data_format, dilation_rate),
+            *(activation, use_bias, kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            *(kernel_constraint, bias_constraint),
             activity_regularizer=activity_regularizer,
             **options,
         )
         self.refuse(groups=None if groups == 1 else groups)
-        self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
         self.groups = 1
 
-    def build(self, input_shape: BuildShape) -> None:
-        """Make kernel and bias."""
-        channels = int(input_shape[-1] or 1)
-        self._make_weights((*self.kernel_size, channels, self.filters), channels)
-
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, height out, width out, filters)."""
-        x = self._floating(inputs)
-        return self._finished(ops.conv(x, self.kernel, self.strides, self.padding, self.dilation_rate))
+    def _convolved(self, x: Tensor) -> Tensor:
+        return ops.conv(x, self.kernel, self.strides, self.padding, self.dilation_rate)
 
 
 class Conv2DTranspose(_Convolution):
@@ -217,24 +171,21 @@ class Conv2DTranspose(_Convolution):
         **options: Any,
     ) -> None:
         super().__init__(
-            *(filters, kernel_size, strides, padding, data_format, dilation_rate, activation, use_bias),
-            *(kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            *(filters, kernel_size, strides, padding, data_format, dilation_rate),
+            *(activation, use_bias, kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            *(kernel_constraint, bias_constraint),
             activity_regularizer=activity_regularizer,
             **options,
         )
         self.refuse(output_padding=output_padding)
         if self.dilation_rate != (1, 1):
             self.refuse(dilation_rate=dilation_rate)
-        self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
 
-    def build(self, input_shape: BuildShape) -> None:
-        """Make kernel and bias."""
-        channels = int(input_shape[-1] or 1)
-        self._make_weights((*self.kernel_size, self.filters, channels), channels)
+    def _ends(self, channels: int) -> Pair:
+        return self.filters, channels
 
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return (rows, height out, width out, filters)."""
-        return self._finished(ops.conv_transpose(self._floating(inputs), self.kernel, self.strides, self.padding))
+    def _convolved(self, x: Tensor) -> Tensor:
+        return ops.conv_transpose(x, self.kernel, self.strides, self.padding)
 
 
 Convolution2D, Convolution2DTranspose = Conv2D, Conv2DTranspose

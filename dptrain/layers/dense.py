@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from dptrain import activations, initializers, ops, regularizers
-from dptrain.errors import ConfigError
-from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, Layer, RegularizerArgument
+from dptrain import ops
+from dptrain.layers.arguments import positive
+from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.kernel import KernelLayer
 from dptrain.program.tensor import Tensor
 
 
-class Dense(Layer):
+class Dense(KernelLayer):
     """y = activation(x @ kernel + bias), x of shape (rows, ..., inputs), kernel (inputs, units), bias (units,).
 
     Args:
@@ -51,51 +52,27 @@ class Dense(Layer):
         quantization_config: None = None,
         **options: Any,
     ) -> None:
-        super().__init__(activity_regularizer=activity_regularizer, **options)
+        super().__init__(
+            *(activation, use_bias, kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer),
+            *(kernel_constraint, bias_constraint),
+            activity_regularizer=activity_regularizer,
+            **options,
+        )
         self.units = positive("units", units)
-        self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
         self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
-        self.activation = activations.get(activation)
-        self.use_bias = bool(use_bias)
-        self.kernel_initializer = initializers.get(kernel_initializer)
-        self.bias_initializer = initializers.get(bias_initializer)
-        self.kernel_regularizer = regularizers.get(kernel_regularizer)
-        self.bias_regularizer = regularizers.get(bias_regularizer)
         self.input_spec = InputSpec(min_ndim=2)
 
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
         inputs = int(input_shape[-1] or 1)
-        self.kernel = self.add_weight(
-            (inputs, self.units), self.kernel_initializer, regularizer=self.kernel_regularizer, name="kernel"
-        )
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(
-                (self.units,), self.bias_initializer, regularizer=self.bias_regularizer, name="bias"
-            )
+        self._make_weights((inputs, self.units), self.units)
         self.input_spec = InputSpec(min_ndim=2, axes={-1: inputs})
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, ..., units)."""
-        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        x = self._floating(inputs)
         flat = x if x.ndim == 2 else ops.reshape(x, (-1, x.shape[-1]))  # one product of matrices
-        y = ops.matmul(flat, self.kernel)
-        if self.bias is not None:
-            y = y + self.bias
+        y = self._biased(ops.matmul(flat, self.kernel))
         y = y if x.ndim == 2 else ops.reshape(y, (*x.shape[:-1], self.units))
         found: Tensor = self.activation(y)
         return found
-
-
-def positive(name: str, value: Any) -> int:
-    """Return an argument that must be a positive integer.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            f"Received an invalid value for `{name}`, expected a positive integer. Received: {name}={value}"
-        )
-    return value

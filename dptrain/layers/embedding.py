@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from dptrain import initializers, ops, regularizers
+from dptrain.layers.arguments import positive
 from dptrain.layers.base import InitializerArgument, Layer, RegularizerArgument
-from dptrain.layers.dense import positive
 from dptrain.program.tensor import Tensor
 
 

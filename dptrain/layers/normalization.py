@@ -102,7 +102,7 @@ class BatchNormalization(Layer):
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Return the input normalized; in training, move the averages."""
-        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        x = self._floating(inputs)
         mean, variance = self.moving_mean.value, self.moving_variance.value
         centered = x - mean
         if training and self.trainable:
@@ -187,7 +187,7 @@ class LayerNormalization(Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""
-        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        x = self._floating(inputs)
         centered = x - ops.mean(x, self._axes, keepdims=True)
         variance = ops.mean(ops.square(centered), self._axes, keepdims=True)
         y = centered / ops.sqrt(variance + self.epsilon)

@@ -50,19 +50,9 @@ class Parts(Configurable):
     def _attributes(self, kind: type[T]) -> list[T]:
         """Return the attributes of a kind, also those in lists, tuples and dictionaries, in the order of assignment."""
         found: dict[int, T] = {}
-
-        def visit(value: Any) -> None:
-            if isinstance(value, kind):
-                found.setdefault(id(value), value)
-            elif isinstance(value, list | tuple):
-                for one in value:
-                    visit(one)
-            elif isinstance(value, dict):
-                for one in value.values():
-                    visit(one)
-
         for value in vars(self).values():
-            visit(value)
+            for one in _inside(value, kind):
+                found.setdefault(id(one), one)
         return list(found.values())
 
     @property
@@ -207,7 +197,9 @@ class Parts(Configurable):
         """Make one model of the sublayers: unique names, paths of weights, random numbers, initial values.
 
         Weights that were built on symbolic tensors, or in a trace, get their initial values here, and keep them when it
-        is called again.
+        is called again. So do those of a model that was built before and is a sublayer now, unless they have the same
+        (seed, position) as others here, as two such models of one seed have: these are drawn anew, as in Keras no two
+        begin alike.
 
         Args:
             seed: of the model.
@@ -220,20 +212,21 @@ class Parts(Configurable):
         generators = [one for layer in self.flat_layers() for one in layer._generators]
         for number, (generator, own) in enumerate(generators):
             generator.seed, generator.number = seed if own is None else own, number
-        for position, weight in enumerate(self.weights):
-            if isinstance(weight, Weight) and weight.provisional:
-                weight.provisional = False
-                weight.initialize(seed, position)
-
-    def initialize(self, seed: int) -> None:
-        """Draw all weights anew, as a model of that seed would; count random draws from 0."""
-        for position, weight in enumerate(self.weights):
-            if isinstance(weight, Weight):
-                weight.initialize(seed, position)
-        for layer in self.flat_layers():
-            for generator, own in layer._generators:
-                generator.seed = seed if own is None else own
-                generator.count.assign(0)
+        weights = self.weights
+        taken: set[tuple[int, int]] = set()
+        undrawn: list[tuple[int, Weight]] = []
+        for position, weight in enumerate(weights):
+            if isinstance(weight, Weight) and (weight.provisional or weight.is_initial):
+                if weight.provisional or weight.drawn_with in taken:
+                    undrawn.append((position, weight))
+                else:
+                    taken.add(weight.drawn_with)
+        for position, weight in undrawn:
+            while (seed, position) in taken:
+                position += len(weights)
+            weight.provisional = False
+            weight.initialize(seed, position)
+            taken.add(weight.drawn_with)
 
     def _paths(self, prefix: str = "", done: set[int] | None = None) -> Iterator[tuple[str, Variable]]:
         """Yield all variables with paths that are unique below this layer; layers without a name get one."""
@@ -276,6 +269,15 @@ def name_layers(layers: "Sequence[Layer]") -> None:
             taken[layer.name] += 1
         elif layer.has_default_name:
             taken[layer.name] += 1
+
+
+def _inside(value: Any, kind: type[T]) -> Iterator[T]:
+    """Yield a value where it is of a kind, or what is in it of that kind, however deep."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _inside(one, kind)
 
 
 def _once(found: Sequence[Variable]) -> list[Variable]:

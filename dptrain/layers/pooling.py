@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dptrain import ops
+from dptrain.layers.arguments import channels_last, padding_mode, pair
 from dptrain.layers.base import Layer
-from dptrain.layers.convolution import padding_mode, pair
 from dptrain.layers.input_spec import InputSpec
-from dptrain.layers.reshaping import channels_last
 from dptrain.program.tensor import Tensor
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 from dptrain.program.tensor import Tensor
@@ -28,5 +27,5 @@ class Rescaling(Layer):
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input scaled, as floating-point numbers."""
-        x = ops.cast(inputs, self.dtype) if inputs.dtype.kind != "f" else inputs
+        x = self._floating(inputs)
         return x * self.scale + self.offset

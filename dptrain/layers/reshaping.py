@@ -6,21 +6,10 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.layers.arguments import channels_last, pair, positive
 from dptrain.layers.base import Layer
-from dptrain.layers.dense import positive
 from dptrain.layers.input_spec import InputSpec
 from dptrain.program.tensor import Tensor
-
-
-def channels_last(layer: Layer, data_format: str | None) -> str:
-    """Return the data format, of which there is one.
-
-    Raises:
-        ConfigError: it is another.
-    """
-    if data_format not in (None, "channels_last"):
-        layer.refuse(data_format=data_format)
-    return "channels_last"
 
 
 class Flatten(Layer):
@@ -180,7 +169,7 @@ class UpSampling2D(Layer):
     ) -> None:
         super().__init__(**options)
         self.data_format = channels_last(self, data_format)
-        self.size = tuple(positive("size", n) for n in ((size, size) if isinstance(size, int) else size))
+        self.size = pair("size", size)
         if interpolation != "nearest":
             self.refuse(interpolation=interpolation)
         self.interpolation = interpolation

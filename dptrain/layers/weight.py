@@ -46,8 +46,8 @@ class Weight(Variable):
     """A variable of a layer.
 
     Its first value is a function of (shape, seed, position). The weights of a layer that a model builds get theirs when
-    the model adopts the layer, and with that the model's seed and their position among the model's weights; all others
-    have theirs from the default seed, when they are made.
+    the model adopts the layer (`Parts.adopt`), and with that the model's seed and their position among the model's
+    weights; all others have theirs from the default seed, when they are made.
 
     Args:
         shape: of the value.
@@ -64,6 +64,7 @@ class Weight(Variable):
     Attributes:
         initializer: as above.
         provisional: as above.
+        drawn_with: seed and position of the initial value.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Weight(Variable):
         aggregation: Any = "none",
     ) -> None:
         self.initializer, self.provisional = initializer, provisional
-        self._drawn_with = seed, position
+        self.drawn_with = seed, position
         to_be_read = _room.get() is not None
         if to_be_read:
             _take_room(shape)
@@ -101,7 +102,7 @@ class Weight(Variable):
             seed: the model's.
             position: among the model's weights.
         """
-        self._drawn_with = seed, position
+        self.drawn_with = seed, position
         self.assign(_drawn(self.initializer, self.shape, seed, position, self.dtype))
         self._initial = self._held
 
@@ -110,7 +111,7 @@ class Weight(Variable):
         if self.dtype == np.dtype(dtype):
             return
         if self.is_initial:
-            value = _drawn(self.initializer, self.shape, *self._drawn_with, dtype)
+            value = _drawn(self.initializer, self.shape, *self.drawn_with, dtype)
             self._held = self._initial = self._own(value)
         else:
             self.move(None)

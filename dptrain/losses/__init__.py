@@ -38,7 +38,7 @@ from dptrain.losses.functions import (
     sparse_categorical_crossentropy,
     squared_hinge,
 )
-from dptrain.registry.names import not_there
+from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
 # Each loss's function and class; both are found by their names.
@@ -68,12 +68,7 @@ _SHORT: dict[str, type[Loss]] = {
     "msle": MeanSquaredLogarithmicError,
 }
 # Names as Keras accepts them; the command line and the test matrix read this table.
-LOSSES: dict[str, type[Loss]] = {
-    **{function.__name__: one for function, one in _CLASSES.items()},
-    **{one.__name__: one for one in _CLASSES.values()},
-    **_SHORT,
-    **{name.upper(): one for name, one in _SHORT.items()},
-}
+LOSSES = by_name(_CLASSES.values(), _SHORT)
 __all__ = [
     "LOSSES",
     "Loss",

@@ -23,7 +23,7 @@ class _Plain(_BuiltIn):
 
     Args:
         reduction: as `Loss`.
-        name: as `Loss`; by default the class's name in snake case.
+        name: as `Loss`; by default the function's.
         dtype: as `Loss`.
 
     Attributes:
@@ -35,8 +35,7 @@ class _Plain(_BuiltIn):
     def __init__(
         self, reduction: str | None = "sum_over_batch_size", name: str | None = None, dtype: str | None = None
     ) -> None:
-        function = type(self).function
-        super().__init__(function, reduction, function.__name__ if name is None else name, dtype)
+        super().__init__(type(self).function, reduction, name, dtype)
 
 
 class MeanSquaredError(_Plain):
@@ -173,7 +172,7 @@ class BinaryCrossentropy(_BuiltIn):
         label_smoothing: float = 0.0,
         axis: int = -1,
         reduction: str | None = "sum_over_batch_size",
-        name: str | None = "binary_crossentropy",
+        name: str | None = None,
         dtype: str | None = None,
     ) -> None:
         given = {"from_logits": from_logits, "label_smoothing": smoothing(label_smoothing), "axis": last_axis(axis)}
@@ -200,17 +199,6 @@ class CategoricalCrossentropy(BinaryCrossentropy):
     """
 
     function = staticmethod(functions.categorical_crossentropy)
-
-    def __init__(
-        self,
-        from_logits: bool = False,
-        label_smoothing: float = 0.0,
-        axis: int = -1,
-        reduction: str | None = "sum_over_batch_size",
-        name: str | None = "categorical_crossentropy",
-        dtype: str | None = None,
-    ) -> None:
-        super().__init__(from_logits, label_smoothing, axis, reduction, name, dtype)
 
 
 class SparseCategoricalCrossentropy(_BuiltIn):

@@ -50,7 +50,7 @@ from dptrain.metrics.means import (
     SquaredHinge,
     TopKCategoricalAccuracy,
 )
-from dptrain.registry.names import not_there, snake_case
+from dptrain.registry.names import by_name, not_there
 from dptrain.registry.serialization import Registry
 
 CLASSES: tuple[type[Metric], ...] = (
@@ -93,12 +93,7 @@ _SHORT: dict[str, type[Metric]] = {
     "msle": MeanSquaredLogarithmicError,
 }
 # Names as Keras accepts them. In `compile`, "accuracy" and "acc" mean more than the class of that name: see `resolve`.
-METRICS: dict[str, type[Metric]] = {
-    **{one.__name__: one for one in CLASSES},
-    **{snake_case(one.__name__): one for one in CLASSES},
-    **_SHORT,
-    **{name.upper(): one for name, one in _SHORT.items()},
-}
+METRICS = by_name(CLASSES, _SHORT)
 __all__ = [
     "METRICS",
     "MeanMetricWrapper",

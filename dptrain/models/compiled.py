@@ -113,7 +113,7 @@ class Outputs:
             found = resolve(_listed(plain), _listed(weighted), loss, shape)
             tracker = Mean(f"{name}_loss") if several and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
-        self.nested = _refilled(nested, iter(self.flat))
+        self.nested = tree.refilled(nested, iter(self.flat))
         # By their keys in logs.
         self.metrics: dict[str, Metric] = {}
         order = list(compiled.loss) if isinstance(compiled.loss, Mapping) and isinstance(nested, Mapping) else names
@@ -203,7 +203,3 @@ def _ordered(data: Any, names: Sequence[str], *, spread: bool = False) -> list[A
     if not tree.is_nested(data):
         return [data] * len(names) if spread or data is None else [data]
     return [data.get(name) for name in names] if isinstance(data, Mapping) else list(data)
-
-
-def _refilled(nested: Any, values: Any) -> Any:
-    return tree.map_leaves(lambda path, name: next(values), nested)

@@ -11,7 +11,6 @@ from dptrain.backend.base import Buffer, Executable
 from dptrain.batches.sampling import EVALUATION_ROWS
 from dptrain.comm.solo import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
-from dptrain.models.graph import matched
 from dptrain.program import tree
 from dptrain.runtime.files import open_regular
 from dptrain.saving import program as programs
@@ -66,7 +65,8 @@ class ExportedProgram:
         """
         names = self._stored.about["inputs"]
         try:
-            arrays = dict(zip(tree.leaves(names), map(np.asarray, matched(x, names)), strict=True))
+            flat = tree.leaves(names)
+            arrays = dict(zip(flat, map(np.asarray, tree.matched(x, names, flat)), strict=True))
         except ConfigError as error:
             raise DataError(str(error)) from error
         for name, array in arrays.items():

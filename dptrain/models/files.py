@@ -97,19 +97,18 @@ class Files(Layer):
             AgreedError: either of these, on all ranks, under mpirun.
         """
         comm = comms.current()
-        phase.enter("loading")
 
         def read() -> Loaded | None:
-            self._require_weights()
+            self.require_weights()
             if comm.rank != 0:
                 return None
             used = self.compiled and int(self.optimizer.variables[0]) > 0
             return read_weights(Path(filepath), self, with_optimizer=used, skip_mismatch=skip_mismatch)
 
-        found = self.agreed(comm, "loading", read)
-        loaded = share(comm, found, keras_h5.stored_variables(self))
-        loaded.assign()
-        phase.enter("user code")
+        with phase.during("loading"):
+            found = self.agreed(comm, "loading", read)
+            loaded = share(comm, found, keras_h5.stored_variables(self))
+            loaded.assign()
         if comm.rank == 0:
             for line in loaded.warnings:
                 warnings.warn(line, stacklevel=2)
@@ -176,17 +175,16 @@ class Files(Layer):
 
     def _write_file(self, path: Path, encode: Callable[[], bytes], overwrite: bool) -> None:
         comm = comms.current()
-        phase.enter("saving")
 
         def action() -> None:
-            self._require_weights()
+            self.require_weights()
             if comm.rank == 0:
                 write(path, encode, overwrite=overwrite)
 
-        self.agreed(comm, "saving", action)
-        phase.enter("user code")
+        with phase.during("saving"):
+            self.agreed(comm, "saving", action)
 
-    def _require_weights(self) -> None:
+    def require_weights(self) -> None:
         """Make the weights if it is known how.
 
         Raises:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
+from dptrain.batches.fingerprint import fingerprint
 from dptrain.batches.inputs import (
     Expected,
     Samples,
@@ -31,23 +32,24 @@ from dptrain.batches.inputs import (
     unpack,
     weights_of_classes,
 )
-from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler
+from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler, fixed_shards
 from dptrain.batches.stream import StreamBatches, What
-from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger
+from dptrain.callbacks import Callback, CallbackList, History, Logs, ProgbarLogger, TerminateOnNaN
 from dptrain.callbacks.base import flatten
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, PreemptedError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
 from dptrain.models.compiled import Compiled
+from dptrain.optimizers.base import check_range
 from dptrain.program import tree
-from dptrain.runtime.failure import phase, warn
+from dptrain.runtime.cores import use_one_blas_thread
+from dptrain.runtime.failure import ending_by_signals, leave, phase, warn
+from dptrain.train.guard import StepGuard
+from dptrain.train.inspection import OnNonfinite
 from dptrain.train.programs import Programs, Step
 from dptrain.train.trainer import StepIterator, Trainer, run_to_end
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 Array = npt.NDArray[Any]
@@ -62,7 +64,11 @@ class Fitting(Layer):
         _compiled: Compiled | None
         _programs: Programs | None
         _seen: bool
+        _guard: StepGuard | None
+        _guards: dict[float | None, StepGuard]
 
+        @property
+        def run_eagerly(self) -> bool: ...  # noqa: D102
         @property
         def metrics(self) -> list[Metric]: ...  # noqa: D102
         @property
@@ -99,6 +105,8 @@ class Fitting(Layer):
         validation_freq: int | Sequence[int] = 1,
         *,
         drop_last: bool = False,
+        on_nonfinite: OnNonfinite = "stop",
+        skip_outliers: float | None = None,
     ) -> History:
         """Train. Collective.
 
@@ -125,7 +133,13 @@ class Fitting(Layer):
             validation_steps: evaluate that many batches of the validation data.
             validation_batch_size: of these batches, over all ranks together.
             validation_freq: evaluate after every so many epochs, or after those whose numbers, from 1, are given.
-            drop_last: leave out a last batch that is not full (not in Keras).
+            drop_last: leave out a last batch that is not full (not in Keras, as all that follow).
+            on_nonfinite: what to do about NaN and infinities. "stop" ends the training where the loss or a weight is
+                not finite any more, and names the samples, or the op and its layer, that this comes from. "skip"
+                leaves out steps whose gradients are not finite: they change nothing, and the logs of the epoch have
+                their number, "skipped_steps". "ignore" goes on, as Keras; so does "stop" beside TerminateOnNaN.
+            skip_outliers: leave out likewise steps whose gradients have a norm above the running mean by more than so
+                many of its standard deviations.
 
         Returns:
             The history of losses and metrics, global values, the same on every rank; also `model.history`.
@@ -133,10 +147,17 @@ class Fitting(Layer):
         Raises:
             ConfigError: `compile` was not called, or an argument is out of range (a ValueError, as in Keras).
             DataError: data that does not fit the model.
-            AgreedError: either of these, on all ranks, under mpirun.
+            DivergenceError: the loss or a weight is not finite (an ArithmeticError and RuntimeError).
+            AgreedError: any of these, on all ranks, under mpirun; or, with exit code 76, the ranks' weights, slots or
+                learning rates are not the same any more, of which every so many steps a digest is compared
+                (DPTRAIN_DIGEST_EVERY, 100; 0 for never).
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        run_to_end(self._fit_steps(**arguments))
+        try:
+            with ending_by_signals():
+                run_to_end(self._fit_steps(**arguments))
+        except PreemptedError as error:
+            leave(error)
         assert self.history is not None
         return self.history
 
@@ -170,6 +191,8 @@ class Fitting(Layer):
         validation_batch_size: int | None,
         validation_freq: int | Sequence[int],
         drop_last: bool,
+        on_nonfinite: OnNonfinite,
+        skip_outliers: float | None,
     ) -> StepIterator[None]:
         comm = self._start("fit", x)
 
@@ -178,6 +201,7 @@ class Fitting(Layer):
             check_given(batch_size=batch_size, steps_per_epoch=steps_per_epoch)
             check_given(validation_batch_size=validation_batch_size, validation_steps=validation_steps)
             check_frequency(validation_freq)
+            self._guard_steps(on_nonfinite, skip_outliers)
             if validation_split and validation_data is None:
                 refuse_split(x, y, sample_weight)
             train = self._data(comm, x, y, sample_weight, class_weight, shuffle=shuffle)
@@ -190,21 +214,47 @@ class Fitting(Layer):
                     validation = replace(validation, weights=None)
             if isinstance(train, Stream):
                 return train, validation, None
-            size = rows_of_batch(batch_size, len(train), steps_per_epoch)
+            size, shards = rows_of_batch(batch_size, len(train), steps_per_epoch), fixed_shards()
             sampler = GlobalSampler(
-                len(train), size, comm.rank, comm.size, seed=self.seed, shuffle=shuffle, drop_last=drop_last
+                len(train),
+                size,
+                comm.rank,
+                comm.size,
+                seed=self.seed,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                shards_per_batch=None if shards is None else min(shards, size, len(train)),
             )
             return train, validation, sampler
 
         train, validation, sampler = self.agreed(comm, "fit", prepare)
+        shards = fixed_shards()
+        if shards is not None:
+            use_one_blas_thread()
         steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
         hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=steps_per_epoch or steps)
+        size = rows_of_batch(batch_size, len(train), steps_per_epoch) if isinstance(train, Samples) else None
+        compiled = self.describe_compiled()
+        hooks.facts = lambda: {
+            "data": train.facts,
+            "batch_size": size,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "steps_per_epoch": steps_per_epoch,
+            "initial_epoch": initial_epoch,
+            **({} if shards is None else {"shards_per_batch": shards}),
+            "layers": self._describe_layers(),
+            "optimizer": {"class": compiled[0][0], **compiled[0][1]},
+            **dict(zip(("loss", "loss_weights", "metrics", "weighted_metrics"), compiled[1:], strict=True)),
+        }
         if comm.size > 1:
             # A rank with another number of steps would leave the others waiting; with other data or another batch size
             # each would compute the gradient of something else.
             facts = {
                 "the training sets (shapes, dtypes, checksum) differ": train.facts,
                 "arguments": [batch_size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last],
+                "skip_outliers": skip_outliers,
+                "shards of a batch": shards,
                 "validation": [
                     None if validation is None else validation.facts,
                     validation_steps,
@@ -238,6 +288,7 @@ class Fitting(Layer):
                 batch_size=validation_batch_size,
                 otherwise=batch_size,
                 steps=validation_steps,
+                shards=shards,
                 together=watched or self._depends_on_batches(comm, validation),
             )
 
@@ -253,6 +304,7 @@ class Fitting(Layer):
             epochs=epochs,
             initial_epoch=initial_epoch,
             validation_freq=validation_freq,
+            on_nonfinite=on_nonfinite,
         )
 
     def fit_splits_steps(
@@ -264,14 +316,39 @@ class Fitting(Layer):
         epochs: int,
         verbose: str | int = "auto",
         callbacks: Sequence[Callback] = (),
+        facts: Callable[[], dict[str, Any]] = dict,
+        on_nonfinite: OnNonfinite = "stop",
+        skip_outliers: float | None = None,
+        digest_every: int | None = None,
     ) -> StepIterator[None]:
         """Train on data that is already shared out among the ranks, in the order of a sampler. Collective.
 
         As `fit_steps`, it yields after every step.
+
+        Args:
+            train: what is trained on: all rows, the same on all ranks, or this rank's.
+            validation: what is evaluated after epochs, or None.
+            sampler: of the training rows; with a fixed number of shards the validation has as many, for which all ranks
+                hold all rows of it.
+            epochs: number of the last epoch.
+            verbose: as `fit`.
+            callbacks: as `fit`.
+            facts: returns what a checkpoint must have in common with the training besides the model.
+            on_nonfinite: as `fit`.
+            skip_outliers: as `fit`.
+            digest_every: steps between two comparisons of the ranks' states, 0 for none; None for DPTRAIN_DIGEST_EVERY.
         """
         comm = self._start("fit", train.x)
+        self.agreed(comm, "fit", lambda: self._guard_steps(on_nonfinite, skip_outliers))
+        if comm.size > 1:
+            whole = len(train.x) == train.total
+            seen = fingerprint(train.x, train.y) if whole else []
+            comm.require_same("the ranks see different data", {"the training sets (shapes, dtypes, checksum)": seen})
         hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
+        hooks.facts = facts
         self.trainer(comm)
+        if sampler.shards_per_batch is not None:
+            use_one_blas_thread()
 
         def batches() -> tuple[Batches, Batches | None]:
             own = ArrayBatches(*Samples(train.x, train.y, dtype=self.dtype).stored(), sampler)
@@ -279,26 +356,76 @@ class Fitting(Layer):
             if validation is None:
                 return own, None
             samples = Samples(validation.x, validation.y, dtype=self.dtype)
-            return own, evaluation_batches(samples, comm, mine=validation.mine)
+            return own, evaluation_batches(samples, comm, mine=validation.mine, shards=sampler.shards_per_batch)
 
         own, evaluated = self.agreed(comm, "fit", batches)
-        yield from self._train(own, evaluated, hooks, comm, epochs=epochs)
+        inspection: dict[str, Any] = {"on_nonfinite": on_nonfinite, "compare_every": digest_every}
+        yield from self._train(own, evaluated, hooks, comm, epochs=epochs, **inspection)
+
+    def evaluate_split(self, split: Split, shards: int | None = None) -> Logs:
+        """Return the mean loss and metrics over samples that are shared out among the ranks. Collective; silent.
+
+        Args:
+            split: the samples, of which this rank evaluates its own.
+            shards: as many as those of the training, where their number is fixed; all ranks hold all rows then.
+        """
+        comm = self._start("evaluate", split.x)
+        hooks = self._hooks((), 0, epochs=1, steps=None, keeps_history=False)
+        trainer = self.trainer(comm)
+
+        def prepare() -> Batches:
+            samples = Samples(split.x, split.y, dtype=self.dtype)
+            return evaluation_batches(samples, comm, mine=split.mine, shards=shards)
+
+        batches = self.agreed(comm, "evaluate", prepare)
+        with self.collective(comm):
+            return trainer.evaluate(batches, hooks)
 
     def _train(
-        self, train: Batches, validation: Batches | None, hooks: CallbackList, comm: Communicator, **arguments: Any
+        self,
+        train: Batches,
+        validation: Batches | None,
+        hooks: CallbackList,
+        comm: Communicator,
+        *,
+        on_nonfinite: OnNonfinite,
+        **arguments: Any,
     ) -> StepIterator[None]:
         """What all ways into a training have in common."""
+        if on_nonfinite == "stop" and any(isinstance(one, TerminateOnNaN) for one in hooks.callbacks):
+            on_nonfinite = "ignore"  # the callback decides
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
         trainer = self.trainer(comm)
         self._warn_of_nothing_to_train()
         try:
             with self.collective(comm):
-                yield from trainer.training(train, hooks, validation=validation, **arguments)
+                own = {"validation": validation, "on_nonfinite": on_nonfinite, **arguments}
+                yield from trainer.training(train, hooks, **own)
         finally:
+            self._guard = None
             hooks.release()
+
+    def _guard_steps(self, on_nonfinite: OnNonfinite, skip_outliers: float | None) -> None:
+        """Let training steps be left out as asked, until the training's end.
+
+        Raises:
+            ConfigError: a word that there is not, no number above 0, or steps that run eagerly.
+        """
+        if on_nonfinite not in get_args(OnNonfinite):
+            words = ", ".join(map(repr, get_args(OnNonfinite)))
+            raise ConfigError(f"on_nonfinite = {on_nonfinite!r}: expected one of {words}")
+        if skip_outliers is not None:
+            check_range("skip_outliers", skip_outliers, above=0)
+        if on_nonfinite != "skip" and skip_outliers is None:
+            return
+        if self.run_eagerly:
+            raise ConfigError("not supported: leaving out steps with run_eagerly, which stops at the first NaN")
+        self._guard = self._guards.setdefault(skip_outliers, StepGuard(skip_outliers))
+        self._guard.reset()
 
     # Using
 
+    @ending_by_signals()
     def evaluate(
         self,
         x: Any = None,
@@ -344,7 +471,10 @@ class Fitting(Layer):
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
             together = watched or self._depends_on_batches(comm, data)
-            return evaluation_batches(data, comm, batch_size=batch_size, steps=steps, together=together)
+            shards = fixed_shards()
+            if shards is not None:
+                use_one_blas_thread()
+            return evaluation_batches(data, comm, batch_size=batch_size, steps=steps, together=together, shards=shards)
 
         batches = self.agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
@@ -352,6 +482,7 @@ class Fitting(Layer):
             logs = trainer.evaluate(batches, hooks)
         return _in_order(logs, return_dict, (one.name for one in self.metrics))
 
+    @ending_by_signals()
     def predict(
         self,
         x: Any,
@@ -376,22 +507,21 @@ class Fitting(Layer):
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "predict")
 
-        def prepare() -> tuple[Batches, int | None]:
+        def prepare() -> Batches:
             check_given(batch_size=batch_size, steps=steps)
             source = source_of(x, comm=comm)
             if source is not None:
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                return stream_batches(source, self.expected, comm, steps, what="prediction"), None
+                return stream_batches(source, self.expected, comm, steps, what="prediction")
             samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
-            found = evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=watched)
-            return found, len(samples)
+            return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=watched)
 
-        batches, rows = self.agreed(comm, "predict", prepare)
+        batches = self.agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
         with self.collective(comm):
-            found: Array = self.as_outputs(self.trainer(comm).predict(batches, rows, hooks))
+            found: Array = self.as_outputs(self.trainer(comm).predict(batches, hooks))
         return found
 
     # One batch at a time
@@ -449,7 +579,10 @@ class Fitting(Layer):
         size = max(len(samples), comm.size)
 
         def action() -> Batches:
-            sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False)
+            shards = fixed_shards()
+            if shards is not None:
+                shards = max(min(shards, len(samples)), comm.size)
+            sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False, shards_per_batch=shards)
             return ArrayBatches(*samples.stored(), sampler)
 
         return self.agreed(comm, where, action)
@@ -485,7 +618,8 @@ class Fitting(Layer):
         return len(first) if first.ndim else 0
 
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
-        return stream_batches(data.source, self.expected, comm, steps, rows=data.rows, what=what)
+        shards = fixed_shards()
+        return stream_batches(data.source, self.expected, comm, steps, rows=data.rows, what=what, shards=shards)
 
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None
@@ -520,6 +654,7 @@ class Fitting(Layer):
         if method is not None and self._compiled is None:
             raise ConfigError(f"You must call `compile()` before calling `{method}()`.")
         phase.enter(method or "predict")
+        self._guard = None
         if x is not None and all(hasattr(one, "__array__") for one in tree.leaves(x)):
             self._build_like(x)
         return comms.current()

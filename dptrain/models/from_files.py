@@ -15,7 +15,8 @@ from dptrain.layers.weight import to_be_read
 from dptrain.models.model import Model
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.failure import phase
-from dptrain.saving import keras_config, keras_h5, keras_zip, optimizer_variables
+from dptrain.saving import ensemble_zip, keras_config, keras_h5, keras_zip, optimizer_variables
+from dptrain.saving.keras_zip import ModelFile
 from dptrain.saving.reading import Loaded, Stored, fill, reading, share
 
 T = TypeVar("T")
@@ -50,9 +51,48 @@ def load_model(
         raise ConfigError(f"Invalid filename: expected a `.keras` extension. Received: filepath={path}")
     if not safe_mode:
         raise ConfigError("not supported: safe_mode=False; dptrain runs no code from files")
-    comm, where = comms.current(), str(path)
+    comm = comms.current()
     phase.enter("loading")
     file = _agreed(comm, lambda: keras_zip.read(path) if comm.rank == 0 else None)
+    return _model_of(comm, str(path), file, custom_objects, compile, options)
+
+
+def load_members(
+    path: Path, custom_objects: Mapping[str, Any] | None, compile: bool, options: Mapping[str, Any]
+) -> list[Model]:
+    """Return the models in an ensemble's file. Collective.
+
+    Args:
+        path: of the file.
+        custom_objects: as `load_model`.
+        compile: as `load_model`.
+        options: as `load_model`.
+
+    Raises:
+        ConfigError: as `load_model`.
+        DataError: as `load_model`.
+        AgreedError: either of these, on all ranks, under mpirun.
+    """
+    comm = comms.current()
+    phase.enter("loading")
+    files = _agreed(comm, lambda: ensemble_zip.read(path) if comm.rank == 0 else None)
+    number = comm.broadcast_fact(None if files is None else len(files))
+    names = [f"{path}:{ensemble_zip.member_name(one)}" for one in range(number)]
+    given: list[ModelFile | None] = [None] * number if files is None else list(files)
+    return [
+        _model_of(comm, name, file, custom_objects, compile, options) for name, file in zip(names, given, strict=True)
+    ]
+
+
+def _model_of(
+    comm: Communicator,
+    where: str,
+    file: ModelFile | None,
+    custom_objects: Mapping[str, Any] | None,
+    compile: bool,
+    options: Mapping[str, Any],
+) -> Model:
+    """Return the model of a file that rank 0 has read. Collective."""
     fact = None if file is None else [file.config, file.seed, file.weights.getbuffer().nbytes]
     config, seed, nbytes = comm.broadcast_fact(fact)
 
@@ -70,7 +110,7 @@ def load_model(
     loaded = share(comm, _agreed(comm, read), keras_h5.stored_variables(model))
     loaded.assign()
     phase.enter("user code")
-    _warn(comm, loaded.warnings)
+    _warn(comm, loaded.warnings, stacklevel=4)
     return model
 
 
@@ -192,6 +232,6 @@ def _agreed(comm: Communicator, action: Callable[[], T]) -> T:
     return action() if comm.size == 1 else comm.agree("loading", action)
 
 
-def _warn(comm: Communicator, lines: list[str]) -> None:
+def _warn(comm: Communicator, lines: list[str], stacklevel: int = 3) -> None:
     for line in lines if comm.rank == 0 else ():
-        warnings.warn(line, stacklevel=3)
+        warnings.warn(line, stacklevel=stacklevel)

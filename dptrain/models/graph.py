@@ -70,7 +70,8 @@ class Graph:
         Raises:
             ConfigError: other inputs than the graph has.
         """
-        given = as_tensors(matched(inputs, self.inputs))
+        names = [one.name for one in tree.leaves(self.inputs)]
+        given = as_tensors(tree.matched(inputs, self.inputs, names))
         known: dict[int, Any] = {}
         rows = next((n for one in given for n in one.shape if isinstance(n, Rows)), None)
         count = rows.rows if rows is not None else int(given[0].shape[0])
@@ -153,31 +154,6 @@ class Graph:
         for layer in self.input_layers:
             found.setdefault(id(layer), layer)
         return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), -1)))
-
-
-def matched(data: Any, like: Any) -> list[Any]:
-    """Return the leaves of data in the order of what it is nested like: dictionaries by key, lists by place.
-
-    Raises:
-        ConfigError: it is nested otherwise.
-    """
-    if not tree.is_nested(like):
-        return [data[0] if isinstance(data, list | tuple) and len(data) == 1 else data]
-    keys = list(like) if isinstance(like, dict) else list(range(len(like)))
-    if isinstance(data, dict) and isinstance(like, dict) and set(keys) <= set(data):
-        return [leaf for key in keys for leaf in matched(data[key], like[key])]
-    if isinstance(data, dict) and not isinstance(like, dict):  # inputs in a list may come by name
-        names = [one.name for one in tree.leaves(like)]
-        if set(names) <= set(data):
-            return [data[name] for name in names]
-    if isinstance(data, list | tuple) and len(data) == len(keys):
-        return [leaf for key, one in zip(keys, data, strict=True) for leaf in matched(one, like[key])]
-    if len(keys) == 1 and not tree.is_nested(data):
-        return matched(data, like[keys[0]])
-    raise ConfigError(
-        f"The structure of `inputs` doesn't match the expected structure. Expected: {keys}. Received: "
-        f"{list(data) if isinstance(data, dict) else type(data).__name__}"
-    )
 
 
 def _with_rows(attribute: Any, count: int, rows: Rows | None) -> Any:

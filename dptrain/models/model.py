@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from dptrain.backend.base import Backend
 from dptrain.batches.inputs import Expected
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
-from dptrain.layers import InputLayer, Layer
+from dptrain.layers import Layer
 from dptrain.layers.base import build_shape
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
@@ -32,6 +32,7 @@ from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
 from dptrain.train.devices import open_backend, require_cuda_aware
+from dptrain.train.guard import StepGuard
 from dptrain.train.programs import Programs, Step
 from dptrain.train.trainer import Trainer
 from dptrain.utils import check_seed, unpack_x_y_sample_weight
@@ -97,6 +98,8 @@ class Model(Fitting, Files):
         self._programs: Programs | None = None
         self._trainer_kept: Trainer | None = None
         self._seen = False  # whether targets have come since `compile`
+        self._guard: StepGuard | None = None  # of the training at hand
+        self._guards: dict[float | None, StepGuard] = {}
         if outputs is not None:
             self._set_graph(Graph(inputs, outputs))
             self.adopt(self.seed)
@@ -166,7 +169,7 @@ class Model(Fitting, Files):
         """Shapes of the outputs, with None for the rows."""
         if self._output_shapes is None:
             raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
-        found = [(None, *shape) for shape in _flat_shapes(self._output_shapes)]
+        found = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
         return found[0] if len(found) == 1 else found
 
     def _require_graph(self) -> Graph:
@@ -199,10 +202,6 @@ class Model(Fitting, Files):
         if self._graph is not None:
             return self._graph.run(inputs, self.dtype)
         raise NotImplementedError(f"Model {type(self).__name__} does not have a `call()` method implemented.")
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shapes of the outputs for those of the inputs; see `Layer`."""
-        return super().compute_output_shape(input_shape)
 
     def build(self, input_shape: Any = None) -> None:
         """Make the weights of all layers.
@@ -238,9 +237,7 @@ class Model(Fitting, Files):
 
     def _build_like(self, x: Any) -> None:
         """Make the weights, if they are not there, for samples like those of a batch."""
-        if (not self.built and type(self).call is not Model.call) or (
-            self._output_shapes is None and type(self).call is not Model.call and x is not None
-        ):
+        if type(self).call is not Model.call and (not self.built or (self._output_shapes is None and x is not None)):
             self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
 
     # Setting up
@@ -268,7 +265,7 @@ class Model(Fitting, Files):
         gemm: str = "dptrain",
         cuda_graph: bool = True,
     ) -> None:
-        """Say how to train; the optimizer starts afresh, the weights stay.
+        """Say how to train; the weights stay, and an optimizer that is given again goes on with its state.
 
         Args:
             optimizer: name or optimizer.
@@ -336,6 +333,7 @@ class Model(Fitting, Files):
         self._set_compiled(found)
 
     def _set_compiled(self, compiled: Compiled) -> None:
+        self._leave_device()
         before, self._compiled, self._outputs = self._compiled, compiled, None
         try:
             if self._output_shapes is not None:
@@ -348,21 +346,19 @@ class Model(Fitting, Files):
         self._compilations += 1
         self._seen = False
         self._loss_tracker = Mean("loss")
-        self._leave_device()
         self.set_dtype(compiled.dtype)
 
     def _find_outputs(self) -> None:
         """Find out what losses and metrics mean for the outputs, whose shapes are known by now."""
         if self._outputs is None and self._compiled is not None and self._output_shapes is not None:
-            shapes = _flat_shapes(self._output_shapes)
+            shapes = [shape for _, shape in tree.flat_shapes(self._output_shapes)]
             if isinstance(self._output_shapes, Mapping) and len(self._output_shapes) == len(shapes):
                 names = list(self._output_shapes)
             elif self._graph is not None:
                 names = self.output_names
             else:
                 names = ["output"] if len(shapes) == 1 else [f"output_{number + 1}" for number in range(len(shapes))]
-            given = iter(names)
-            nested = _map_shapes(lambda shape: next(given), self._output_shapes)
+            nested = tree.refilled(self._output_shapes, iter(names))
             self._outputs = Outputs(self._compiled, names, nested, shapes)
 
     @property
@@ -539,11 +535,14 @@ class Model(Fitting, Files):
             self._compilations,
             tuple(one.trainable for one in self.weights),
             None if self._compiled is None else self._compiled.optimizer.version,
+            id(self._guard) if name == "train" else None,
         )
         eager = self._compiled is not None and self._compiled.run_eagerly
         if name == "predict":
             return Step(name, self._predicted, version, (), eager)
-        function = self.train_step if name == "train" else self.test_step
+        function: Callable[[Any], Mapping[str, Any]] = self.train_step if name == "train" else self.test_step
+        if name == "train" and self._guard is not None:
+            function = self._guard.wrap(function)
         totals = () if name == "train" else self._totals()
         return Step(name, lambda data: _checked_logs(name, function(data)), version, totals, eager)
 
@@ -581,8 +580,8 @@ class Model(Fitting, Files):
         names = ([], []) if self._graph is None else (self.input_names, self.output_names)
         return Expected(inputs, self._output_shapes, losses, self.has_own_steps, self.dtype, *names)
 
-    def put_on(self, backend: Backend) -> None:
-        """Let the model live on a backend that is open already; its weights come along."""
+    def put_on(self, backend: Backend | None) -> None:
+        """Let the model live on a backend that is open already, or None for one of its own; its state comes along."""
         self._leave_device()
         self._backend = backend
 
@@ -610,9 +609,9 @@ class Model(Fitting, Files):
             backend, given = self.on_device(comm), self._compiled
             facts = None if given is None else [given.comm, given.bucket_mb]
             comm.require_same("the ranks exchange gradients differently", {"comm and bucket_mb": facts})
-            if given is not None and given.comm == "cuda-aware":
-                comm_now = comm
-                comm.agree("communicator", lambda: require_cuda_aware(backend, comm_now))
+            backend.direct = given is not None and given.comm == "cuda-aware"
+            if backend.direct:
+                comm.agree("communicator", lambda: require_cuda_aware(backend, comm))
             self._programs = Programs(backend, comm, None if given is None else given.bucket_mb)
             steps = None if given is None else given.steps_per_execution
             data_mb = None if given is None else given.device_mb
@@ -639,7 +638,7 @@ class Model(Fitting, Files):
             for one in mine:
                 one.move(None)
             self._backend.release(mine)
-        self._backend = self._programs = self._trainer_kept = None
+        self.release()
 
     def variables_on_device(self) -> list[Variable]:
         """Return all that a step may read or write: weights, random numbers, optimizers, metrics."""
@@ -649,16 +648,14 @@ class Model(Fitting, Files):
             found += one.variables
         for metric in self.metrics:
             found += metric.variables
+        found += [] if self._guard is None else self._guard.variables
         found += [] if self._programs is None else self._programs.variables
         return list({id(one): one for one in found}.values())
 
-    def nonfinite_weight(self) -> tuple[str, int] | None:
-        """Return the path of a weight that has become NaN or infinite, and in how many elements; or None."""
-        for one in self.weights:
-            wrong = int(np.count_nonzero(~np.isfinite(one.numpy())))
-            if wrong:
-                return one.path, wrong
-        return None
+    @property
+    def skipped_steps(self) -> int | None:
+        """How many steps the training at hand has left out; None where it leaves out none."""
+        return None if self._guard is None else int(self._guard.skipped)
 
     # Together with the other ranks
 
@@ -737,24 +734,6 @@ def _sample_shape(symbol: Tensor) -> tuple[int, ...]:
     return tuple(int(n) for n in symbol.shape[1:])
 
 
-def _is_shape(data: Any) -> bool:
-    return isinstance(data, tuple) and all(n is None or isinstance(n, int) for n in data)
-
-
-def _map_shapes(function: Callable[[Any], Any], shapes: Any) -> Any:
-    if _is_shape(shapes):
-        return function(shapes)
-    if isinstance(shapes, Mapping):
-        return {key: _map_shapes(function, one) for key, one in shapes.items()}
-    return type(shapes)(_map_shapes(function, one) for one in shapes)
-
-
-def _flat_shapes(shapes: Any) -> list[Any]:
-    found: list[Any] = []
-    _map_shapes(found.append, shapes)
-    return found
-
-
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
     own = getattr(array, "dtype", None)
     return dtype if own is None or np.dtype(own).kind == "f" else np.dtype(own)
@@ -780,6 +759,3 @@ def _symbols(shape: Any, dtype: str) -> Any:
     raise ConfigError(
         f"build: input_shape = {shape!r}: expected (batch size or None, *shape of one sample), such as (None, 784)"
     )
-
-
-__all__ = ["InputLayer", "Model", "Self"]

@@ -45,9 +45,6 @@ class Sequential(Model):
         super().__init__(name=name, seed=seed)
         for layer in layers or []:
             self._append(layer)
-        self._set_trainable_as_given(trainable)
-
-    def _set_trainable_as_given(self, trainable: bool) -> None:
         self._trainable = bool(trainable)
 
     @property
@@ -140,7 +137,7 @@ class Sequential(Model):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return what the last layer makes of what the first one is given."""
         if self._graph is not None:
-            return self._graph.run(inputs, self.dtype)
+            return super().call(inputs)
         for layer in self._stack:
             inputs = layer(inputs)
         return inputs

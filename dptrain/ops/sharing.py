@@ -34,11 +34,6 @@ def elementwise(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Map
     return Sharing(tuple(needed), axis)
 
 
-def same_axis(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    """One input, of which each row makes a row of the output at the same place."""
-    return Sharing((axes[0],), axes[0])
-
-
 def made_of_nothing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
     """No input: a shape that counts rows is sharded."""
     return Sharing((), row_axis(out))
@@ -47,11 +42,6 @@ def made_of_nothing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes:
 def broadcast_shape(*shapes: Shape, **attributes: Any) -> Shape:
     """The shape to which the inputs are broadcast."""
     return broadcast(*shapes)
-
-
-def first_shape(*shapes: Shape, **attributes: Any) -> Shape:
-    """The first input's shape."""
-    return shapes[0]
 
 
 def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:

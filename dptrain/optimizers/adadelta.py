@@ -55,7 +55,3 @@ class Adadelta(Optimizer):
         step = gradient * sqrt(d + self.epsilon) / sqrt(a + self.epsilon)
         d.assign_add((step * step - d) * (1 - rho))
         variable.assign_sub(step * self.number(float64, learning_rate, variable.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {**super().get_config(), "rho": self.rho, "epsilon": self.epsilon}

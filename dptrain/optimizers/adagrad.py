@@ -50,8 +50,3 @@ class Adagrad(Optimizer):
         a.assign(a + gradient * gradient)
         rate = self.number(float64, learning_rate, variable.dtype)
         variable.assign_sub(gradient * rate / sqrt(a + self.epsilon))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        own = {"initial_accumulator_value": self.initial_accumulator_value, "epsilon": self.epsilon}
-        return {**super().get_config(), **own}

@@ -10,7 +10,46 @@ from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import Tensor, Variable
 
 
-class Adam(Optimizer):
+class Moments(Optimizer):
+    """What Adam and its kin have in common: two decaying moments of the gradients.
+
+    Args:
+        learning_rate: 0 or above, or a schedule.
+        beta_1: decay of the first moment, 0 to below 1.
+        beta_2: decay of the second moment, 0 to below 1.
+        epsilon: added to the divisor.
+        options: by keyword, of `Optimizer`: weight_decay, clipnorm, name and so on.
+
+    Attributes:
+        moments: names of their slots.
+
+    Raises:
+        ConfigError: an argument is out of range, or not supported.
+    """
+
+    moments = ("momentum", "velocity")
+
+    def __init__(
+        self,
+        learning_rate: float | LearningRateSchedule = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        **options: Any,
+    ) -> None:
+        super().__init__(learning_rate, **options)
+        self.beta_1 = check_range("beta_1", beta_1, least=0.0, below=1.0)
+        self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
+        self.epsilon = check_range("epsilon", epsilon, above=0.0)
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Make both moments."""
+        variables = list(variables)
+        super().build(variables)
+        self.add_optimizer_variables(variables, self.moments)
+
+
+class Adam(Moments):
     """Adaptive moments.
 
         m = beta_1 m + (1 - beta_1) g
@@ -44,17 +83,13 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(learning_rate, **options)
-        self.beta_1 = check_range("beta_1", beta_1, least=0.0, below=1.0)
-        self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
-        self.epsilon = check_range("epsilon", epsilon, above=0.0)
+        super().__init__(learning_rate, beta_1, beta_2, epsilon, **options)
         self.amsgrad = bool(amsgrad)
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Make both moments, and the highest of the second."""
         variables = list(variables)
         super().build(variables)
-        self.add_optimizer_variables(variables, ("momentum", "velocity"))
         if self.amsgrad:
             self.add_optimizer_variables(variables, "velocity_hat")
 
@@ -74,8 +109,3 @@ class Adam(Optimizer):
     def _alpha(self, learning_rate: Tensor) -> Tensor:
         t = float64(self.iterations + 1)
         return learning_rate * sqrt(1 - power(self.beta_2, t)) / (1 - power(self.beta_1, t))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        own = {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon, "amsgrad": self.amsgrad}
-        return {**super().get_config(), **own}

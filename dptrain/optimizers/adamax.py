@@ -1,16 +1,12 @@
 """Adamax."""
 
-from collections.abc import Iterable
-from typing import Any
-
 from dptrain.ops import absolute, maximum, power
-from dptrain.optimizers.base import Optimizer, check_range
-from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.adam import Moments
 from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import Tensor, Variable
 
 
-class Adamax(Optimizer):
+class Adamax(Moments):
     """Adam with the greatest gradient in place of the root of a mean square.
 
         m = beta_1 m + (1 - beta_1) g
@@ -30,24 +26,7 @@ class Adamax(Optimizer):
         ConfigError: an argument is out of range, or not supported.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | LearningRateSchedule = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        **options: Any,
-    ) -> None:
-        super().__init__(learning_rate, **options)
-        self.beta_1 = check_range("beta_1", beta_1, least=0.0, below=1.0)
-        self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
-        self.epsilon = check_range("epsilon", epsilon, above=0.0)
-
-    def build(self, variables: Iterable[Variable]) -> None:
-        """Make the moment and the greatest gradient."""
-        variables = list(variables)
-        super().build(variables)
-        self.add_optimizer_variables(variables, ("momentum", "norm"))
+    moments = ("momentum", "norm")
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """As above."""
@@ -59,7 +38,3 @@ class Adamax(Optimizer):
 
     def _alpha(self, learning_rate: Tensor) -> Tensor:
         return learning_rate / (1 - power(self.beta_1, float64(self.iterations + 1)))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {**super().get_config(), "beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}

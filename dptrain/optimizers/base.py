@@ -7,6 +7,7 @@ iterations and so what a schedule says are variables' values.
 
 import copy
 import functools
+import inspect
 import math
 import operator
 import re
@@ -25,14 +26,14 @@ from dptrain.ops import sum as summed
 from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
-from dptrain.program.tensor import FLOATX, DType, Operand, Tensor, Variable, is_tracing
+from dptrain.program.tensor import FLOATX, DType, Operand, Tensor, Variable, is_tracing, note_applied
 from dptrain.registry.names import snake_case
 
 
 class Optimizer(ABC):
     """One rule that turns gradients into new values of variables.
 
-    A subclass writes `update_step`; one with slots adds them in `build`, one with arguments extends `get_config`:
+    A subclass writes `update_step`; one with slots adds them in `build`:
 
         class Momentum(Optimizer):
             def build(self, variables):
@@ -307,6 +308,7 @@ class Optimizer(ABC):
                 stacklevel=2,
             )
         known = {one: as_dtype(grad, one.dtype) for grad, one in zip(found, variables, strict=True) if grad is not None}
+        note_applied(list(known.values()))
         self._numbers = {}
         try:
             self._apply(list(known.values()), list(known))
@@ -475,8 +477,11 @@ class Optimizer(ABC):
         return self.get_config()
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments as Keras names them; a schedule as `schedules.serialize` gives it."""
-        return {
+        """Return the constructor's arguments as Keras names them; a schedule as `schedules.serialize` gives it.
+
+        A subclass's own are among them where they are attributes of the same name, numbers or words.
+        """
+        found = {
             "name": self.name,
             "learning_rate": self.learning_rate if self._schedule is None else schedules.serialize(self._schedule),
             "weight_decay": self.weight_decay,
@@ -489,6 +494,10 @@ class Optimizer(ABC):
             "loss_scale_factor": None,
             "gradient_accumulation_steps": self.gradient_accumulation_steps,
         }
+        made = [vars(one)["__init__"] for one in reversed(type(self).__mro__) if "__init__" in vars(one)]
+        names = [name for one in made for name in inspect.signature(one).parameters]
+        own = {name: vars(self)[name] for name in names if name in vars(self) and name not in found}
+        return found | {name: one for name, one in own.items() if isinstance(one, float | int | str | None)}
 
     def describe(self) -> dict[str, Any]:
         """Return what must be the same on all ranks: `get_config()`, or less where a schedule does not tell."""

@@ -56,7 +56,3 @@ class Lion(Optimizer):
         m, rate = self.slots_of(variable)["momentum"], self.number(float64, learning_rate, variable.dtype)
         variable.assign_sub(sign(m + (gradient - m) * (1 - self.beta_1)) * rate)
         m.assign_add((gradient - m) * (1 - self.beta_2))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {**super().get_config(), "beta_1": self.beta_1, "beta_2": self.beta_2}

@@ -1,18 +1,16 @@
 """Nadam."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
 from dptrain.ops import power, sqrt
-from dptrain.optimizers.base import Optimizer, check_range
-from dptrain.optimizers.schedules import LearningRateSchedule
+from dptrain.optimizers.adam import Moments
 from dptrain.optimizers.schedules.base import float64
 from dptrain.program.tensor import Tensor, Variable
 
 
-class Nadam(Optimizer):
+class Nadam(Moments):
     """Adam with Nesterov's momentum, whose decay warms up: u_t = beta_1 (1 - 0.5 0.96^t), U_t = u_1 u_2 ... u_t.
 
         m = beta_1 m + (1 - beta_1) g
@@ -32,25 +30,11 @@ class Nadam(Optimizer):
         ConfigError: an argument is out of range, or not supported.
     """
 
-    def __init__(
-        self,
-        learning_rate: float | LearningRateSchedule = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        **options: Any,
-    ) -> None:
-        super().__init__(learning_rate, **options)
-        self.beta_1 = check_range("beta_1", beta_1, least=0.0, below=1.0)
-        self.beta_2 = check_range("beta_2", beta_2, least=0.0, below=1.0)
-        self.epsilon = check_range("epsilon", epsilon, above=0.0)
-        self._u_product: Variable | None = None
+    _u_product: Variable | None = None
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Make both moments, and U, which all variables share."""
-        variables = list(variables)
         super().build(variables)
-        self.add_optimizer_variables(variables, ("momentum", "velocity"))
         if self._u_product is None:
             self._u_product = self.add_variable((), "ones", np.float64, name="u_product")
 
@@ -82,7 +66,3 @@ class Nadam(Optimizer):
 
     def _of_velocity(self, learning_rate: Tensor) -> Tensor:
         return 1 / (1 - power(self.beta_2, float64(self.iterations + 1)))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {**super().get_config(), "beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}

@@ -71,8 +71,3 @@ class RMSprop(Optimizer):
             slots["momentum"].assign(slots["momentum"] * self.momentum + step)
             step = slots["momentum"].value
         variable.assign_sub(step)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        own = {"rho": self.rho, "momentum": self.momentum, "epsilon": self.epsilon, "centered": self.centered}
-        return {**super().get_config(), **own}

@@ -54,7 +54,3 @@ class SGD(Optimizer):
         m = self.slots_of(variable)["momentum"]
         m.assign(m * self.momentum - step)
         variable.assign(variable + m * self.momentum - step if self.nesterov else variable + m)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments."""
-        return {**super().get_config(), "momentum": self.momentum, "nesterov": self.nesterov}

@@ -7,7 +7,7 @@ import numpy as np
 
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
-from dptrain.program.messages import all_reduce, stages
+from dptrain.program.messages import all_reduced, stages
 from dptrain.program.placement import OWN_ROWS, PlacedProgram, constant_of, own_rows
 from dptrain.program.program import Program
 from dptrain.program.shapes import local
@@ -58,7 +58,7 @@ def evaluate(
                     watch(tensor, found[id(tensor)])
         for message in stage.messages:
             parts = [found[id(one.inputs[0])] for one in message]
-            sums = _all_reduced(parts, message[0].attributes["over"], comm)
+            sums = all_reduced(parts, comm, message[0].attributes["over"])
             found |= {id(one): value for one, value in zip(message, sums, strict=True)}
     outputs = {name: found[id(one)] for name, one in program.outputs.items()}
     updates = {variable: found[id(one)] for variable, one in program.updates.items()}
@@ -73,13 +73,3 @@ def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int
     if tensor.op is OWN_ROWS:
         return own_rows(tensor, inputs[0], rows, first_row)
     return tensor.op.execute(inputs, tensor, rows, first_row)
-
-
-def _all_reduced(parts: list[Array], over: str, comm: Communicator | None) -> list[Array]:
-    """Return the sums, or the greatest, of arrays of one type over the ranks, which travel as one message."""
-    if comm is None or comm.size == 1:
-        return parts
-    flat = np.concatenate([part.reshape(-1) for part in parts])
-    all_reduce(flat, over, comm)
-    ends = np.cumsum([part.size for part in parts])
-    return [piece.reshape(part.shape) for piece, part in zip(np.split(flat, ends[:-1]), parts, strict=True)]

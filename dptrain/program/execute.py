@@ -14,6 +14,7 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.memory import Plan, aligned, plan
 from dptrain.program.messages import all_reduce, stages
+from dptrain.program.passes import without_ranks
 from dptrain.program.placement import OWN_ROWS, constant_of, own_rows
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
@@ -85,6 +86,8 @@ class Executable:
         first_row: int = 0,
         comm: Communicator | None = None,
     ) -> None:
+        if comm is None or comm.size == 1:
+            program = without_ranks(program)
         self._program, self._rows, self._first_row, self._comm = program, rows, first_row, comm
         self.plan: Plan = plan(program, rows)
         self._arena = aligned((self.plan.size,), np.uint8)
@@ -156,10 +159,8 @@ class Executable:
 
     def _prepare_message(self, message: list[Tensor]) -> None:
         """Give sums their arrays, one behind the other, and note the calls that fill and sum them."""
+        assert self._comm is not None
         over, parts = message[0].attributes["over"], [self._arrays[id(one.inputs[0])] for one in message]
-        if self._comm is None or self._comm.size == 1:
-            self._arrays |= {id(one): part for one, part in zip(message, parts, strict=True)}
-            return
         flat = np.empty(sum(part.size for part in parts), parts[0].dtype)
         places = np.split(flat, np.cumsum([part.size for part in parts])[:-1])
         for one, part, place in zip(message, parts, places, strict=True):

@@ -9,13 +9,14 @@ function.
 Reshapes, transposes, slices and broadcasts are no kernels: what reads one reads the tensor beneath it, its **root**, at
 other indices (`Source`). Only a reshape across axes that do not lie one behind the other is a copy.
 
-Equal ops are computed once. Each op goes into the first loop that it fits and shares something with; then what only a
-later loop reads moves there (`merge.py`), if it can be computed from what lies in memory anyway, as the mask of a relu.
+Equal ops have become one (`passes.py`). Each op goes into the first loop that it fits and shares something with; then
+what only a later loop reads moves there (`merge.py`), if it can be computed from what lies in memory anyway, as the
+mask of a relu.
 
 Lengths that count rows stay symbolic, so that what is generated from kernels holds for any batch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,40 +39,37 @@ from dptrain.program.kernels import (
     varying,
 )
 from dptrain.program.merge import merge, sink
-from dptrain.program.messages import Stage, stages
+from dptrain.program.messages import stages
+from dptrain.program.passes import without_repeats
 from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows
-from dptrain.program.sources import Key, Offset, Place, Source, compose, is_one, marked, matrix, offset, space_of, whole
+from dptrain.program.sources import Key, Offset, Place, Source, compose, is_one, matrix, offset, space_of, whole
 from dptrain.program.tensor import DType, Op, Tensor
 
 
-def fuse(program: Program, *, ranks: bool = True, join: bool = True, products: bool = True) -> Fused:
+def fuse(program: Program, *, join: bool = True) -> Fused:
     """Return a program as kernels.
 
     Args:
         program: a placed one, or one of a single device.
-        ranks: whether all-reduces have others to meet; else they are nothing.
         join: let loops have several members; without, each op is a kernel of its own, with the same bits.
-        products: whether there are products of matrices; else these are calls.
     """
-    return _Fusing(program, ranks, join, products).fused
+    return _Fusing(without_repeats(program), join).fused
 
 
 class _Fusing:
     """The work of `fuse`."""
 
-    def __init__(self, program: Program, ranks: bool, join: bool, products: bool) -> None:
-        self._join, self._products = join, products
-        self._stages = stages(program) if ranks else [Stage(program.tensors, [])]
-        self._same: dict[int, Tensor] = {}  # equal ops, by the id of the later one
-        self._find_equal(program.tensors)
+    def __init__(self, program: Program, join: bool) -> None:
+        self._join = join
+        self._stages = stages(program)
         self._last = self._last_reads(program)
         self._sent: set[int] = set()
         self._kernels: list[Kernel] = []
         self._ready: dict[int, int] = {}  # from which kernel of this stage on a root can be read from memory
         self._loops: dict[Key, list[int]] = {}  # of this stage, by their spaces and by those of their rows
-        self.fused = Fused(program, [], {}, self._same, {}, {}, {}, set())
+        self.fused = Fused(program, [], {}, {}, {}, {}, set())
         for number, stage in enumerate(self._stages):
             if join:
                 self._append(Loop(()))  # for single numbers that depend on nothing else
@@ -91,53 +89,32 @@ class _Fusing:
                 merge(self.fused, fused_stage.kernels)
         self.fused.every_step = _every_step(self.fused)
 
-    def _find_equal(self, tensors: Iterable[Tensor]) -> None:
-        known: dict[Any, Tensor] = {}
-        for one in tensors:
-            if one.op is None:
-                if one.value is None or one.value.size != 1:
-                    continue
-                counts = tuple(sorted(one.attributes.items()))  # of a number of rows, see `Tensor.counts_rows`
-                key: Any = (marked(one.shape), one.dtype, one.value.tobytes(), counts)
-            else:
-                attributes = tuple(sorted((name, _comparable(value)) for name, value in one.attributes.items()))
-                of = tuple(id(self._canonical(read)) for read in one.inputs)
-                key = (id(one.op), of, attributes, marked(one.shape), one.dtype)
-            found = known.setdefault(key, one)
-            if found is not one:
-                self._same[id(one)] = found
-
     def _last_reads(self, program: Program) -> dict[int, int]:
         """Return the last stage in which each tensor, or a view of it, is read."""
-        last = {id(self._canonical(one)): len(self._stages) for one in program.results}
+        last = {id(one): len(self._stages) for one in program.results}
         for number, stage in reversed(list(enumerate(self._stages))):
-            for one in (*(x for message in stage.messages for x in message), *reversed(stage.tensors)):
-                by_view = last.get(id(one), 0) if _is_view(one) and one.op is not ALL_REDUCE else 0
-                for read in map(self._canonical, one.inputs):
+            for one in reversed(stage.order):
+                by_view = last.get(id(one), 0) if one.op is not None and one.op.is_view else 0
+                for read in one.inputs:
                     last[id(read)] = max(last.get(id(read), 0), number, by_view)
         return last
 
     # Sources
 
-    def _canonical(self, tensor: Tensor) -> Tensor:
-        return self._same.get(id(tensor), tensor)
-
     def _source(self, tensor: Tensor) -> Source:
-        return self.fused.sources[id(self._canonical(tensor))]
+        return self.fused.sources[id(tensor)]
 
     def _add(self, tensor: Tensor) -> None:
         """Give a tensor a source, and a kernel if it needs one."""
-        if id(tensor) in self._same:
-            return
         op, known = tensor.op, self.fused.sources
-        if op is not None and _is_view(tensor):
-            known[id(tensor)] = self._source(tensor.inputs[0]) if op is ALL_REDUCE else self._view(op, tensor)
+        if op is not None and op.is_view:
+            known[id(tensor)] = self._view(op, tensor)
             return
         known[id(tensor)] = whole(tensor)
         if op is None:
             return
         inputs = [self._source(one) for one in tensor.inputs]
-        if op.name == "batch_matmul" and self._products and tensor.dtype in (np.float32, np.float64):
+        if op.name == "batch_matmul" and tensor.dtype in (np.float32, np.float64):
             for number, (one, source) in enumerate(zip(tensor.inputs, inputs, strict=True)):
                 if one.dtype != tensor.dtype or matrix(source, one.shape) is None:
                     inputs[number] = whole(self._copy(one, tensor.dtype))
@@ -198,7 +175,7 @@ class _Fusing:
 
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
         """Return a root with what an all-reduce sums, see `FusedStage`."""
-        part = self._canonical(reduced.inputs[0])
+        part = reduced.inputs[0]
         source = self._source(part)
         root = source.root
         own = root.op is not None and root.op is not ALL_REDUCE and source.is_whole(part.shape)
@@ -261,9 +238,8 @@ class _Fusing:
 
 def _every_step(fused: Fused) -> set[int]:
     """Return the tensors that updates and messages are made of."""
-    needed = {id(fused.memory_of(one)) for one in fused.updates.values()}
+    needed = fused.kept()
     for stage in reversed(fused.stages):
-        needed |= {id(part) for message in stage.messages for part, _ in message}
         for kernel in reversed(stage.kernels):
             members: Sequence[Any] = kernel.members if isinstance(kernel, Loop) else [kernel]
             for member in reversed(members):
@@ -275,10 +251,6 @@ def _every_step(fused: Fused) -> set[int]:
 def _is_uniform(tensor: Tensor, inputs: Sequence[Source]) -> bool:
     op = tensor.op
     return op is not None and op.c is not None and "{last}" not in op.c and all(one.is_single for one in inputs)
-
-
-def _is_view(tensor: Tensor) -> bool:
-    return tensor.op is not None and (tensor.op.is_view or tensor.op in (OWN_ROWS, ALL_REDUCE))
 
 
 def _has_code(tensor: Tensor, inputs: Sequence[Source]) -> bool:
@@ -293,15 +265,3 @@ def _has_code(tensor: Tensor, inputs: Sequence[Source]) -> bool:
     if op.name == "take_rows":
         return inputs[0] == whole(inputs[0].root) and tensor.inputs[1].dtype.kind in "iu"
     return op.c is not None or op.name in REDUCTIONS
-
-
-def _comparable(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return tuple(map(_comparable, value))
-    if isinstance(value, Rows):
-        return ("rows", value.scale)
-    try:
-        hash(value)
-    except TypeError:
-        return ("object", id(value))
-    return (type(value).__name__, value)

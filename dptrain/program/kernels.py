@@ -146,8 +146,7 @@ class Fused:
     Attributes:
         program: its source.
         stages: as above.
-        sources: of every tensor, by its `id`; see `source`.
-        same: the tensor that is computed instead of an equal one, by that one's `id`.
+        sources: of every tensor, by its `id`: where its elements lie.
         aliases: roots that are another root's memory in another shape, by their `id`.
         outputs: what comes out, by name; to be read before the updates are copied.
         updates: the roots whose elements are the variables' new values; none of them is a placeholder.
@@ -157,7 +156,6 @@ class Fused:
     program: Program
     stages: list[FusedStage]
     sources: dict[int, Source]
-    same: dict[int, Tensor]
     aliases: dict[int, Tensor]
     outputs: dict[str, Source]
     updates: dict[Variable, Tensor]
@@ -168,35 +166,29 @@ class Fused:
         """All of them, in order."""
         return [kernel for stage in self.stages for kernel in stage.kernels]
 
-    def source(self, tensor: Tensor) -> Source:
-        """Return where the elements of a tensor of the program lie."""
-        return self.sources[id(self.same.get(id(tensor), tensor))]
-
     def memory_of(self, root: Tensor) -> Tensor:
         """Return the root whose memory a root has."""
         while id(root) in self.aliases:
             root = self.aliases[id(root)]
         return root
 
+    def kept(self) -> set[int]:
+        """Return the `id`s of what becomes of the state, and of what other ranks get."""
+        found = {id(self.memory_of(one)) for one in self.updates.values()}
+        return found | {id(part) for stage in self.stages for message in stage.messages for part, _ in message}
+
+    def handed_out(self) -> set[int]:
+        """Return the `id`s of what a step leaves behind: what is `kept`, and what comes out."""
+        return self.kept() | {id(self.memory_of(one.root)) for one in self.outputs.values()}
+
     def stored(self) -> set[int]:
         """Return the `id`s of tensors that must lie in memory: other kernels read them, or they are handed out."""
-        found = {id(self.memory_of(one.root)) for one in self.outputs.values()}
-        found |= {id(self.memory_of(one)) for one in self.updates.values()}
-        found |= {id(part) for stage in self.stages for message in stage.messages for part, _ in message}
+        found = self.handed_out()
         for kernel in self.kernels:
             own = {id(one) for one in kernel.tensors}
             found |= {id(self.memory_of(one.root)) for one in kernel.reads if id(one.root) not in own}
             if not isinstance(kernel, Loop):
                 found |= own
-        return found
-
-    def dependencies(self) -> list[set[int]]:
-        """Return for each kernel the numbers of those whose tensors it reads; others may run beside each other."""
-        maker = {id(one): number for number, kernel in enumerate(self.kernels) for one in kernel.tensors}
-        found = []
-        for number, kernel in enumerate(self.kernels):
-            roots = {id(self.memory_of(one.root)) for one in kernel.reads}
-            found.append({maker[root] for root in roots if root in maker} - {number})
         return found
 
 
@@ -214,6 +206,14 @@ def operand_dtypes(tensor: Tensor) -> list[DType]:
     if tensor.dtype.kind == "f" and common.kind != "f":
         common = np.dtype(np.float64)  # as NumPy, which rounds to float32 at the end
     return [common] * len(own)
+
+
+def numbers_of(tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes that an op's expression `Op.c` may name, with the defaults of those that are not given."""
+    assert tensor.op is not None
+    defaults = getattr(tensor.op.compute, "__kwdefaults__", None) or {}
+    known = {**defaults, **tensor.attributes}
+    return {name: value for name, value in known.items() if isinstance(value, int | float | np.generic)}
 
 
 # What fits into a loop

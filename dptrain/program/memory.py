@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.program.messages import stages
-from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
+from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
 from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor
@@ -59,7 +59,7 @@ def plan(program: Program, rows: int | None = None) -> Plan:
         program: as it is executed, see `messages.stages`.
         rows: of a rank; None for all.
     """
-    order = [one for stage in stages(program) for one in (*stage.tensors, *(x for m in stage.messages for x in m))]
+    order = [one for stage in stages(program) for one in stage.order]
     at = {id(one): number for number, one in enumerate(order)}
     roots = _roots(order)
     last: dict[int, int] = {}
@@ -78,16 +78,16 @@ def plan(program: Program, rows: int | None = None) -> Plan:
     return Plan(arena, places, in_place, sum(sizes.values()))
 
 
-def arrange(lives: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+def arrange(lives: Sequence[tuple[int, int, int]], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
     """Return where in an arena things begin that need (bytes, from one step, to another with it), and its size.
 
-    The largest first, each takes the lowest place that is free all its life.
+    The largest first, each takes the lowest place that is free all its life; each begins at a multiple of `alignment`.
     """
     placed: list[tuple[int, int, int, int]] = []  # begin and end in memory, birth and death
     offsets = [0] * len(lives)
     for number in sorted(range(len(lives)), key=lambda n: (-lives[n][0], lives[n][1])):
         size, birth, death = lives[number]
-        start, length = 0, -(-size // ALIGNMENT) * ALIGNMENT
+        start, length = 0, -(-size // alignment) * alignment
         for begin, end, born, died in sorted(placed):
             if born <= death and birth <= died and begin < start + length and start < end:
                 start = end
@@ -105,7 +105,7 @@ def _roots(order: list[Tensor]) -> dict[int, int]:
     """Return whose memory each tensor has: its own, or that of what it is a view of."""
     roots: dict[int, int] = {}
     for one in order:
-        shares = one.op is not None and (one.op.is_view or one.op in (ALL_REDUCE, OWN_ROWS))
+        shares = one.op is not None and (one.op.is_view or one.op is ALL_REDUCE)
         roots[id(one)] = roots[id(one.inputs[0])] if shares else id(one)
     return roots
 

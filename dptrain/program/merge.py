@@ -30,7 +30,7 @@ def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> boo
     down = not any(id(fused.memory_of(source.root)) in made for kernel in between for source in kernel.reads)
     trial = Loop(spaces[1])
     for member in (*one.members, *other.members) if up or down else []:
-        found = fitting(trial, member.tensor, [fused.source(read) for read in member.tensor.inputs])
+        found = fitting(trial, member.tensor, [fused.sources[id(read)] for read in member.tensor.inputs])
         if found is None or any(_is_within(fused, source, made) for source in found.reads):
             return False
         trial.members.append(found)
@@ -48,9 +48,7 @@ def _is_within(fused: Fused, source: Source, made: set[int]) -> bool:
 
 def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
     """Move members to the one later loop that reads them, where that costs no more memory; return what is left."""
-    handed_out = {id(fused.memory_of(one.root)) for one in fused.outputs.values()}
-    handed_out |= {id(fused.memory_of(one)) for one in fused.updates.values()}
-    handed_out |= {id(part) for stage in fused.stages for message in stage.messages for part, _ in message}
+    handed_out = fused.handed_out()
     readers: dict[int, list[tuple[Kernel, Member | None]]] = {}
     here = {id(kernel) for kernel in kernels}
     for kernel in fused.kernels:
@@ -107,7 +105,7 @@ def _move(
     """Move members from one loop to another, if they fit there."""
     trial = Loop(target.space)
     for one in moving:
-        found = fitting(trial, one.tensor, [fused.source(read) for read in one.tensor.inputs])
+        found = fitting(trial, one.tensor, [fused.sources[id(read)] for read in one.tensor.inputs])
         if found is None:
             return
         trial.members.append(found)

@@ -1,16 +1,21 @@
 """Which sums over the ranks travel together: all that can be sent before any other has to be waited for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dptrain.comm.base import Communicator
+from dptrain.comm.base import Communicator, pack, unpack
+from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError
+from dptrain.program.passes import rewritten
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Array, Tensor, placeholder
+
+# Bytes of a subtree that ranks exchange at a time: the memory it takes is this times the subtrees of all ranks.
+_GATHERED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,11 @@ class Stage:
 
     tensors: list[Tensor]
     messages: list[list[Tensor]]
+
+    @property
+    def order(self) -> list[Tensor]:
+        """What it computes, and then what it sums."""
+        return [*self.tensors, *(one for message in self.messages for one in message)]
 
 
 def stages(program: Program) -> list[Stage]:
@@ -77,10 +87,86 @@ def all_reduce(flat: Array, over: str, comm: Communicator) -> None:
     if over == "sum":
         comm.allreduce_sum(flat)
         return
-    candidates = np.zeros((comm.size, flat.size), flat.dtype)  # each rank's in a row of its own
-    candidates[comm.rank] = flat
-    comm.allreduce_sum(candidates)
-    candidates.max(axis=0, out=flat)
+    gathered(flat, comm).max(axis=0, out=flat)
+
+
+def gathered(flat: Array, comm: Communicator) -> Array:
+    """Return every rank's flat array as (ranks, elements), in one message. Collective."""
+    found = np.zeros((comm.size, flat.size), flat.dtype)
+    found[comm.rank] = flat
+    comm.allreduce_sum(found)
+    return found
+
+
+def all_reduced(parts: Sequence[Array], comm: Communicator | None, over: str = "sum") -> list[Array]:
+    """Return the sums of arrays over the ranks, or the greatest of each element; those of one type are one message."""
+    if comm is None or comm.size == 1:
+        return list(parts)
+    flats = concatenated(parts)
+    for flat in flats:
+        all_reduce(flat, over, comm)
+    return separated(flats, parts)
+
+
+def tree_reduced(tree: TreeSum, shards: int, comm: Communicator | None) -> list[Array]:
+    """Return the sums of arrays over all shards of a batch, whose bits are the same on any number of ranks. Collective.
+
+    Args:
+        tree: of this rank's shards, a contiguous run that begins where that of the rank before it ends.
+        shards: of all ranks, dealt out as `dptrain.data.parts.cut` does.
+        comm: the ranks.
+    """
+    if comm is None or comm.size == 1:
+        return tree.total()
+    like = tree.subtrees[0][1]
+    subtrees = [(summands, concatenated(arrays)) for summands, arrays in tree.subtrees]
+    each, rest = divmod(shards, comm.size)
+    whole = rest == 0 and each.bit_count() == 1  # every rank has one subtree, all of the same size
+    sums: list[Array] = []
+    for number, flat in enumerate(subtrees[0][1]):
+        if whole and comm.sums_in_a_tree(flat.nbytes):
+            comm.allreduce_sum(flat)
+            sums.append(flat)
+        else:
+            sums.append(_gathered_sum([(summands, flats[number]) for summands, flats in subtrees], comm))
+    return separated(sums, like)
+
+
+def _gathered_sum(subtrees: Sequence[tuple[int, Array]], comm: Communicator) -> Array:
+    """Return the sum of all ranks' subtrees, (number of summands, flat array) each, after exchanging them."""
+    total = np.empty_like(subtrees[0][1])
+    sizes = [summands for summands, _ in subtrees]
+    step = _GATHERED // total.itemsize
+    for start in range(0, total.size, step):
+        piece = slice(start, start + step)
+        own = pack(sizes, b"".join(flat[piece].tobytes() for _, flat in subtrees))
+        tree = TreeSum()
+        for rank, message in enumerate(comm.allgather_bytes(own)):
+            mail = unpack(rank, message)
+            rows = np.frombuffer(mail.content, total.dtype).reshape(len(mail.fact), -1)
+            for summands, row in zip(mail.fact, rows, strict=True):
+                tree.add([row], summands)
+        total[piece] = tree.total()[0]
+    return total
+
+
+def _by_type(arrays: Sequence[Array]) -> list[list[int]]:
+    return [[n for n, one in enumerate(arrays) if one.dtype == kind] for kind in dict.fromkeys(a.dtype for a in arrays)]
+
+
+def concatenated(arrays: Sequence[Array]) -> list[Array]:
+    """Return the arrays of each type one after the other, in flat copies."""
+    return [np.concatenate([arrays[n].reshape(-1) for n in alike]) for alike in _by_type(arrays)]
+
+
+def separated(flats: Sequence[Array], like: Sequence[Array]) -> list[Array]:
+    """Return the arrays, shaped like these, that were joined."""
+    found = list(like)
+    for flat, alike in zip(flats, _by_type(like), strict=True):
+        ends = np.cumsum([like[n].size for n in alike])
+        for n, piece in zip(alike, np.split(flat, ends[:-1]), strict=True):
+            found[n] = piece.reshape(like[n].shape)
+    return found
 
 
 def split(program: PlacedProgram) -> tuple[Program, Program]:
@@ -94,18 +180,9 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
     """
     summed = [one for stage in stages(program) for message in stage.messages for one in message]
     known = {id(one): placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
-    rebuilt = dict(known)
-    for tensor in program.tensors:
-        if id(tensor) not in rebuilt and tensor.op is not None:
-            inputs = [rebuilt.get(id(one), one) for one in tensor.inputs]
-            changed = any(new is not old for new, old in zip(inputs, tensor.inputs, strict=True))
-            rebuilt[id(tensor)] = (
-                Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype) if changed else tensor
-            )
     before = Program(program.inputs, program.state, {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}, {})
-    outputs = {name: rebuilt.get(id(one), one) for name, one in program.outputs.items()}
-    updates = {variable: rebuilt.get(id(one), one) for variable, one in program.updates.items()}
-    after = Program({one.name: one for one in known.values()}, program.state, outputs, updates)
+    rest = rewritten(program, lambda one: known.get(id(one), one))
+    after = Program({one.name: one for one in known.values()}, program.state, rest.outputs, rest.updates)
     data = {id(one) for one in program.inputs.values()}
     again = any(id(one) in data for one in after.tensors)
     if (
@@ -114,19 +191,7 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
         or any(one.attributes["over"] == "max" for one in summed)
     ):
         raise ConfigError(
-            "a layer or loss of this model needs all samples of a batch at once: several shards a rank are not "
-            "supported; leave train.shards_per_batch out, or make it the number of ranks"
+            "a layer or loss of this model needs all samples of a batch at once: a fixed number of shards is not "
+            "supported; leave train.shards_per_batch and --reproducible out"
         )
     return before, after
-
-
-def all_reduced(before: Program, sums: dict[str, Array], comm: Communicator) -> dict[str, Array]:
-    """Return the sums of `split`'s first program over the ranks, those of one type in one message."""
-    found = dict(sums)
-    for dtype in dict.fromkeys(one.dtype for one in sums.values()):
-        names = [name for name, one in sums.items() if one.dtype == dtype]
-        flat = np.concatenate([sums[name].reshape(-1) for name in names])
-        all_reduce(flat, "sum", comm)
-        pieces = np.split(flat, np.cumsum([sums[name].size for name in names])[:-1])
-        found |= {name: piece.reshape(sums[name].shape) for name, piece in zip(names, pieces, strict=True)}
-    return found

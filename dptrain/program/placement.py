@@ -70,7 +70,7 @@ def _on_one_rank(x: Any, **attributes: Any) -> Any:
 # The two ops that a placed program has besides those of its source; `evaluate` carries them out.
 ALL_REDUCE = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype)
 ALL_REDUCE.name = "all_reduce"
-OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype)
+OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype, is_view=True)
 OWN_ROWS.name = "own_rows"
 
 
@@ -195,7 +195,7 @@ class _Placing:
             ]
             partial = sharing.output if isinstance(sharing.output, str) else None
             placement = Placement(None if isinstance(sharing.output, str) else sharing.output, partial)
-        return self._note(self._made(op, parts, tensor), placement, divisor)
+        return self._note(tensor.with_inputs([one.tensor for one in parts]), placement, divisor)
 
     def _own_count(self, tensor: Tensor) -> Tensor | None:
         """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""
@@ -322,12 +322,6 @@ class _Placing:
         shape[axis] = Rows(rows.rows, shape[axis] // rows.rows) if rows.rows else rows
         made = Tensor(OWN_ROWS, (part.tensor,), {"axis": axis}, tuple(shape), part.tensor.dtype)
         return self._note(made, Placement(axis))
-
-    def _made(self, op: Op, parts: list[_Part], tensor: Tensor) -> Tensor:
-        inputs = [one.tensor for one in parts]
-        if all(new is old for new, old in zip(inputs, tensor.inputs, strict=True)):
-            return tensor
-        return Tensor(op, inputs, tensor.attributes, tensor.shape, tensor.dtype, name=tensor.name)
 
     def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[id(tensor)] = placement

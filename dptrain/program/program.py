@@ -43,6 +43,17 @@ class Program:
         """All of them, each after its inputs."""
         return topological(self.results)
 
+    @property
+    def rows(self) -> int:
+        """The number of rows of the global batch, as it was traced; 0 where nothing counts them."""
+        for one in (*self.tensors, *self.inputs.values()):
+            if one.counts_rows:
+                return int(one.numpy()) // int(one.attributes["rows"])
+            for length in one.shape:
+                if isinstance(length, Rows):
+                    return length.rows
+        return 0
+
 
 def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple[Shape, npt.DTypeLike]]) -> Program:
     """Return the program of a function, which is called once, on placeholders.
@@ -83,7 +94,7 @@ def _readings(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
                 told[id(tensor)] = None
             else:
                 same = [one for one in inputs if one is not None]
-                told[id(tensor)] = Tensor(tensor.op, same, tensor.attributes, tensor.shape, tensor.dtype)
+                told[id(tensor)] = tensor.with_inputs(same)
         return told[id(tensor)]
 
     found = {name: one for name, tensor in outputs.items() if (one := tell(tensor)) is not None}

@@ -303,6 +303,12 @@ class Tensor(Operand):
         self.logits: Tensor | None = None
         self.history: Any = None
 
+    def with_inputs(self, inputs: Sequence["Tensor"]) -> "Tensor":
+        """Return what its op makes of other inputs of the same shapes; itself if they are its own."""
+        if all(new is old for new, old in zip(inputs, self.inputs, strict=True)):
+            return self
+        return Tensor(self.op, inputs, self.attributes, self.shape, self.dtype, name=self.name)
+
     @property
     def counts_rows(self) -> bool:
         """Whether it is the number of rows of the batch, a constant that differs from batch to batch."""
@@ -584,9 +590,11 @@ class Trace:
         read: placeholders of the variables that were read.
         written: new values of those that were assigned.
         gradients: `Variable.grad` of those that have one.
+        applied: gradients that optimizers were given.
     """
 
     def __init__(self) -> None:
+        self.applied: list[Tensor] = []
         self.read: dict[Variable, Tensor] = {}
         self.written: dict[Variable, Tensor] = {}
         self.gradients: dict[Variable, Tensor] = {}
@@ -626,9 +634,9 @@ def scope(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def watching() -> Iterator[None]:
-    """Stop at the first NaN that an op makes in this context of inputs that have none."""
-    token = _watch.set(_refuse_nan)
+def watching(check: "Callable[[Tensor], None] | None" = None) -> Iterator[None]:
+    """Show every value that an op makes in this context to `check`; by default stop at the first NaN."""
+    token = _watch.set(check or _refuse_nan)
     try:
         yield
     finally:
@@ -651,6 +659,41 @@ def _refuse_nan(made: Tensor) -> None:
         raise DivergenceError(
             f"op {made.op.name!r}{within} is the first to make a NaN, at {place} of shape {made.value.shape}"
         )
+
+
+def note_applied(gradients: Sequence[Tensor]) -> None:
+    """Note gradients that an optimizer is given; outside of a trace nothing."""
+    trace = _trace.get()
+    if trace is not None:
+        trace.applied += gradients
+
+
+def applied_gradients() -> list[Tensor]:
+    """Return the gradients that optimizers were given in this trace."""
+    trace = _trace.get()
+    return [] if trace is None else list(trace.applied)
+
+
+def hold(unless: Tensor) -> None:
+    """Let all variables that this trace has assigned keep the values that they had before the step.
+
+    Args:
+        unless: a number; where it is true, they get what they were assigned.
+    """
+    trace = _trace.get()
+    assert trace is not None
+    behind, stack = set(), [unless]
+    while stack:
+        one = stack.pop()
+        if id(one) not in behind:
+            behind.add(id(one))
+            stack += one.inputs
+    for variable, leaf in list(trace.written.items()):
+        old = trace.placeholder_of(variable)
+        if id(leaf) in behind:  # it has been read on the way to the decision
+            trace.write(variable, OPS["where"](unless, leaf, old))
+        else:  # what has been read of it since, such as a metric's result, is that of what is kept
+            leaf.inputs = (OPS["where"](unless, leaf.inputs[0], old),)
 
 
 def is_tracing() -> bool:

@@ -1,7 +1,10 @@
 """Nested data: tuples, lists and dictionaries of arrays, as models of several inputs and outputs take them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.runtime.text import short
 
 
 def is_nested(data: Any) -> bool:
@@ -43,3 +46,62 @@ def with_sorted_keys(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {key: with_sorted_keys(data[key]) for key in sorted(data)}
     return type(data)(map(with_sorted_keys, data)) if isinstance(data, list | tuple) else data
+
+
+# Shapes of samples, nested as the data: a tuple of numbers is a leaf, and so is None.
+
+
+def is_shape(data: Any) -> bool:
+    """Whether it is one shape: a tuple of numbers, and of None for lengths that nobody knows."""
+    return isinstance(data, tuple) and all(n is None or isinstance(n, int) for n in data)
+
+
+def flat_shapes(shapes: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return nested shapes, or other leaves in their places, with their paths."""
+    if is_shape(shapes) or not is_nested(shapes):
+        return [(path, shapes)]
+    items = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes)
+    return [leaf for key, one in items for leaf in flat_shapes(one, f"{path}/{key}" if path else str(key))]
+
+
+def refilled(shapes: Any, values: Iterator[Any]) -> Any:
+    """Return values, nested as these shapes, or as other leaves in their places."""
+    if is_shape(shapes) or not is_nested(shapes):
+        return next(values)
+    if isinstance(shapes, Mapping):
+        return {key: refilled(one, values) for key, one in shapes.items()}
+    return type(shapes)(refilled(one, values) for one in shapes)
+
+
+def matched(data: Any, like: Any, names: Sequence[str] = ()) -> list[Any]:
+    """Return the leaves of data in the order of what it is nested like: dictionaries by key, lists by place.
+
+    Args:
+        data: nested arrays or tensors. A list of one may stand for what is in it, and the other way round. None is
+            returned for what is missing of a dictionary where `like` has None.
+        like: nested shapes, or other leaves in their places.
+        names: of the leaves of a list, by which a dictionary may stand for it.
+
+    Raises:
+        ConfigError: it is nested otherwise.
+    """
+    if is_shape(like) or not is_nested(like):
+        return [data[0] if isinstance(data, list | tuple) and len(data) == 1 else data]
+    parts = dict(like if isinstance(like, Mapping) else enumerate(like))
+    if isinstance(data, Mapping):
+        if not isinstance(like, Mapping) and len(names) == len(parts):
+            parts = dict(zip(names, parts.values(), strict=True))
+        if all(key in data or part is None for key, part in parts.items()):
+            return [leaf for key, part in parts.items() for leaf in matched(data.get(key), part)]
+    elif isinstance(data, list | tuple) and len(data) == len(parts):
+        return [leaf for one, part in zip(data, parts.values(), strict=True) for leaf in matched(one, part)]
+    elif len(parts) == 1 and not is_nested(data):
+        return matched(data, *parts.values())
+    if isinstance(data, list | tuple):
+        found = f"{len(data)} arrays"
+    else:
+        found = f"a dictionary with {list(data)}" if isinstance(data, Mapping) else short(data)
+    raise ConfigError(
+        "The structure of `inputs` doesn't match the expected structure. Expected: "
+        f"{list(like) if isinstance(like, Mapping) else list(range(len(like)))}. Received: {found}"
+    )

@@ -31,6 +31,18 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     raise ConfigError(f"unknown {kind} {name!r}{suggestion(str(name), table)}")
 
 
+def by_name(classes: Iterable[type[T]], short: Mapping[str, type[T]] | None = None) -> dict[str, type[T]]:
+    """Return classes by what Keras calls them: their names, these in snake case, and short ones, also in capitals."""
+    names = {one.__name__: one for one in classes}
+    given = short or {}
+    return {
+        **{snake_case(name): one for name, one in names.items()},
+        **names,
+        **given,
+        **{name.upper(): one for name, one in given.items()},
+    }
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the end of an 'unknown name' message: the nearest known names, or all where these are few."""
     known = sorted(known)

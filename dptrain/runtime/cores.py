@@ -19,3 +19,8 @@ def limit_threads(local_size: int) -> int:
         threadpool_limits(share_of_cores(local_size), user_api="blas")
     threads = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
     return max(threads, default=share_of_cores(local_size))
+
+
+def use_one_blas_thread() -> None:
+    """Let BLAS compute on one thread from now on: with more of them, products have other bits."""
+    threadpool_limits(1, user_api="blas")

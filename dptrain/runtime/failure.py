@@ -13,40 +13,87 @@ import threading
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from dptrain.errors import AgreedError, DptrainError, ExitCode
-from dptrain.runtime.launcher import detect_launch, start_mpi
+from dptrain.errors import AgreedError, DptrainError, ExitCode, PreemptedError
+from dptrain.runtime import signals
+from dptrain.runtime.launcher import abort_by_launcher, detect_launch, has_mpi, launcher_can_abort, start_mpi
+
+# Of the name of a phase, where peers see it.
+NAME_BYTES = 48
 
 
-@dataclass
 class Phase:
-    """What this process is doing, for messages.
+    """What this process is doing, for messages."""
 
-    Attributes:
-        name: in words, such as "start-up" or "training".
-        epoch: the current epoch from 1, or None outside training.
-        step: the current step of the epoch from 1, or None.
-    """
+    def __init__(self, name: str = "start-up") -> None:
+        self._numbers = memoryview(bytearray(16)).cast("q")  # epoch and step; 0 for none
+        self._shown: memoryview | None = None
+        self.name = name
 
-    name: str = "start-up"
-    epoch: int | None = None
-    step: int | None = None
+    @property
+    def name(self) -> str:
+        """In words, such as "start-up" or "training"."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
+        if self._shown is not None:
+            self._shown[:] = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+
+    @property
+    def epoch(self) -> int | None:
+        """The current epoch from 1, or None outside training."""
+        return self._numbers[0] or None
+
+    @epoch.setter
+    def epoch(self, epoch: int | None) -> None:
+        self._numbers[0] = epoch or 0
+
+    @property
+    def step(self) -> int | None:
+        """The current step of the epoch from 1, or None."""
+        return self._numbers[1] or None
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        self._numbers[1] = step or 0
+
+    def show(self, name: memoryview, numbers: memoryview) -> None:
+        """Live in other memory from now on.
+
+        Args:
+            name: `NAME_BYTES` bytes.
+            numbers: two int64, epoch and step.
+        """
+        numbers[:] = self._numbers
+        self._shown, self._numbers = name, numbers
+        self.name = self._name
 
     def enter(self, name: str) -> None:
         """Begin a phase outside training."""
         self.name, self.epoch, self.step = name, None, None
 
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """Do something else for a while: what was being done goes on where the block ends well."""
+        before = self.name
+        self.name = name
+        yield
+        self.name = before
+
     def __str__(self) -> str:
         """Return "training, epoch 2, step 17"."""
-        parts = [self.name]
-        if self.epoch is not None:
-            parts.append(f"epoch {self.epoch}")
-        if self.step is not None:
-            parts.append(f"step {self.step}")
-        return ", ".join(parts)
+        return words(self.name, self._numbers[0], self._numbers[1])
+
+
+def words(name: str, epoch: int, step: int) -> str:
+    """Return "training, epoch 2, step 17"; a number that is 0 is left out."""
+    return ", ".join([name, *([f"epoch {epoch}"] if epoch else []), *([f"step {step}"] if step else [])])
 
 
 # One process does one thing at a time.
@@ -63,8 +110,10 @@ def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) ->
     """Return the exit code that an error ends the process with; `unknown` for what is not dptrain's own."""
     if isinstance(error, DptrainError):
         return int(error.exit_code)
+    if isinstance(error, signals.SignalledError):
+        return int(ExitCode.PREEMPTED)
     if isinstance(error, KeyboardInterrupt):
-        return 130
+        return int(ExitCode.INTERRUPTED)
     if isinstance(error, MemoryError):
         return int(ExitCode.DEVICE)
     if isinstance(error, SystemExit):
@@ -77,6 +126,8 @@ def describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, DptrainError):
         return text
+    if isinstance(error, signals.SignalledError):
+        return f"ended by {text}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     frames = traceback.extract_tb(error.__traceback__)
@@ -102,7 +153,7 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """Report an error that only this rank is known to have, end all ranks, and return the exit code for this one.
 
     Under a launcher it does not return. If MPI has not been started yet, the other ranks may be waiting in
-    MPI_Init for this one, and only a process that has joined can end them.
+    MPI_Init for this one: MPICH's launcher ends them then, with others only a process that has joined can.
 
     Ctrl-C reaches all ranks at once, and the lowest one that can says so. A rank that waits for another in MPI cannot:
     Python handles signals between its own instructions.
@@ -112,7 +163,7 @@ def end_job(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     report(error)
     code = exit_code_of(error, unknown)
     if _world_size() > 1:
-        _abort(code)
+        _abort(code or ExitCode.STUCK)  # who leaves the others waiting has not done well, whatever it says
     return code
 
 
@@ -129,13 +180,40 @@ def end_together(error: DptrainError) -> int:
         sys.stderr.write(f"dptrain: {describe(error)}\n")
         sys.stderr.flush()
     code = int(error.exit_code)
-    if _world_size() > 1:
-        world = start_mpi().COMM_WORLD
+    world = _world()
+    if world is not None and world.size > 1:
         world.Barrier()  # rank 0 has reported
         if world.rank == 0:
             _abort(code)
         world.Barrier()  # until rank 0's abort
     return code
+
+
+def leave(error: PreemptedError) -> NoReturn:
+    """End a user's own script on all ranks after a signal, as the command line does.
+
+    Raises:
+        SystemExit: with the exit code.
+        KeyboardInterrupt: alone after Ctrl-C, as Python itself ends a script.
+    """
+    code = end_together(error)
+    if code == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt from error
+    raise SystemExit(code) from error
+
+
+@contextmanager
+def ending_by_signals() -> Iterator[None]:
+    """End the job by SIGTERM and SIGUSR1 at once, with a line and an exit code that ask to try again.
+
+    Raises:
+        SystemExit: in a process alone.
+    """
+    try:
+        with signals.interrupting():
+            yield
+    except signals.SignalledError as error:
+        raise SystemExit(end_job(error)) from None
 
 
 def install_excepthook() -> None:
@@ -165,7 +243,7 @@ def _take_turns() -> None:
     # A launcher may forward what the terminal has sent already.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _world_size()  # rank 0 may wait in MPI_Init for this one
+    _world_size()  # joins, where rank 0 may wait in MPI_Init for this one
     time.sleep(min(launch.rank, _MOST_TURNS) * _TURN_SECONDS)
 
 
@@ -181,21 +259,46 @@ def _world_size() -> int:
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return 1
+    if launcher_can_abort():
+        return launch.size
+    world = _world()
+    return 1 if world is None else int(world.size)
+
+
+def _world() -> Any:
+    """Return MPI's world, None where there is no launcher, or without MPI: then nobody waits."""
+    launch = detect_launch()
+    if launch is None or launch.size == 1:
+        return None
     try:
-        return int(start_mpi().COMM_WORLD.size)
+        return start_mpi().COMM_WORLD
     except (ImportError, RuntimeError):
-        return 1  # without MPI nobody waits
+        return None
 
 
 def _abort(code: int) -> NoReturn:
-    """End all ranks through MPI, without MPI's own message: ours says more, and is one line."""
+    """End all ranks, without MPI's own message: ours says more, and is one line."""
     sys.stdout.flush()
     sys.stderr.flush()
+    abort(code)
+
+
+def abort(code: int) -> NoReturn:
+    """End all ranks, from any thread; what is to be read has been written."""
     # MPICH's launcher drops what it has not forwarded yet when it sees the abort: let it read our message first.
     time.sleep(0.3)
     if not show_traceback:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    start_mpi().COMM_WORLD.Abort(code)
-    # MPI_Abort may return before the launcher has killed this process; whatever ran then would race with the kill.
+    if launcher_can_abort():
+        abort_by_launcher(code)
+    elif has_mpi():
+        start_mpi().COMM_WORLD.Abort(code)
+    else:
+        exit_at_once(code)  # which other launchers take for a failure of all
+    # An abort may return before the launcher has killed this process; whatever ran then would race with the kill.
     time.sleep(5)
-    os._exit(code)
+    exit_at_once(code)
+
+
+# `os._exit` itself: the watchdog puts something else in its place.
+exit_at_once = os._exit

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import os
 import shutil
 import stat
@@ -36,7 +37,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
-    """Write a file under a temporary name, flush it to the disk, and rename it into place.
+    """Write a file under a temporary name, read it back, flush it to the disk, and rename it into place.
 
     Args:
         path: the file; an existing one is replaced.
@@ -44,11 +45,13 @@ def write_atomically(path: Path, content: bytes, *, advice: str = _ADVICE) -> No
         advice: what to do where it fails, the end of the message.
 
     Raises:
-        OutputError: the disk is full, read-only or denied; says what is needed and free.
+        OutputError: the disk is full, read-only, denied or failing; says what is needed and free.
     """
     try:
         with replacing(path, path.with_name(f".{path.name}.{os.getpid()}.tmp")) as temporary:
             temporary.write_bytes(content)
+            if temporary.read_bytes() != content:
+                raise OSError(errno.EIO, "it is not what was written there; is the disk failing?")
     except OSError as error:
         raise output_error(path, error, len(content), advice=advice) from error
 
@@ -68,6 +71,61 @@ def replacing(path: Path, temporary: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # such as a name that is too long for either
             temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are not there, so that they survive a power cut.
+
+    Raises:
+        OSError: the system's.
+    """
+    missing = [place for place in (path, *path.parents) if not place.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        sync(place.parent)
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that is not there yet, and flush it to the disk.
+
+    Raises:
+        OSError: the system's; what was written until then stays.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(handle, view) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep_temporaries(folder: Path, name: str | None = None) -> None:
+    """Remove the temporary files that killed writers of a file have left; those of living processes stay.
+
+    Args:
+        folder: where they are.
+        name: of the file that they were to become; None for any.
+
+    Raises:
+        OSError: the system's.
+    """
+    for left in folder.glob(f".{'*' if name is None else glob.escape(name)}.*.tmp"):
+        pid = left.name.split(".")[-2]
+        if pid.isdecimal() and not _lives(int(pid)):
+            left.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    """Whether there is a process; also where it is another user's."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def append_line(path: Path, line: str) -> None:

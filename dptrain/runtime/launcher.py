@@ -5,7 +5,10 @@ process started alone never imports MPI, and a process started by a launcher who
 ours (which makes N worlds of size 1) can be refused.
 """
 
+import ctypes
+import importlib.util
 import os
+import stat
 import sys
 import time
 import warnings
@@ -22,6 +25,9 @@ _VARIABLES = (
     ("MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     ("Slurm", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_LOCALID"),
 )  # fmt: skip
+
+# As MPICH and Open MPI have it.
+_THREAD_MULTIPLE = 3
 
 # By these torchrun, accelerate, deepspeed and Kubeflow's PyTorchJob tell a process its place; they start no MPI.
 _TORCHRUN = ("WORLD_SIZE", "RANK", "MASTER_ADDR")
@@ -57,6 +63,14 @@ def detect_launch(environ: Mapping[str, str] = os.environ) -> LaunchInfo | None:
         if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
             local = environ.get(local_size, "1")
             return LaunchInfo(launcher, int(environ[size]), int(environ[rank]), int(local) if local.isdigit() else 1)
+    return None
+
+
+def rank_variable(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the name of the variable by which the launcher tells a process its rank, or None without a launcher."""
+    for _, size, rank, *_ in _VARIABLES:
+        if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
+            return rank
     return None
 
 
@@ -129,15 +143,79 @@ def prepare_blas_before_numpy(environ: MutableMapping[str, str] = os.environ) ->
         return
     environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")
     launch = detect_launch(environ)
-    if launch is None or launch.local_size == 1 or any(environ.get(variable) for variable in THREAD_VARIABLES):
-        return
-    for variable in THREAD_VARIABLES:
-        environ[variable] = str(share_of_cores(launch.local_size))
+    if launch is not None and launch.local_size > 1:
+        environ.update(threads_of_a_rank(launch.local_size, environ))
+
+
+def threads_of_a_rank(local_size: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that hold the threads of each of `local_size` ranks to its share of this node's cores.
+
+    There are none where the user has set any of them.
+    """
+    if any(environ.get(variable) for variable in THREAD_VARIABLES):
+        return {}
+    return dict.fromkeys(THREAD_VARIABLES, str(share_of_cores(local_size)))
 
 
 def start_mpi() -> ModuleType:
     """Import mpi4py, which starts MPI where it has not been started; its warnings are errors of ours, said better."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if "mpi4py.MPI" not in sys.modules:
+            _start_without_lock()
         from mpi4py import MPI
     return MPI
+
+
+# The process that has called MPI_Init itself, and so has to end MPI.
+_started_by: int | None = None
+
+
+def _start_without_lock() -> None:
+    """Call MPI_Init without Python's lock, which mpi4py keeps until all ranks have come: threads can watch them."""
+    global _started_by
+    import mpi4py
+
+    launch, rc = detect_launch(), mpi4py.rc
+    usual = rc.initialize and rc.threads and rc.thread_level == "multiple"
+    spec = importlib.util.find_spec("mpi4py.MPI")
+    # The standard's own ABI has another number for MPI_THREAD_MULTIPLE.
+    if launch is None or launch.size == 1 or not usual or spec is None or "mpiabi" in (spec.origin or "mpiabi"):
+        return
+    try:
+        start = ctypes.CDLL(str(spec.origin)).MPI_Init_thread
+    except (OSError, AttributeError):
+        return
+    start(None, None, _THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    _started_by = os.getpid()
+
+
+def end_mpi() -> None:
+    """Call MPI_Finalize where `start_mpi` has called MPI_Init; else mpi4py does at the end, unless there is none."""
+    if has_mpi() and _started_by == os.getpid():
+        sys.modules["mpi4py.MPI"].Finalize()
+
+
+def has_mpi() -> bool:
+    """Whether MPI has been started, and has not been ended."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+def launcher_can_abort(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `abort_by_launcher` can end the job."""
+    launch, file = detect_launch(environ), environ.get("PMI_FD", "")
+    if launch is None or launch.launcher != "MPICH" or "HYDI_CONTROL_FD" not in environ or not file.isdigit():
+        return False
+    try:
+        return stat.S_ISSOCK(os.fstat(int(file)).st_mode)
+    except OSError:
+        return False
+
+
+def abort_by_launcher(code: int) -> None:
+    """Ask MPICH's launcher to end all ranks: in time before MPI has started, and whatever MPI is doing here.
+
+    It returns at once; the launcher kills this process.
+    """
+    os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={code}\n".encode())

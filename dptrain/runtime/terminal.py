@@ -83,6 +83,20 @@ def terminal_columns(stream: TextIO | None = None) -> int | None:
     return _columns(descriptor) if is_terminal else None
 
 
+def ends_in_file(stream: TextIO | None = None) -> bool:
+    """Return whether what is written to a stream is kept in a file, which no escape code belongs in.
+
+    Args:
+        stream: standard output by default.
+    """
+    stream = sys.stdout if stream is None else stream
+    with suppress(OSError, ValueError, AttributeError):  # no stream, or one without a file
+        descriptor = stream.fileno()
+        launched = _launcher_output_path(descriptor) if descriptor == 1 and detect_launch() else None
+        return any(stat.S_ISREG(os.stat(each).st_mode) for each in (descriptor, launched) if each is not None)
+    return False
+
+
 def say(text: str, *, indent: int = 2, file: TextIO | None = None) -> None:
     """Print a line: on a terminal wrapped at its words, elsewhere as it is, so that a search finds it whole.
 
@@ -123,12 +137,12 @@ def console(file: TextIO | None = None, *, live: bool = False) -> "Console":
 
     Args:
         file: standard output by default.
-        live: draw as on a terminal in any case.
+        live: draw as on a terminal, unless it ends in a file.
     """
     from rich.console import Console
 
     columns = terminal_columns(file)
-    if columns is None and live:
+    if columns is None and live and not ends_in_file(file):
         columns = _asked_columns() or _COLUMNS
     # A file has room for any row.
     return Console(file=file, highlight=False, force_terminal=columns is not None, width=columns or 1000)
@@ -155,16 +169,25 @@ def _launcher_output(descriptor: int) -> Iterator[int | None]:
     """
     found = None
     with suppress(OSError, ValueError):
-        launcher = _launcher_behind(os.readlink(f"/proc/self/fd/{descriptor}"), os.isatty(descriptor))
-        path = f"/proc/{launcher}/fd/1"
+        path = _launcher_output_path(descriptor)
         # Terminals are character devices; a pipe is not opened, for its writer must learn when nobody reads.
-        if launcher is not None and stat.S_ISCHR(os.stat(path).st_mode):
+        if path is not None and stat.S_ISCHR(os.stat(path).st_mode):
             found = os.open(path, os.O_RDONLY | os.O_NOCTTY)
     try:
         yield found
     finally:
         if found is not None:
             os.close(found)
+
+
+def _launcher_output_path(descriptor: int) -> str | None:
+    """Return where the system has the launcher's standard output; None where this process's does not go to it.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    launcher = _launcher_behind(os.readlink(f"/proc/self/fd/{descriptor}"), os.isatty(descriptor))
+    return None if launcher is None else f"/proc/{launcher}/fd/1"
 
 
 @cache

@@ -1,5 +1,6 @@
 """Values and errors as one line of a message."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -12,3 +13,14 @@ def short(value: Any) -> str:
 def one_line(error: object) -> str:
     """Return the text of an error on one line."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return rising numbers as "0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

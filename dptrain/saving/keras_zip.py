@@ -14,7 +14,7 @@ import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dptrain.errors import ConfigError, DataError
 from dptrain.saving import keras_config, keras_h5
@@ -94,12 +94,25 @@ def read(path: Path) -> ModelFile:
         DataError: missing or damaged, or of a newer format.
     """
     keras_h5.h5py_module()  # before `reading`, for which everything is the file's fault
-    where = str(path)
-    with opened(path, MAGIC, _KIND) as file, reading(where), zipfile.ZipFile(file) as archive:
-        size = size_of(file)
-        members = _members(where, archive)
-        config = parse_json(f"{where}:{_CONFIG}", _member(where, archive, members, _CONFIG, size, _MAX_JSON))
-        metadata = parse_json(f"{where}:{_METADATA}", _member(where, archive, members, _METADATA, size, _MAX_JSON))
+    with opened(path, MAGIC, _KIND) as file:
+        return parse(str(path), file, size_of(file))
+
+
+def parse(where: str, file: BinaryIO, size: int) -> ModelFile:
+    """Read the content of a file.
+
+    Args:
+        where: it comes from, for messages.
+        file: the content.
+        size: its bytes.
+
+    Raises:
+        DataError: it is damaged, or of a newer format.
+    """
+    with reading(where), zipfile.ZipFile(file) as archive:
+        members = members_of(where, archive)
+        config = parse_json(f"{where}:{_CONFIG}", member(where, archive, members, _CONFIG, size, _MAX_JSON))
+        metadata = parse_json(f"{where}:{_METADATA}", member(where, archive, members, _METADATA, size, _MAX_JSON))
         return ModelFile(config, _seed(where, metadata), _hdf5(where, archive, members, size))
 
 
@@ -111,18 +124,23 @@ def open_weights(path: Path) -> io.BytesIO:
     """
     where = str(path)
     with opened(path, MAGIC, _KIND) as file, reading(where), zipfile.ZipFile(file) as archive:
-        return _hdf5(where, archive, _members(where, archive), size_of(file))
+        return _hdf5(where, archive, members_of(where, archive), size_of(file))
 
 
 def _hdf5(where: str, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], size: int) -> io.BytesIO:
-    content = _member(where, archive, members, _WEIGHTS, size, None)
+    content = member(where, archive, members, _WEIGHTS, size, None)
     if not content.startswith(keras_h5.MAGIC):
         first = content[: len(keras_h5.MAGIC)]
         raise DataError(f"{where}:{_WEIGHTS}: not HDF5: first bytes {first.hex() or 'none'}{guess(first)}")
     return io.BytesIO(content)
 
 
-def _members(where: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def members_of(where: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Return the members of an archive by name.
+
+    Raises:
+        DataError: they are too many, or two have one name.
+    """
     infos = archive.infolist()
     members = {info.filename: info for info in infos}
     if len(infos) > _MAX_MEMBERS or len(members) != len(infos):
@@ -130,7 +148,7 @@ def _members(where: str, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]
     return members
 
 
-def _member(
+def member(
     where: str, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str, size: int, limit: int | None
 ) -> bytes:
     """Return a member's content.
@@ -142,6 +160,9 @@ def _member(
         name: the member's.
         size: of the file.
         limit: the most bytes that the content may have; None for as many as the file can hold.
+
+    Raises:
+        DataError: it is not there, or not as it is declared.
     """
     info = members.get(name)
     if info is None:

@@ -58,7 +58,7 @@ def encode(model: Any) -> bytes:
     Raises:
         ConfigError: it has an op of the user's own, or an output that does not depend on the inputs.
     """
-    symbols = model._symbols if model._graph is None else model._graph.inputs
+    symbols = model.input_symbols
 
     def predicted(*given: Tensor) -> Mapping[str, Any]:
         each = iter(given)

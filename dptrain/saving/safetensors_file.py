@@ -3,10 +3,12 @@
 Tensors are named by their paths in the model ("dense/kernel"), in Keras' shapes (kernels as (inputs, outputs)), float32
 or float64. The metadata, all strings:
     format               "dptrain"
-    format_version       "1"; a higher one is refused
+    format_version       "2"; a higher one is refused
     architecture         JSON: class name and configuration of every layer
-    architecture_digest  SHA-256 of that text; a file where it does not match is damaged
-Files of other origin need no metadata, only the names.
+    sha256               of the whole file, with zeros in the place of these digits; where it does not match, the file
+                         is damaged
+Version 1 has in the place of the last `architecture_digest`, the SHA-256 of that text. Files of other origin need no
+metadata, only the names.
 """
 
 import hashlib
@@ -25,7 +27,8 @@ from dptrain.program.tensor import Variable
 from dptrain.runtime.files import open_regular
 from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, reading, size_of
 
-_VERSION = 1
+_VERSION = 2
+_ZEROS = "0" * 64
 # A header names and places a tensor in about 100 bytes; the library would accept 100 MB.
 _MAX_HEADER = 16 << 20
 _DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8"}
@@ -44,9 +47,16 @@ def encode(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any
         "format": "dptrain",
         "format_version": str(_VERSION),
         "architecture": text,
-        "architecture_digest": _digest(text),
+        "sha256": _ZEROS,
     }
-    return _sorted_metadata(safetensors.numpy.save(contiguous, metadata))
+    content = _sorted_metadata(safetensors.numpy.save(contiguous, metadata))
+    entry = content.index(_entry(_ZEROS)) + len(_entry(""))
+    return content[: entry - 1] + hashlib.sha256(content).hexdigest().encode() + content[entry - 1 + len(_ZEROS) :]
+
+
+def _entry(digits: str) -> bytes:
+    """Return how the hash stands in the header."""
+    return f'"sha256":"{digits}"'.encode()
 
 
 def _sorted_metadata(content: bytes) -> bytes:
@@ -73,7 +83,7 @@ def load(path: Path, weights: Mapping[str, Variable], *, skip_mismatch: bool = F
     where = str(path)
     _check_header(path)
     with reading(where), safetensors.safe_open(path, framework="numpy") as file:
-        _check_metadata(where, file.metadata() or {})
+        _check_metadata(path, file.metadata() or {})
         stored = {}
         for name in file.keys():  # noqa: SIM118 - not a mapping
             part = file.get_slice(name)
@@ -98,16 +108,30 @@ def _check_header(path: Path) -> None:
             raise DataError(f"{path}: header of {length} bytes declared, at most {_MAX_HEADER} are read")
 
 
-def _check_metadata(where: str, metadata: Mapping[str, str]) -> None:
+def _check_metadata(path: Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != "dptrain":
+        if metadata.keys() & {"format_version", "architecture", "sha256"}:
+            raise DataError(f"{path}: damaged: the metadata are dptrain's, the format is {metadata.get('format')!r}")
         return
-    version = metadata.get("format_version", "1")
-    if not version.isdecimal() or int(version) > _VERSION:
-        raise DataError(f"{where}: format_version {version[:20]!r}, this build reads <= {_VERSION}")
-    if "architecture_digest" in metadata and metadata["architecture_digest"] != _digest(
-        metadata.get("architecture", "")
-    ):
-        raise DataError(f"{where}: damaged: the architecture in the metadata does not match its SHA-256")
+    version = metadata.get("format_version", "")
+    if version not in map(str, range(1, _VERSION + 1)):
+        raise DataError(f"{path}: format_version {version[:20]!r}, this build reads 1 to {_VERSION}")
+    if version == "1":
+        if metadata.get("architecture_digest") != _digest(metadata.get("architecture", "")):
+            raise DataError(f"{path}: damaged: the architecture in the metadata does not match its SHA-256")
+    elif metadata.get("sha256") != _digest_of_file(path, metadata.get("sha256", "")):
+        raise DataError(f"{path}: damaged: the content does not match its SHA-256")
+
+
+def _digest_of_file(path: Path, digits: str) -> str:
+    """Return the SHA-256 of a file with zeros in the place of these digits."""
+    with open_regular(path) as file:
+        first = file.read(8)
+        header = first + file.read(int.from_bytes(first, "little"))
+        digest = hashlib.sha256(header.replace(_entry(digits), _entry(_ZEROS), 1))
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _digest(text: str) -> str:

@@ -14,10 +14,13 @@ import safetensors.numpy
 
 from dptrain.errors import DataError
 from dptrain.program.tensor import Variable
+from dptrain.registry.serialization import plain
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _BACKUP = "dptrain backup 2"
+# The one key of what stands for an array in JSON.
+_ARRAY = "array of the checkpoint"
 
 
 def pack(arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any], kind: str) -> bytes:
@@ -67,6 +70,33 @@ def variables(model: Any) -> dict[str, Variable]:
         taken[one.path] += 1
         found[f"{one.path}_{number}" if number else one.path] = one
     return found
+
+
+def apart(state: Any, prefix: str, arrays: Arrays) -> Any:
+    """Return what callbacks hold as JSON can carry it, with names in the place of arrays.
+
+    Args:
+        state: nested in lists and dictionaries.
+        prefix: of the names.
+        arrays: takes copies of the arrays, by name.
+    """
+    if isinstance(state, np.ndarray):
+        arrays[prefix] = np.array(state, order="C")
+        return {_ARRAY: prefix}
+    if isinstance(state, Mapping):
+        return {key: apart(one, f"{prefix}/{key}", arrays) for key, one in state.items()}
+    if isinstance(state, list | tuple):
+        return [apart(one, f"{prefix}/{number}", arrays) for number, one in enumerate(state)]
+    return plain(state)
+
+
+def together(state: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    """Return what `apart` was given; tuples are lists."""
+    if isinstance(state, dict):
+        if state.keys() == {_ARRAY}:
+            return arrays[state[_ARRAY]]
+        return {key: together(one, arrays) for key, one in state.items()}
+    return [together(one, arrays) for one in state] if isinstance(state, list) else state
 
 
 def encode(model: Any, about: Mapping[str, Any]) -> bytes:

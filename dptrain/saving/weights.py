@@ -83,12 +83,19 @@ def read_weights(path: Path, model: Any, *, with_optimizer: bool, skip_mismatch:
 
 def encode_safetensors(model: Any) -> bytes:
     """Return the content of a `.safetensors` file of a model's weights."""
+    return safetensors_file.encode(
+        {path: one.numpy() for path, one in model.weights_by_path().items()}, architecture_of(model)
+    )
+
+
+def architecture_of(model: Any) -> list[dict[str, Any]]:
+    """Return class name and configuration of every layer, for people to read: what cannot be written is left out."""
     architecture = []
     for layer in model.layers:
         try:
             config = plain(layer.get_config())
             json.dumps(config)
-        except (ConfigError, NotImplementedError, TypeError):  # for people to read: what cannot be written is left out
+        except (ConfigError, NotImplementedError, TypeError):
             config = {}
         architecture.append({"class": type(layer).__name__, "config": config})
-    return safetensors_file.encode({path: one.numpy() for path, one in model.weights_by_path().items()}, architecture)
+    return architecture

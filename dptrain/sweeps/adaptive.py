@@ -4,6 +4,7 @@ Source: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 
 """
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,8 @@ from dptrain.random import Purpose, stream
 from dptrain.sweeps.records import Setting, Trial
 from dptrain.sweeps.scheduler import SettingSource
 from dptrain.sweeps.space import Choice, Distribution, Floats, Integers
+
+Mode = Literal["max", "min"]
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -25,12 +28,13 @@ class OptunaSource(SettingSource):
     A setting depends on the seed, its number and what is known when it is asked for, and on nothing else: a sweep that
     is continued chooses as it would have chosen. With several trials at a time what is known depends on which ends
     first; a trial without a value yet counts as a bad one, which keeps trials at a time apart ("constant liar"). One
-    that never gets a value (failed, diverged) is left out.
+    that diverged counts as worse than all that have a value; one that failed otherwise is left out.
 
     Args:
         fields: name -> where its values come from.
         trials: how many settings there are.
-        mode: whether a high or a low value is good.
+        modes: whether a high or a low value is good; with several metrics, of each: all are optimized (Y. Ozaki et al.,
+            "Multiobjective Tree-Structured Parzen Estimator", JAIR 73, 2022).
         seed: of the choices, 0 to 2**63 - 1.
 
     Raises:
@@ -38,7 +42,7 @@ class OptunaSource(SettingSource):
     """
 
     def __init__(
-        self, fields: Mapping[str, Distribution], trials: int, mode: Literal["max", "min"], seed: int = 0
+        self, fields: Mapping[str, Distribution], trials: int, modes: Mode | Sequence[Mode], seed: int = 0
     ) -> None:
         if not fields:
             raise ConfigError("an adaptive sweep needs a field that is random")
@@ -46,6 +50,7 @@ class OptunaSource(SettingSource):
             import optuna
         except ImportError as error:
             raise ConfigError("Optuna is not installed: pip install 'dptrain[optuna]'") from error
+        all_modes = [modes] if isinstance(modes, str) else modes
         self._optuna = optuna
         self._fields = dict(fields)
         self._distributions = {name: to_optuna(field) for name, field in fields.items()}
@@ -55,7 +60,7 @@ class OptunaSource(SettingSource):
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             self._study = optuna.create_study(
-                direction="maximize" if mode == "max" else "minimize", sampler=self._sampler(0)
+                directions=["maximize" if mode == "max" else "minimize" for mode in all_modes], sampler=self._sampler(0)
             )
         finally:
             optuna.logging.set_verbosity(loud)
@@ -74,12 +79,16 @@ class OptunaSource(SettingSource):
         assert asked.number == number, f"Optuna's trial {asked.number} for trial {number}"
         return {name: _value(field, asked.params[name]) for name, field in self._fields.items()}
 
-    def told(self, trial: Trial, value: float | None) -> None:
-        """Learn a trial's value."""
+    def told(self, trial: Trial, value: float | None, *further: float) -> None:
+        """Learn a trial's values."""
         if value is None:
             self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+        elif any(map(math.isnan, (value, *further))):
+            # Optuna takes no NaN for a value. Pruned without one, a trial is behind all others for the estimator, which
+            # leaves out failed ones.
+            self._study.tell(trial.number, state=self._optuna.trial.TrialState.PRUNED)
         else:
-            self._study.tell(trial.number, value)
+            self._study.tell(trial.number, [value, *further])
 
     def restore(self, trials: Sequence[Trial]) -> None:
         """Take up the trials of a journal."""

@@ -2,8 +2,7 @@
 
 import inspect
 import tempfile
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -12,20 +11,22 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain.batches.inputs import as_array, is_array
-from dptrain.callbacks import Callback
-from dptrain.data.loading import fingerprint
-from dptrain.errors import ConfigError
+from dptrain.callbacks import Callback, Logs
+from dptrain.data.holdout import fold_rows
+from dptrain.errors import ConfigError, ExitCode, PreemptedError
 from dptrain.models import Model
-from dptrain.runtime.failure import phase
+from dptrain.runtime.failure import leave, phase
 from dptrain.sweeps import statistics
+from dptrain.sweeps.arguments import Builder, facts, require_array, require_function
 from dptrain.sweeps.driver import Request, agreed, execute, prepare
-from dptrain.sweeps.records import Setting
+from dptrain.sweeps.keeping import Keep, keeps_models
+from dptrain.sweeps.pareto import decided, objectives_of, require_free, require_one
+from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import RESERVED, SweepResult
 from dptrain.sweeps.scheduler import rung_epochs
 from dptrain.sweeps.space import Space, parse_seeds
 from dptrain.sweeps.training import Recipe
 from dptrain.train.trainer import StepIterator
-from dptrain.utils import PyDataset, default_seed, set_random_seed
 
 _FIT = inspect.signature(Model.fit).parameters
 # Arguments of `fit` that a sweep has its own word for, or that each run needs afresh.
@@ -39,14 +40,19 @@ def sweep(
     seeds: str | int | Iterable[str | int],
     x: Any,
     y: Any = None,
-    metric: str | None = None,
-    mode: Literal["auto", "max", "min"] = "auto",
+    metric: str | Sequence[str] | None = None,
+    mode: Literal["auto", "max", "min"] | Sequence[Literal["auto", "max", "min"]] = "auto",
     samples: int = 0,
     adaptive: int = 0,
     search_seed: int = 0,
     halving: int | None = None,
     min_epochs: int = 1,
-    runs_per_gpu: int | None = None,
+    runs_per_device: int | None = None,
+    packing: bool = True,
+    folds: int | None = None,
+    test_data: Any = None,
+    keep: Keep | None = None,
+    max_time: float | None = None,
     out: str | Path | None = None,
     callbacks: Callable[[], Sequence[Callback]] | None = None,
     verbose: str | int = "auto",
@@ -65,22 +71,36 @@ def sweep(
         x: as in `fit`, an array.
         y: as in `fit`.
         metric: key of the logs that trials are compared by, at the end of a run; by default "val_loss" where there is
-            validation data, else "loss".
-        mode: whether a high or a low value is good; "auto" to conclude it from the metric.
+            validation data, else "loss". "parameters" (elements of a model's weights) and "seconds" (of its run) are
+            metrics too. Of several, the first ranks the trials, and those that no other one beats in all are the
+            Pareto front, `SweepResult.front`; `adaptive` then optimizes all, and there is no `halving`.
+        mode: whether a high or a low value is good; "auto" to conclude it from the metric. With several metrics, one
+            for each, or "auto" for all.
         samples: how many settings are drawn at random; each meets the whole grid.
         adaptive: how many settings Optuna chooses as results come; instead of `samples`, and without a grid.
         search_seed: of the draws.
         halving: one trial in so many goes on from a rung (ASHA), judged by the mean over its seeds; None trains all to
             their end.
         min_epochs: the first rung; the next are `halving` times as long.
-        runs_per_gpu: runs that a rank trains at once; by default found out by measuring.
-        out: directory of the results, to be continued if it holds the same sweep; None keeps no files.
+        runs_per_device: runs that a rank trains at once; by default found out by measuring.
+        packing: on a GPU, runs that differ in numbers alone share launches; else each has a stream of its own.
+        folds: cross-validation: every trial and seed is trained on all but one of so many parts of x and y, once for
+            each, and validated on that. Rows with integer labels are dealt out class by class; each seed cuts folds of
+            its own. Intervals allow for what trainings have in common, see `dptrain.sweeps.statistics.widening`.
+        test_data: (x, y) that decide nothing: evaluated once, by the final models of the best trial, in the end.
+        keep: whose models stay in `out` as `.keras` files: "best" for the best trial's, "all" or "none"; None for the
+            best trial's, where h5py is installed.
+        max_time: seconds after which the sweep stops; with the same `out` it goes on.
+        out: directory of the results, to be continued if it holds the same sweep, or one with fewer seeds, settings or
+            epochs; None keeps no files.
         callbacks: returns new callbacks for a run.
         verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
-        fit: further arguments of `fit`, such as epochs, batch_size and validation_data.
+        fit: further arguments of `fit`, such as epochs, batch_size and validation_data or validation_split (which
+            takes the last samples, as in Keras).
 
     Returns:
-        Trials and runs, on every rank.
+        Trials and runs, on every rank. After Ctrl-C the results so far are written, and KeyboardInterrupt is raised;
+        SIGTERM and SIGUSR1 end the script with exit code 75.
 
     Raises:
         ConfigError: an argument is wrong, or no setting makes a model.
@@ -90,21 +110,26 @@ def sweep(
     ranks = comms.current()
     phase.enter("sweep")
 
-    def check() -> tuple[Space, _Recipe, tuple[int, ...], str, tuple[int, ...]]:
+    def check() -> tuple[Space, _Recipe, tuple[int, ...], dict[str, str], tuple[int, ...]]:
         statistics.check_installed()
-        for name, value in (("halving", halving), ("runs_per_gpu", runs_per_gpu)):
+        for name, value in (("halving", halving), ("runs_per_device", runs_per_device)):
             _check_whole(name, value, 1)
+        _check_whole("folds", folds, 2)
+        if keep not in (None, "best", "all", "none"):
+            raise ConfigError(f"keep = {keep!r}: expected 'best', 'all' or 'none'")
+        if max_time is not None and not (isinstance(max_time, int | float) and max_time >= 0):
+            raise ConfigError(f"max_time = {max_time!r}: expected seconds, a number >= 0")
         for name, value in (("adaptive", adaptive), ("samples", samples), ("epochs", fit.get("epochs"))):
             _check_whole(name, value, 0)
         _check_whole("min_epochs", min_epochs, 1)
-        if not (isinstance(x, PyDataset) or is_array(x)):
-            raise ConfigError(f"sweep: x is a {type(x).__name__}: expected an array, which every run reads anew")
+        require_array("sweep", x)
         if verbose not in ("auto", 0, 1, 2):
             raise ConfigError(f"verbose = {verbose!r}: expected 'auto', 0, 1 or 2")
         chosen = space if isinstance(space, Space) else _space(space, samples, adaptive, search_seed)
-        recipe = _Recipe(build_model, chosen, x, y, callbacks, fit)
-        if mode not in ("auto", "max", "min"):
-            raise ConfigError(f"mode = {mode!r}: expected 'auto', 'max' or 'min'")
+        recipe = _Recipe(build_model, chosen, x, y, callbacks, fit, folds or 1, test_data)
+        for one in (modes := [mode] if isinstance(mode, str) else list(mode)):
+            if one not in ("auto", "max", "min"):
+                raise ConfigError(f"mode = {one!r}: expected 'auto', 'max' or 'min'")
         if halving is not None and callbacks is not None:
             raise ConfigError("not supported: callbacks with halving, which takes runs up again")
         if halving is not None and "epochs" in chosen.fields:
@@ -112,21 +137,33 @@ def sweep(
         rungs = () if halving is None else rung_epochs(min_epochs, fit.get("epochs", 1), halving)
         validated = fit.get("validation_data") is not None or bool(fit.get("validation_split"))
         validated = validated or not {"validation_data", "validation_split"}.isdisjoint(chosen.fields)
-        if metric is not None and metric.startswith("val_") and not validated:
-            raise ConfigError(f"metric = {metric!r}: there is no validation; give validation_data or validation_split")
-        return chosen, recipe, parse_seeds(seeds), metric or ("val_loss" if validated else "loss"), rungs
+        validated = validated or folds is not None
+        keys = [metric] if isinstance(metric, str) else metric
+        objectives = objectives_of(["val_loss" if validated else "loss"] if keys is None else keys, modes)
+        for key in objectives:
+            if key.startswith("val_") and not validated:
+                raise ConfigError(f"metric = {key!r}: there is no validation; give validation_data or validation_split")
+        require_free(chosen.fields, [*objectives])
+        if halving is not None:
+            require_one(objectives)
+        return chosen, recipe, parse_seeds(seeds), objectives, rungs
 
-    chosen, recipe, all_seeds, key, rungs = agreed(ranks, "sweep", check)
+    chosen, recipe, all_seeds, objectives, rungs = agreed(ranks, "sweep", check)
+    models, _ = agreed(ranks, "sweep", lambda: keeps_models("none" if out is None else keep))
+    # Callbacks may end a training otherwise than that of fewer epochs: then another number of epochs is another sweep.
+    length = {} if callbacks is not None or "epochs" in chosen.fields else {"epochs": fit.get("epochs", 1)}
     decides = {
         "space": chosen.to_dict(),
         "adaptive": adaptive,
         "seeds": list(all_seeds),
-        "metric": key,
-        "mode": mode,
+        **decided(objectives),
         "halving": halving,
         "min_epochs": min_epochs,
-        "data": _facts([x, y]),
-        "fit": {name: _facts(value) for name, value in fit.items()},
+        "data": facts([x, y]),
+        **length,
+        "folds": folds,
+        "test_data": facts(test_data),
+        "fit": {name: facts(value) for name, value in fit.items() if name not in length},
         "build_model": getattr(build_model, "__qualname__", type(build_model).__name__),
     }
     ranks.require_same("the ranks sweep differently", decides)
@@ -134,31 +171,32 @@ def sweep(
         folder = Path() if out is None else Path(out)
         if out is None and ranks.rank == 0:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
-        asked = Request(chosen, all_seeds, key, mode, rungs, halving or 3, adaptive, runs_per_gpu, decides)
+        asked = Request(
+            space=chosen,
+            seeds=all_seeds,
+            objectives=objectives,
+            rungs=rungs,
+            eta=halving or 3,
+            adaptive=adaptive,
+            runs_per_device=runs_per_device,
+            packing=packing,
+            decides=decides,
+            folds=folds or 1,
+            keep=models,
+            max_seconds=max_time,
+        )
         result = execute(ranks, recipe, asked, prepare(ranks, recipe, asked), folder, verbose=verbose)
         phase.enter("user code")
-        return result
+    if result.signal:
+        code = ExitCode.INTERRUPTED if result.signal == "SIGINT" else ExitCode.PREEMPTED
+        advice = "" if out is None else f"; start again with out={str(out)!r} to go on"
+        leave(PreemptedError("sweep", code, f"{result.stopped}{advice}", []))
+    return result
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least):
         raise ConfigError(f"{name} = {value!r}: expected an integer >= {least}")
-
-
-def _facts(value: Any) -> Any:
-    """Return what tells an argument of `fit` from another one, of what JSON can carry."""
-    if isinstance(value, str | int | float | None):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {str(key): _facts(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_facts(one) for one in value]
-    if is_array(value):
-        array = as_array(value, "x")
-        return fingerprint(array, array if array.ndim == 1 else array[:0])
-    return type(value).__name__
 
 
 def _space(values: Mapping[str, Any], samples: int, adaptive: int, seed: int) -> Space:
@@ -189,16 +227,19 @@ class _Recipe(Recipe):
         y: Any,
         callbacks: Callable[[], Sequence[Callback]] | None,
         fit: Mapping[str, Any],
+        folds: int = 1,
+        test: Any = None,
     ) -> None:
-        self._build_model, self._x, self._y, self._fit = build_model, x, y, dict(fit)
+        self._test, self.has_test = test, test is not None
+        if self.has_test and not (isinstance(test, tuple | list) and len(test) == 2):
+            raise ConfigError(f"test_data: expected (x, y), found {type(test).__name__}")
+        if folds > 1:
+            _check_folded(folds, x, y, {*fit, *space.fields})
+        self._builder, self._x, self._y, self._fit = Builder(build_model), x, y, dict(fit)
         self._callbacks = callbacks or (lambda: ())
-        for name, given in (("build_model", build_model), ("callbacks", self._callbacks)):
-            if not callable(given):
-                raise ConfigError(f"{name}: expected a function that returns new ones, found {type(given).__name__}")
-        self._built: weakref.WeakSet[Model] = weakref.WeakSet()
-        taken = inspect.signature(build_model).parameters
+        require_function("callbacks", self._callbacks)
+        taken = self._builder.takes
         anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-        self._passes_seed = "seed" in taken
         for name in fit:
             if name not in _FIT or name in _OWN:
                 raise ConfigError(f"sweep: {name!r} is no argument of it, nor one of fit that it takes")
@@ -211,24 +252,37 @@ class _Recipe(Recipe):
 
     def build(self, setting: Setting, seed: int) -> Model:
         """Call the user's function, with the run's seed as the default of new models."""
-        chosen = {name: value for name, value in setting.items() if name not in self._of_fit}
-        before = default_seed()
-        set_random_seed(seed)
-        try:
-            model = self._build_model(**chosen, **({"seed": seed} if self._passes_seed else {}))
-        finally:
-            set_random_seed(before)
-        if not isinstance(model, Model) or not model.compiled:
-            raise ConfigError(f"build_model: expected a compiled model, found {type(model).__name__}")
-        if model in self._built:
-            raise ConfigError(
-                "build_model: returned the same model twice; expected a new one each time, for a run each"
-            )
-        self._built.add(model)
-        return model
+        return self._builder.build(seed, **{name: one for name, one in setting.items() if name not in self._of_fit})
 
-    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
-        """Call `fit`."""
+    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
+        """Call `fit`, in cross-validation on copies of the rows."""
         arguments = self._fit | {name: setting[name] for name in self._of_fit}
+        x, y = self._x, self._y
+        if run.folds > 1:
+            everything, targets = as_array(x, "x"), as_array(y, "y")
+            rows, held = fold_rows(targets, run.fold, run.folds, run.seed)
+            x, y = everything[rows], targets[rows]
+            arguments["validation_data"] = (everything[held], targets[held])
         all_callbacks = [*self._callbacks(), *callbacks]
-        return model.fit_steps(self._x, self._y, callbacks=all_callbacks, verbose=0, **arguments)
+        return model.fit_steps(x, y, callbacks=all_callbacks, verbose=0, **arguments)
+
+    def test(self, model: Model) -> Logs:
+        """Call `evaluate`."""
+        found = model.evaluate(x=self._test[0], y=self._test[1], verbose=0, return_dict=True)
+        assert isinstance(found, dict)
+        return found
+
+
+def _check_folded(folds: int, x: Any, y: Any, given: Collection[str]) -> None:
+    """Refuse cross-validation of what cannot be cut into folds.
+
+    Raises:
+        ConfigError: it is that.
+    """
+    if not is_array(x) or not is_array(y):
+        raise ConfigError("folds: x and y are to be arrays, which rows are taken from")
+    if len(as_array(x, "x")) != len(as_array(y, "y")) or len(as_array(y, "y")) < folds:
+        raise ConfigError(f"folds = {folds}: x has {len(x)} rows, y {len(y)}: expected as many, at least one a fold")
+    for name in ("validation_data", "validation_split", "sample_weight"):
+        if name in given:
+            raise ConfigError(f"not supported: {name} with folds, which say what validates")

@@ -1,7 +1,7 @@
 """How many runs a rank trains at once: as many as make its device faster and fit into its memory, both measured."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,12 +10,15 @@ from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.callbacks.monitor import direction_of
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Run, Segment, Setting
-from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
+from dptrain.sweeps.training import MEASURED, Recipe, Slot, Training, is_of_the_device, is_out_of_memory
+from dptrain.sweeps.turns import Turns, threads_for
 
 T = TypeVar("T")
 
-# Seconds that are measured for a number of runs, and steps at most.
-_SECONDS, _STEPS = 0.3, 200
+# Seconds that are measured for a number of runs, and turns at most.
+_SECONDS, _TURNS = 0.3, 200
+# Runs for each core of a CPU, where one on each computes.
+_PER_CORE = 2
 # Another doubling of the runs must make the device faster by this factor to be worth it.
 _GAIN = 1.1
 # The part of the free memory that runs may take: ops keep some for themselves.
@@ -34,7 +37,8 @@ class Capacity:
         steps: of a run; None where nobody knows.
         steps_per_second: of all places together, the evaluation aside.
         threads: of the CPU; None on a GPU.
-        direction: "up" or "down" for what is better of the metric; None where nobody knows.
+        at_once: threads that train runs beside each other, see `Turns`.
+        directions: "up" or "down" for what is better of each metric; None where nobody knows.
     """
 
     places: int
@@ -44,7 +48,8 @@ class Capacity:
     steps: int | None
     steps_per_second: float
     threads: int | None
-    direction: str | None
+    at_once: int
+    directions: Mapping[str, str | None]
 
     @property
     def seconds(self) -> float | None:
@@ -53,30 +58,42 @@ class Capacity:
 
 
 def measure(
-    recipe: Recipe, settings: Sequence[Setting], seed: int, metric: str, places: int | None, most: int
+    recipe: Recipe,
+    settings: Sequence[Setting],
+    run: Run,
+    metrics: Sequence[str],
+    places: int | None,
+    most: int,
+    *,
+    packing: bool = True,
 ) -> Capacity:
     """Train some steps of a run, and throw them away.
 
     Args:
         recipe: of the sweep.
         settings: the first that can be trained is.
-        seed: of the run.
-        metric: of the sweep.
+        run: its seed and its fold.
+        metrics: of the sweep.
         places: runs at once, where the user says; None to find out.
         most: runs that there will be for this rank at most.
+        packing: as `Slot`.
 
     Raises:
-        ConfigError: the metric is none of the logs.
+        ConfigError: a metric is none of the logs.
         DptrainError: no setting can be trained: why the first cannot.
     """
-    return first_that_works(settings, lambda setting: _measure(recipe, setting, seed, metric, places, max(1, most)))
+
+    def look(setting: Setting) -> Capacity:
+        return _measure(recipe, setting, run, metrics, places, max(1, most), packing)
+
+    return first_that_works(settings, look)
 
 
 def first_that_works(settings: Sequence[Setting], action: Callable[[Setting], T]) -> T:
     """Return what `action` makes of the first setting that it can be done with: others fail when they are trained.
 
     Raises:
-        ConfigError: the metric is none of the logs, whatever the setting.
+        ConfigError: a metric is none of the logs, whatever the setting.
         Exception: the device is unusable, or no setting works: why the first does not.
     """
     problem: Exception | None = None
@@ -97,32 +114,55 @@ class _UnknownMetricError(ConfigError):
     pass
 
 
-def _measure(recipe: Recipe, setting: Setting, seed: int, metric: str, places: int | None, most: int) -> Capacity:
+def _measure(
+    recipe: Recipe,
+    setting: Setting,
+    run: Run,
+    metrics: Sequence[str],
+    places: int | None,
+    most: int,
+    packing: bool,
+) -> Capacity:
     with ExitStack() as stack:
         trainings: list[Training] = []
 
-        def add() -> Training:
-            slot = stack.enter_context(closing(Slot()))
-            training = Training(recipe, Segment(Run(0, 0, seed)), setting, slot, b"", lambda run, epoch, logs: None)
+        def add(threads: int | None = None) -> Training:
+            slot = stack.enter_context(closing(Slot(threads, packing=packing)))
+            training = Training(recipe, Segment(run), setting, slot, b"", lambda run, epoch, logs: None)
             stack.callback(training.close)
             training.turn()  # allocates
             trainings.append(training)
             return training
 
         first = add()
-        backend, metrics = first.trainer.backend, first.model.metrics_by_key
-        _require_metric(metric, list({**metrics, **first.trainer.programs.logs("train")}))
-        direction = direction_of(metric, metrics)
+        backend, by_key = first.trainer.backend, first.model.metrics_by_key
+        logs = list({**by_key, **first.trainer.programs.logs("train")})
+        directions = {}
+        for metric in metrics:
+            measured = metric in MEASURED and metric not in logs
+            if not measured:
+                _require_metric(metric, logs)
+            directions[metric] = "down" if measured else direction_of(metric, by_key)
         steps, run_bytes, device = first.steps, first.trainer.nbytes, backend.description
-        free = backend.room_for_data()
-        speed = _steps_per_second(trainings)
+        free, threads, at_once = backend.room_for_data(), None, 1
+        if isinstance(backend, CpuBackend):
+            threads = backend.threads
+            if backend.compiles:  # each run at work has a core for itself; others are ready when its Python waits
+                places = min(_PER_CORE * threads, most) if places is None else places
+                at_once = threads_for(backend, places)
+            if at_once > 1:
+                trainings.clear()
+                while len(trainings) < at_once:
+                    add(1)
+        turns: Turns[Training] = stack.enter_context(closing(Turns(at_once)))
+        speed = _steps_per_second(turns, trainings)
         if places is None:
             places = 1
             while free is not None and 2 * places <= most and (2 * places - 1) * run_bytes <= _USABLE * free:
                 try:
                     while len(trainings) < 2 * places:
                         add()
-                    faster = _steps_per_second(trainings)
+                    faster = _steps_per_second(turns, trainings)
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
@@ -130,26 +170,29 @@ def _measure(recipe: Recipe, setting: Setting, seed: int, metric: str, places: i
                 if faster < _GAIN * speed:
                     break
                 places, speed = 2 * places, faster
-        threads = backend.threads if isinstance(backend, CpuBackend) else None
-        return Capacity(places, device, run_bytes, free, steps, speed, threads, direction)
+        return Capacity(places, device, run_bytes, free, steps, speed, threads, at_once, directions)
 
 
-def _steps_per_second(trainings: Sequence[Training]) -> float:
+def _steps_per_second(turns: Turns[Training], trainings: Sequence[Training]) -> float:
     """Return how many steps of all trainings together the device makes."""
     _wait(trainings)
-    begun = time.perf_counter()
-    done = 0
-    while done < _STEPS * len(trainings) and time.perf_counter() - begun < _SECONDS:
-        try:
-            if any([training.turn() is not None for training in trainings]):
-                break  # so short a run tells what it can
-        except Exception as error:
-            if is_of_the_device(error) or is_out_of_memory(error):
-                raise
-            break  # so does one that diverges or fails; the run itself will be recorded
-        done += len(trainings)
+    begun, before = time.perf_counter(), _steps_done(trainings)
+    for _ in range(_TURNS):
+        found = turns.take(trainings)
+        for turn in found:
+            if turn.error is not None and (is_of_the_device(turn.error) or is_out_of_memory(turn.error)):
+                raise turn.error
+        # So short a run tells what it can; so does one that diverges or fails: the run itself will be recorded.
+        if any(turn.error is not None or turn.ended is not None for turn in found):
+            break
+        if time.perf_counter() - begun > _SECONDS:
+            break
     _wait(trainings)
-    return done / (time.perf_counter() - begun)
+    return (_steps_done(trainings) - before) / (time.perf_counter() - begun)
+
+
+def _steps_done(trainings: Sequence[Training]) -> int:
+    return sum(training.trainer.steps_done for training in trainings)
 
 
 def _wait(trainings: Sequence[Training]) -> None:

@@ -6,6 +6,7 @@ from dptrain.comm import Communicator
 from dptrain.comm.base import Mail
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.formatting import counted
+from dptrain.sweeps.keeping import Keeping
 from dptrain.sweeps.messages import Kind, segment_fact, to_ending, to_run, to_segment
 from dptrain.sweeps.progress import Progress
 from dptrain.sweeps.records import Ending, Segment
@@ -24,6 +25,7 @@ class Coordinator:
         directory: where it all goes.
         progress: shows it.
         places: of each rank, how many runs it can train at once.
+        keeping: decides which states stay.
     """
 
     def __init__(
@@ -33,10 +35,11 @@ class Coordinator:
         directory: SweepDirectory,
         progress: Progress,
         places: Sequence[int],
+        keeping: Keeping,
     ) -> None:
         self._ranks, self._scheduler = ranks, scheduler
         self._directory, self._progress = directory, progress
-        self._places = list(places)
+        self._places, self._keeping = list(places), keeping
         # Of each rank, the runs that it is training.
         self._out: list[set[int]] = [set() for _ in places]
 
@@ -88,6 +91,8 @@ class Coordinator:
         for trial in self._scheduler.new_trials():
             self._directory.add_trial(trial)
             self._progress.trial(trial)
+        if runs := self._scheduler.new_runs():
+            self._directory.add_runs(runs)
         run = segment.run
         state = self._directory.state(run) if segment.begin else b""
         setting = dict(self._scheduler.trials[run.trial].setting)
@@ -98,4 +103,5 @@ class Coordinator:
 
     def _write(self, ending: Ending, state: bytes | None) -> None:
         self._directory.add_ending(ending, state)
+        self._keeping.ended(ending)
         self._progress.ended(ending)

@@ -1,9 +1,9 @@
 """The directory of a sweep: its plan, what happened, and every epoch; a killed sweep continues from it.
 
 sweep.yaml      the plan: everything that decides results; its file claims the directory
-results.jsonl   one object per run and epoch: trial, run, seed, epoch (from 1), then the epoch's logs
-journal.jsonl   one object per event: a trial comes up, a segment of a run ends
-paused/         states of runs that wait at a rung: RUN-EPOCHS.safetensors
+results.jsonl   one object per run and epoch: trial, run, seed, fold (in cross-validation), epoch (from 1), its logs
+journal.jsonl   one object per event: a trial or runs come up, a segment of a run ends, a run's model was tested
+states/         where runs stand that wait at a rung, or whose models are kept: RUN-EPOCHS.safetensors
 lock, holder    the lock, and who holds it
 
 A line counts from the moment its newline is written, so a torn last line never happened. What the journal says is
@@ -11,30 +11,27 @@ there, is there: a state file, the epochs in results.jsonl and the journal's lin
 """
 
 import contextlib
-import datetime
+import dataclasses
 import hashlib
 import json
 import math
 import numbers
 import os
-import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from filelock import FileLock, Timeout
 
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime.files import output_error, sync, write_atomically
+from dptrain.runtime.locks import HOLDER, LOCK, locked
+from dptrain.sweeps import growth
+from dptrain.sweeps.messages import run_fact, to_run
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 
-_PLAN, _RESULTS, _JOURNAL, _PAUSED, _LOCK, _HOLDER = (
-    "sweep.yaml", "results.jsonl", "journal.jsonl", "paused", "lock", "holder",
-)  # fmt: skip
-# Seconds that a killed job's processes may take to let go of the lock.
-_PATIENCE = 1.0
+_PLAN, _RESULTS, _JOURNAL, _STATES = "sweep.yaml", "results.jsonl", "journal.jsonl", "states"
 _ELSEWHERE = "choose another --out"
 _AGAIN = "once it can be written, start the sweep again with the same --out: it continues"
 
@@ -44,13 +41,14 @@ _T = TypeVar("_T")
 class SweepDirectory:
     """A directory that belongs to one sweep, new or continued. Only rank 0 has one.
 
-    It is locked from here to `close`, by the kernel (flock): a sweep that is killed leaves no lock behind. Some network
-    file systems have no flock, or one that other machines do not see. There two sweeps on two machines are not kept
-    apart; where flock is missing altogether, filelock warns and falls back on a file that a killed sweep leaves behind.
+    It is locked from here to `close`, see `dptrain.runtime.locks.locked`.
 
     Opening a directory that holds the same sweep makes it consistent again: torn last lines go, and so do the epochs of
     segments that had not ended, which will be trained again, and all there is of a paused run whose state is missing
     or damaged.
+
+    A plan that has grown (see `growth`) takes the place of the one that is there. Where it has more epochs, runs that
+    had come to their end wait there if their state was kept; the others are trained again.
 
     Args:
         path: the directory; made where it does not exist.
@@ -58,7 +56,10 @@ class SweepDirectory:
 
     Attributes:
         trials: in the order of their numbers.
+        runs: that have come up, in the order in which they did.
         endings: of segments, in the order in which they came.
+        tested: number of a run -> metrics of its model on the test set.
+        begin_again: how many runs had come to their end and are trained again from the first epoch.
 
     Raises:
         ConfigError: it holds a sweep with another plan; lists the differences.
@@ -69,26 +70,36 @@ class SweepDirectory:
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
         self.path = path
         self.trials: list[Trial] = []
+        self.runs: list[Run] = []
         self.endings: list[Ending] = []
-        self._paused: dict[int, _State] = {}
+        self.tested: dict[int, dict[str, float]] = {}
+        self.begin_again = 0
+        # Of each run whose state is there.
+        self._states: dict[int, _State] = {}
         # Of each run, the epochs in results.jsonl.
         self._epochs: dict[int, int] = {}
         with _errors(path, _ELSEWHERE), contextlib.ExitStack() as stack:
             # Before anything is written: nothing is left in a directory that is not ours.
-            _is_ours(path, plan)
+            _plan_there(path, plan)
             path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(path))
-            if not _is_ours(path, plan):
-                write_atomically(path / _PLAN, yaml.safe_dump(_plain(plan), sort_keys=False).encode())
-            for folder in (path, path / _PAUSED):
+            stack.enter_context(locked(path, "sweep", _ELSEWHERE))
+            there = _plan_there(path, plan)
+            if there is None:
+                self._write_plan(plan)
+            for folder in (path, path / _STATES):
                 folder.mkdir(exist_ok=True)
                 for left in folder.glob(".*.tmp"):
                     left.unlink()
-            self._continue()
+            self._continue(None if there is None else growth.added_epochs(there, _plain(plan)))
+            if there is not None and there != _plain(plan):
+                self._write_plan(plan)  # the last: until then the sweep has not grown
             self._results = stack.enter_context(_Lines(path / _RESULTS))
             self._journal = stack.enter_context(_Lines(path / _JOURNAL))
             sync(path)
             self._open = stack.pop_all()
+
+    def _write_plan(self, plan: Mapping[str, Any]) -> None:
+        write_atomically(self.path / _PLAN, yaml.safe_dump(_plain(plan), sort_keys=False).encode())
 
     def close(self) -> None:
         """Release the lock; a second time does nothing."""
@@ -132,6 +143,26 @@ class SweepDirectory:
         self._journal.sync()
         self.trials.append(trial)
 
+    def add_runs(self, runs: Sequence[Run]) -> None:
+        """Write that runs came up, of trials that were added.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self._journal.add(_line({"kind": "runs", "runs": [run_fact(run) for run in runs]}))
+        self._journal.sync()
+        self.runs += runs
+
+    def add_test(self, run: Run, metrics: Mapping[str, float]) -> None:
+        """Write what a run's model, which has come to its end, makes of the test set.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        self._journal.add(_line({"kind": "test", "run": run.number, "metrics": _standard(metrics)}))
+        self._journal.sync()
+        self.tested[run.number] = dict(metrics)
+
     def add_epoch(self, run: Run, epoch: int, logs: Mapping[str, Any]) -> None:
         """Write an epoch's logs; they survive the end of this process, and once the run has an ending a power cut too.
 
@@ -147,7 +178,8 @@ class SweepDirectory:
         """
         if epoch != self._epochs.get(run.number, 0) + 1:
             raise ValueError(f"run {run.number}: epoch {epoch} comes after {self._epochs.get(run.number, 0)} epochs")
-        who = {"trial": run.trial, "run": run.number, "seed": run.seed, "epoch": epoch}
+        fold = {"fold": run.fold} if run.folds > 1 else {}
+        who = {"trial": run.trial, "run": run.number, "seed": run.seed, **fold, "epoch": epoch}
         # Twice: the first gives the order, the last the values.
         self._results.add(_line(who | _standard(logs) | who))
         self._epochs[run.number] = epoch
@@ -157,7 +189,7 @@ class SweepDirectory:
 
         Args:
             ending: its `epochs` are those that were added; metrics that are not finite come back as NaN.
-            state: what a paused run goes on from, None for any other.
+            state: what a paused run goes on from; of one that is done, if it is to be kept.
 
         Raises:
             OutputError: it cannot be written.
@@ -167,13 +199,15 @@ class SweepDirectory:
             raise ValueError(
                 f"run {run.number}: ends after {ending.epochs} epochs, {self._epochs.get(run.number, 0)} came"
             )
-        if run.trial >= len(self.trials) or (ending.status is Status.PAUSED) != (state is not None):
+        needs, takes = ending.status is Status.PAUSED, ending.status in (Status.PAUSED, Status.DONE)
+        if run.trial >= len(self.trials) or (needs and state is None) or (state is not None and not takes):
             raise ValueError(f"run {run.number}: {ending.status} with {'no state' if state is None else 'a state'}")
         event = {
             "kind": "ending",
             "run": run.number,
             "trial": run.trial,
             "seed": run.seed,
+            **({"fold": run.fold, "folds": run.folds} if run.folds > 1 else {}),
             "status": ending.status,
             "epochs": ending.epochs,
             "seconds": float(ending.seconds),
@@ -190,22 +224,22 @@ class SweepDirectory:
         self._journal.add(_line(event))
         self._journal.sync()
         self.endings.append(ending)
-        before = self._paused.pop(run.number, None)
+        before = self._states.pop(run.number, None)
         if kept is not None:
-            self._paused[run.number] = kept
+            self._states[run.number] = kept
         if before is not None and (kept is None or before.file != kept.file):
             with _errors(self._place(before), _AGAIN):
                 self._place(before).unlink(missing_ok=True)
 
     def state(self, run: Run) -> bytes:
-        """Return the state of a paused run.
+        """Return the state of a run that is paused, or whose state is kept.
 
         Raises:
             DataError: it is no longer what was written.
-            KeyError: the run is not paused.
+            KeyError: there is none.
             OutputError: it cannot be read.
         """
-        state = self._paused[run.number]
+        state = self._states[run.number]
         with _errors(self._place(state), _AGAIN):
             content = self._place(state).read_bytes()
         if hashlib.sha256(content).hexdigest() != state.sha256:
@@ -215,26 +249,58 @@ class SweepDirectory:
             )
         return content
 
-    def _place(self, state: "_State") -> Path:
-        return self.path / _PAUSED / state.file
+    def has_state(self, run: Run) -> bool:
+        """Return whether the state of a run is there."""
+        return run.number in self._states
 
-    def _continue(self) -> None:
-        """Read what is there, and write anew what a kill or a lost state has left inconsistent."""
+    def is_older(self, run: Run, file: Path) -> bool:
+        """Return whether the state of a run is older than a file that there is."""
+        return self._place(self._states[run.number]).stat().st_mtime_ns <= file.stat().st_mtime_ns
+
+    def release(self, run: Run) -> None:
+        """Delete the state of a run that has come to its end, if it is there.
+
+        Raises:
+            OutputError: it cannot be deleted.
+        """
+        state = self._states.pop(run.number, None)
+        if state is not None:
+            with _errors(self._place(state), _AGAIN):
+                self._place(state).unlink(missing_ok=True)
+
+    def _place(self, state: "_State") -> Path:
+        return self.path / _STATES / state.file
+
+    def _continue(self, ended_after: int | None) -> None:
+        """Read what is there, and write anew what a kill or a lost state has left inconsistent.
+
+        Args:
+            ended_after: epochs after which runs are to go on that had come to their end there; None for none.
+        """
         journal = self.path / _JOURNAL
         events = _read(journal, _Event.read)
+        if ended_after is not None:
+            events = [_reopened(line, event, ended_after) for line, event in events]
         last: dict[int, _Event] = {}
         for number, (_, event) in enumerate(events, 1):
             self._take(event, last, f"{journal}, line {number}")
         states = {number: event.state for number, event in last.items() if event.state is not None}
-        lost = {number for number, state in states.items() if not state.is_at(self._place(state))}
-        self._paused = {number: state for number, state in states.items() if number not in lost}
-        kept = [(line, event) for line, event in events if event.ending is None or event.ending.run.number not in lost]
+        self._states = {number: state for number, state in states.items() if state.is_at(self._place(state))}
+        waiting = {number for number, event in last.items() if event.is_paused}
+        lost = waiting - self._states.keys()
+        self.begin_again = 0 if ended_after is None else len(lost)
+        kept = [
+            (line, event)
+            for line, event in events
+            if event.of_run not in lost and not (event.test is not None and event.of_run in waiting)
+        ]
         self.endings = [event.ending for _, event in kept if event.ending is not None]
+        self.tested = {event.test[0]: event.test[1] for _, event in kept if event.test is not None}
         # The journal first: whatever happens after that, what it says is there.
         _rewrite(journal, [line for line, _ in kept])
         self._keep_epochs({ending.run.number: ending.epochs for ending in self.endings})
-        needed = {state.file for state in self._paused.values()}
-        for file in (self.path / _PAUSED).iterdir():
+        needed = {state.file for state in self._states.values()}
+        for file in (self.path / _STATES).iterdir():
             if file.name not in needed:
                 file.unlink()
 
@@ -244,12 +310,13 @@ class SweepDirectory:
             if event.trial.number != len(self.trials):
                 raise DataError(f"{where}: trial {event.trial.number} comes after {len(self.trials)} trials")
             self.trials.append(event.trial)
+        self.runs += event.runs
         if event.ending is not None:
             run = event.ending.run
             before = last.get(run.number)
             if run.trial >= len(self.trials):
                 raise DataError(f"{where}: a run of trial {run.trial}, which has not come up")
-            if before is not None and before.state is None:
+            if before is not None and not before.is_paused:
                 raise DataError(f"{where}: run {run.number} had ended before")
             last[run.number] = event
 
@@ -277,7 +344,7 @@ class SweepDirectory:
 
 @dataclass(frozen=True)
 class _State:
-    """The file of a paused run's state: its name says of which epoch, so that none is ever overwritten by a later."""
+    """The file of a run's state: its name says of which epoch, so that none is ever overwritten by a later."""
 
     file: str
     size: int
@@ -293,32 +360,69 @@ class _State:
 
 @dataclass(frozen=True)
 class _Event:
-    """One line of the journal: a trial, or an ending with the state that a paused run has."""
+    """One line of the journal: a trial, runs, the test of a run by its number, or an ending, with the state if kept."""
 
     trial: Trial | None = None
     ending: Ending | None = None
     state: _State | None = None
+    runs: tuple[Run, ...] = ()
+    test: tuple[int, dict[str, float]] | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is the ending of a run that waits."""
+        return self.ending is not None and self.ending.status is Status.PAUSED
+
+    @property
+    def of_run(self) -> int | None:
+        """The number of the run whose ending or test it is."""
+        if self.ending is not None:
+            return self.ending.run.number
+        return None if self.test is None else self.test[0]
 
     @staticmethod
     def read(fields: Any) -> "_Event":
         """Return a line's event."""
         if fields["kind"] == "trial":
             return _Event(Trial(int(fields["trial"]), dict(fields["setting"])))
+        if fields["kind"] == "runs":
+            return _Event(runs=tuple(to_run([int(value) for value in fact]) for fact in fields["runs"]))
+        if fields["kind"] == "test":
+            return _Event(test=(int(fields["run"]), _metrics(fields)))
         if fields["kind"] != "ending":
             raise ValueError(f"unknown kind {fields['kind']!r}")
         ending = Ending(
-            Run(int(fields["run"]), int(fields["trial"]), int(fields["seed"])),
+            _run(fields),
             Status(fields["status"]),
             int(fields["epochs"]),
             float(fields["seconds"]),
-            {name: math.nan if value is None else _checked(name, value) for name, value in fields["metrics"].items()},
+            _metrics(fields),
             str(fields["reason"]),
             int(fields["exit_code"]),
         )
         state = None
-        if ending.status is Status.PAUSED:
+        if ending.status is Status.PAUSED or "state" in fields:
             state = _State(_name(ending), int(fields["state"]["bytes"]), str(fields["state"]["sha256"]))
         return _Event(None, ending, state)
+
+
+def _reopened(line: bytes, event: _Event, epochs: int) -> tuple[bytes, _Event]:
+    """Return the line and the event of an ending as that of a run that waits, if it had come so far and was done."""
+    ending = event.ending
+    if ending is None or ending.status is not Status.DONE or ending.epochs < epochs:
+        return line, event
+    state = event.state or _State(_name(ending), 0, "")
+    fields = json.loads(line) | {"status": Status.PAUSED, "state": {"bytes": state.size, "sha256": state.sha256}}
+    return _line(fields), _Event(None, dataclasses.replace(ending, status=Status.PAUSED), state)
+
+
+def _run(fields: Any) -> Run:
+    number, trial, seed = (int(fields[name]) for name in ("run", "trial", "seed"))
+    return Run(number, trial, seed, int(fields.get("fold", 0)), int(fields.get("folds", 1)))
+
+
+def _metrics(fields: Any) -> dict[str, float]:
+    return {name: math.nan if value is None else _checked(name, value) for name, value in fields["metrics"].items()}
 
 
 def _checked(name: str, value: Any) -> float:
@@ -401,8 +505,8 @@ def _rewrite(path: Path, lines: list[bytes]) -> None:
         write_atomically(path, content)
 
 
-def _is_ours(path: Path, plan: Mapping[str, Any]) -> bool:
-    """Return True where the directory holds this sweep, False where it holds nothing.
+def _plan_there(path: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the plan of this sweep as it is in the directory, None where that holds nothing.
 
     Raises:
         ConfigError: it holds a sweep with another plan.
@@ -410,43 +514,28 @@ def _is_ours(path: Path, plan: Mapping[str, Any]) -> bool:
         OutputError: it holds something else.
     """
     if not path.exists():
-        return False
+        return None
     if not path.is_dir():
         raise OutputError(f"{path} is not a directory; {_ELSEWHERE}")
     file = path / _PLAN
     if not file.exists():
         names = sorted(place.name for place in path.iterdir())
         # Of a sweep that was killed before it wrote its plan.
-        others = [name for name in names if name not in (_LOCK, _HOLDER) and not name.startswith(f".{_PLAN}.")]
+        others = [name for name in names if name not in (LOCK, HOLDER) and not name.startswith(f".{_PLAN}.")]
         if others:
             raise OutputError(f"{path} is not empty and holds no sweep ({others[0]}); {_ELSEWHERE}")
-        return False
+        return None
     try:
         there = yaml.safe_load(file.read_bytes())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: not YAML ({' '.join(str(error).split())}); {_ELSEWHERE}") from None
-    different = list(_differences("", _plain(there), _plain(plan)))
+    found = _plain(there)
+    if not isinstance(found, dict):
+        raise DataError(f"{file}: no plan of a sweep; {_ELSEWHERE}")
+    different = growth.differences(found, _plain(plan))
     if different:
         raise ConfigError(f"{path} holds another sweep: {'; '.join(different)}; {_ELSEWHERE}")
-    return True
-
-
-def _differences(name: str, there: Any, here: Any) -> Iterator[str]:
-    """Return a line for every value of two plans that is not the same."""
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in there | here:
-            yield from _differences(f"{name}.{key}" if name else key, there.get(key, _NOTHING), here.get(key, _NOTHING))
-    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
-        for number, (one, other) in enumerate(zip(there, here, strict=True)):
-            yield from _differences(f"{name}[{number}]", one, other)
-    else:
-        texts = ["nothing" if value is _NOTHING else json.dumps(value) for value in (there, here)]
-        if texts[0] != texts[1]:
-            short = [text if len(text) <= 60 else f"{text[:40]} ... {text[-15:]}" for text in texts]
-            yield f"{name or 'plan'}: {short[0]} there, {short[1]} here"
-
-
-_NOTHING = object()
+    return found
 
 
 def _plain(plan: Any) -> Any:
@@ -469,35 +558,6 @@ def _number(value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else None
     return value
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a directory.
-
-    Raises:
-        OutputError: another process holds it; says which.
-    """
-    # A file beside the lock: older versions of filelock empty the lock's file when they try it.
-    holder = path / _HOLDER
-    # Closing from another thread than the opening one must release it.
-    lock = FileLock(path / _LOCK, timeout=_PATIENCE, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        try:
-            who = f" ({holder.read_text(encoding='utf-8')})"
-        except (OSError, UnicodeDecodeError):
-            who = ""
-        raise OutputError(f"{path}: another sweep works there{who}; end it, or {_ELSEWHERE}") from None
-    try:
-        now = datetime.datetime.now().isoformat(" ", "seconds")
-        holder.write_text(f"host {socket.gethostname()}, pid {os.getpid()}, since {now}", encoding="utf-8")
-        yield
-    finally:
-        # The lock's own file stays: without its name, two could hold two files.
-        holder.unlink(missing_ok=True)
-        lock.release()
 
 
 @contextlib.contextmanager

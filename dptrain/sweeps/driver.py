@@ -12,15 +12,17 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError
-from dptrain.runtime.failure import end_job
+from dptrain.runtime.failure import end_job, phase
 from dptrain.runtime.files import write_atomically
 from dptrain.sweeps.adaptive import OptunaSource
 from dptrain.sweeps.capacity import Capacity, first_that_works, measure
-from dptrain.sweeps.records import Setting
-from dptrain.sweeps.result import SweepResult, conclude
+from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.keeping import Keep, finish
+from dptrain.sweeps.records import Run, Setting
+from dptrain.sweeps.result import SweepResult, best_trial, conclude
 from dptrain.sweeps.scheduler import ListSource, SettingSource
 from dptrain.sweeps.space import Space
-from dptrain.sweeps.sweep import Plan, run_sweep
+from dptrain.sweeps.sweep import Plan, Stop, run_sweep
 from dptrain.sweeps.training import Recipe
 from dptrain.train.devices import open_backend
 from dptrain.version import __version__
@@ -38,24 +40,38 @@ class Request:
     Attributes:
         space: what is varied.
         seeds: every trial is trained with each.
-        metric: key of the logs that trials are compared by.
-        mode: "max", "min" or "auto".
+        objectives: of each metric, a key of the logs or of `training.MEASURED`, "max", "min" or "auto"; trials are
+            ranked by the first.
         rungs: numbers of epochs at which trials are judged, rising.
         eta: one trial in so many goes on from a rung.
         adaptive: how many settings Optuna chooses; 0 for those of the space.
-        runs_per_gpu: runs that a rank trains at once; None to find out.
+        runs_per_device: runs that a rank trains at once; None to find out.
+        packing: runs of one program share launches on a GPU; else each has a stream of its own.
         decides: everything that decides results, as `Plan`.
+        folds: of cross-validation; 1 for none.
+        keep: whose models stay as files.
+        max_seconds: after which the sweep stops, to be continued; None for never.
+        notes: sentences that belong to the findings.
     """
 
     space: Space
     seeds: Sequence[int]
-    metric: str
-    mode: str
+    objectives: Mapping[str, str]
     rungs: Sequence[int]
     eta: int
     adaptive: int
-    runs_per_gpu: int | None
+    runs_per_device: int | None
+    packing: bool
     decides: Mapping[str, Any]
+    folds: int = 1
+    keep: Keep = "none"
+    max_seconds: float | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def runs(self) -> int:
+        """How many trainings there will be."""
+        return self.trials * len(self.seeds) * self.folds
 
     @property
     def trials(self) -> int:
@@ -68,10 +84,10 @@ class Request:
             return Space(random=self.space.random, samples=_TRIED, seed=self.space.seed).settings()
         return spread(self.space.settings(), _TRIED)
 
-    def source(self, mode: Literal["max", "min"]) -> SettingSource:
+    def source(self, modes: Sequence[Literal["max", "min"]]) -> SettingSource:
         """Return where the settings come from."""
         if self.adaptive:
-            return OptunaSource(self.space.random, self.adaptive, mode, self.space.seed)
+            return OptunaSource(self.space.random, self.adaptive, modes, self.space.seed)
         return ListSource(self.space.settings())
 
 
@@ -98,11 +114,13 @@ def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
             return first_that_works(settings, lambda setting: recipe.build(setting, seed).device_options)
 
     open_backend(ranks, **agreed(ranks, "model", options)).close()
-    most = math.ceil(asked.trials * len(asked.seeds) / ranks.size)
+    most = math.ceil(asked.runs / ranks.size)
 
     def look() -> Capacity:
         with comms.independent():
-            return measure(recipe, settings, seed, asked.metric, asked.runs_per_gpu, most)
+            run = Run(0, 0, seed, 0, asked.folds)
+            metrics = [*asked.objectives]
+            return measure(recipe, settings, run, metrics, asked.runs_per_device, most, packing=asked.packing)
 
     return agreed(ranks, "device", look)
 
@@ -116,7 +134,7 @@ def execute(
     *,
     verbose: str | int,
     facts: Mapping[str, Any] | None = None,
-    repeat: str = "",
+    repeat: Callable[[Setting, Run], str] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> SweepResult:
     """Train what is not trained yet, and conclude. Collective.
@@ -129,28 +147,28 @@ def execute(
         out: directory, rank 0's.
         verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
         facts: further ones for the report.
-        repeat: as `conclude`.
+        repeat: returns the command that trains a run alone, for the report.
         files: texts to be written beside the results, by name.
 
     Raises:
         AgreedError: something of it cannot be done.
     """
-    mode = _mode(asked, capacity)
-    plan = Plan(asked.seeds, asked.metric, mode, asked.rungs, asked.eta, asked.decides, asked.space.fields)
+    modes = {metric: _mode(metric, mode, capacity) for metric, mode in asked.objectives.items()}
+    plan = Plan(
+        seeds=asked.seeds,
+        modes=modes,
+        rungs=asked.rungs,
+        eta=asked.eta,
+        decides=asked.decides,
+        fields=asked.space.fields,
+        folds=asked.folds,
+        keep=asked.keep,
+        keeps_states=asked.keep != "none" or recipe.has_test,
+        seconds=asked.max_seconds,
+    )
     capacities = gather(ranks, capacity)
-    try:
-        with comms.independent():
-            directory = run_sweep(
-                ranks, recipe, plan, lambda: asked.source(mode), out, capacity.places, verbose=verbose
-            )
-    except AgreedError:
-        raise
-    except BaseException as error:
-        if ranks.size > 1:
-            end_job(error)
-        raise
     about = {
-        "metric": asked.metric,
+        "metric": ", ".join(modes),
         "ranks": ranks.size,
         "devices": "; ".join(dict.fromkeys(one.device for one in capacities)),
         "runs at once": ", ".join(str(one.places) for one in capacities),
@@ -158,15 +176,37 @@ def execute(
         **(facts or {}),
     }
 
-    def finish() -> dict[str, Any] | None:
+    def report(directory: SweepDirectory, models: Sequence[str] = (), stopped: Stop | None = None) -> SweepResult:
+        for name, text in (files or {}).items():
+            write_atomically(directory.path / name, text.encode())
+        return conclude(directory, plan, about, repeat, notes=asked.notes, models=models, stopped=stopped)
+
+    try:
+        with comms.independent():
+            directory, stopped = run_sweep(
+                *(ranks, recipe, plan, lambda: asked.source([*modes.values()]), out, capacity.places, capacity.at_once),
+                packing=asked.packing,
+                verbose=verbose,
+                report=report,
+            )
+    except AgreedError:
+        raise
+    except BaseException as error:
+        if ranks.size > 1:
+            end_job(error)
+        raise
+
+    def end() -> dict[str, Any] | None:
         if directory is None:
             return None
-        with directory:
-            for name, text in (files or {}).items():
-                write_atomically(directory.path / name, text.encode())
-            return asdict(conclude(directory, plan, about, repeat))
+        with directory, comms.independent():
+            models: Sequence[str] = ()
+            if stopped is None:
+                phase.enter("evaluation")
+                models = finish(directory, recipe, plan.keep, best_trial(directory, plan))
+            return asdict(report(directory, models, stopped))
 
-    found = ranks.agree("output", finish)
+    found = ranks.agree("output", end)
     return SweepResult(**ranks.broadcast_fact(found))
 
 
@@ -176,14 +216,15 @@ def spread(settings: Sequence[Setting], most: int) -> Sequence[Setting]:
     return [settings[number * len(settings) // count] for number in range(count)]
 
 
-def _mode(asked: Request, capacity: Capacity) -> Literal["max", "min"]:
-    if asked.mode == "max" or (asked.mode == "auto" and capacity.direction == "up"):
+def _mode(metric: str, mode: str, capacity: Capacity) -> Literal["max", "min"]:
+    direction = capacity.directions[metric]
+    if mode == "max" or (mode == "auto" and direction == "up"):
         return "max"
-    if asked.mode == "min" or (asked.mode == "auto" and capacity.direction == "down"):
+    if mode == "min" or (mode == "auto" and direction == "down"):
         return "min"
     raise AgreedError(
         "sweep",
         ConfigError.exit_code,
-        f"nobody knows whether a high or a low {asked.metric} is good: say mode 'max' or 'min'",
+        f"nobody knows whether a high or a low {metric} is good: say mode 'max' or 'min'",
         [],
     )

@@ -6,9 +6,15 @@ from typing import Any
 
 from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Trial
-from dptrain.sweeps.statistics import MOST_PAIRS, SIGNIFICANCE, Comparison, Mode, Summary, rank
-
-_MORE_SEEDS = "More seeds are needed: 5 or more to see anything but large differences."
+from dptrain.sweeps.statistics import (
+    MOST_PAIRS,
+    SIGNIFICANCE,
+    Comparison,
+    Mode,
+    Summary,
+    effect_in_words,
+    rank,
+)
 
 
 def sentences(
@@ -32,17 +38,21 @@ def sentences(
         return [f"No run has ended with a value of {metric}: nothing can be said."]
     best = ranked[0]
     settings = {trial.number: trial.setting for trial in trials}
-    said = [_best_sentence(best, settings.get(best.trial, {}), metric)]
-    said += _difference_sentences(best, ranked, comparisons, mode)
+    alone = len(trials) == 1
+    said = [_one_sentence(best, trials[0].setting, metric) if alone else _best_sentence(best, settings, metric)]
+    if not alone:
+        said += _difference_sentences(best, summaries, ranked, comparisons, mode)
     lost = [summary for summary in summaries if summary.failed]
     if lost:
         runs = sum(summary.failed for summary in lost)
         said.append(
-            f"{formatting.counted(runs, 'run')} failed, of {_trials([s.trial for s in lost])}. Failed runs are in no "
-            "mean, and a trial is ranked behind all complete ones that lost fewer, however good the rest is."
+            f"{formatting.counted(runs, 'run')} failed and {_are([None] * runs)} in no mean."
+            if alone
+            else f"{formatting.counted(runs, 'run')} failed, of {_trials([s.trial for s in lost])}. Failed runs are in "
+            "no mean, and a trial is ranked behind all complete ones that lost fewer, however good the rest is."
         )
     early = [summary.trial for summary in summaries if not summary.complete and summary.n]
-    if early:
+    if early and not alone:
         said.append(
             "Stopped early or unfinished, so ranked behind the complete ones by what was reached and not compared: "
             f"{_trials(early)}."
@@ -50,7 +60,22 @@ def sentences(
     return said
 
 
-def _best_sentence(best: Summary, setting: Mapping[str, Any], metric: str) -> str:
+def _one_sentence(summary: Summary, setting: Mapping[str, Any], metric: str) -> str:
+    """Return what is said of a sweep over seeds alone, where no trial is better than another."""
+    which = f"The one setting ({formatting.described(setting)})" if setting else "The one setting"
+    if not summary.complete:
+        which += f", not trained to its end with every seed ({formatting.counted(summary.epochs_trained, 'epoch')}),"
+    if summary.n == 1:
+        return f"{which} has one run with a value: {metric} {formatting.number(summary.mean)}, without an interval."
+    return (
+        f"{which} has a mean of {metric} of {formatting.number(summary.mean)} (95 % interval "
+        f"{formatting.interval(summary.ci_low, summary.ci_high)}, n = {summary.n}); single seeds deviate from it by "
+        f"{formatting.number(summary.std)} (standard deviation)."
+    )
+
+
+def _best_sentence(best: Summary, settings: Mapping[int, Mapping[str, Any]], metric: str) -> str:
+    setting = settings.get(best.trial)
     name = f"Trial {best.trial}" + (f" ({formatting.described(setting)})" if setting else "")
     where = (
         "the best mean"
@@ -67,20 +92,21 @@ def _best_sentence(best: Summary, setting: Mapping[str, Any], metric: str) -> st
 
 
 def _difference_sentences(
-    best: Summary, ranked: Sequence[Summary], comparisons: Sequence[Comparison], mode: Mode
+    best: Summary,
+    summaries: Sequence[Summary],
+    ranked: Sequence[Summary],
+    comparisons: Sequence[Comparison],
+    mode: Mode,
 ) -> list[str]:
     complete = [summary for summary in ranked if summary.complete]
     if len(complete) < 2:
-        finished = "no trial is" if not complete else "only one trial is"
-        return [
-            f"Nothing can be said about differences: {finished} complete, and a comparison takes two, each with 2 "
-            f"seeds at least. {_MORE_SEEDS}"
-        ]
+        return [_too_few_sentence(complete, summaries)]
     with_best = {row.b if row.a == best.trial else row.a: row for row in comparisons if best.trial in (row.a, row.b)}
     if not with_best:
         return [
             "Nothing can be said about differences: no other complete trial shares 2 seeds with the best one, and what "
-            f"one seed shows may be the seed's doing. {_MORE_SEEDS}"
+            "one seed shows may be the seed's doing. More seeds are needed: 5 or more to see anything but large "
+            "differences."
         ]
     worse: list[int] = []
     better: list[int] = []
@@ -97,6 +123,9 @@ def _difference_sentences(
         said.append(
             f"{_trials(worse).capitalize()} {_are(worse)} significantly worse than it, at 5 % after correction."
         )
+        nearest = min(worse, key=lambda trial: abs(with_best[trial].difference))
+        which = "The difference" if len(worse) == 1 else f"The least difference, to trial {nearest},"
+        said.append(f"{which} is {_difference(with_best[nearest])}.")
     if better:
         said.append(
             f"Over the seeds that both have, {_trials(better)} {_are(better)} significantly better than it, but lost "
@@ -125,10 +154,10 @@ def _difference_sentences(
         "over seeds to be roughly normal. The correction is that of Benjamini and Yekutieli: of the differences that "
         "are called significant, at most 5 % are expected to be none."
     )
-    if any(row.p == 0 and row.ci_low == row.ci_high for row in with_best.values()):
+    if any(row.ci_low is None and row.difference for row in with_best.values()):
         said.append(
-            "Some differences are exactly alike for all seeds, which the test takes for certainty: a metric of few "
-            "validation samples does that; more seeds or more samples are needed."
+            "Some differences are exactly alike for all seeds: a metric of few validation samples does that. Such a "
+            "pair has no interval and is compared by the sign test; more seeds or more samples tell more."
         )
     if len(complete) > 2:
         said.append(
@@ -136,6 +165,28 @@ def _difference_sentences(
             "with fresh seeds."
         )
     return said
+
+
+def _too_few_sentence(complete: Sequence[Summary], summaries: Sequence[Summary]) -> str:
+    """Return why nothing can be compared, and what would help."""
+    text = f"Nothing can be said about differences: {'only one trial is' if complete else 'no trial is'} complete"
+    others = [summary for summary in summaries if not summary.complete]
+    if all(summary.pruned for summary in others):
+        return f"{text}, as halving stopped the others early. Without halving they would be compared at their ends."
+    if all(summary.failed and not summary.n for summary in others):
+        return f"{text}; the others have failed."
+    return f"{text}, and a comparison takes two. Started again with the same directory, the sweep goes on."
+
+
+def _difference(row: Comparison) -> str:
+    size = formatting.number(abs(row.difference))
+    if row.ci_low is None or row.ci_high is None:
+        return f"{size}, the same for every seed"
+    low, high = (
+        sorted((abs(row.ci_low), abs(row.ci_high))) if row.ci_low * row.ci_high > 0 else (row.ci_low, row.ci_high)
+    )
+    words = effect_in_words(row.effect)
+    return f"{size} (95 % interval {formatting.interval(low, high)}), {words} beside the deviation over seeds"
 
 
 def _trials(numbers: Sequence[int]) -> str:

@@ -27,6 +27,12 @@ def brief(value: Any) -> str:
     return "none" if value is None else cell(value)
 
 
+def ends(names: Sequence[str]) -> list[str]:
+    """Return the ends of dotted names, such as 'learning_rate'; whole names where an end is that of two."""
+    last = [name.rpartition(".")[2] for name in names]
+    return [end if last.count(end) == 1 else name for name, end in zip(names, last, strict=True)]
+
+
 def number(value: float | None) -> str:
     """Return a measured value to 5 significant digits, or a dash where there is none."""
     return "-" if value is None else f"{value:.5g}"

@@ -13,15 +13,18 @@ class Kind(StrEnum):
     # To a rank: train this segment; everything is done.
     TRAIN = "train"
     FINISH = "finish"
-    # To rank 0: an epoch's logs; how a segment ended; a segment that did not fit beside the others.
+    # To rank 0: an epoch's logs; how a segment ended; a segment that did not fit beside the others; a signal that asks
+    # to end; an error that ends the rank.
     EPOCH = "epoch"
     ENDING = "ending"
     RETURNED = "returned"
+    SIGNAL = "signal"
+    BROKEN = "broken"
 
 
 def run_fact(run: Run) -> list[int]:
     """Return a run as JSON can carry it."""
-    return [run.number, run.trial, run.seed]
+    return [run.number, run.trial, run.seed, run.fold, run.folds]
 
 
 def to_run(fact: list[int]) -> Run:
@@ -31,12 +34,12 @@ def to_run(fact: list[int]) -> Run:
 
 def segment_fact(segment: Segment) -> dict[str, Any]:
     """Return a segment as JSON can carry it."""
-    return {"run": run_fact(segment.run), "begin": segment.begin, "end": segment.end}
+    return {"run": run_fact(segment.run), "begin": segment.begin, "end": segment.end, "keep": segment.keep}
 
 
 def to_segment(fact: dict[str, Any]) -> Segment:
     """Return the segment of a `segment_fact`."""
-    return Segment(to_run(fact["run"]), fact["begin"], fact["end"])
+    return Segment(**fact | {"run": to_run(fact["run"])})
 
 
 def ending_fact(ending: Ending) -> dict[str, Any]:

@@ -1,18 +1,37 @@
-"""The pictures of a sweep's report, as PNG files: curves, the metric against hyperparameters, the ranking."""
+"""Pictures of a sweep's runs: the metric over epochs, the ranking of trials, their Pareto front, seeds of one."""
 
-import io
 import itertools
 import math
-import textwrap
-import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dptrain.errors import ConfigError
 from dptrain.sweeps import formatting
+from dptrain.sweeps.drawing import (
+    BLUE,
+    COLORS,
+    ORANGE,
+    VERMILION,
+    Width,
+    draw,
+    label,
+    log_if_wide,
+    make_figure,
+    names_title,
+    trial_name,
+)
+from dptrain.sweeps.pareto import Front, on_front
 from dptrain.sweeps.records import Ending, Trial
-from dptrain.sweeps.statistics import CONFIDENCE, Mode, Summary, mean_and_interval, rank, values_by_seed
+from dptrain.sweeps.statistics import (
+    CONFIDENCE,
+    Bounds,
+    Mode,
+    Summary,
+    bounds_of,
+    mean_and_interval,
+    rank,
+    values_by_seed,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,25 +40,14 @@ if TYPE_CHECKING:
 # How much one picture can show.
 MOST_CURVES = 12
 MOST_RANKED = 30
-_MOST_CATEGORIES = 16
+MOST_BESIDE = 300
 _MOST_POINTS = 300
+_MOST_NAMED_SEEDS = 7
 
-# Okabe and Ito's colours, which the colour-blind can tell apart too, without the yellow that white swallows.
-_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", ":")
-_BLUE, _ORANGE, _VERMILION = "#0072B2", "#E69F00", "#D55E00"
 
 # Metric of each run at each epoch: trial -> epoch -> run -> value.
 Curves = Mapping[int, Mapping[int, Mapping[int, float]]]
-
-
-def installed() -> bool:
-    """Return whether pictures can be drawn."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def curves_of(epochs: Iterable[Mapping[str, Any]], metric: str) -> Curves:
@@ -61,13 +69,11 @@ def curves_of(epochs: Iterable[Mapping[str, Any]], metric: str) -> Curves:
     return curves
 
 
-def draw_curves(
-    trials: Sequence[Trial], summaries: Sequence[Summary], curves: Curves, metric: str, mode: Mode
-) -> bytes:
+def draw_curves(trials: Sequence[Trial], summaries: Sequence[Summary], curves: Curves, metric: str, mode: Mode) -> str:
     """Return a picture of the metric over epochs: for each of the best trials the mean, and a band over its seeds.
 
     The band is the 95 % confidence interval of the mean, or from the lowest to the highest run where fewer than 3 have
-    the epoch. The mean is over the runs that have the epoch.
+    the epoch. The mean is over the runs that have the epoch. Of a single trial each run is drawn too.
 
     Raises:
         ConfigError: Matplotlib is missing.
@@ -75,86 +81,71 @@ def draw_curves(
     settings = {trial.number: trial.setting for trial in trials}
     shown = [summary.trial for summary in rank(summaries, mode) if any(curves.get(summary.trial, {}).values())]
     shown = shown[:MOST_CURVES]
-    figure = _figure(9, max(4.5, 1.2 + 0.3 * len(shown)))
-    from matplotlib.ticker import MaxNLocator  # after what says that Matplotlib is missing
+    bounds = bounds_of(metric, (value for trial in shown for runs in curves[trial].values() for value in runs.values()))
 
-    axes = figure.add_subplot()
-    drawn: list[float] = []
-    for place, trial in enumerate(shown):
-        epochs = _thinned([epoch for epoch, runs in sorted(curves[trial].items()) if runs])
-        rows = [_band([value for _, value in sorted(curves[trial][epoch].items())]) for epoch in epochs]
-        means, lows, highs = zip(*rows, strict=True)
-        color, style = _COLORS[place % len(_COLORS)], _STYLES[place // len(_COLORS)]
-        axes.fill_between(epochs, lows, highs, color=color, alpha=0.15, linewidth=0)
-        marker = "o" if len(epochs) == 1 else None
-        axes.plot(epochs, means, color=color, linestyle=style, marker=marker, label=_name(trial, settings[trial]))
-        drawn += [*lows, *highs]
-    some = f" of the {len(shown)} best trials" if len(shown) < len(summaries) else ""
-    axes.set_title(_label(f"{metric} over epochs{some}", 80))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(_label(metric, 40))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _log_if_wide(axes, "y", drawn)
-    axes.grid(alpha=0.3)
-    if shown:
-        title = f"best first\n{_names_title(settings[shown[0]], 40)}"
-        figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
-    return _png(figure)
+    def picture(width: Width) -> "Figure":
+        from matplotlib.ticker import MaxNLocator
 
+        lines = 0.22 * (len(shown) + 2)
+        figure = make_figure(width, 2.8 + lines if width.is_narrow else max(4.5, 1.2 + lines))
+        axes = figure.add_subplot()
+        drawn: list[float] = []
+        for place, trial in enumerate(shown):
+            color, style = COLORS[place % len(COLORS)], _STYLES[place // len(COLORS)]
+            name = "mean" if len(trials) == 1 else trial_name(trial, settings[trial], 44)
+            drawn += _draw_trial(axes, trial, curves[trial], bounds, name, color, style)
+            if len(trials) == 1:
+                _draw_runs(axes, curves[trial])
+        some = f" of the {len(shown)} best trials" if len(shown) < len(summaries) else ""
+        what = label(metric, 40) if width.is_narrow else f"{label(metric, 40)} over epochs"
+        axes.set_title(f"{what}{some}", fontsize="medium")
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(label(metric, 40))
+        # With the default minimum of two ticks, one or two epochs would get halves as well.
+        axes.xaxis.set_major_locator(MaxNLocator(6 if width.is_narrow else "auto", integer=True, min_n_ticks=1))
+        log_if_wide(axes, "y", drawn)
+        axes.grid(alpha=0.3)
+        if shown:
+            title = f"best first\n{names_title(settings[shown[0]], 40)}".strip() if len(trials) > 1 else None
+            figure.legend(loc=width.legend, fontsize="small", title=title, title_fontsize="small")
+        return figure
 
-def draw_hyperparameters(
-    trials: Sequence[Trial],
-    summaries: Sequence[Summary],
-    endings: Sequence[Ending],
-    metric: str,
-    fields: Sequence[str],
-) -> bytes:
-    """Return a picture of the metric against each swept field, a panel for each: a dot a run, a diamond a trial's mean.
-
-    Fields of numbers have an axis of numbers (logarithmic where they are positive and span more than 2 decades), other
-    fields one of categories, in which trials stand side by side. Only runs that count (see `statistics`) are drawn,
-    those of trials that are not complete hollow.
-
-    Raises:
-        ConfigError: Matplotlib is missing.
-    """
-    values = values_by_seed(endings, metric)
-    complete = {summary.trial for summary in summaries if summary.complete}
-    shown = [trial for trial in trials if values.get(trial.number)]
-    columns = min(3, len(fields))
-    rows = math.ceil(len(fields) / columns)
-    figure = _figure(max(6, 4.2 * columns), 3.8 * rows)
-    panels = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
-    for panel in panels[len(fields) :]:
-        panel.set_visible(False)
-    everything: list[float] = []
-    for place, (field, panel) in enumerate(zip(fields, panels, strict=False)):
-        places = _places(panel, [trial.setting.get(field) for trial in shown])
-        for whole in (False, True):
-            some = [
-                (x, list(values[trial.number].values()))
-                for x, trial in zip(places, shown, strict=True)
-                if x is not None and (trial.number in complete) == whole
-            ]
-            dots = [(x, value) for x, of_trial in some for value in of_trial]
-            everything += [value for _, value in dots]
-            means = [(x, mean_and_interval(of_trial)[0]) for x, of_trial in some]
-            face = _BLUE if whole else "none"
-            panel.plot(*_columns(dots), "o", color=_BLUE, markerfacecolor=face, alpha=0.35, markersize=5)
-            face = _ORANGE if whole else "white"
-            panel.plot(*_columns(means), "D", color="black", markerfacecolor=face, markersize=5)
-        panel.set_xlabel(_label(field, 44))
-        panel.grid(alpha=0.3)
-        if place % columns == 0:
-            panel.set_ylabel(_label(metric, 40))
-    _log_if_wide(panels[0], "y", everything)  # and with it all panels, which share the axis
-    title = f"{_label(metric, 60)} against swept fields"
-    hollow = "" if complete.issuperset(trial.number for trial in shown) else "; hollow: stopped early or unfinished"
-    figure.suptitle(f"{title}\ndot: a run, diamond: a trial's mean{hollow}", fontsize="medium")
-    return _png(figure)
+    return draw("curves", picture)
 
 
-def draw_ranking(trials: Sequence[Trial], summaries: Sequence[Summary], metric: str, mode: Mode) -> bytes:
+def _draw_trial(
+    axes: "Axes",
+    trial: int,
+    curve: Mapping[int, Mapping[int, float]],
+    bounds: Bounds,
+    name: str,
+    color: str,
+    style: str,
+) -> list[float]:
+    """Draw a trial's mean and band; return the band's ends."""
+    epochs = _thinned([epoch for epoch, runs in sorted(curve.items()) if runs])
+    rows = [_band([value for _, value in sorted(curve[epoch].items())], bounds) for epoch in epochs]
+    means, lows, highs = zip(*rows, strict=True)
+    band = axes.fill_between(epochs, lows, highs, color=color, alpha=0.15, linewidth=0)
+    band.set_gid(f"band-trial-{trial}")
+    marker = "o" if len(epochs) == 1 else None
+    axes.plot(
+        epochs, means, color=color, linestyle=style, marker=marker, label=name, gid=f"line-trial-{trial}", linewidth=2
+    )
+    return [*lows, *highs]
+
+
+def _draw_runs(axes: "Axes", curve: Mapping[int, Mapping[int, float]]) -> None:
+    """Draw each run of a trial as a thin line."""
+    epochs = _thinned(sorted(curve))
+    for place, run in enumerate(sorted({run for runs in curve.values() for run in runs})):
+        points = [(epoch, curve[epoch][run]) for epoch in epochs if run in curve[epoch]]
+        name = "a seed each" if place == 0 else None
+        marker = "." if len(points) == 1 else None
+        axes.plot(*zip(*points, strict=True), color="gray", alpha=0.5, linewidth=0.8, marker=marker, label=name)
+
+
+def draw_ranking(trials: Sequence[Trial], summaries: Sequence[Summary], metric: str, mode: Mode) -> str:
     """Return a picture of the trials' means with their 95 % intervals, the best on top, at most `MOST_RANKED`.
 
     Raises:
@@ -163,81 +154,141 @@ def draw_ranking(trials: Sequence[Trial], summaries: Sequence[Summary], metric: 
     settings = {trial.number: trial.setting for trial in trials}
     ranked = [summary for summary in rank(summaries, mode) if summary.mean is not None]
     shown = ranked[:MOST_RANKED]
-    figure = _figure(9, 1.6 + 0.32 * max(len(shown), 3))
-    from matplotlib.lines import Line2D  # after what says that Matplotlib is missing
 
-    axes = figure.add_subplot()
-    kinds = {}
-    drawn = []
-    for place, summary in enumerate(shown):
+    def picture(width: Width) -> "Figure":
+        from matplotlib.lines import Line2D
+        from matplotlib.ticker import MaxNLocator
+
+        figure = make_figure(width, 1.7 + (0.26 if width.is_narrow else 0.32) * max(len(shown), 3))
+        axes = figure.add_subplot()
+        kinds = {}
+        drawn = []
+        for place, summary in enumerate(shown):
+            assert summary.mean is not None
+            low = summary.mean if summary.ci_low is None else summary.ci_low
+            high = summary.mean if summary.ci_high is None else summary.ci_high
+            drawn.append(summary.mean)
+            if not summary.complete:
+                kind, color, marker, face = "stopped early or unfinished", BLUE, "o", "white"
+            elif summary.failed:
+                kind, color, marker, face = "lost runs", VERMILION, "^", VERMILION
+            else:
+                kind, color, marker, face = "complete", BLUE, "o", BLUE
+            kinds[kind] = Line2D([], [], color=color, marker=marker, markerfacecolor=face, label=kind)
+            gid = f"-trial-{summary.trial}"
+            axes.plot([low, high], [place, place], color=color, marker="|" if summary.n > 1 else None, gid=f"bar{gid}")
+            axes.plot(
+                [summary.mean], [place], color=color, marker=marker, markerfacecolor=face, linewidth=0, gid=f"mean{gid}"
+            )
+        names = [f"{trial_name(each.trial, settings[each.trial], width.name_length)} (n={each.n})" for each in shown]
+        axes.set_yticks(range(len(shown)), labels=names)
+        axes.set_ylim(len(shown) - 0.4, -0.6)
+        if not width.is_narrow:
+            axes.set_ylabel("trials")
+        mean = f"mean {metric}" if width.is_narrow else f"mean of {metric} with {CONFIDENCE:.0%} interval"
+        axes.set_xlabel(label(mean, 26 if width.is_narrow else 80))
+        some = f"the best {len(shown)} of {len(ranked)} trials" if len(shown) < len(ranked) else "trials"
+        labels = f"\n{names_title(settings[shown[0].trial], 44 if width.is_narrow else 100)}" if shown else ""
+        figure.suptitle(f"Ranking of {some}, best on top{labels}".strip(), fontsize="medium")
+        log_if_wide(axes, "x", drawn)  # an interval that reaches below 0 then runs out of the picture
+        if width.is_narrow and axes.get_xscale() == "linear":
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.grid(alpha=0.3)
+        if len(kinds) > 1:
+            columns = 1 if width.is_narrow else 3
+            figure.legend(handles=list(kinds.values()), loc="outside lower center", ncols=columns, fontsize="small")
+        return figure
+
+    return draw("ranking", picture)
+
+
+def draw_front(front: Front) -> str:
+    """Return a picture of the first metric (upwards) against the second, a point a trial, with the front as steps.
+
+    The steps are the front in these two metrics alone: from each point on, in the direction in which the second metric
+    gets worse, the first one's value is to be had.
+
+    Args:
+        front: with a trial on it at least.
+
+    Raises:
+        ConfigError: Matplotlib is missing.
+    """
+    (y_name, y_mode), (x_name, x_mode) = list(front.modes.items())[:2]
+    beside = [trial for trial in front.compared if trial not in front.trials][:MOST_BESIDE]
+    shown = [*beside, *front.trials]
+    points = [(float(x), float(y)) for y, x in front.values(shown)[:, :2]]
+    is_reached = on_front(front.values(front.trials)[:, :2], [y_mode, x_mode])
+    reached = sorted(point for point, on in zip(points[len(beside) :], is_reached, strict=True) if on)
+
+    def picture(width: Width) -> "Figure":
+        figure = make_figure(width, 3.4 if width.is_narrow else 4.5)
+        axes = figure.add_subplot()
+        steps = "steps-post" if x_mode == "min" else "steps-pre"
+        axes.plot(*zip(*reached, strict=True), drawstyle=steps, color=ORANGE, linewidth=1.5, zorder=1)
+        for place, (trial, point) in enumerate(zip(shown, points, strict=True)):
+            face = "white" if place < len(beside) else ORANGE
+            axes.plot(*point, "o", color="black", markerfacecolor=face, markersize=6, gid=f"dot-trial-{trial}")
+        if len(front.trials) <= MOST_CURVES:
+            for trial, point in zip(front.trials, points[len(beside) :], strict=True):
+                axes.annotate(str(trial), point, (4, 4), textcoords="offset points", fontsize="small")
+        for name, mode, set_label in ((x_name, x_mode, axes.set_xlabel), (y_name, y_mode, axes.set_ylabel)):
+            set_label(f"{label(name, 30)} ({'more' if mode == 'max' else 'less'} is better)")
+        log_if_wide(axes, "x", [x for x, _ in points])
+        log_if_wide(axes, "y", [y for _, y in points])
+        axes.margins(0.08)
+        axes.grid(alpha=0.3)
+        return figure
+
+    return draw("front", picture)
+
+
+def draw_seeds(summary: Summary, endings: Sequence[Ending], metric: str) -> str:
+    """Return a picture of a trial's runs: a dot for each seed, and their mean with its 95 % interval.
+
+    Args:
+        summary: of a trial with a value.
+        endings: of the sweep.
+        metric: the log key.
+
+    Raises:
+        ConfigError: Matplotlib is missing.
+    """
+    values = sorted(values_by_seed(endings, metric)[summary.trial].items())
+    folded = any(fold for (_, fold), _ in values)
+
+    def picture(width: Width) -> "Figure":
+        figure = make_figure(width, 3.2)
+        axes = figure.add_subplot()
+        places = range(len(values))
+        axes.plot(
+            places, [value for _, value in values], "o", color=BLUE, label="a run each" if folded else "a seed each"
+        )
         assert summary.mean is not None
-        low = summary.mean if summary.ci_low is None else summary.ci_low
-        high = summary.mean if summary.ci_high is None else summary.ci_high
-        drawn.append(summary.mean)
-        if not summary.complete:
-            kind, color, marker, face = "stopped early or unfinished", _BLUE, "o", "white"
-        elif summary.failed:
-            kind, color, marker, face = "lost runs", _VERMILION, "^", _VERMILION
-        else:
-            kind, color, marker, face = "complete", _BLUE, "o", _BLUE
-        kinds[kind] = Line2D([], [], color=color, marker=marker, markerfacecolor=face, label=kind)
-        axes.plot([low, high], [place, place], color=color, marker="|" if summary.n > 1 else None)
-        axes.plot([summary.mean], [place], color=color, marker=marker, markerfacecolor=face, linewidth=0)
-    names = [f"{_name(summary.trial, settings[summary.trial])} (n={summary.n})" for summary in shown]
-    axes.set_yticks(range(len(shown)), labels=names)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_ylabel("trials")
-    axes.set_xlabel(_label(f"mean of {metric} with {CONFIDENCE:.0%} interval", 80))
-    some = f"the best {len(shown)} of {len(ranked)} trials" if len(shown) < len(ranked) else "trials"
-    labels = f"\n{_names_title(settings[shown[0].trial], 100)}" if shown else ""
-    figure.suptitle(f"Ranking of {some}, best on top{labels}", fontsize="medium")
-    _log_if_wide(axes, "x", drawn)  # an interval that reaches below 0 then runs out of the picture
-    axes.grid(alpha=0.3)
-    if len(kinds) > 1:
-        figure.legend(handles=list(kinds.values()), loc="outside lower center", ncols=3, fontsize="small")
-    return _png(figure)
+        axes.axhline(summary.mean, color=ORANGE, label="mean")
+        if summary.ci_low is not None and summary.ci_high is not None:
+            axes.axhspan(
+                summary.ci_low, summary.ci_high, color=ORANGE, alpha=0.2, linewidth=0, label="95 % interval of the mean"
+            )
+        most = _MOST_NAMED_SEEDS if width.is_narrow else 3 * _MOST_NAMED_SEEDS
+        step = math.ceil(len(values) / most)
+        named = list(itertools.islice(zip(places, values, strict=True), 0, None, step))
+        words = [f"{seed}.{fold + 1}" if folded else str(seed) for _, ((seed, fold), _) in named]
+        labels = [formatting.shortened(word, 6 if width.is_narrow else 8) for word in words]
+        axes.set_xticks([place for place, _ in named], labels=labels)
+        axes.set_xlabel("seed.fold" if folded else "seed")
+        axes.set_ylabel(label(metric, 40))
+        log_if_wide(axes, "y", [value for _, value in values])
+        axes.grid(alpha=0.3)
+        figure.legend(loc=width.legend, fontsize="small")
+        return figure
+
+    return draw("seeds", picture)
 
 
-def _figure(width: float, height: float) -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("matplotlib is not installed: pip install 'dptrain[sweep]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _png(figure: "Figure") -> bytes:
-    picture = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # drawn as a box
-        figure.savefig(picture, format="png", dpi=110)
-    return picture.getvalue()
-
-
-def _label(text: str, length: int) -> str:
-    """Return a text of the user's as Matplotlib draws it: short, on one line, no sign taken for mathematics."""
-    visible = "".join(sign if sign.isprintable() else "?" for sign in text)
-    return formatting.shortened(visible, length).replace("$", r"\$")
-
-
-def _name(trial: int, setting: Mapping[str, Any]) -> str:
-    """Return a trial's number and the values of its setting, without their names: there is little room."""
-    return _label(f"{trial}: {', '.join(formatting.brief(value) for value in setting.values())}", 44)
-
-
-def _names_title(setting: Mapping[str, Any], width: int) -> str:
-    """Return what the values in names of trials are of, on at most 4 lines."""
-    lines = textwrap.wrap(_label(f"trial: {', '.join(setting)}", 400), width)
-    return "\n".join(lines[:4])
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _band(values: Sequence[float]) -> tuple[float, float, float]:
+def _band(values: Sequence[float], bounds: Bounds) -> tuple[float, float, float]:
     """Return mean, lower and upper end of the band."""
-    mean, low, high = mean_and_interval(values)
+    mean, low, high = mean_and_interval(values, bounds)
     if low is None or high is None or len(values) < 3:
         return mean, min(values), max(values)
     return mean, low, high
@@ -247,63 +298,3 @@ def _thinned(epochs: Sequence[int]) -> list[int]:
     """Return at most some hundred epochs, the first and the last among them: a picture has no more dots."""
     step = max(1, math.ceil(len(epochs) / _MOST_POINTS))
     return sorted({*epochs[::step], *epochs[-1:]})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _places(panel: "Axes", values: Sequence[Any]) -> list[float | None]:
-    """Prepare the x-axis for the values of a field and return where each value is on it; None for what has no room."""
-    if all(_is_number(value) for value in values):
-        numbers = [float(value) for value in values]
-        _log_if_wide(panel, "x", numbers)
-        _set_number_ticks(panel, sorted(set(numbers)))
-        return list(numbers)
-    try:
-        ordered = sorted(values)
-    except TypeError:  # such as None among them
-        ordered = sorted(values, key=formatting.brief)
-    names = list(dict.fromkeys(formatting.brief(value) for value in ordered))
-    if len(names) > _MOST_CATEGORIES:
-        names = names[:_MOST_CATEGORIES]
-        panel.set_title(f"the first {_MOST_CATEGORIES} values", fontsize="small")
-    labels = [_label(name, 22) for name in names]
-    panel.set_xticks(range(len(names)), labels=labels)
-    if sum(len(label) for label in labels) > 30:
-        angle = 35 if len(names) <= 6 else 90
-        upright = "center" if angle == 90 else "top"
-        panel.tick_params("x", labelsize="small")
-        for text in panel.get_xticklabels():
-            text.set(rotation=angle, ha="right", va=upright, rotation_mode="anchor")
-    panel.set_xlim(-0.6, len(names) - 0.4)
-    of_value = [formatting.brief(value) for value in values]
-    numbers_in = Counter(of_value)
-    seen: Counter[str] = Counter()
-    places: list[float | None] = []
-    for name in of_value:
-        beside = 0.6 * ((seen[name] + 0.5) / numbers_in[name] - 0.5)
-        places.append(names.index(name) + beside if name in names else None)
-        seen[name] += 1
-    return places
-
-
-def _set_number_ticks(panel: "Axes", numbers: Sequence[float]) -> None:
-    """Put ticks at the numbers where they are few and far enough apart for their labels."""
-    from matplotlib.ticker import MaxNLocator, NullLocator
-
-    logarithmic = panel.get_xscale() == "log"
-    places = [math.log(number) for number in numbers] if logarithmic else numbers
-    gaps = [right - left for left, right in itertools.pairwise(places)]
-    if not gaps or min(gaps) >= 0.2 * sum(gaps):
-        panel.set_xticks(numbers, labels=[formatting.number(number) for number in numbers])
-        panel.xaxis.set_minor_locator(NullLocator())
-    elif not logarithmic:
-        panel.xaxis.set_major_locator(MaxNLocator(5))
-
-
-def _log_if_wide(axes: "Axes", axis: str, values: Sequence[float]) -> None:
-    """Make an axis logarithmic where its values are positive and span more than 2 decades."""
-    # 0.9 / 0.009 is more than 100 by rounding alone
-    if values and min(values) > 0 and max(values) / min(values) > 100 * (1 + 1e-9):
-        (axes.set_xscale if axis == "x" else axes.set_yscale)("log")

@@ -3,7 +3,6 @@
 import math
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dptrain.runtime import terminal
+from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Ending, Run, Segment, Status, Trial
 from dptrain.sweeps.space import label
 
@@ -25,38 +25,31 @@ _REFRESH = 0.25
 _PARTS = 50
 
 
-class Progress(ABC):
-    """Hears of everything that happens in a sweep, and shows what people want to know.
+class Progress:
+    """Hears of everything that happens in a sweep, and shows nothing; subclasses show what people want to know.
 
     Whoever makes one calls `close` in a `finally`: a live table hides the cursor and holds standard output until then.
     A trial is told before its runs are. Every call costs microseconds, but for a drawing now and then.
     """
 
-    @abstractmethod
     def trial(self, trial: Trial) -> None:
         """A setting came up."""
 
-    @abstractmethod
     def started(self, segment: Segment, rank: int) -> None:
         """A rank trains a segment."""
 
-    @abstractmethod
     def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
         """A run ended an epoch, counted from 1; its logs."""
 
-    @abstractmethod
     def ended(self, ending: Ending) -> None:
         """A segment ended, or a paused run was given up; each with the metrics of the run's last epoch."""
 
-    @abstractmethod
     def recalled(self, ending: Ending) -> None:
         """An earlier start of the sweep brought a run so far: it counts, but nothing is said of it."""
 
-    @abstractmethod
     def note(self, line: str) -> None:
         """Show a line, such as how much of a continued sweep was there already."""
 
-    @abstractmethod
     def close(self) -> None:
         """Give the terminal back; a second time does nothing."""
 
@@ -79,39 +72,14 @@ def make_progress(
         total: number of runs, None where it is not known beforehand.
         seeds: number of runs of a trial.
         quiet: show nothing.
-        live: a live table instead of plain lines.
+        live: a live table instead of plain lines, but for a file.
         file: where it goes; standard output by default.
     """
     if quiet:
-        return NoProgress()
-    if live:
+        return Progress()
+    if live and not terminal.ends_in_file(file):
         return LiveProgress(metric, mode, total, seeds, terminal.console(file, live=True))
     return PlainProgress(metric, mode, total, seeds, file)
-
-
-class NoProgress(Progress):
-    """Shows nothing."""
-
-    def trial(self, trial: Trial) -> None:
-        """Nothing."""
-
-    def started(self, segment: Segment, rank: int) -> None:
-        """Nothing."""
-
-    def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def ended(self, ending: Ending) -> None:
-        """Nothing."""
-
-    def recalled(self, ending: Ending) -> None:
-        """Nothing."""
-
-    def note(self, line: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 class PlainProgress(Progress):
@@ -133,12 +101,6 @@ class PlainProgress(Progress):
         """Remember it."""
         self._tally.trial(trial)
 
-    def started(self, segment: Segment, rank: int) -> None:
-        """Show nothing."""
-
-    def epoch(self, run: Run, epoch: int, logs: Mapping[str, float]) -> None:
-        """Show nothing."""
-
     def ended(self, ending: Ending) -> None:
         """Show the run's line, and its trial's if it was the last."""
         is_new = self._tally.ended(ending)
@@ -156,9 +118,6 @@ class PlainProgress(Progress):
         # A log in ASCII is no reason to end a sweep.
         encoding = getattr(self._file or sys.stdout, "encoding", None) or "utf-8"
         terminal.say(line.encode(encoding, "backslashreplace").decode(encoding), file=self._file)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class LiveProgress(Progress):
@@ -241,9 +200,8 @@ class LiveProgress(Progress):
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("trial", justify="right", no_wrap=True)
         fields = next((tuple(standing.trial.setting) for standing in tally.trials.values()), ())
-        ends = [name.rpartition(".")[2] for name in fields]
-        for name, end in zip(fields, ends, strict=True):
-            table.add_column(_one_line(end if ends.count(end) == 1 else name))
+        for name in formatting.ends(fields):
+            table.add_column(_one_line(name))
         table.add_column("runs", justify="right", no_wrap=True)
         table.add_column(_one_line(f"mean {tally.metric}"), no_wrap=True)
         table.add_column("state")
@@ -377,7 +335,7 @@ class _Tally:
 
     def run_line(self, ending: Ending) -> str:
         """Return "run 12/128: trial 3 (learning_rate=0.001) seed 4: val_accuracy 0.9761, 5 epochs, 12.3 s"."""
-        which = f"run {_of(self._ended, self.total)}: {self._name(ending.run.trial)} seed {ending.run.seed}"
+        which = f"run {_of(self._ended, self.total)}: {self._name(ending.run.trial)} {ending.run.label}"
         epochs = f"{ending.epochs} epoch{'' if ending.epochs == 1 else 's'}"
         if not ending.status.is_success:
             reason = " ".join(ending.reason.split())

@@ -47,17 +47,36 @@ class Trial:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a setting and a seed.
+    """One training: a setting, a seed and, in cross-validation, a fold.
 
     Attributes:
-        number: the trial's number times the number of seeds, plus the seed's place among these.
+        number: from 0, in the order in which runs came up.
         trial: the trial's number.
-        seed: of initial weights, order of the data and dropout.
+        seed: of initial weights, order of the data and dropout; in cross-validation also of the folds.
+        fold: which one is held out, from 0.
+        folds: how many there are; 1 without cross-validation.
     """
 
     number: int
     trial: int
     seed: int
+    fold: int = 0
+    folds: int = 1
+
+    @property
+    def replicate(self) -> tuple[int, int]:
+        """Which of its trial's runs it is: seed and fold, which trials are compared over."""
+        return self.seed, self.fold
+
+    @property
+    def name(self) -> str:
+        """Return "trial-3-seed-5" or "trial-3-seed-5-fold-2": of files."""
+        return f"trial-{self.trial}-seed-{self.seed}" + (f"-fold-{self.fold + 1}" if self.folds > 1 else "")
+
+    @property
+    def label(self) -> str:
+        """Return "seed 3", or "seed 3, fold 2/5"."""
+        return f"seed {self.seed}" + (f", fold {self.fold + 1}/{self.folds}" if self.folds > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -68,11 +87,13 @@ class Segment:
         run: the run.
         begin: epochs that are done before it, whose state is kept where this is not 0.
         end: epochs that are done after it; None for as many as the run's own configuration says.
+        keep: whether its state is wanted even if the run has come to its end.
     """
 
     run: Run
     begin: int = 0
     end: int | None = None
+    keep: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,55 @@
 """trials.csv and report.html: what a sweep found, for programs and for people."""
 
-import base64
 import csv
 import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from dptrain.runtime.files import write_atomically
-from dptrain.sweeps import formatting, pictures
+from dptrain.sweeps import drawing, field_pictures, formatting, importance, pictures
+from dptrain.sweeps.fields import Field, listed_values, swept_fields
 from dptrain.sweeps.findings import sentences
+from dptrain.sweeps.page import figure, page, table
+from dptrain.sweeps.pareto import Front
 from dptrain.sweeps.records import Ending, Trial
-from dptrain.sweeps.statistics import Mode, Summary, compare, failure, last_endings, rank, summarize
+from dptrain.sweeps.statistics import (
+    EFFECTS,
+    SIGNIFICANCE,
+    UNBOUNDED,
+    Comparison,
+    Mode,
+    Summary,
+    bounds_of,
+    compare,
+    effect_in_words,
+    failure,
+    last_endings,
+    rank,
+    summarize,
+    values_by_seed,
+)
 
 # Columns of trials.csv after "trial" and the swept fields: attributes of `Summary`.
 MEASURES = ("n", "mean", "std", "ci_low", "ci_high", "median", "best", "seconds", "failed", "epochs_trained")
 
 _MOST_FAILURES = 200
-
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222;
-       background: #fff; }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; display: block; overflow-x: auto; }
-th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.7rem; text-align: left; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-figure { margin: 1rem 0 2rem; }
-img { max-width: 100%; }
-figcaption { color: #555; }
-pre { background: #f3f3f3; padding: 0.7rem; overflow-x: auto; white-space: pre-wrap; }
-"""
+# Pairs of trials that are shown: of the best trial, and others.
+_MOST_WITH_BEST, _MOST_OTHERS = 50, 300
 
 
-def write_trials_csv(path: Path, trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequence[str]) -> None:
-    """Write one row for each trial: its number, the swept fields, and its summary.
+def write_trials_csv(
+    path: Path,
+    trials: Sequence[Trial],
+    summaries: Sequence[Summary],
+    fields: Sequence[str],
+    front: Front | None = None,
+) -> None:
+    """Write one row for each trial: its number, the swept fields, its summary, and what the front says of it.
 
     Floats have as many digits as give the same float back; lists and truth values are JSON; what there is none of
     (the deviation of one run) is empty.
@@ -45,6 +59,7 @@ def write_trials_csv(path: Path, trials: Sequence[Trial], summaries: Sequence[Su
         trials: the sweep's trials; the order of the rows.
         summaries: of these trials, in any order.
         fields: the swept fields, in the order of their columns.
+        front: of these trials, where there are several metrics.
 
     Raises:
         OutputError: the file cannot be written.
@@ -52,12 +67,13 @@ def write_trials_csv(path: Path, trials: Sequence[Trial], summaries: Sequence[Su
     of_trial = {summary.trial: summary for summary in summaries}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", *fields, *MEASURES])
+    writer.writerow(["trial", *fields, *MEASURES, *([] if front is None else front.names)])
     for trial in trials:
         summary = of_trial[trial.number]
         setting = [formatting.cell(trial.setting.get(field)) for field in fields]
         measures = [formatting.cell(getattr(summary, name)) for name in MEASURES]
-        writer.writerow([trial.number, *setting, *measures])
+        further = [] if front is None else front.columns(trial.number).values()
+        writer.writerow([trial.number, *setting, *measures, *map(formatting.cell, further)])
     write_atomically(path, _encoded(text.getvalue()))
 
 
@@ -71,10 +87,15 @@ def write_report(
     mode: Mode,
     fields: Sequence[str],
     facts: Mapping[str, Any],
+    space: Mapping[str, Any] | None = None,
     repeat: str = "",
+    notes: Sequence[str] = (),
+    front: Front | None = None,
     title: str = "Sweep",
 ) -> None:
     """Write the report as one HTML file with its pictures inside; without Matplotlib, without pictures.
+
+    The page asks nothing of a network. What it runs is written here, and no browser lets it run anything else.
 
     Args:
         path: the file; an existing one is replaced.
@@ -85,7 +106,10 @@ def write_report(
         mode: whether more of it is better ("max") or less ("min").
         fields: the swept fields, in the order to show them.
         facts: what else to show: versions, devices, the command.
-        repeat: how to train one run again, a command.
+        space: what was swept, as `swept_fields`.
+        repeat: the command that trains the best run alone.
+        notes: further sentences about what was found.
+        front: of these trials, where there are several metrics.
         title: of the report.
 
     Raises:
@@ -94,26 +118,49 @@ def write_report(
     """
     summaries = summarize(trials, endings, metric, mode)
     comparisons = compare(summaries, endings, metric, mode)
-    said = "".join(f"<p>{escape(text)}</p>\n" for text in sentences(trials, summaries, comparisons, metric, mode))
+    swept = swept_fields(space, trials, fields)
+    found = [*sentences(trials, summaries, comparisons, metric, mode), *notes]
+    said = "".join(f"<p>{escape(text)}</p>\n" for text in found)
+    alone = len(trials) == 1
     parts = [
         f"<h1>{escape(title)}</h1>\n",
         f"<p>{escape(_scope(trials, endings, metric, mode))}</p>\n",
         "<h2>What was found</h2>\n" + said,
-        "<h2>What was swept</h2>\n" + _swept(trials, fields),
-        "<h2>Ranking</h2>\n" + _ranking(trials, summaries, fields, mode),
-        "<h2>Pictures</h2>\n" + _pictures(trials, endings, epochs, summaries, metric, mode, fields),
-        "<h2>Failed runs</h2>\n" + _failures(endings, metric),
+        "<h2>What was swept</h2>\n" + _swept(swept, endings),
     ]
+    # From here on fields have the names that there is room for.
+    short = dict(zip(fields, formatting.ends(fields), strict=True))
+    swept = [replace(field, name=short[field.name]) for field in swept]
+    trials = [replace(trial, setting={short[name]: trial.setting.get(name) for name in fields}) for trial in trials]
+    parts.append(
+        f"<h2>{'Result' if alone else 'Ranking'}</h2>\n"
+        + _ranking(trials, summaries, list(short.values()), mode, front)
+    )
+    if not drawing.installed():
+        parts.append("<p>No pictures: matplotlib is not installed. For them: pip install 'dptrain[sweep]'</p>\n")
+    elif alone:
+        parts.append(_seeds_picture(summaries[0], endings, metric))
+    else:
+        parts.append(_ranking_picture(trials, summaries, metric, mode))
+        if front is not None and front.trials:
+            parts.append("<h2>Pareto front</h2>\n" + _front_picture(front))
+    if alone and summaries[0].n:
+        parts.append("<h2>Runs</h2>\n" + _runs(endings, metric))
+    if comparisons:
+        parts.append("<h2>Differences</h2>\n" + _differences(trials, summaries, comparisons, mode))
+    if drawing.installed():
+        if curves := _curves_picture(trials, summaries, epochs, metric, mode):
+            parts.append("<h2>Over epochs</h2>\n" + curves)
+        if swept and not alone and any(summary.n for summary in summaries):
+            parts.append("<h2>What the fields do</h2>\n" + _fields(trials, summaries, endings, metric, mode, swept))
+    parts.append("<h2>Failed runs</h2>\n" + _failures(endings, metric))
     if repeat:
-        parts.append(f"<h2>Training one run again</h2>\n<pre>{escape(repeat)}</pre>\n")
+        parts.append(f"<h2>Training the best run again</h2>\n<pre>{escape(repeat)}</pre>\n")
+    parts.append("<h2>How the numbers are made</h2>\n" + _methods(endings, metric))
     if facts:
         rows = [[name, value if isinstance(value, str) else formatting.brief(value)] for name, value in facts.items()]
-        parts.append("<h2>Made with</h2>\n" + _table(["", ""], rows))
-    page = (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n</head>\n<body>\n{''.join(parts)}</body>\n</html>\n"
-    )
-    write_atomically(path, _encoded(page))
+        parts.append("<h2>Made with</h2>\n" + table(["", ""], rows))
+    write_atomically(path, _encoded(page(title, parts)))
 
 
 def _encoded(text: str) -> bytes:
@@ -132,43 +179,43 @@ def _scope(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, mode
     return (
         f"{formatting.counted(len(trials), 'trial')}, {formatting.counted(len({e.run.seed for e in last}), 'seed')}, "
         f"{formatting.counted(len(last), 'run')} ({runs}), {failed} without a value because something went wrong. "
-        f"Trials are judged by {metric} after the last epoch; "
+        f"{'The setting is' if len(trials) == 1 else 'Trials are'} judged by {metric} after the last epoch; "
         f"{'more' if mode == 'max' else 'less'} is better. The runs took {seconds:.1f} seconds together."
     )
 
 
-def _swept(trials: Sequence[Trial], fields: Sequence[str]) -> str:
-    rows = []
-    for field in fields:
-        values = list(
-            {formatting.cell(trial.setting.get(field)): trial.setting.get(field) for trial in trials}.values()
-        )
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-        if len(values) > 12 and len(numbers) == len(values):
-            low, high = formatting.brief(min(numbers)), formatting.brief(max(numbers))
-            rows.append([field, f"{len(values)} values from {low} to {high}"])
-        else:
-            rows.append([field, formatting.listed([formatting.brief(value) for value in values])])
-    return _table(["field", "values"], rows)
+def _swept(fields: Sequence[Field], endings: Sequence[Ending]) -> str:
+    seeds = sorted({ending.run.seed for ending in endings})
+    rows = [[field.name, field.range] for field in fields]
+    if seeds:
+        rows.append(["seeds", listed_values(seeds)])
+    text = table(["field", "values"], rows)
+    return text if fields else "<p>Nothing but the seed: all runs have one setting.</p>\n" + text
 
 
-def _ranking(trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequence[str], mode: Mode) -> str:
+def _ranking(
+    trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequence[str], mode: Mode, front: Front | None
+) -> str:
     settings = {trial.number: trial.setting for trial in trials}
     rows = []
-    for place, summary in enumerate(rank(summaries, mode), 1):
-        remarks = []
+    ranked = rank(summaries, mode)
+    others = [] if front is None else [*front.modes][1:]
+    for place, summary in enumerate(ranked, 1):
+        remarks = [] if front is None or summary.trial not in front.trials else ["Pareto front"]
+        further = [] if front is None else front.means[summary.trial][1:]
         if summary.failed:
             remarks.append(f"{summary.failed} failed")
         if not summary.complete:
-            remarks.append("stopped early or unfinished" if summary.n else "no value")
+            remarks.append("no value" if not summary.n else "stopped early" if summary.pruned else "unfinished")
         rows.append(
             [
                 place,
                 summary.trial,
-                *(formatting.brief(settings[summary.trial].get(field)) for field in fields),
-                summary.n,
                 formatting.number(summary.mean),
-                formatting.interval(summary.ci_low, summary.ci_high).replace(" ", "\N{NO-BREAK SPACE}"),
+                _interval(summary.ci_low, summary.ci_high),
+                summary.n,
+                *map(formatting.number, further),
+                *(formatting.brief(settings[summary.trial].get(field)) for field in fields),
                 formatting.number(summary.std),
                 formatting.number(summary.median),
                 formatting.number(summary.best),
@@ -177,53 +224,208 @@ def _ranking(trials: Sequence[Trial], summaries: Sequence[Summary], fields: Sequ
                 ", ".join(remarks),
             ]
         )
-    measures = ["n", "mean", "95 % interval", "std", "median", "best run", "epochs", "seconds", ""]
-    note = "<p>Behind complete trials: those that lost runs, however good the rest; then those stopped early.</p>\n"
-    return _table(["place", "trial", *fields, *measures], rows) + note
+    header = ["place", "trial", "mean", "95 % interval", "n", *(f"mean {name}" for name in others), *fields]
+    header += ["std", "median", "best run", "epochs", "seconds"]
+    text = table([*header, ""], rows, [summary.trial for summary in ranked])
+    if len(trials) == 1:
+        return text
+    return (
+        "<p>Behind complete trials: those that lost runs, however good the rest; then those stopped early. A click on "
+        "a column's name sorts by it, one on a trial shows its lines in the pictures.</p>\n" + text
+    )
 
 
-def _pictures(
+def _runs(endings: Sequence[Ending], metric: str) -> str:
+    rows = [
+        [
+            ending.run.seed if ending.run.folds == 1 else ending.run.label.removeprefix("seed "),
+            formatting.number(ending.metrics.get(metric)),
+            ending.epochs,
+            f"{ending.seconds:.1f}",
+        ]
+        for ending in last_endings(endings)
+        if failure(ending, metric) is None
+    ]
+    return table(["seed", metric, "epochs", "seconds"], rows)
+
+
+def _differences(
+    trials: Sequence[Trial], summaries: Sequence[Summary], comparisons: Sequence[Comparison], mode: Mode
+) -> str:
+    settings = {trial.number: trial.setting for trial in trials}
+    ranked = [summary.trial for summary in rank(summaries, mode)]
+    best = ranked[0]
+    with_best = sorted(
+        (_turned(row, best) for row in comparisons if best in (row.a, row.b)), key=lambda row: ranked.index(row.b)
+    )
+    others = sorted((row for row in comparisons if best not in (row.a, row.b)), key=lambda row: row.p)
+    header = ["n", "difference", "95 % interval", "effect", "p", "p corrected", "at 5 %"]
+    text = ""
+    if with_best:
+        rows = [
+            [row.b, *_difference_cells(row), ", ".join(map(formatting.brief, settings[row.b].values()))]
+            for row in with_best[:_MOST_WITH_BEST]
+        ]
+        text += (
+            f"<p>What the best trial, {best}, has more or less than others over the seeds that both have.</p>\n"
+            + table(["than trial", *header, "setting"], rows)
+        )
+        if len(with_best) > _MOST_WITH_BEST:
+            text += f"<p>The first {_MOST_WITH_BEST} of {len(with_best)}.</p>\n"
+    if others:
+        rows = [[f"{row.a} and {row.b}", *_difference_cells(row)] for row in others[:_MOST_OTHERS]]
+        some = f", the {_MOST_OTHERS} of least p" if len(others) > _MOST_OTHERS else ""
+        text += (
+            f"<details><summary>{formatting.counted(len(others), 'other pair')} of trials{some}</summary>\n"
+            + table(["trials", *header], rows)
+            + "</details>\n"
+        )
+    return text
+
+
+def _difference_cells(row: Comparison) -> list[Any]:
+    effect = "-" if row.effect is None else f"{row.effect:+.2f}, {effect_in_words(row.effect)}"
+    return [
+        row.n,
+        f"{row.difference:+.5g}",
+        _interval(row.ci_low, row.ci_high),
+        effect,
+        f"{row.p:.2g}",
+        f"{row.p_corrected:.2g}",
+        "significant" if row.p_corrected <= SIGNIFICANCE else "not told apart",
+    ]
+
+
+def _turned(row: Comparison, first: int) -> Comparison:
+    """Return a comparison with a trial as `a`."""
+    if row.a == first:
+        return row
+    low, high = (None if end is None else -end for end in (row.ci_high, row.ci_low))
+    effect = None if row.effect is None else -row.effect
+    return replace(row, a=row.b, b=row.a, difference=-row.difference, ci_low=low, ci_high=high, effect=effect)
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return formatting.interval(low, high).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _curves_picture(
     trials: Sequence[Trial],
-    endings: Sequence[Ending],
-    epochs: Iterable[Mapping[str, Any]],
     summaries: Sequence[Summary],
+    epochs: Iterable[Mapping[str, Any]],
     metric: str,
     mode: Mode,
-    fields: Sequence[str],
 ) -> str:
-    if not pictures.installed():
-        return "<p>There are none: matplotlib is not installed. For pictures: pip install 'dptrain[sweep]'</p>\n"
-    parts = []
     curves = pictures.curves_of(epochs, metric)
-    if any(runs for of_trial in curves.values() for runs in of_trial.values()):
-        caption = (
-            "Lines: the mean over the runs that have the epoch. Bands: the 95 % confidence interval of the mean over "
-            "seeds; with fewer than 3 runs, from the lowest to the highest."
-        )
-        if len(curves) > pictures.MOST_CURVES:
-            caption += f" Only the best {pictures.MOST_CURVES} of {len(curves)} trials are drawn."
-        parts.append(_figure(pictures.draw_curves(trials, summaries, curves, metric, mode), caption))
-    valued = sum(summary.n > 0 for summary in summaries)
-    if valued:
-        caption = "Points: means. Bars: 95 % confidence intervals of the mean over seeds; none with a single run."
-        if valued > pictures.MOST_RANKED:
-            caption += f" Only the best {pictures.MOST_RANKED} of {valued} trials are drawn."
-        parts.append(_figure(pictures.draw_ranking(trials, summaries, metric, mode), caption))
-    if valued and fields:
-        caption = (
-            "Each dot is a run, each diamond the mean of a trial; hollow ones were stopped early or are unfinished. "
-            "Failed runs are not drawn."
-        )
-        parts.append(_figure(pictures.draw_hyperparameters(trials, summaries, endings, metric, fields), caption))
-    return "".join(parts) or "<p>No run has logged a value yet.</p>\n"
-
-
-def _figure(picture: bytes, caption: str) -> str:
-    data = base64.b64encode(picture).decode("ascii")
-    return (
-        f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(caption)}</figcaption></figure>\n"
+    if not any(runs for of_trial in curves.values() for runs in of_trial.values()):
+        return ""
+    caption = (
+        "Lines: the mean over the runs that have the epoch. Bands: the 95 % confidence interval of the mean over "
+        "seeds; with fewer than 3 runs, from the lowest to the highest."
     )
+    if len(curves) > pictures.MOST_CURVES:
+        caption += f" Only the best {pictures.MOST_CURVES} of {len(curves)} trials are drawn."
+    return figure(pictures.draw_curves(trials, summaries, curves, metric, mode), caption)
+
+
+def _ranking_picture(trials: Sequence[Trial], summaries: Sequence[Summary], metric: str, mode: Mode) -> str:
+    valued = sum(summary.n > 0 for summary in summaries)
+    if not valued:
+        return ""
+    caption = "Points: means. Bars: 95 % confidence intervals of the mean over seeds; none with a single run."
+    if valued > pictures.MOST_RANKED:
+        caption += f" Only the best {pictures.MOST_RANKED} of {valued} trials are drawn."
+    return figure(pictures.draw_ranking(trials, summaries, metric, mode), caption)
+
+
+def _front_picture(front: Front) -> str:
+    caption = (
+        "Points: means over the seeds of complete trials that lost the fewest runs. Filled: the Pareto front. Line: "
+        "what is reached in these two metrics."
+    )
+    if len(front.modes) > 2:
+        caption += " A trial beside the line is on the front for a further metric."
+    others = len(front.compared) - len(front.trials)
+    if others > pictures.MOST_BESIDE:
+        caption += f" Of the {others} other trials only the best {pictures.MOST_BESIDE} are drawn."
+    return figure(pictures.draw_front(front), caption)
+
+
+def _seeds_picture(summary: Summary, endings: Sequence[Ending], metric: str) -> str:
+    if not summary.n:
+        return ""
+    caption = f"Points: {metric} of each seed's run. Line and band: their mean and its 95 % confidence interval."
+    return figure(pictures.draw_seeds(summary, endings, metric), caption)
+
+
+def _fields(
+    trials: Sequence[Trial],
+    summaries: Sequence[Summary],
+    endings: Sequence[Ending],
+    metric: str,
+    mode: Mode,
+    fields: Sequence[Field],
+) -> str:
+    parts = []
+    complete = sum(summary.complete for summary in summaries)
+    if len(fields) > 1 and complete < importance.FEWEST:
+        parts.append(
+            f"<p>How much each field matters is not estimated from fewer than {importance.FEWEST} complete trials."
+            "</p>\n"
+        )
+    elif len(fields) > 1 and not importance.installed():
+        parts.append("<p>How much each field matters: pip install 'dptrain[optuna]' to have it estimated.</p>\n")
+    elif len(fields) > 1 and (found := importance.importances(trials, summaries, fields)):
+        caption = (
+            "Part of the variance between trials' means that is a field's own doing or its share in that of several: "
+            f"fANOVA with a random forest, from {complete} complete trials. A hint where to look, no test."
+        )
+        parts.append(figure(field_pictures.draw_importances(found), caption))
+    if 1 < len(fields) < field_pictures.MOST_AXES:
+        valued = sum(summary.n > 0 for summary in summaries)
+        caption = (
+            "A line for each trial, yellow where it is good and dark where it is bad, thick for the best; dashed where "
+            "it was stopped early or is unfinished."
+        )
+        if valued > field_pictures.MOST_PARALLEL:
+            caption += f" Only the best {field_pictures.MOST_PARALLEL} of {valued} trials are drawn."
+        parts.append(figure(field_pictures.draw_parallel(trials, summaries, metric, mode, fields), caption))
+    caption = (
+        "Each dot is a run, each diamond the mean of a trial; hollow ones were stopped early or are unfinished. "
+        "Failed runs are not drawn."
+    )
+    parts.append(figure(field_pictures.draw_hyperparameters(trials, summaries, endings, metric, fields), caption))
+    return "".join(parts)
+
+
+def _methods(endings: Sequence[Ending], metric: str) -> str:
+    values = values_by_seed(endings, metric).values()
+    bounds = bounds_of(metric, (value for of_trial in values for value in of_trial.values()))
+    if bounds == UNBOUNDED:
+        interval = "Student's t intervals"
+    elif bounds[1] == math.inf:
+        interval = (
+            f"Student's t intervals of the mean's logarithm, brought back to the scale of {metric}: none is below 0"
+        )
+    else:
+        interval = (
+            f"Student's t intervals of the mean's logit, brought back to the scale of {metric}: none leaves 0 to 1"
+        )
+    effects = ", ".join(f"from {least} {word}" for least, word in EFFECTS.items())
+    said = [
+        f"Intervals of means are 95 % {interval} (delta method; Papke and Wooldridge, Journal of Applied Econometrics "
+        "11, 1996). They tell how exactly the seeds that were trained show the mean over all seeds, not how much "
+        "another validation set would change it.",
+        "Differences are over the seeds that two trials share, with Student's t interval, cut where the metric's range "
+        "ends, and the p-value of the paired t-test; where all differences are alike, that of the sign test. Corrected "
+        "p-values are for all pairs together (Benjamini and Yekutieli, Annals of Statistics 29, 2001): of the "
+        "differences that are called significant, at most 5 % are expected to be none.",
+        "Effects are Hedges' g: the difference over the two trials' standard deviation over seeds. Below "
+        f"{min(EFFECTS)} it is called negligible, {effects} (Cohen, Statistical Power Analysis for the Behavioral "
+        "Sciences, 1988; Sawilowsky, Journal of Modern Applied Statistical Methods 8, 2009). Seeds of one setting "
+        "differ little, so that a huge effect may be of no use: look at the difference too.",
+    ]
+    return "".join(f"<p>{escape(text)}</p>\n" for text in said)
 
 
 def _failures(endings: Sequence[Ending], metric: str) -> str:
@@ -231,22 +433,7 @@ def _failures(endings: Sequence[Ending], metric: str) -> str:
     rows = [[e.run.number, e.run.trial, e.run.seed, e.status.value, e.epochs, reason] for e, reason in failed if reason]
     if not rows:
         return "<p>None.</p>\n"
-    text = _table(["run", "trial", "seed", "status", "epochs", "reason"], rows[:_MOST_FAILURES])
+    text = table(["run", "trial", "seed", "status", "epochs", "reason"], rows[:_MOST_FAILURES])
     if len(rows) > _MOST_FAILURES:
         text += f"<p>The first {_MOST_FAILURES} of {len(rows)}.</p>\n"
     return text
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header) if any(header) else ""
-    lines = [f"<tr>{head}</tr>"] if head else []
-    for row in rows:
-        cells = [
-            f"<td{_alignment(value)}>{escape(value if isinstance(value, str) else str(value))}</td>" for value in row
-        ]
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return "<table>\n" + "\n".join(lines) + "\n</table>\n"
-
-
-def _alignment(value: Any) -> str:
-    return "" if isinstance(value, str) else ' class="number"'

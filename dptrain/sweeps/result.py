@@ -1,19 +1,22 @@
 """What a sweep has found: its files, and the same as an object."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dptrain.errors import ConfigError, ExitCode
-from dptrain.sweeps import statistics
+from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.findings import sentences
 from dptrain.sweeps.messages import ending_fact
+from dptrain.sweeps.pareto import front_of
+from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
-from dptrain.sweeps.sweep import Plan
+from dptrain.sweeps.sweep import Plan, Stop
 
 # What a swept field cannot be called, as something else is.
-RESERVED = frozenset({"trial", "run", "seed", "epoch", "status", "reason", "metrics", *MEASURES})
+RESERVED = frozenset({"trial", "run", "seed", "fold", "epoch", "status", "reason", "metrics", *MEASURES})
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,22 @@ class SweepResult:
         metric: key of the logs that trials are compared by.
         mode: "max" or "min".
         trials: by number: "trial", the swept fields, "n", "mean", "std", "ci_low", "ci_high", "median", "best",
-            "seconds", "failed", "epochs_trained"; None where there is no value.
-        runs: by number: "run", "trial", "seed", the swept fields, "status", "epochs_trained", "seconds", "reason",
-            "metrics" (the last of the logs).
+            "seconds", "failed", "epochs_trained"; with several metrics the mean of each further one, such as
+            "mean_parameters", and "pareto", whether it is on the front; None where there is no value.
+        runs: by number: "run", "trial", "seed", in cross-validation "fold" (from 0), the swept fields, "status",
+            "epochs_trained", "seconds", "reason", "metrics" (the last of the logs).
         ranking: numbers of the trials, the best first.
-        findings: which differences are significant, in sentences.
-        exit_code: 0 if every run succeeded, else that of the first that did not.
+        findings: which differences are significant, in sentences; and what the best trial's models make of the test
+            set, where there is one.
+        exit_code: 0 if every run succeeded, else that of the first that did not; of a sweep that was stopped 75, by
+            Ctrl-C 130.
+        test: of the best trial on the test set: "trial", "metric", "n" (seeds), "mean", "ci_low", "ci_high"; None where
+            there is no test set, or the sweep was stopped.
+        models: the files of models that were kept, relative to the directory.
+        stopped: why not everything was trained, such as "interrupted"; empty where it was.
+        signal: that stopped it, such as "SIGINT"; empty where none did.
+        modes: of every metric, "max" or "min".
+        front: numbers of the trials on the Pareto front, the best of the first metric first; empty with one metric.
     """
 
     metric: str
@@ -39,6 +52,12 @@ class SweepResult:
     ranking: Sequence[int]
     findings: Sequence[str]
     exit_code: int
+    test: Mapping[str, Any] | None = None
+    models: Sequence[str] = ()
+    stopped: str = ""
+    signal: str = ""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    front: Sequence[int] = ()
 
     @property
     def best(self) -> Mapping[str, Any] | None:
@@ -62,21 +81,53 @@ class SweepResult:
         )
 
 
-def conclude(directory: SweepDirectory, plan: Plan, facts: Mapping[str, Any], repeat: str) -> SweepResult:
+def best_trial(directory: SweepDirectory, plan: Plan) -> int | None:
+    """Return the number of the best trial that has come to its end; None where there is none."""
+    summaries = statistics.summarize(directory.trials, directory.endings, plan.metric, plan.mode)
+    best = next(iter(statistics.rank(summaries, plan.mode)), None)
+    return None if best is None or not best.complete else best.trial
+
+
+def conclude(
+    directory: SweepDirectory,
+    plan: Plan,
+    facts: Mapping[str, Any],
+    repeat: Callable[[Setting, Run], str] | None = None,
+    *,
+    notes: Sequence[str] = (),
+    models: Sequence[str] = (),
+    stopped: Stop | None = None,
+) -> SweepResult:
     """Write trials.csv and report.html; return what they say.
 
     Args:
         directory: of the sweep.
         plan: of the sweep.
         facts: for the report: versions, devices, ...
-        repeat: for the report: how one run is repeated.
+        repeat: for the report: returns the command that trains a run alone.
+        notes: sentences that belong to the findings.
+        models: the files of models, relative to the directory.
+        stopped: why not everything was trained.
 
     Raises:
         OutputError: a file cannot be written.
     """
     trials, endings = directory.trials, directory.endings
     summaries = statistics.summarize(trials, endings, plan.metric, plan.mode)
-    write_trials_csv(directory.path / "trials.csv", trials, summaries, plan.fields)
+    front = front_of(trials, endings, plan.modes)
+    write_trials_csv(directory.path / "trials.csv", trials, summaries, plan.fields, front)
+    ended = len({ending.run.number for ending in endings if ending.status.is_final})
+    test = _test(directory, plan)
+    notes = [*([] if test is None else _test_sentences(directory, test, plan)), *notes]
+    notes = [*([] if front is None else [front.sentence()]), *notes]
+    if stopped is not None:
+        notes = [f"Not everything was trained ({stopped.why}): {ended} of the runs have ended so far.", *notes]
+    if plan.folds > 1:
+        notes.append(
+            f"n counts seeds and {plan.folds} folds. Trainings of cross-validation share samples, so intervals and "
+            "tests are those of the corrected resampled t-test of Nadeau and Bengio."
+        )
+    best = _best_run(directory, plan, summaries)
     write_report(
         directory.path / "report.html",
         trials,
@@ -86,7 +137,11 @@ def conclude(directory: SweepDirectory, plan: Plan, facts: Mapping[str, Any], re
         mode=plan.mode,
         fields=plan.fields,
         facts=facts,
-        repeat=repeat,
+        space=plan.decides.get("space"),
+        repeat="" if best is None or repeat is None else repeat(directory.trials[best.trial].setting, best),
+        notes=notes,
+        front=front,
+        title=f"Sweep {directory.path.resolve().name}",
     )
     comparisons = statistics.compare(summaries, endings, plan.metric, plan.mode)
     by_trial = {summary.trial: summary for summary in summaries}
@@ -98,17 +153,71 @@ def conclude(directory: SweepDirectory, plan: Plan, facts: Mapping[str, Any], re
         plan.mode,
         [
             {"trial": number, **setting}
-            | {key: value for key, value in asdict(by_trial[number]).items() if key not in ("trial", "complete")}
+            | {key: value for key, value in asdict(by_trial[number]).items() if key in MEASURES}
+            | ({} if front is None else front.columns(number))
             for number, setting in settings.items()
         ],
         [_run(ending_fact(ending), settings[ending.run.trial]) for ending in last],
         [summary.trial for summary in statistics.rank(summaries, plan.mode)],
-        sentences(trials, summaries, comparisons, plan.metric, plan.mode),
-        failed,
+        [*sentences(trials, summaries, comparisons, plan.metric, plan.mode), *notes],
+        failed if stopped is None else stopped.exit_code,
+        test,
+        list(models),
+        "" if stopped is None else stopped.why,
+        "" if stopped is None else stopped.signal,
+        plan.modes,
+        [] if front is None else front.trials,
     )
 
 
+def _best_run(directory: SweepDirectory, plan: Plan, summaries: Sequence[statistics.Summary]) -> Run | None:
+    """Return the run of the best trial with the best value."""
+    best = next((one for one in statistics.rank(summaries, plan.mode) if one.n), None)
+    if best is None:
+        return None
+    values = statistics.values_by_seed(directory.endings, plan.metric)[best.trial]
+    chosen = (max if plan.mode == "max" else min)(values, key=lambda replicate: values[replicate])
+    runs = {ending.run.replicate: ending.run for ending in directory.endings if ending.run.trial == best.trial}
+    return runs[chosen]
+
+
+def _test(directory: SweepDirectory, plan: Plan) -> dict[str, Any] | None:
+    """Return what the best trial's models make of the test set: over seeds, of each the mean over its folds."""
+    best, key = best_trial(directory, plan), plan.metric.removeprefix("val_")
+    runs = {ending.run.number: ending.run for ending in directory.endings if ending.run.trial == best}
+    by_seed: dict[int, list[float]] = {}
+    for number, run in runs.items():
+        value = directory.tested.get(number, {}).get(key)
+        if value is not None and math.isfinite(value):
+            by_seed.setdefault(run.seed, []).append(value)
+    if not by_seed:
+        return None
+    means = [math.fsum(values) / len(values) for _, values in sorted(by_seed.items())]
+    mean, low, high = statistics.mean_and_interval(means, statistics.bounds_of(key, means))
+    return {"trial": best, "metric": key, "n": len(means), "mean": mean, "ci_low": low, "ci_high": high}
+
+
+def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: Plan) -> list[str]:
+    number = formatting.number
+    over = f"n = {test['n']} seeds" if test["n"] > 1 else "one seed, so no interval"
+    between = "" if test["ci_low"] is None else f"95 % interval {number(test['ci_low'])} to {number(test['ci_high'])}, "
+    said = [
+        f"On the test set, by which nothing was chosen, the {test['metric']} of trial {test['trial']} is "
+        f"{number(test['mean'])} ({between}{over})."
+    ]
+    if plan.folds > 1:
+        said[0] += f" A seed's value is the mean over the models of its {plan.folds} folds."
+    trials = {ending.run.trial for ending in directory.endings if ending.run.number in directory.tested}
+    if len(trials) > 1:
+        said.append(
+            f"The test set has been looked at for {len(trials)} trials, as the sweep has grown: "
+            "whoever chooses between them by it needs another one."
+        )
+    return said
+
+
 def _run(fact: Mapping[str, Any], setting: Mapping[str, Any]) -> dict[str, Any]:
-    number, trial, seed = fact["run"]
+    number, trial, seed, fold, folds = fact["run"]
+    which = {"run": number, "trial": trial, "seed": seed} | ({"fold": fold} if folds > 1 else {})
     kept = {key: fact[key] for key in ("status", "seconds", "reason", "metrics")}
-    return {"run": number, "trial": trial, "seed": seed, **setting, "epochs_trained": fact["epochs"], **kept}
+    return {**which, **setting, "epochs_trained": fact["epochs"], **kept}

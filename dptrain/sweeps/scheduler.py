@@ -16,10 +16,11 @@ mean over its seeds, never on one of them. So
   one is trained to the end.
 """
 
+import json
 import math
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -44,12 +45,14 @@ class SettingSource(ABC):
         """
 
     @abstractmethod
-    def told(self, trial: Trial, value: float | None) -> None:
+    def told(self, trial: Trial, value: float | None, *further: float) -> None:
         """Learn of a trial whose runs have all ended.
 
         Args:
             trial: any that came from here, once.
-            value: its metric's mean over the seeds; None where it has none.
+            value: its metric's mean over the seeds; NaN where a run diverged, or its metric is not finite or missing;
+                None where a run failed for another reason, of which the setting may be innocent.
+            further: the same of further metrics, where the sweep has some; NaN or missing runs make NaN.
         """
 
     @abstractmethod
@@ -61,36 +64,48 @@ class ListSource(SettingSource):
     """Settings that are known beforehand.
 
     Args:
-        settings: in their order.
+        settings: in their order; of a sweep that has grown, those that were there before it come first.
     """
 
     def __init__(self, settings: Sequence[Setting]) -> None:
-        self._settings = tuple(settings)
+        self._settings = deque(settings)
+        self._total = len(self._settings)
 
     @property
     def total(self) -> int:
         """How many settings there are."""
-        return len(self._settings)
+        return self._total
 
     def next(self, number: int) -> Setting | None:
-        """Return the setting with this number."""
-        return self._settings[number] if number < len(self._settings) else None
+        """Return the next setting."""
+        return self._settings.popleft() if self._settings else None
 
-    def told(self, trial: Trial, value: float | None) -> None:
+    def told(self, trial: Trial, value: float | None, *further: float) -> None:
         """Nothing depends on it."""
 
     def restore(self, trials: Sequence[Trial]) -> None:
-        """See that they are those of the list: a setting's place is its trial's number.
+        """Take them from the list.
 
         Raises:
-            DataError: they are not.
+            DataError: they are not there.
         """
+        left: defaultdict[str, deque[int]] = defaultdict(deque)
+        for place, setting in enumerate(self._settings):
+            left[_text(setting)].append(place)
+        taken = set()
         for trial in trials:
-            if trial.number >= len(self._settings) or dict(trial.setting) != dict(self._settings[trial.number]):
+            places = left[_text(trial.setting)]
+            if not places:
                 raise DataError(
                     f"trial {trial.number} with {dict(trial.setting)} is none of this sweep: its journal is damaged; "
                     "choose another --out"
                 )
+            taken.add(places.popleft())
+        self._settings = deque(setting for place, setting in enumerate(self._settings) if place not in taken)
+
+
+def _text(setting: Setting) -> str:
+    return json.dumps(dict(setting), sort_keys=True)
 
 
 def rung_epochs(min_epochs: int, max_epochs: int, eta: int = 3) -> tuple[int, ...]:
@@ -119,6 +134,9 @@ def _check_eta(eta: int) -> None:
         raise ConfigError(f"eta = {eta}: one trial in eta goes on from a rung, at least 2")
 
 
+_NO_RUNS: Mapping[tuple[int, int, int], Run] = {}
+
+
 class Scheduler:
     """What is to be trained next, given what has ended.
 
@@ -133,6 +151,9 @@ class Scheduler:
         mode: whether a high or a low value is good.
         rungs: numbers of epochs at which trials are judged, rising; none to train every run to its end.
         eta: one trial in so many goes on from a rung.
+        folds: of cross-validation: every trial is trained with each seed and each fold; 1 for none.
+        keep: whether the state of a run that has come to its end is wanted.
+        further: keys of further metrics, which the source is told the means of.
 
     Attributes:
         trials: all that came up, by number.
@@ -150,6 +171,9 @@ class Scheduler:
         mode: Literal["max", "min"],
         rungs: Sequence[int] = (),
         eta: int = 3,
+        folds: int = 1,
+        keep: bool = False,
+        further: Sequence[str] = (),
     ) -> None:
         if not seeds or len(set(seeds)) < len(seeds):
             raise ConfigError(f"seeds = {list(seeds)}: at least one, and none twice")
@@ -158,8 +182,9 @@ class Scheduler:
         _check_eta(eta)
         self.trials: list[Trial] = []
         self._source = source
-        self._seeds = tuple(seeds)
-        self._metric = metric
+        self._replicates = [(seed, fold) for seed in seeds for fold in range(folds)]
+        self._folds, self._keep = folds, keep
+        self._metric, self._further = metric, further
         self._sign = 1.0 if mode == "max" else -1.0
         self._rungs = tuple(rungs)
         self._eta = eta
@@ -169,12 +194,15 @@ class Scheduler:
         self._ready: deque[Segment] = deque()
         self._out: dict[int, Segment] = {}
         self._new: list[Trial] = []
+        self._new_runs: list[Run] = []
+        # The number of the run that comes up next.
+        self._number = 0
         self._source_is_empty = False
 
     @property
     def total_runs(self) -> int | None:
         """How many runs the sweep has; None where nobody knows."""
-        return None if self._source.total is None else self._source.total * len(self._seeds)
+        return None if self._source.total is None else self._source.total * len(self._replicates)
 
     @property
     def finished(self) -> bool:
@@ -193,6 +221,11 @@ class Scheduler:
     def new_trials(self) -> list[Trial]:
         """Return the trials that have come up since the last call."""
         new, self._new = self._new, []
+        return new
+
+    def new_runs(self) -> list[Run]:
+        """Return the runs that have come up since the last call, of new trials and of old ones."""
+        new, self._new_runs = self._new_runs, []
         return new
 
     def ended(self, ending: Ending) -> None:
@@ -231,23 +264,26 @@ class Scheduler:
             if run.ending is not None and run.ending.status is Status.PAUSED
         ]
 
-    def restore(self, trials: Sequence[Trial], endings: Sequence[Ending]) -> None:
+    def restore(self, trials: Sequence[Trial], endings: Sequence[Ending], runs: Sequence[Run] = ()) -> None:
         """Go on from a journal; before the first `next`.
 
         Runs that have ended are not trained again, paused ones wait at their rung, all others of these trials come
         first. Who is promoted follows from the values as ever; a trial of which one run was trained beyond a rung was
-        promoted there.
+        promoted there. Seeds that were not there before make new runs of old trials.
 
         Args:
             trials: in the order of their numbers.
             endings: in the order in which they came, leftover ones too; all or none of a run.
+            runs: all that had come up.
 
         Raises:
             DataError: they are not of this sweep.
         """
         self._source.restore(trials)
+        self._number = 1 + max((run.number for run in runs), default=-1)
+        known = {(run.trial, *run.replicate): run for run in runs}
         for trial in trials:
-            self._add(trial)
+            self._add(trial, known)
         for ending in endings:
             if self._progress[ending.run.trial].runs.get(ending.run.number, _NOBODY).run != ending.run:
                 raise DataError(f"{ending.run} is none of this sweep: its journal is damaged; choose another --out")
@@ -257,13 +293,16 @@ class Scheduler:
             self._settle(progress)
             self._ready.extend(self._missing(progress))
 
-    def _add(self, trial: Trial) -> "_Progress":
+    def _add(self, trial: Trial, known: Mapping[tuple[int, int, int], Run] = _NO_RUNS) -> "_Progress":
         self.trials.append(trial)
-        first = trial.number * len(self._seeds)
-        runs = {
-            first + place: _RunProgress(Run(first + place, trial.number, seed))
-            for place, seed in enumerate(self._seeds)
-        }
+        runs = {}
+        for seed, fold in self._replicates:
+            run = known.get((trial.number, seed, fold))
+            if run is None:
+                run = Run(self._number, trial.number, seed, fold, self._folds)
+                self._number += 1
+                self._new_runs.append(run)
+            runs[run.number] = _RunProgress(run)
         self._progress.append(_Progress(trial, runs))
         return self._progress[-1]
 
@@ -272,7 +311,7 @@ class Scheduler:
         run.ending = ending
         if ending.status is Status.PRUNED:
             self._progress[ending.run.trial].is_pruned = True
-        else:
+        elif ending.status is not Status.PAUSED or ending.epochs in self._rungs:  # else it waits between two rungs
             value = ending.metrics.get(self._metric)
             run.values.append(self._sign * value if value is not None and math.isfinite(value) else None)
 
@@ -284,7 +323,9 @@ class Scheduler:
         if not trial.was_told and all(run.is_final for run in trial.runs.values()):
             trial.was_told = True
             value = trial.value(len(self._rungs))
-            self._source.told(trial.trial, None if value is None else self._sign * value)
+            unknown = None if trial.has(Status.FAILED) else math.nan
+            further = [trial.last_mean(metric) for metric in self._further]
+            self._source.told(trial.trial, unknown if value is None else self._sign * value, *further)
 
     def _fill(self) -> bool:
         """See to it that a segment is ready, and return whether one is."""
@@ -332,8 +373,9 @@ class Scheduler:
 
     def _segment(self, run: Run) -> Segment:
         """Return the next segment of a run: to the rung behind the last one that it has reached."""
-        stage = self._progress[run.trial].runs[run.number].stage
-        return Segment(run, (0, *self._rungs)[stage], (*self._rungs, None)[stage])
+        progress = self._progress[run.trial].runs[run.number]
+        begin = 0 if progress.ending is None else progress.ending.epochs
+        return Segment(run, begin, (*self._rungs, None)[progress.stage], self._keep)
 
     def _stage(self, segment: Segment) -> int:
         return (*self._rungs, None).index(segment.end)
@@ -394,10 +436,16 @@ class _Progress:
         """Return the mean over the seeds at a rung, or with what a run ended before it; None where one has none."""
         values = [run.values[min(rung, len(run.values) - 1)] for run in self.runs.values()]
         known = [value for value in values if value is not None]
-        if self.has_failed or len(known) < len(values):
+        if self.has(Status.FAILED, Status.DIVERGED) or len(known) < len(values):
             return None
         return math.fsum(known) / len(known)
 
-    @property
-    def has_failed(self) -> bool:
-        return any(run.ending is not None and not run.ending.status.is_success for run in self.runs.values())
+    def last_mean(self, metric: str) -> float:
+        """Return the mean over the seeds of what the runs' last endings say; NaN where one has no value."""
+        found = [math.nan if run.ending is None else run.ending.metrics.get(metric) for run in self.runs.values()]
+        values = [value for value in found if value is not None and math.isfinite(value)]
+        return math.fsum(values) / len(values) if len(values) == len(found) else math.nan
+
+    def has(self, *statuses: Status) -> bool:
+        """Return whether a run's last segment ended so."""
+        return any(run.ending is not None and run.ending.status in statuses for run in self.runs.values())

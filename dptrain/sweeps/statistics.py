@@ -8,10 +8,19 @@ runs give the same numbers in whatever order they ended. What counts:
   (those at the highest rung, of a trial that was stopped early), and is not complete.
 - A run that diverged or failed, or whose metric is not finite, has no value. Leaving it out makes the mean of what is
   left look better than the setting is; so a trial is ranked behind all complete trials that lost fewer runs.
+
+Intervals of means respect the metric's bounds (`bounds_of`). Between 0 and 1 they are Student's t intervals of the
+logit of the mean, above 0 of its logarithm, with the standard error by the delta method, brought back to the metric's
+scale. These are the intervals of a quasi-likelihood model of a constant with that link: R. Wedderburn,
+"Quasi-likelihood functions, generalized linear models, and the Gauss-Newton method", Biometrika 61 (1974); for
+fractions L. Papke and J. Wooldridge, "Econometric methods for fractional response variables", Journal of Applied
+Econometrics 11 (1996).
+Where the deviation is small beside the distance from the bounds they are Student's t interval of the mean.
 """
 
 import itertools
 import math
+import re
 import statistics
 import warnings
 from collections import defaultdict
@@ -29,6 +38,13 @@ Mode = Literal["max", "min"]
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
+Bounds = tuple[float, float]
+UNBOUNDED: Bounds = (-math.inf, math.inf)
+# Ends of the names of metrics that lie between 0 and 1, and of those that are not below 0.
+_FRACTION = re.compile(r"(?:^|_)(?:accuracy|acc|auc|precision|recall|f1|f1_score|iou)(?:_\d+)?$")
+_POSITIVE = re.compile(r"(?:^|_)(?:loss|error|crossentropy|mse|rmse|mae|mape|msle|perplexity)(?:_\d+)?$")
+# Hedges' g from which an effect is called so; below the first it is negligible.
+EFFECTS = {0.2: "small", 0.5: "medium", 0.8: "large", 1.2: "very large", 2.0: "huge"}
 # With more pairs of trials than this, trials are compared with the best one only.
 MOST_PAIRS = 10_000
 
@@ -42,7 +58,8 @@ class Summary:
         n: runs with a value.
         mean: of the values; None where n is 0.
         std: sample standard deviation (n - 1 in the denominator); None where n is less than 2.
-        ci_low: lower end of the 95 % confidence interval of the mean, by Student's t; None where n is less than 2.
+        ci_low: lower end of the 95 % confidence interval of the mean, within the metric's bounds; None where n is less
+            than 2.
         ci_high: upper end.
         median: of the values; None where n is 0.
         best: the best value of a single run; None where n is 0.
@@ -51,6 +68,7 @@ class Summary:
         epochs_trained: the most that a run in n has done, or any run where n is 0.
         complete: whether every seed's run is done or failed, and one at least has a value. Seeds are all that
             occur among the endings of the sweep.
+        pruned: whether halving stopped it.
     """
 
     trial: int
@@ -65,6 +83,7 @@ class Summary:
     failed: int
     epochs_trained: int
     complete: bool
+    pruned: bool
 
 
 @dataclass(frozen=True)
@@ -76,9 +95,16 @@ class Comparison:
         b: number of the other.
         n: seeds that both have a value for.
         difference: mean of a's value minus b's with the same seed.
-        ci_low: lower end of the difference's 95 % confidence interval, not corrected for other comparisons.
+        ci_low: lower end of the difference's 95 % confidence interval by Student's t, not corrected for other
+            comparisons, and cut where the metric's bounds allow no greater difference; None where all differences are
+            alike.
         ci_high: upper end.
-        p: of Student's paired t-test, two-sided. 1 where all differences are 0; 0 where they are all alike.
+        effect: Hedges' g of the two trials over these seeds, positive where a's values are higher: the difference over
+            the root mean square of their deviations over seeds, corrected for small n. None where neither deviates.
+            L. Hedges, "Distribution theory for Glass's estimator of effect size and related estimators", Journal of
+            Educational Statistics 6 (1981).
+        p: of Student's paired t-test, two-sided. Where all differences are alike it has no deviation to measure them
+            by; then of the sign test: 2 ** (1 - n), or 1 where they are 0.
         p_corrected: for all comparisons that are made together.
     """
 
@@ -86,8 +112,9 @@ class Comparison:
     b: int
     n: int
     difference: float
-    ci_low: float
-    ci_high: float
+    ci_low: float | None
+    ci_high: float | None
+    effect: float | None
     p: float
     p_corrected: float
 
@@ -120,8 +147,8 @@ def failure(ending: Ending, metric: str) -> str | None:
     return None
 
 
-def values_by_seed(endings: Iterable[Ending], metric: str) -> dict[int, dict[int, float]]:
-    """Return the values that count: trial -> seed -> value, for every trial that has an ending.
+def values_by_seed(endings: Iterable[Ending], metric: str) -> dict[int, dict[tuple[int, int], float]]:
+    """Return the values that count: trial -> (seed, fold) -> value, for every trial that has an ending.
 
     Raises:
         ConfigError: a run's logs have no such metric; names those that there are.
@@ -147,8 +174,13 @@ def summarize(trials: Sequence[Trial], endings: Sequence[Ending], metric: str, m
     runs = defaultdict(list)
     for ending in last_endings(endings):
         runs[ending.run.trial].append(ending)
-    seeds = {ending.run.seed for ending in endings}
-    return [_summary(trial.number, runs[trial.number], seeds, metric, mode) for trial in trials]
+    replicates = {ending.run.replicate for ending in endings}
+    values = {trial.number: list(_values(runs[trial.number], metric).values()) for trial in trials}
+    bounds = bounds_of(metric, itertools.chain.from_iterable(values.values()))
+    return [
+        _summary(trial.number, runs[trial.number], values[trial.number], bounds, replicates, metric, mode)
+        for trial in trials
+    ]
 
 
 def rank(summaries: Iterable[Summary], mode: Mode) -> list[Summary]:
@@ -173,6 +205,8 @@ def rank(summaries: Iterable[Summary], mode: Mode) -> list[Summary]:
 def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str, mode: Mode) -> list[Comparison]:
     """Compare all pairs of complete trials that share at least 2 seeds, by Student's paired t-test over these seeds.
 
+    In cross-validation the pairs are those of seeds and folds, and the test is corrected as `widening` says.
+
     p-values are corrected for all pairs by the procedure of Benjamini and Yekutieli, "The control of the false
     discovery rate in multiple testing under dependency", Annals of Statistics 29 (2001): it holds under any
     dependence, and pairs that share a trial depend on each other. Of the differences that are then called
@@ -191,6 +225,7 @@ def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str
         ConfigError: as `summarize`.
     """
     values = values_by_seed(endings, metric)
+    folds = max((ending.run.folds for ending in endings), default=1)
     complete = [summary.trial for summary in rank(summaries, mode) if summary.complete]
     total = math.comb(len(complete), 2)
     pairs: Iterable[tuple[int, int]] = itertools.combinations(sorted(complete), 2)
@@ -202,9 +237,11 @@ def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str
         seeds = tuple(sorted(values[a].keys() & values[b].keys()))
         if len(seeds) >= 2:
             groups[seeds].append((a, b))
+    bounds = bounds_of(metric, (value for of_trial in values.values() for value in of_trial.values()))
+    widest = bounds[1] - bounds[0]
     tested = []
     for seeds, group in groups.items():
-        tested += _paired_tests(values, seeds, group)
+        tested += _paired_tests(values, seeds, group, widest, folds)
     if not tested:
         return []
     tested.sort(key=lambda row: row[:2])
@@ -214,21 +251,86 @@ def compare(summaries: Sequence[Summary], endings: Sequence[Ending], metric: str
     return [Comparison(*row, float(p)) for row, p in zip(tested, corrected, strict=False)]
 
 
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Return the mean of at least one value and its 95 % confidence interval by Student's t (None of one value)."""
+def bounds_of(metric: str, values: Iterable[float]) -> Bounds:
+    """Return between which numbers a metric lies: (0, 1), (0, inf) or (-inf, inf).
+
+    Concluded from the end of its name, "accuracy" say or "loss", which is all that logs tell; a value outside shows
+    that the name means something else.
+
+    Args:
+        metric: the log key.
+        values: of the metric, all that there are.
+    """
+    name = metric.lower()
+    bounds = (0.0, 1.0) if _FRACTION.search(name) else (0.0, math.inf) if _POSITIVE.search(name) else UNBOUNDED
+    return bounds if all(bounds[0] <= value <= bounds[1] for value in values) else UNBOUNDED
+
+
+def mean_and_interval(
+    values: Sequence[float], bounds: Bounds = UNBOUNDED, folds: int = 1
+) -> tuple[float, float | None, float | None]:
+    """Return the mean of at least one value and its 95 % confidence interval (None of one value).
+
+    Args:
+        values: of runs.
+        bounds: by `bounds_of`; see the top of this file for what they decide.
+        folds: how many there are in cross-validation, see `widening`; 1 where runs are independent.
+    """
     mean = statistics.mean(values)
     if len(values) < 2:
         return mean, None, None
-    half = _quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
+    half = _quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values)) * widening(len(values), folds)
+    if bounds == UNBOUNDED or half == 0 or not bounds[0] < mean < bounds[1]:
+        return mean, mean - half, mean + half
+    if bounds[1] == math.inf:
+        factor = math.exp(half / mean)
+        return mean, mean / factor, mean * factor
+    # The ends' odds; those of the mean times and over the exponential of t times the logit's standard error.
+    odds, factor = mean / (1 - mean), math.exp(half / (mean * (1 - mean)))
+    return mean, odds / (odds + factor), odds / (odds + 1 / factor)
 
 
-def _summary(trial: int, runs: Sequence[Ending], seeds: set[int], metric: str, mode: Mode) -> Summary:
-    values = list(_values(runs, metric).values())
+def widening(values: int, folds: int) -> float:
+    """Return by what the standard error of a mean of values over folds is greater than that of independent ones.
+
+    Any two trainings of cross-validation share most of their samples, so their values are not independent, and
+    Student's t would be far too sure. The variance of the mean of n values is taken as (1 / n + 1 / (folds - 1)) times
+    theirs instead of 1 / n times: 1 / (folds - 1) is the ratio of samples held out to samples trained on. This is the
+    corrected resampled t-test of C. Nadeau and Y. Bengio, "Inference for the generalization error", Machine Learning 52
+    (2003), for repeated folds (each seed cuts its own) as R. Bouckaert and E. Frank, "Evaluating the replicability of
+    significance tests for comparing learning algorithms", PAKDD 2004, with n - 1 degrees of freedom.
+
+    Args:
+        values: their number, over seeds and folds.
+        folds: how many there are; 1 where runs are independent.
+    """
+    return 1.0 if folds == 1 else math.sqrt(1 + values / (folds - 1))
+
+
+def effect_in_words(effect: float | None) -> str:
+    """Return what a difference is called for its Hedges' g, whatever its sign: "negligible" to "huge".
+
+    Words of J. Cohen, "Statistical Power Analysis for the Behavioral Sciences" (1988), continued by S. Sawilowsky, "New
+    effect size rules of thumb", Journal of Modern Applied Statistical Methods 8 (2009).
+    """
+    if effect is None:
+        return "not known"
+    return next((word for least, word in reversed(EFFECTS.items()) if abs(effect) >= least), "negligible")
+
+
+def _summary(
+    trial: int,
+    runs: Sequence[Ending],
+    values: Sequence[float],
+    bounds: Bounds,
+    replicates: set[tuple[int, int]],
+    metric: str,
+    mode: Mode,
+) -> Summary:
     mean = low = high = None
     if values:
-        mean, low, high = mean_and_interval(values)
-    ended = {run.run.seed for run in runs if run.status is Status.DONE or not run.status.is_success}
+        mean, low, high = mean_and_interval(values, bounds, runs[0].run.folds)
+    ended = {run.run.replicate for run in runs if run.status is Status.DONE or not run.status.is_success}
     return Summary(
         trial=trial,
         n=len(values),
@@ -241,7 +343,8 @@ def _summary(trial: int, runs: Sequence[Ending], seeds: set[int], metric: str, m
         seconds=round(math.fsum(run.seconds for run in runs), 3),
         failed=sum(failure(run, metric) is not None for run in runs),
         epochs_trained=max((run.epochs for run in _counted(runs) or runs), default=0),
-        complete=bool(values) and ended == seeds,
+        complete=bool(values) and ended == replicates,
+        pruned=any(run.status is Status.PRUNED for run in runs),
     )
 
 
@@ -254,9 +357,9 @@ def _counted(runs: Sequence[Ending]) -> list[Ending]:
     return [run for run in early if run.epochs == max(other.epochs for other in early)]
 
 
-def _values(runs: Sequence[Ending], metric: str) -> dict[int, float]:
-    """Return seed -> value of a trial's runs that count."""
-    found = {run.run.seed: _value(run, metric) for run in _counted(runs)}
+def _values(runs: Sequence[Ending], metric: str) -> dict[tuple[int, int], float]:
+    """Return (seed, fold) -> value of a trial's runs that count."""
+    found = {run.run.replicate: _value(run, metric) for run in _counted(runs)}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
@@ -272,9 +375,21 @@ def _value(ending: Ending, metric: str) -> float | None:
 
 
 def _paired_tests(
-    values: Mapping[int, Mapping[int, float]], seeds: Sequence[int], pairs: Sequence[tuple[int, int]]
-) -> list[tuple[int, int, int, float, float, float, float]]:
-    """Return (a, b, n, difference, ci_low, ci_high, p) for pairs of trials that share these seeds."""
+    values: Mapping[int, Mapping[tuple[int, int], float]],
+    seeds: Sequence[tuple[int, int]],
+    pairs: Sequence[tuple[int, int]],
+    widest: float,
+    folds: int,
+) -> list[tuple[int, int, int, float, float | None, float | None, float | None, float]]:
+    """Return (a, b, n, difference, ci_low, ci_high, effect, p) for pairs of trials that share these seeds.
+
+    Args:
+        values: trial -> (seed, fold) -> value.
+        seeds: with their folds, at least 2.
+        pairs: numbers of trials.
+        widest: the greatest difference that the metric's bounds allow.
+        folds: how many there are; 1 without cross-validation.
+    """
     a_PS, b_PS = (np.array([[values[pair[side]][seed] for seed in seeds] for pair in pairs]) for side in (0, 1))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # SciPy's about differences that are all alike, which are answered below
@@ -282,17 +397,27 @@ def _paired_tests(
         interval = result.confidence_interval(CONFIDENCE)
         difference_PS = a_PS - b_PS
         difference_P = difference_PS.mean(axis=1)
-        low_P, high_P, p_P = np.array(interval.low), np.array(interval.high), np.nan_to_num(result.pvalue, nan=1.0)
+        low_P, high_P, p_P = interval.low, interval.high, result.pvalue
+        if folds > 1:
+            wider = widening(len(seeds), folds)
+            low_P, high_P = (difference_P + wider * (end - difference_P) for end in (low_P, high_P))
+            p_P = 2 * _scipy_stats().t.sf(np.abs(result.statistic) / wider, len(seeds) - 1)
+        p_P = np.nan_to_num(p_P, nan=1.0)
         # What rounding alone makes of equal differences is not a deviation that a test could measure them by.
         rounding_P = 4 * np.finfo(np.float64).eps * np.maximum(np.abs(a_PS), np.abs(b_PS)).max(axis=1)
         alike_P = np.ptp(difference_PS, axis=1) <= rounding_P
         zero_P = alike_P & (np.abs(difference_P) <= rounding_P)
-    difference_P[zero_P] = 0.0
-    p_P[alike_P] = 0.0
+        spread_P = np.sqrt((a_PS.var(axis=1, ddof=1) + b_PS.var(axis=1, ddof=1)) / 2)
+        freedom = 2 * (len(seeds) - 1)
+        effect_P = difference_P / spread_P * (1 - 3 / (4 * freedom - 1))
+    difference_P[zero_P] = effect_P[zero_P] = 0.0
+    p_P[alike_P] = 2.0 ** (1 - len(seeds))
     p_P[zero_P] = 1.0
-    low_P[alike_P] = high_P[alike_P] = difference_P[alike_P]
-    columns = (difference_P.tolist(), low_P.tolist(), high_P.tolist(), p_P.tolist())
-    return [(*pair, len(seeds), *row) for pair, row in zip(pairs, zip(*columns, strict=True), strict=True)]
+    ends = [np.where(alike_P, np.nan, np.clip(end, -widest, widest)) for end in (low_P, high_P)]
+    effect_P[spread_P <= rounding_P] = np.nan
+    maybe = [[None if math.isnan(x) else x for x in column.tolist()] for column in (*ends, effect_P)]
+    columns = zip(difference_P.tolist(), *maybe, p_P.tolist(), strict=True)
+    return [(*pair, len(seeds), *row) for pair, row in zip(pairs, columns, strict=True)]
 
 
 @lru_cache(maxsize=1024)

@@ -1,17 +1,22 @@
 """A sweep from its plan to its report."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dptrain.comm import Communicator
+from dptrain.errors import ExitCode
+from dptrain.runtime import signals, watchdog
 from dptrain.runtime.failure import phase
 from dptrain.runtime.terminal import verbosity
+from dptrain.sweeps import formatting
 from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.keeping import Keep, Keeping
 from dptrain.sweeps.messages import Kind, to_segment
 from dptrain.sweeps.progress import Progress, make_progress
 from dptrain.sweeps.scheduler import Scheduler, SettingSource
@@ -20,6 +25,10 @@ from dptrain.sweeps.worker import Worker
 
 # Seconds that a rank with nothing to train waits before it looks for messages again: cores are others'.
 _IDLE = 0.002
+# Seconds between reports of what there is so far; they take at most one part in so many of the time.
+_REPORT, _PARTS = 60.0, 50
+# Seconds that a rank that fails waits for the last report, and rank 0 for the end of the job.
+_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,21 +37,58 @@ class Plan:
 
     Attributes:
         seeds: every trial is trained with each.
-        metric: key of the logs that trials are compared by.
-        mode: whether a high or a low value is good.
+        modes: of each metric, whether a high or a low value is good; trials are ranked by the first.
         rungs: numbers of epochs at which trials are judged and the worse ones stopped; none to train all to their end.
         eta: one trial in so many goes on from a rung.
-        decides: everything that decides results, as JSON can carry it: a sweep that is continued must have the same.
+        decides: everything that decides results, as JSON can carry it: a sweep that is continued must have the same,
+            or one that has grown.
         fields: names of what is swept.
+        folds: of cross-validation; 1 for none.
+        keep: whose models stay.
+        keeps_states: whether the states of runs that are done are wanted.
+        seconds: after which the sweep stops, to be continued; None for never.
     """
 
     seeds: Sequence[int]
-    metric: str
-    mode: Literal["max", "min"]
+    modes: Mapping[str, Literal["max", "min"]]
     rungs: Sequence[int]
     eta: int
     decides: Mapping[str, Any]
     fields: Sequence[str]
+    folds: int = 1
+    keep: Keep = "none"
+    keeps_states: bool = False
+    seconds: float | None = None
+
+    @property
+    def metric(self) -> str:
+        """Key of the logs that trials are ranked by."""
+        return next(iter(self.modes))
+
+    @property
+    def mode(self) -> Literal["max", "min"]:
+        """Whether a high or a low value of it is good."""
+        return self.modes[self.metric]
+
+    @property
+    def runs(self) -> int:
+        """How many runs a trial has."""
+        return len(self.seeds) * self.folds
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a sweep ended before all was trained.
+
+    Attributes:
+        why: in words.
+        exit_code: for whoever has started it: 75 to start it again, 130 for Ctrl-C.
+        signal: that asked for it, such as "SIGINT"; empty where none did.
+    """
+
+    why: str
+    exit_code: int
+    signal: str = ""
 
 
 def run_sweep(
@@ -52,9 +98,12 @@ def run_sweep(
     source: Callable[[], SettingSource],
     out: Path,
     places: int,
+    threads: int = 1,
     *,
+    packing: bool = True,
     verbose: str | int = "auto",
-) -> SweepDirectory | None:
+    report: Callable[[SweepDirectory], object] = lambda directory: None,
+) -> tuple[SweepDirectory | None, Stop | None]:
     """Train everything that is not trained yet. Collective; this process trains for itself meanwhile.
 
     Args:
@@ -64,10 +113,14 @@ def run_sweep(
         source: called on rank 0: where settings come from.
         out: directory, rank 0's.
         places: runs that this rank can train at once.
+        threads: that train runs at once on this rank.
+        packing: as `Worker`.
         verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
+        report: called on rank 0 now and then, and before an error ends the sweep: writes what there is to say so far.
 
     Returns:
-        On rank 0 the directory, still open, with all that happened in it; None on other ranks.
+        On rank 0 the directory, still open, with all that happened in it, None on other ranks; and on all ranks why not
+        everything was trained, where it was not: the time was over, or a signal came (to any rank).
 
     Raises:
         AgreedError: the directory cannot be used, or the plan does not hold together.
@@ -80,28 +133,47 @@ def run_sweep(
             if ranks.rank != 0:
                 return None
             scheduler = Scheduler(
-                source(), plan.seeds, metric=plan.metric, mode=plan.mode, rungs=plan.rungs, eta=plan.eta
+                source(),
+                plan.seeds,
+                metric=plan.metric,
+                mode=plan.mode,
+                rungs=plan.rungs,
+                eta=plan.eta,
+                folds=plan.folds,
+                keep=plan.keeps_states,
+                further=[*plan.modes][1:],
             )
             directory = stack.enter_context(SweepDirectory(out, plan.decides))
-            scheduler.restore(directory.trials, directory.endings)
+            scheduler.restore(directory.trials, directory.endings, directory.runs)
+            everything = plan.keep == "all" or not plan.keeps_states
+            keeping = Keeping(directory, plan.metric, plan.mode, plan.runs, everything)
             shown = verbosity(verbose)
             progress = make_progress(
-                plan.metric, plan.mode, scheduler.total_runs, len(plan.seeds), quiet=shown == 0, live=shown == 1
+                plan.metric, plan.mode, scheduler.total_runs, plan.runs, quiet=shown == 0, live=shown == 1
             )
             stack.callback(progress.close)
             _recall(directory, progress)
-            return directory, Coordinator(ranks, scheduler, directory, progress, all_places)
+            return directory, Coordinator(ranks, scheduler, directory, progress, all_places, keeping)
 
         begun = ranks.agree("output", begin)
         phase.enter("sweep")
-        with closing(Worker(ranks, recipe)) as worker:
-            _work(ranks, worker, None if begun is None else begun[1])
+        tell = _Reports(None if begun is None else begun[0], report)
+        with (
+            signals.catching(),
+            closing(Worker(ranks, recipe, threads, packing=packing, metrics=[*plan.modes])) as worker,
+            watchdog.going_round() as go_round,
+        ):
+            try:
+                stop = _work(ranks, worker, None if begun is None else begun[1], plan.seconds, tell, go_round)
+            except BaseException as error:
+                _break(ranks, error, tell)
+                raise
         ranks.barrier()
         if begun is None:
-            return None
+            return None, stop
         begun[1].close()
         stack.pop_all()  # the directory is the caller's
-        return begun[0]
+        return begun[0], stop
 
 
 def _recall(directory: SweepDirectory, progress: Progress) -> None:
@@ -118,24 +190,101 @@ def _recall(directory: SweepDirectory, progress: Progress) -> None:
             f"{directory.path}: going on; {ended} run{'s have' if ended != 1 else ' has'} ended already"
             + (f", {waiting} wait" if waiting else "")
         )
+    if directory.begin_again:
+        counted = formatting.counted(directory.begin_again, "run")
+        progress.note(f"{counted} of those before had fewer epochs and no state to go on from: trained again")
 
 
-def _work(ranks: Communicator, worker: Worker, coordinator: Coordinator | None) -> None:
-    """Train until rank 0 says that everything is done."""
-    told = False
+def _work(
+    ranks: Communicator,
+    worker: Worker,
+    coordinator: Coordinator | None,
+    seconds: float | None,
+    tell: "_Reports",
+    go_round: Callable[[], None],
+) -> Stop | None:
+    """Train until rank 0 says that everything is done, or why nothing more is; `go_round` is called all the while."""
+    begun, told, signalled = time.monotonic(), False, False
     while True:
+        go_round()
+        stop: Stop | None = None
         for mail in ranks.received():
-            if mail.fact["kind"] == Kind.FINISH:
-                return
-            if mail.fact["kind"] == Kind.TRAIN:
+            kind = mail.fact["kind"]
+            if kind == Kind.FINISH:
+                return None if mail.fact["stop"] is None else Stop(**mail.fact["stop"])
+            if kind == Kind.TRAIN:
                 worker.start(to_segment(mail.fact["segment"]), mail.fact["setting"], mail.content)
-            elif coordinator is not None:
+            elif kind == Kind.SIGNAL:
+                stop = _stop_of(mail.fact["number"])
+            elif kind == Kind.BROKEN:
+                tell.last()
+                ranks.send(mail.source, {"kind": Kind.FINISH, "stop": None})
+                time.sleep(_PATIENCE)  # it ends the job
+            elif coordinator is not None and not told:
                 coordinator.take(mail)
-        if coordinator is not None and not told and not coordinator.hand_out():
-            told = True
-            for rank in range(ranks.size):
-                ranks.send(rank, {"kind": Kind.FINISH})
+        if (number := signals.caught()) is not None and not signalled:
+            signalled = True
+            ranks.send(0, {"kind": Kind.SIGNAL, "number": number})
+        if coordinator is not None and not told:
+            if seconds is not None and time.monotonic() - begun >= seconds:
+                stop = Stop("the time is over", int(ExitCode.PREEMPTED))
+            if stop is not None or not coordinator.hand_out():
+                told = True
+                for rank in range(ranks.size):
+                    ranks.send(rank, {"kind": Kind.FINISH, "stop": None if stop is None else asdict(stop)})
+                continue
+            tell.now_and_then()
         going_on = worker.turn()
         phase.enter("sweep")  # not what the last run did
         if not going_on:
             time.sleep(_IDLE)
+
+
+def _stop_of(number: int) -> Stop:
+    name = signals.name_of(number)
+    if name == "SIGINT":
+        return Stop("interrupted", int(ExitCode.INTERRUPTED), name)
+    return Stop(name, int(ExitCode.PREEMPTED), name)
+
+
+def _break(ranks: Communicator, error: BaseException, tell: "_Reports") -> None:
+    """Let rank 0 report what there is before an error ends the job."""
+    if ranks.rank == 0:
+        tell.last()
+        return
+    ranks.send(0, {"kind": Kind.BROKEN})
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        if any(mail.fact["kind"] == Kind.FINISH for mail in ranks.received()):
+            return
+        time.sleep(_IDLE)
+
+
+class _Reports:
+    """Reports what there is so far: a job that is killed can do so no more.
+
+    Args:
+        directory: of the sweep; None on other ranks than 0.
+        report: does it.
+    """
+
+    def __init__(self, directory: SweepDirectory | None, report: Callable[[SweepDirectory], object]) -> None:
+        self._directory, self._report = directory, report
+        self._endings = 0 if directory is None else len(directory.endings)
+        self._next = time.monotonic() + _REPORT
+
+    def now_and_then(self) -> None:
+        """Report if a run has ended since, and it has not been done for a while."""
+        begun = time.monotonic()
+        if self._directory is None or begun < self._next or len(self._directory.endings) == self._endings:
+            return
+        self._endings = len(self._directory.endings)
+        self._report(self._directory)
+        end = time.monotonic()
+        self._next = end + max(_REPORT, _PARTS * (end - begun))
+
+    def last(self) -> None:
+        """Report, whatever comes of it: another error ends the sweep already."""
+        if self._directory is not None and self._directory.endings:
+            with contextlib.suppress(Exception):
+                self._report(self._directory)

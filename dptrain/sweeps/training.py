@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.base import Backend
-from dptrain.callbacks import Callback, Logs, StopOnDivergence
+from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.callbacks import Callback, Logs
 from dptrain.comm import SoloCommunicator
-from dptrain.errors import DeviceMemoryError, ExitCode
+from dptrain.errors import DataError, DeviceMemoryError, ExitCode
 from dptrain.models import Model
 from dptrain.runtime.failure import describe, exit_code_of
 from dptrain.saving.state import decode, encode, restore
@@ -18,12 +19,21 @@ from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
 from dptrain.train.devices import open_backend
 from dptrain.train.trainer import StepIterator, Trainer
 
+# Metrics of a sweep that are in no logs: the elements of a model's weights, and the seconds that its run has taken.
+MEASURED = ("parameters", "seconds")
+
 # Takes a run, an epoch counted from 1, and its logs.
 Report = Callable[[Run, int, Logs], None]
 
 
 class Recipe(ABC):
-    """What the runs of a sweep train: a model for every setting and seed, and what it is trained on."""
+    """What the runs of a sweep train: a model for every setting and seed, and what it is trained on.
+
+    Attributes:
+        has_test: whether there are samples that decide nothing, on which the best models are evaluated in the end.
+    """
+
+    has_test: bool = False
 
     @abstractmethod
     def build(self, setting: Setting, seed: int) -> Model:
@@ -34,14 +44,31 @@ class Recipe(ABC):
         """
 
     @abstractmethod
-    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback]) -> StepIterator[None]:
-        """Return the training, as `Model.fit_steps`, silent, with these callbacks at the end of its own."""
+    def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
+        """Return the training, as `Model.fit_steps`, silent.
+
+        Args:
+            model: as `build` has returned it.
+            setting: of its trial.
+            callbacks: come at the end of its own.
+            run: the training's; in cross-validation it says which fold is validated on instead of trained on.
+        """
+
+    def test(self, model: Model) -> Logs:
+        """Return loss and metrics on the samples that decide nothing, where there are some."""
+        raise NotImplementedError
 
 
 class Slot:
-    """A place on this rank's device for one run at a time: backends, each with a stream of its own, that runs reuse."""
+    """A place on this rank's device for one run at a time: backends, each with a stream of its own, that runs reuse.
 
-    def __init__(self) -> None:
+    Args:
+        threads: of the CPU for the run; None for all of this rank's.
+        packing: on a GPU, steps of the run wait for those of other slots' runs, to be executed as a pack.
+    """
+
+    def __init__(self, threads: int | None = None, *, packing: bool = True) -> None:
+        self._threads, self._packing = threads, packing
         self._backends: dict[tuple[tuple[str, Any], ...], Backend] = {}
 
     def backend(self, options: dict[str, Any]) -> Backend:
@@ -50,8 +77,16 @@ class Slot:
         if key not in self._backends:
             backend = open_backend(SoloCommunicator(), **options)
             backend.shares_samples = True  # the data of a sweep is the same for all runs, and stays as it is
+            backend.joins_packs = self._packing
+            if self._threads is not None and isinstance(backend, CpuBackend):
+                backend.threads = self._threads
             self._backends[key] = backend
         return self._backends[key]
+
+    def launch_waiting(self) -> None:
+        """Let the device begin with what waits for the runs of other slots."""
+        for backend in self._backends.values():
+            backend.launch_waiting()
 
     def close(self) -> None:
         """Close the backends."""
@@ -69,6 +104,7 @@ class Training:
         slot: where; nobody else uses it meanwhile.
         state: where the run stands, if the segment does not begin with the first epoch.
         report: told every epoch.
+        metrics: of the sweep; those of `MEASURED` that no logs have come with the segment's ending.
 
     Attributes:
         segment: as given.
@@ -77,13 +113,21 @@ class Training:
     """
 
     def __init__(
-        self, recipe: Recipe, segment: Segment, setting: Setting, slot: Slot, state: bytes, report: Report
+        self,
+        recipe: Recipe,
+        segment: Segment,
+        setting: Setting,
+        slot: Slot,
+        state: bytes,
+        report: Report,
+        metrics: Sequence[str] = (),
     ) -> None:
         self.segment, self.slot = segment, slot
+        self._measured = [name for name in MEASURED if name in metrics]
         self.model = recipe.build(setting, segment.run.seed)
         self.model.put_on(slot.backend(self.model.device_options))
         self._keeper = _Keeper(segment, state, report, self._seconds_now)
-        self._turns = recipe.train(self.model, setting, [self._keeper, StopOnDivergence()])
+        self._turns = recipe.train(self.model, setting, [self._keeper], segment.run)
         # What this segment has taken of the rank's time, and when the turn at hand has begun.
         self._seconds, self._begun = 0.0, time.perf_counter()
 
@@ -109,10 +153,16 @@ class Training:
         try:
             next(self._turns)
         except StopIteration:
-            status = Status.DONE if self._keeper.state is None else Status.PAUSED
-            return self._ending(status), self._keeper.state or b""
+            if self._keeper.state is not None:
+                return self._ending(Status.PAUSED), self._keeper.state
+            # Taken here, not with the last epoch: callbacks and the optimizer may put other weights there in the end.
+            return self._ending(Status.DONE), self._keeper.stand(ended=True) if self.segment.keep else b""
         self._seconds = self._seconds_now()
         return None
+
+    def launch_waiting(self) -> None:
+        """Let the device begin with what `turn` has queued, together with what others have."""
+        self.slot.launch_waiting()
 
     def failed(self, error: Exception) -> Ending:
         """Return the ending that an error of `turn` makes."""
@@ -130,12 +180,20 @@ class Training:
     def _ending(self, status: Status, reason: str = "", exit_code: int = 0) -> Ending:
         keeper = self._keeper
         seconds = round(keeper.seconds_before + self._seconds_now(), 3)
-        return Ending(self.segment.run, status, keeper.epochs, seconds, keeper.logs, reason, exit_code)
+        metrics = keeper.logs
+        if metrics and self._measured:
+            found = {"parameters": float(self.model.count_params()), "seconds": seconds}
+            metrics = {name: found[name] for name in self._measured} | metrics
+        return Ending(self.segment.run, status, keeper.epochs, seconds, metrics, reason, exit_code)
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a value of the logs is one; callbacks put there what they like."""
-    return np.ndim(value) == 0 and isinstance(np.asarray(value).item(), int | float)
+def numbers_of(logs: Logs | None) -> Logs:
+    """Return what of the logs is a number; callbacks put there what they like."""
+    return {
+        key: float(value)
+        for key, value in (logs or {}).items()
+        if np.ndim(value) == 0 and isinstance(np.asarray(value).item(), int | float)
+    }
 
 
 class _Keeper(Callback):
@@ -160,11 +218,13 @@ class _Keeper(Callback):
         """Restore the run's state.
 
         Raises:
-            DataError: it is damaged.
+            DataError: it is damaged, or of a training that cannot go on.
         """
         if not self._segment.begin:
             return
         about, arrays = decode(self._begin_with, f"the state of run {self._segment.run.number}")
+        if about["ended"] and self.model.optimizer.use_ema:
+            raise DataError("its moving averages have taken the place of its weights: it cannot train on")
         restore(self.model, arrays)
         self.seconds_before, self.logs = about["seconds"], about["logs"]
         self.model.optimizer.resume_learning_rate(about["rate"])
@@ -172,18 +232,27 @@ class _Keeper(Callback):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Report; at the end of the segment take the state, and stop."""
-        logs = {key: float(value) for key, value in (logs or {}).items() if _is_number(value)}
+        logs = numbers_of(logs)
         self._report(self._segment.run, epoch + 1, logs)
         # An ending must not claim more epochs than were reported.
         self.epochs, self.logs = epoch + 1, self.logs | logs
         if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
-            about = {
-                "seconds": self.seconds_before + self._seconds(),
-                "logs": self.logs,
-                "rate": float(self.model.optimizer.learning_rate),
-            }
-            self.state = encode(self.model, about)
+            self.state = self.stand()
             self.model.stop_training = True
+
+    def stand(self, ended: bool = False) -> bytes:
+        """Return where the run stands.
+
+        Args:
+            ended: whether its training has come to its end.
+        """
+        about = {
+            "seconds": self.seconds_before + self._seconds(),
+            "logs": self.logs,
+            "rate": float(self.model.optimizer.learning_rate),
+            "ended": ended,
+        }
+        return encode(self.model, about)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -1,9 +1,10 @@
-"""Independent-run mode: a rank trains several runs at once, a step of each in turn.
+"""Independent-run mode: a rank trains several runs at once. No collective joins runs or ranks.
 
-One host thread queues a step of every run on that run's own stream; the device works on all of them. No collective
-joins runs or ranks. On the CPU a step is done when it has been queued, so that there is nothing to overlap.
+On a GPU one host thread asks for steps of every run; those of one program are executed as a pack, others on streams of
+their own. On a CPU each run has a core, where steps are compiled.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from dptrain.callbacks import Logs
@@ -12,6 +13,7 @@ from dptrain.runtime.failure import describe, exit_code_of
 from dptrain.sweeps.messages import Kind, ending_fact, run_fact, segment_fact
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
 from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
+from dptrain.sweeps.turns import Turns
 
 
 class Worker:
@@ -20,18 +22,32 @@ class Worker:
     Args:
         ranks: all ranks of the sweep.
         recipe: says what runs train.
+        threads: that train runs at once.
+        packing: as `Slot`.
+        metrics: as `Training`.
     """
 
-    def __init__(self, ranks: Communicator, recipe: Recipe) -> None:
-        self._ranks, self._recipe = ranks, recipe
+    def __init__(
+        self,
+        ranks: Communicator,
+        recipe: Recipe,
+        threads: int = 1,
+        *,
+        packing: bool = True,
+        metrics: Sequence[str] = (),
+    ) -> None:
+        self._ranks, self._recipe, self._packing, self._metrics = ranks, recipe, packing, metrics
+        self._threads_of_a_run = 1 if threads > 1 else None
+        self._turns: Turns[Training] = Turns(threads)
         self._trainings: list[Training] = []
         self._free: list[Slot] = []
 
     def start(self, segment: Segment, setting: Setting, state: bytes) -> None:
         """Take up a segment."""
-        slot = self._free.pop() if self._free else Slot()
+        slot = self._free.pop() if self._free else Slot(self._threads_of_a_run, packing=self._packing)
         try:
-            self._trainings.append(Training(self._recipe, segment, setting, slot, state, self._report))
+            training = Training(self._recipe, segment, setting, slot, state, self._report, self._metrics)
+            self._trainings.append(training)
         except Exception as error:
             self._free.append(slot)
             self._require_usable(error)
@@ -41,24 +57,25 @@ class Worker:
             self._tell(Ending(segment.run, Status.FAILED, segment.begin, 0.0, {}, reason, code))
 
     def turn(self) -> bool:
-        """Queue a step of every run; return whether there was any."""
-        for training in list(self._trainings):
-            try:
-                ended = training.turn()
-            except Exception as error:
-                self._require_usable(error)
+        """Go on with some steps; return whether there was any run."""
+        if not self._trainings:
+            return False
+        for turn in self._turns.take(self._trainings):
+            training = turn.training
+            if turn.error is not None:
+                self._require_usable(turn.error)
                 self._leave(training)
                 others = 0 if training.has_reported else len(self._trainings)
-                if not self._give_back(training.segment, error, others):
-                    self._tell(training.failed(error))
-                continue
-            if ended is not None:
+                if not self._give_back(training.segment, turn.error, others):
+                    self._tell(training.failed(turn.error))
+            elif turn.ended is not None:
                 self._leave(training)
-                self._tell(*ended)
+                self._tell(*turn.ended)
         return bool(self._trainings)
 
     def close(self) -> None:
         """Give the device back; what is still trained is lost."""
+        self._turns.close()
         for training in list(self._trainings):
             self._leave(training)
         for slot in self._free:

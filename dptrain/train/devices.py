@@ -9,6 +9,7 @@ from dptrain.backend.cuda.selection import assign, visible_gpus
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, ExitCode
 from dptrain.runtime.cores import limit_threads
+from dptrain.runtime.text import ranges
 
 
 def open_backend(
@@ -95,7 +96,7 @@ def check_devices(comm: Communicator, backend: Backend, share_gpu: bool) -> None
             raise AgreedError(
                 "device",
                 ExitCode.DEVICE,
-                f"ranks {_numbers(users)} use the same GPU {gpu} ({_hosts(hosts, users)}); "
+                f"ranks {ranges(users)} use the same GPU {gpu} ({_hosts(hosts, users)}); "
                 "give each rank a GPU of its own, or use --share-gpu or --device cpu",
                 [],
             )
@@ -119,21 +120,10 @@ def _by_rank(hosts: Sequence[str], values: Sequence[str]) -> str:
     parts = []
     for value in dict.fromkeys(values):
         ranks = [rank for rank, other in enumerate(values) if other == value]
-        parts.append(f"rank{'s' if len(ranks) > 1 else ''} {_numbers(ranks)} ({_hosts(hosts, ranks)}): {value}")
+        parts.append(f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)} ({_hosts(hosts, ranks)}): {value}")
     return "; ".join(parts)
 
 
 def _hosts(hosts: Sequence[str], ranks: Iterable[int]) -> str:
     names = list(dict.fromkeys(hosts[rank] for rank in ranks))
     return f"host{'s' if len(names) > 1 else ''} {', '.join(names)}"
-
-
-def _numbers(ranks: Sequence[int]) -> str:
-    """Return "0-2, 5"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

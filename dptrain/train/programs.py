@@ -3,7 +3,8 @@
 import bisect
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
 from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
+from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.program import messages, shapes, tree
 from dptrain.program.additive import sums_over_samples
@@ -23,6 +25,7 @@ from dptrain.program.memory import plan
 from dptrain.program.placement import PlacedProgram, place
 from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import Tensor, Variable, watching
+from dptrain.runtime.failure import phase
 
 Array = npt.NDArray[Any]
 
@@ -63,6 +66,7 @@ class Programs:
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: dict[Any, PlacedProgram] = {}
         self._traced: dict[int, _Traced] = {}  # by the `id` of what was placed
+        self._arenas: dict[tuple[int, int], int] = {}  # by that `id` and rows
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
         self._halves: dict[int, _Halves] = {}
         self._last: dict[str, tuple[PlacedProgram | None, Mapping[str, Array]]] = {}
@@ -70,7 +74,7 @@ class Programs:
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
         """Return a step's program for global batches of so many rows."""
         about = (tuple(tree.flatten(batch.data)), batch.shapes, batch.dtypes, batch.dtype)
-        key = (step.name, step.version, about, batch_rows)
+        key = (step.name, step.version, bool(step.totals), about, batch_rows)
         if key not in self._placed:
             inputs: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
             inputs = {ROWS: ((shapes.Rows(batch_rows),), np.int64)}
@@ -109,15 +113,31 @@ class Programs:
         """
         comm = None if alone or self.comm.size == 1 else self.comm
         if step.eager:
+            if steps[0][0].of is not None:
+                raise ConfigError("not supported: run_eagerly with a fixed number of shards")
             self._run_eagerly(step, batch, rows, steps, comm)
             return
-        placed = self.placed(step, batch, steps[0][0].batch_rows)
-        if len(steps[0]) > 1:
-            self._run_shards(step, placed, batch, rows, steps, comm)
+        if steps[0][0].of is not None:
+            self._run_shards(step, batch, rows, steps, comm)
             return
+        placed = self.placed(step, batch, steps[0][0].batch_rows)
         executable = self._executable(placed, batch, rows, steps[0][0], comm)
         executable.run(rows.starts)
         self._last[step.name] = placed, executable.outputs
+
+    def evaluate_alone(
+        self, step: Step, batch: Batch, arrays: Mapping[str, Array], numbers: Array, shard: Shard
+    ) -> None:
+        """Execute a step op by op on this rank's rows alone, which changes nothing: for who watches its values.
+
+        Args:
+            step: what to do.
+            batch: what the arrays are.
+            arrays: on the host, by name.
+            numbers: of the shard's rows.
+            shard: as above.
+        """
+        self._evaluated(self.placed(step, batch, shard.batch_rows), arrays, numbers, shard, None)
 
     def note(self, step: Step, batch: Batch) -> None:
         """Let `summed` and `logs` be those of a step that this rank has had nothing to do for."""
@@ -141,15 +161,15 @@ class Programs:
         names = found if placed is None else self._traced[id(placed)].names
         return {name: _number(step, name, found[name]) for name in names if name in found}
 
-    def adopt(self, model: Any) -> None:
-        """Let a model's state live on the device, the slots of its optimizer included.
+    def adopt(self, model: Any, *, trains: bool) -> None:
+        """Let a model's weights live on the device; if it `trains`, its other state and its optimizer's slots as well.
 
         Raises:
             DeviceError: too little memory.
         """
-        if model.compiled and model.trainable_weights:
+        if trains and model.trainable_weights:
             model.optimizer.build(model.trainable_weights)
-        found = model.variables_on_device()
+        found = model.variables_on_device() if trains else model.weights
         try:
             self.backend.adopt(found)
         except DeviceMemoryError as error:
@@ -158,8 +178,12 @@ class Programs:
 
     def arena_bytes(self, step: Step, batch: Batch, shards: Sequence[Shard]) -> int:
         """Return about what a step needs of the device's memory beside the state, for batches like one."""
-        placed = self.placed(step, batch, shards[0].batch_rows)
-        return int(1.25 * plan(placed, max(one.rows for one in shards)).size)  # devices cut memory in their own ways
+        if step.eager:  # on the host
+            return 0
+        placed, rows = self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards)
+        if (id(placed), rows) not in self._arenas:
+            self._arenas[id(placed), rows] = int(1.25 * plan(placed, rows).size)  # devices cut memory in their own ways
+        return self._arenas[id(placed), rows]
 
     @property
     def variables(self) -> list[Variable]:
@@ -175,7 +199,9 @@ class Programs:
         """Give prepared programs back."""
         self._placed.clear()
         self._traced.clear()
-        self._halves.clear()
+        self._arenas.clear()
+        while self._halves:
+            self._halves.popitem()[1].close()
         self._drop_prepared()
 
     def _drop_prepared(self) -> None:
@@ -190,13 +216,11 @@ class Programs:
             arrays = {ROWS: rows.order} | dict(zip(batch.names, rows.arrays, strict=True))
             place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row, "comm": comm}
             try:
-                try:
-                    made = self.backend.executable(program, arrays, **place)
-                except DeviceMemoryError:
-                    if not self._prepared:
-                        raise
-                    self._drop_prepared()  # those of other batches, which are made again when they are needed
-                    made = self.backend.executable(program, arrays, **place)
+                with phase.during("compilation"):
+                    made = self._beside_others(program, arrays, place) if self._prepared else None
+                    if made is None:
+                        self._drop_prepared()  # those of other batches, which are made again when they are needed
+                        made = self.backend.executable(program, arrays, **place)
             except (DeviceMemoryError, MemoryError) as error:
                 raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error)}") from error
             self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
@@ -205,40 +229,37 @@ class Programs:
         self._prepared.move_to_end(key)
         return self._prepared[key][0]
 
-    def _run_shards(
-        self,
-        step: Step,
-        placed: PlacedProgram,
-        batch: Batch,
-        rows: Rows,
-        steps: Sequence[Sequence[Shard]],
-        comm: Communicator | None,
-    ) -> None:
-        """Run a step for several shards of a batch on this rank, whose sums are added in a fixed binary tree.
+    def _beside_others(
+        self, program: Program, arrays: Mapping[str, Any], place: Mapping[str, Any]
+    ) -> Executable | None:
+        """Prepare a program, or return None where the device has no memory left for it; then it holds none."""
+        with suppress(DeviceMemoryError):
+            return self.backend.executable(program, arrays, **place)
+        return None
 
-        The tree's shape depends on the number of shards alone, so that a rank that holds a whole subtree of a batch's
-        shards gives that subtree's bits whatever the number of ranks.
+    def _run_shards(
+        self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
+    ) -> None:
+        """Run a step for each of a batch's fixed shards on this rank, whose sums are added in a fixed binary tree.
+
+        The tree's shape depends on the number of shards alone, and so do its bits.
         """
+        step = replace(step, totals=())  # summands of ranks would depend on what each of them has
+        placed = self.placed(step, batch, steps[0][0].batch_rows)
         if id(placed) not in self._halves:
-            self._halves[id(placed)] = _Halves(placed, self.backend)
+            with phase.during("compilation"):
+                self._halves[id(placed)] = _Halves(placed, self.backend)
         halves = self._halves[id(placed)]
         before, names = halves.before, list(halves.before.outputs)
         starts = iter(rows.starts)
         for shards in steps:
-            stack: list[list[Array]] = []
-            for number, shard in enumerate(shards, start=1):
+            tree = TreeSum(shards[0].number)
+            for shard in shards:
                 executable = self._executable(before, batch, rows, shard, None)
                 executable.run([next(starts)])
-                stack.append([executable.outputs[name] for name in names])
-                while number % 2 == 0:
-                    _merge(stack)
-                    number //= 2
-            while len(stack) > 1:
-                _merge(stack)
-            sums = dict(zip(names, stack[0], strict=True))
-            if comm is not None:
-                sums = messages.all_reduced(before, sums, comm)
-            self._last[step.name] = placed, halves.finish(sums)
+                tree.add([executable.outputs[name] for name in names])
+            sums = messages.tree_reduced(tree, shards[0].of or 1, comm)
+            self._last[step.name] = placed, halves.finish(dict(zip(names, sums, strict=True)))
 
     def _run_eagerly(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
@@ -246,8 +267,6 @@ class Programs:
         order = self.backend.download(rows.order)
         arrays = [self.backend.download(one) for one in rows.arrays]
         for shards, start in zip(steps, rows.starts, strict=True):
-            if len(shards) > 1:
-                raise ConfigError("not supported: run_eagerly with several shards a rank")
             (shard,) = shards
             chosen = order[start : start + shard.rows]
             taken = [array[chosen] for array in arrays]
@@ -262,12 +281,17 @@ class Programs:
                     self._last[step.name] = None, {name: np.asarray(value) for name, value in found.items()}
                 else:
                     placed = self.placed(step, batch, shard.batch_rows)
-                    own = {ROWS: chosen} | dict(zip(batch.names, arrays, strict=True))
-                    place: dict[str, Any] = {"rows": shard.rows, "first_row": shard.first_row}
-                    outputs, updates = evaluate(placed, own, **place, comm=comm)
+                    named = dict(zip(batch.names, arrays, strict=True))
+                    outputs, updates = self._evaluated(placed, named, chosen, shard, comm)
                     for variable, value in updates.items():
                         variable.assign(value)
                     self._last[step.name] = placed, outputs
+
+    @staticmethod
+    def _evaluated(
+        placed: PlacedProgram, arrays: Mapping[str, Array], numbers: Array, shard: Shard, comm: Communicator | None
+    ) -> tuple[Mapping[str, Array], Mapping[Variable, Array]]:
+        return evaluate(placed, {ROWS: numbers, **arrays}, rows=shard.rows, first_row=shard.first_row, comm=comm)
 
 
 @dataclass(frozen=True)
@@ -299,6 +323,10 @@ class _Halves:
         self._after.run()
         return self._after.outputs
 
+    def close(self) -> None:
+        """Give back what follows; what comes before is prepared as other programs are."""
+        self._after.close()
+
 
 def _what_fits(program: Program, rows: int, error: BaseException) -> str:
     """Say how many rows a batch may have where a program did not fit, or that only a smaller model helps."""
@@ -317,9 +345,3 @@ def _number(step: str, name: str, value: Any) -> float:
     if np.size(value) != 1:
         raise ConfigError(f"{step}_step: log {name!r} has shape {np.shape(value)}: expected a single number")
     return float(np.reshape(value, ()))
-
-
-def _merge(stack: list[list[Array]]) -> None:
-    """Add the last two of a stack of sums."""
-    last = stack.pop()
-    stack[-1] = [one + other for one, other in zip(stack[-1], last, strict=True)]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,10 +13,14 @@ from dptrain.batches.base import Batches
 from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
+from dptrain.program.messages import all_reduced
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
 from dptrain.runtime.failure import phase
+from dptrain.train.inspection import Inspection, OnNonfinite, digest_every, refuse_validation
+from dptrain.train.meetings import Meetings
 from dptrain.train.programs import Programs, Step
+from dptrain.train.replicas import Shared
 
 T = TypeVar("T")
 # A piece of work that yields when a step has been queued, so that others can have a turn.
@@ -55,6 +59,9 @@ class Trainer:
         steps_per_execution: steps between two looks at what the host is asked to do; None for as many as fit into some
             hundredths of a second, where nobody looks on.
         data_bytes: of the device's memory that samples may take; None for what is free.
+
+    Attributes:
+        steps_done: of all trainings.
     """
 
     def __init__(
@@ -65,10 +72,11 @@ class Trainer:
         self._steps_per_execution, self._data_bytes = steps_per_execution, data_bytes
         self._chunk = 1
         self._started = 0.0
-        self._steps = self._samples = 0
+        self._steps = self._samples = self.steps_done = 0
         self._finished: Timing | None = Timing(0.0, 0, 0)
         self._first: tuple[int, int] = (0, 0)
-        self._then: Callable[[], None] | None = None
+        self._inspection: Inspection | None = None
+        self._shared: Shared | None = None
 
     @property
     def timing(self) -> Timing:
@@ -77,15 +85,14 @@ class Trainer:
             return self._finished
         return Timing(time.perf_counter() - self._started, self._samples, self._steps)
 
-    def go_to(self, epoch: int, step: int = 0, then: Callable[[], None] | None = None) -> None:
-        """Let the training begin there: for a callback that restores an interrupted one in its `on_train_begin`.
+    def go_to(self, epoch: int, step: int = 0) -> None:
+        """Let the training begin there: for who restores an interrupted one, until `on_train_begin` has returned.
 
         Args:
             epoch: counted from 0.
             step: of that epoch that are done already; the metrics are to hold their totals.
-            then: called after the hooks of that epoch's begin, which may change what was restored.
         """
-        self._first, self._then = (epoch, step), then
+        self._first = epoch, step
 
     def training(
         self,
@@ -96,6 +103,8 @@ class Trainer:
         initial_epoch: int = 0,
         validation: Batches | None = None,
         validation_freq: int | Sequence[int] = 1,
+        on_nonfinite: OnNonfinite = "stop",
+        compare_every: int | None = None,
     ) -> StepIterator[None]:
         """Train, and yield whenever steps have been queued: who drives it may do other work in between. Collective.
 
@@ -106,52 +115,78 @@ class Trainer:
             initial_epoch: number of epochs that are done already.
             validation: evaluated after epochs; its logs have the prefix "val_".
             validation_freq: evaluate after every so many epochs, or after those whose numbers (from 1) are given.
+            on_nonfinite: what becomes of a state or a loss that is not finite: "ignore" goes on, all else stops.
+            compare_every: steps between two comparisons of the ranks' states, 0 for none; None as `digest_every`.
+
+        Raises:
+            DivergenceError: the state or a loss is not finite; on several ranks an AgreedError with its exit code.
+            AgreedError: the ranks have different states, with exit code 76.
         """
-        self.share_parameters()
-        with ExitStack() as stack:
-            room = self._room_for_data({"train": train} | ({} if validation is None else {"test": validation}))
-            stack.enter_context(train.open(self.backend, room))
-            if validation is not None:
-                stack.enter_context(validation.open(self.backend, room))
+        every = digest_every(compare_every)
+        if self.comm.size > 1:
+            facts = {"on_nonfinite": on_nonfinite, "digest_every": every}
+            self.comm.require_same("the ranks look at their states differently", facts)
+        self.share(self.model.variables_on_device())
+        data = {"train": train} | ({} if validation is None else {"test": validation})
+        with self._opened(data), self._inspecting(), Meetings(self.comm, hooks, self._look) as meetings:
             hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
+            resumed = meetings.resume()
             self.go_to(initial_epoch)
+            if resumed is not None:
+                self.go_to(epochs if resumed.ended else resumed.epoch, resumed.step)
+                logs, hooks.model.stop_training = resumed.logs, resumed.stops
             hooks.on_train_begin()
+            meetings.load()
+            self._inspection = self._inspected(train, on_nonfinite, every)
             first_epoch, first_step = self._first
-            if (first_epoch, first_step) != (initial_epoch, 0):
+            if (first_epoch, first_step) != (initial_epoch, 0) and first_epoch < epochs:
                 train.resume(first_epoch - initial_epoch, first_step)
             for epoch in range(first_epoch, epochs):
+                done = first_step if epoch == first_epoch else 0
+                meetings.begin_epoch(epoch)
                 hooks.on_epoch_begin(epoch)
-                if epoch == first_epoch and self._then is not None:
-                    self._then()
-                logs = yield from self._train_epoch(train, epoch, hooks, first_step if epoch == first_epoch else 0)
+                if done:
+                    meetings.load(begun=True)
+                ended = resumed is not None and resumed.stops and epoch == first_epoch
+                logs = yield from self._train_epoch(train, epoch, hooks, meetings, done, ended=ended)
                 if validation is not None and _is_due(epoch, validation_freq):
-                    phase.enter("validation")
-                    validated = yield from self._evaluate(validation, hooks)
+                    mine = (validation.steps or 0) if validation.alone else None
+                    stops = hooks.model.stop_training
+                    meetings.begin_validation(epoch, done + self._steps, stops=stops, steps=mine)
+                    with phase.during("validation"):
+                        validated = yield from self._evaluate(validation, hooks, meetings)
+                    if on_nonfinite != "ignore":
+                        refuse_validation(self.comm.size, epoch, validated)
                     logs |= {f"val_{key}": value for key, value in validated.items()}
                 hooks.on_epoch_end(epoch, logs)
-                if self._stopped(hooks.model, "stop_training"):
+                stopped = self._stopped(hooks.model, "stop_training")
+                meetings.after_epoch(epoch, logs, ended=stopped, ahead=self._at_once)
+                if stopped:
                     break
             self.model.finalize_weights()
             hooks.on_train_end(logs)
 
-    def _room_for_data(self, steps: Mapping[str, Batches]) -> int | None:
-        """Return the bytes that samples may take: what is left beside the model's state and what its steps need.
+    @contextmanager
+    def _opened(self, data: Mapping[str, Batches]) -> Iterator[None]:
+        """Take memory for samples, beside the model's state and what the steps need that read them.
+
+        Args:
+            data: by the name of the step.
 
         Raises:
             DeviceError: the state does not fit.
         """
-        if self._data_bytes is not None or self.backend.room_for_data() is None:
-            return self._data_bytes
-        self.programs.adopt(self.model)
-        needed = sum(
-            self.programs.arena_bytes(self.model.step(name), batches.about, batches.first)
-            for name, batches in steps.items()
-            if batches.first
-        )
-        room = self.backend.room_for_data()
-        return None if room is None else max(room - needed, 0)
+        reserved = 0
+        if self._data_bytes is None and self.backend.room_for_data() is not None:
+            self.programs.adopt(self.model, trains="train" in data)
+            steps = [(self.model.step(name), batches) for name, batches in data.items() if batches.first]
+            reserved = sum(self.programs.arena_bytes(step, batches.about, batches.first) for step, batches in steps)
+        with ExitStack() as stack:
+            for batches in data.values():
+                stack.enter_context(batches.open(self.backend, self._data_bytes, reserved))
+            yield
 
     def evaluate(self, batches: Batches, hooks: CallbackList) -> Logs:
         """Return the mean loss and metrics over all ranks' samples. Collective.
@@ -161,21 +196,20 @@ class Trainer:
             hooks: what to call; `hooks.model.stop_evaluating` ends the evaluation after a step, where any rank has a
                 hook of steps.
         """
-        self.share_parameters()
+        self.share(self.model.variables)
         hooks.set_trainer(self)
-        with batches.open(self.backend, self._data_bytes):
+        with self._opened({"test": batches}):
             return run_to_end(self._evaluate(batches, hooks))
 
-    def predict(self, batches: Batches, rows: int | None, hooks: CallbackList) -> dict[str, npt.NDArray[Any]]:
+    def predict(self, batches: Batches, hooks: CallbackList) -> dict[str, npt.NDArray[Any]]:
         """Return the outputs for all samples by name, (rows, ...) each, on every rank. Collective.
 
         Args:
             batches: of features alone, in their stored order.
-            rows: the most samples that all ranks have together; None where only their end will tell.
             hooks: what to call; `hooks.model.stop_predicting` ends the prediction after a step, where any rank has a
                 hook of steps.
         """
-        self.share_parameters()
+        self.share(self.model.variables)
         step = self.model.step("predict")
         found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.set_trainer(self)
@@ -183,7 +217,7 @@ class Trainer:
         if watched:
             hooks.model.stop_predicting = False
         hooks.on_predict_begin()
-        with batches.open(self.backend, self._data_bytes):
+        with self._opened({"predict": batches}):
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
                 taken = batches.rows([[shard]])
@@ -198,16 +232,13 @@ class Trainer:
                 self.programs.run(step, batches.about, batches.rows([[nothing]]), [[nothing]], alone=True)
                 found.append((nothing, dict(self.programs.outputs("predict"))))
         hooks.on_predict_end()
-        return self._gathered(found, rows)
+        return self._gathered(found)
 
-    def _gathered(
-        self, found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]], rows: int | None
-    ) -> dict[str, npt.NDArray[Any]]:
+    def _gathered(self, found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]]) -> dict[str, npt.NDArray[Any]]:
         """Return all ranks' outputs in the order of the samples. Collective."""
-        last = max([0, *(shard.stop for shard, mine in found if shard.rows)])
         if self.comm.size == 1:
             return {name: np.concatenate([mine[name] for _, mine in found]) for name in found[0][1]}
-        last = max(self.comm.allgather(last))
+        last = max(self.comm.allgather(max([0, *(shard.stop for shard, mine in found if shard.rows)])))
         kinds: list[list[Any]] = [[name, list(one.shape[1:]), one.dtype.str] for name, one in found[0][1].items()]
         outputs: dict[str, npt.NDArray[Any]] = {}
         for name, shape, dtype in kinds:
@@ -220,7 +251,7 @@ class Trainer:
 
     def train_on_batch(self, batches: Batches) -> Logs:
         """Make the one step of `batches`; return its loss and metrics. Collective."""
-        self.share_parameters()
+        self.share(self.model.variables_on_device())
         return self._on_batch("train", batches)
 
     def test_on_batch(self, batches: Batches) -> Logs:
@@ -230,7 +261,7 @@ class Trainer:
     def _on_batch(self, name: str, batches: Batches) -> Logs:
         step = self.model.step(name)
         self.model.reset_metrics()
-        with batches.open(self.backend, self._data_bytes):
+        with self._opened({name: batches}):
             for shards in batches.epoch(0):
                 taken = batches.rows([shards])
                 self.programs.run(step, batches.about, taken, [shards])
@@ -239,52 +270,100 @@ class Trainer:
 
     @property
     def nbytes(self) -> int:
-        """The device's memory that the model takes: its state, and what its steps need besides samples."""
+        """The device's memory that the model takes: its state, a copy of it, and what its steps need beside samples."""
         state: list[Variable] = self.model.variables_on_device()
-        return sum(size(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
+        return 2 * sum(size(one.shape) * one.dtype.itemsize for one in state) + self.programs.nbytes
 
     def wait(self) -> None:
         """Wait until the device has done all that was queued."""
         for one in self.model.variables_on_device()[:1]:
             one.numpy()
 
-    def share_parameters(self) -> None:
-        """Give every rank rank 0's parameters. Collective."""
+    def share(self, variables: Sequence[Variable]) -> None:
+        """Give every rank rank 0's values of these variables. Collective.
+
+        Raises:
+            AgreedError: the ranks have different variables.
+        """
         if self.comm.size == 1:
             return
-        for one in self.model.weights:
-            value = one.numpy()
-            self.comm.broadcast(value)
-            one.assign(value)
+        if self._shared is None or list(map(id, self._shared.variables)) != list(map(id, variables)):
+            self._shared = Shared(self.backend, self.comm, variables)
+        self._shared.give()
 
-    def _train_epoch(self, batches: Batches, epoch: int, hooks: CallbackList, first_step: int) -> StepIterator[Logs]:
+    def _inspected(self, batches: Batches, on_nonfinite: OnNonfinite, every: int) -> Inspection | None:
+        """Return what looks at the state, if there is anything to look for."""
+        if on_nonfinite == "ignore" and (self.comm.size == 1 or not every):
+            return None
+        if not self.model.has_own_steps:  # so that a copy of the state has the slots from the first step on
+            self.model.optimizer.build(self.model.trainable_weights)
+        return Inspection(self.model, self.programs, batches, every=every, on_nonfinite=on_nonfinite)
+
+    def _train_epoch(
+        self, batches: Batches, epoch: int, hooks: CallbackList, meetings: Meetings, first_step: int, *, ended: bool
+    ) -> StepIterator[Logs]:
         phase.enter("training")
         phase.epoch = epoch + 1
         step = self.model.step("train")
         if not first_step:
             self.model.reset_metrics()
         self._begin()
+        skipped = meetings.skipped_at_begin
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
         watched = self._any(hooks.has_batch_hooks("train"))
         done = first_step
-        for shards, rows in self._chunks(batches, batches.epoch(epoch), watched):
+        if self._inspection is not None:
+            self._inspection.begin(epoch, first_step)
+        for shards, rows in self._chunks(
+            batches, batches.epoch(epoch), watched, lambda most: self._most(meetings, most)
+        ):
+            if ended:  # before the interruption
+                break
             phase.step = done + 1
             hooks.on_train_batch_begin(done)
             begun = time.perf_counter()
             self.programs.run(step, batches.about, rows, shards)
-            self._adapt(len(shards), time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
             done += len(shards)
+            self.steps_done += len(shards)
             self._count(shards)
+            yield  # before anything is read: others may queue the same, to be executed with it
+            # A pack is launched when all its runs have had their turn, not in `run`.
+            self._adapt(len(shards), time.perf_counter() - begun if self.programs.backend.joins_packs else seconds)
+            if self._inspection is not None:
+                self._inspection.after(shards)
             hooks.on_train_batch_end(done - 1, StepLogs(lambda: self.programs.logs("train")))
+            meetings.count(len(shards))
             if watched and self._stopped(hooks.model, "stop_training"):
                 break
-            yield
+            meetings.after_steps(epoch, done, ahead=self._at_once)
+        self._look()
         if first_step and not self._steps:  # all were done before the interruption
             self.programs.note(step, batches.about)
         # As Keras, an epoch for which no data was left has no logs.
         logs = self.programs.logs("train") if self._steps or first_step else {}
+        if logs and skipped is not None:
+            logs["skipped_steps"] = self.model.skipped_steps - skipped
         self._finished = self.timing
         return logs
+
+    @contextmanager
+    def _inspecting(self) -> Iterator[None]:
+        """Give back in the end what an inspection takes of the device's memory."""
+        try:
+            yield
+        finally:
+            self._inspection = None
+
+    def _look(self) -> None:
+        """Look at the state, where anything looks: before it is saved, say. Collective."""
+        if self._inspection is not None:
+            self._inspection.look()
+
+    def _most(self, meetings: Meetings, steps: int) -> int:
+        """Return how many of so many steps may be run together before ranks meet, or look at their states."""
+        left = None if self._inspection is None else self._inspection.left
+        return meetings.most(steps if left is None else min(steps, left))
 
     def _begin(self) -> None:
         self._started, self._steps, self._samples, self._finished = time.perf_counter(), 0, 0, None
@@ -293,19 +372,35 @@ class Trainer:
         self._steps += len(steps)
         self._samples += sum(shards[0].batch_rows for shards in steps)
 
+    @property
+    def _at_once(self) -> int:
+        """Steps between two looks at what the host is asked to do."""
+        return self._steps_per_execution or self._chunk
+
     def _chunks(
-        self, batches: Batches, epoch: Iterator[Sequence[Shard]], watched: bool
+        self,
+        batches: Batches,
+        epoch: Iterator[Sequence[Shard]],
+        watched: bool,
+        limited: Callable[[int], int] = lambda most: most,
     ) -> Iterator[tuple[list[Sequence[Shard]], Rows]]:
-        """Yield the steps of an epoch, as many together as are alike, lie in memory and may run unobserved."""
+        """Yield the steps of an epoch, as many together as are alike, lie in memory and may run unobserved.
+
+        Args:
+            batches: what they are of.
+            epoch: all steps.
+            watched: whether a callback looks at each.
+            limited: returns how many of so many may be run together.
+        """
         ahead: list[Sequence[Shard]] = []
         while True:
-            most = self._steps_per_execution or (1 if watched else self._chunk)
+            most = limited(self._steps_per_execution or (1 if watched else self._chunk))
             while len(ahead) < (most if batches.looks_ahead else 1) and (more := next(epoch, None)) is not None:
                 ahead.append(more)
             if not ahead:
                 return
-            same = 1
-            while same < min(len(ahead), most) and _alike(ahead[same], ahead[0]):
+            same, kind = 1, _kind(ahead[0])
+            while same < min(len(ahead), most) and _kind(ahead[same]) == kind:
                 same += 1
             rows = batches.rows(ahead[:same])
             together = len(rows.starts) // len(ahead[0])
@@ -320,7 +415,8 @@ class Trainer:
             fitting = int(_CHUNK_SECONDS * steps / seconds) if seconds > 0 else _MOST_STEPS
             self._chunk = max(1, min(2 * steps, fitting, _MOST_STEPS))
 
-    def _evaluate(self, batches: Batches, hooks: CallbackList) -> StepIterator[Logs]:
+    def _evaluate(self, batches: Batches, hooks: CallbackList, meetings: Meetings | None = None) -> StepIterator[Logs]:
+        """Evaluate; `meetings` are those of the training whose validation it is. Collective."""
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.model.reset_metrics()
         step = self.model.step("test")
@@ -331,7 +427,8 @@ class Trainer:
         timing = self._finished
         self._begin()
         done = 0
-        for shards, rows in self._chunks(batches, batches.epoch(0), watched):
+        limited = (lambda most: most) if meetings is None else meetings.most
+        for shards, rows in self._chunks(batches, batches.epoch(0), watched, limited):
             hooks.on_test_batch_begin(done)
             self.programs.run(step, batches.about, rows, shards, alone=batches.alone)
             done += len(shards)
@@ -341,7 +438,11 @@ class Trainer:
                 hooks.on_test_batch_end(done - 1, logs)
                 if self._stopped(hooks.model, "stop_evaluating"):
                     break
+            if meetings is not None:
+                meetings.after_evaluated(len(shards), ahead=self._at_once)
             yield
+        if meetings is not None:
+            meetings.end_validation(ahead=self._at_once)
         seen = self._any(self._samples > 0)
         if seen and not self._samples:  # of which this rank has had none, and so has not run the step
             self.programs.note(step, batches.about)
@@ -357,15 +458,11 @@ class Trainer:
 
     def _sum_totals(self, step: Step) -> None:
         """Sum the totals, of which each rank has a summand, over the ranks. Collective."""
-        totals = self.programs.summed(step)
-        if self.comm.size == 1 or not totals:
+        if self.comm.size == 1:
             return
-        values = [one.numpy() for one in totals]
-        flat = np.concatenate([value.reshape(-1).astype(np.float64) for value in values])
-        self.comm.allreduce_sum(flat)
-        pieces = np.split(flat, np.cumsum([value.size for value in values])[:-1])
-        for one, piece, value in zip(totals, pieces, values, strict=True):
-            one.assign(piece.reshape(value.shape).astype(value.dtype))
+        totals = self.programs.summed(step)
+        for one, value in zip(totals, all_reduced([one.numpy() for one in totals], self.comm), strict=True):
+            one.assign(value)
 
     def _logs_so_far(self, step: Step) -> Logs:
         """Return the means over all ranks of what each has in its totals, and leave those as they are. Collective."""
@@ -391,11 +488,9 @@ class Trainer:
         return bool(flag[0])
 
 
-def _alike(shards: Sequence[Shard], others: Sequence[Shard]) -> bool:
-    """Whether two steps can be run by the same programs."""
-    return [(one.rows, one.first_row, one.batch_rows) for one in shards] == [
-        (one.rows, one.first_row, one.batch_rows) for one in others
-    ]
+def _kind(shards: Sequence[Shard]) -> list[tuple[int, int, int]]:
+    """Return what steps have in common that can be run by the same programs."""
+    return [(one.stop - one.start, one.first_row, one.batch_rows) for one in shards]
 
 
 def run_to_end(steps: Generator[Any, None, T]) -> T:

@@ -79,7 +79,8 @@ def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=C
         for metric in ours.values():
             metric.update_state(y[rows], y_pred[rows], *given)
         # Unlike `test_on_batch`, which starts afresh, this goes on with the metrics.
-        theirs = trainer.test_step(tuple(keras.ops.convert_to_tensor(one) for one in (y_pred[rows], y[rows], *given)))
+        x, *rest = (keras.ops.convert_to_tensor(one) for one in (y_pred[rows], y[rows], *given))
+        theirs = trainer.compute_metrics(x, rest[0], x, *rest[1:])
         theirs.pop("loss")
         assert list(ours) == list(theirs)
         for key, value in theirs.items():

@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 import yaml
 
+from tests.conftest import ROOT
 from tests.launching import dptrain, find_mpirun, on_terminal, run
 
 
@@ -54,6 +55,16 @@ def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
         "dense_1/bias": (10,),
     }
     assert yaml.safe_load((path / "config.yaml").read_text())["train"]["batch_size"] == 64
+    assert not (path / "curves.png").exists()
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_curves_are_drawn_where_matplotlib_is_installed(small_npz, tmp_path, ranks):
+    pytest.importorskip("matplotlib", reason="curves need the extra 'plots'")
+    arguments = ["--data", str(small_npz), "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "run")]
+    done = dptrain(ranks, *arguments, PYTHONPATH=str(ROOT / "tests" / "without_gpu"))
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_saved_configuration_repeats_the_run(small_npz, tmp_path):
@@ -129,7 +140,43 @@ def test_a_run_is_never_overwritten(small_npz, tmp_path):
         assert done.code == 74
         assert len(done.messages) == 1
         assert "holds a run already; choose another --out" in done.messages[0]
+    # `launch` starts it again, because a rank has failed after the run's end.
+    done = dptrain(2, *arguments, DPTRAIN_RESTART="1")
+    assert (done.code, done.err) == (0, "")
+    assert "had ended well before the job failed" in done.out
+    done = dptrain(0, *arguments, "--seed", "9", DPTRAIN_RESTART="1")
+    assert done.code == 74
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_going_on_elsewhere_and_what_is_refused(small_npz, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    base = ["--data", str(small_npz), "--hidden", "8"]
+    assert (
+        dptrain(0, *base, "--epochs", "1", "--checkpoint-every", "3,epoch", "--keep", "2", "--out", str(first)).code
+        == 0
+    )
+    names = ["000002-step-6", "000003-step-8"]
+    assert sorted(path.name for path in (first / "checkpoints").iterdir()) == names
+
+    other = [*base, "--epochs", "2", "--resume", str(first), "--out", str(second), "--learning-rate", "0.01"]
+    done = dptrain(0, *other)
+    assert done.code == 2
+    assert done.messages[0].startswith(
+        f"dptrain: {first}/checkpoints/000003-step-8 is the checkpoint of another training: "
+        "optimizer.learning_rate: it has None, this one 0.01; start with the same settings, or name"
+    )
+    done = dptrain(0, *other, "--resume-anyway", "learning-rate")
+    assert (done.code, done.err) == (0, "")
+    lines = [(place / "metrics.jsonl").read_text().splitlines() for place in (first, second)]
+    assert lines[1][:1] == lines[0], "the first epoch's metrics are there as well"
+    assert [json.loads(line)["epoch"] for line in lines[1]] == [1, 2]
+
+    for path in first.glob("checkpoints/*/training.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    done = dptrain(0, *base, "--resume", str(first), "--out", str(tmp_path / "third"))
+    assert done.code == 65
+    assert all(name in done.messages[0] for name in ("no checkpoint is good: ", *names))
 
 
 def test_static_sharding_trains(small_npz, tmp_path):
@@ -162,17 +209,16 @@ def test_debug_shows_the_traceback_and_others_do_not(tmp_path):
         assert bool(done.err.count("Traceback")) == bool(expected)
 
 
-def test_shards_per_batch_give_the_same_bits_on_one_and_two_ranks(small_npz, tmp_path):
-    found = []
-    for ranks in (0, 1, 2):
-        out = tmp_path / str(ranks)
-        arguments = ["--train.shards_per_batch", "4", "--epochs", "2", "--out", str(out)]
-        done = dptrain(ranks, "--data", str(small_npz), *arguments)
+def test_reproducible_gives_the_same_bits_on_other_ranks_and_after_a_resume(small_npz, tmp_path):
+    arguments = ["--data", str(small_npz), "--reproducible", "--batch-size", "100"]
+    ways = {"whole": (0, "2", "never"), "begun": (2, "1", "never"), "resumed": (3, "2", str(tmp_path / "begun"))}
+    for out, (ranks, epochs, source) in ways.items():
+        done = dptrain(ranks, *arguments, "--epochs", epochs, "--resume", source, "--out", str(tmp_path / out))
         assert (done.code, done.err) == (0, "")
-        found.append(weights(out))
-    for name in found[0]:
-        assert found[1][name].tobytes() == found[0][name].tobytes()
-        assert found[2][name].tobytes() == found[0][name].tobytes()
+    whole, resumed = (weights(tmp_path / out) for out in ("whole", "resumed"))
+    assert {name: one.tobytes() for name, one in whole.items()} == {k: v.tobytes() for k, v in resumed.items()}
+    summaries = [json.loads((tmp_path / out / "summary.json").read_text()) for out in ("whole", "resumed")]
+    assert summaries[0]["metrics"] == summaries[1]["metrics"]
 
 
 # So that an epoch takes longer than it takes a live line to change.
@@ -241,3 +287,25 @@ def test_local_launch_script(small_npz, tmp_path):
     )
     assert (done.code, done.err) == (0, "")
     assert sum("CPU, " in line for line in done.out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("held_out", ["--validation-split=0.25", "--fold=2/4"])
+def test_the_test_part_is_seen_once_where_samples_are_held_out(small_npz, tmp_path, held_out):
+    """Any number of ranks holds out the same samples, of every class its share, and evaluates the same test part."""
+    found = []
+    for ranks in (0, 2):
+        out = tmp_path / str(ranks)
+        arguments = ("--epochs", "1", "--hidden", "4", "--reproducible", "--out", str(out), held_out)
+        done = dptrain(ranks, "--data", str(small_npz), *arguments)
+        assert (done.code, done.err) == (0, "")
+        summary = json.loads((out / "summary.json").read_text())
+        with np.load(small_npz) as data:
+            rows, tested = len(data["y_train"]), len(data["y_test"])
+        held = summary["data"]["validation"]
+        assert (summary["data"]["train"] + held, summary["data"]["test"]) == (rows, tested)
+        assert abs(held - rows / 4) <= 1
+        assert f"{rows - held:,} + {held:,} for validation + {tested:,} samples" in done.out
+        assert f"test part, seen by nothing before: loss {summary['test']['loss']:.4g}, accuracy " in done.out
+        found.append([summary["metrics"], summary["test"]])
+    assert found[0] == found[1]
+    assert found[0][0]["val_loss"] != found[0][1]["loss"]

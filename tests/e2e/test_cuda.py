@@ -84,8 +84,7 @@ def test_fixed_shards_give_the_same_bits_on_any_number_of_ranks(small_npz, tmp_p
         more = ["--train.shards_per_batch", "4", "--hidden", "20", "--out", str(out)]
         done = emulated_ranks(ranks, *command(small_npz, *more), EMULATOR_DEVICES="2")
         assert (done.code, done.err) == (0, "")
-        weights = safetensors.numpy.load_file(out / "model.safetensors")
-        saved.append({name: weights[name].tobytes() for name in sorted(weights)})
+        saved.append(weights_in(out))
     assert saved[0] == saved[1]
 
 
@@ -94,14 +93,26 @@ def weights_after(data: Path, out: Path, ranks: int, *more: str, **options: str)
         ranks, *command(data, "--hidden", "20", "--out", str(out), *more), EMULATOR_DEVICES="2", **options
     )
     assert (done.code, done.err) == (0, "")
+    return weights_in(out)
+
+
+def weights_in(out: Path) -> dict[str, bytes]:
     weights = safetensors.numpy.load_file(out / "model.safetensors")
     return {name: weights[name].tobytes() for name in sorted(weights)}
 
 
 @pytest.fixture(scope="module")
-def usual_weights(small_npz, tmp_path_factory) -> dict[str, bytes]:
+def usual(small_npz, tmp_path_factory) -> Path:
+    """Where two ranks leave the trace of a training in which nothing else is asked for, and in `run` what it made."""
+    folder = tmp_path_factory.mktemp("usual")
+    weights_after(small_npz, folder / "run", 2, EMULATOR_TRACE=str(folder / "trace"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def usual_weights(usual) -> dict[str, bytes]:
     """What two ranks train where nothing else is asked for."""
-    return weights_after(small_npz, tmp_path_factory.mktemp("usual") / "run", 2)
+    return weights_in(usual / "run")
 
 
 # Ways that gradients and samples may take, all to the same end; 0.01 MB are 2500 of the 15910 parameters.
@@ -140,9 +151,21 @@ def claims_cuda(tmp_path_factory) -> str:
     return str(library)
 
 
-def test_device_memory_for_mpi(small_npz, usual_weights, tmp_path, claims_cuda):
-    more = ["--comm", "cuda-aware", "--bucket-mb", "0.02"]
-    assert weights_after(small_npz, tmp_path / "direct", 2, *more, LD_PRELOAD=claims_cuda) == usual_weights
+def copies_to_host(trace: Path) -> Counter[int]:
+    """Return how often rank 0 has copied so many bytes from its GPU to the host."""
+    events = json.loads(trace.with_name(f"{trace.name}.rank0").read_text())["traceEvents"]
+    return Counter(event["args"]["bytes"] for event in events if event["name"].startswith("cuMemcpyDtoH"))
+
+
+def test_device_memory_for_mpi(small_npz, usual, usual_weights, tmp_path, claims_cuda):
+    """The same bits, and no gradient is copied to the host: six of 15910 parameters in the usual training."""
+    more, trace = ["--comm", "cuda-aware", "--bucket-mb", "0.02"], tmp_path / "trace"
+    options = {"LD_PRELOAD": claims_cuda, "EMULATOR_TRACE": str(trace)}
+    assert weights_after(small_npz, tmp_path / "direct", 2, *more, **options) == usual_weights
+    copied, usually_copied = copies_to_host(trace), copies_to_host(usual / "trace")
+    assert not copied - usually_copied
+    assert (usually_copied - copied).total() == 6
+    assert sum((usually_copied - copied).elements()) >= 6 * 15910 * 4
 
 
 def test_device_memory_for_an_mpi_that_does_not_know_gpus(small_npz, tmp_path):
@@ -207,8 +230,8 @@ def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
         assert (done.code, done.err) == (0, "")
         files = sorted((cache / "kernels").iterdir())
         assert [path.name for path in files if path.suffix != ".cubin"] == ["lock"]
-        # A program for training, and one for the validation, whatever the ranks' rows.
-        assert len(files) == 1 + 2
+        # A program for training, and one for the validation, whatever the ranks' rows; digests of the state.
+        assert len(files) == 1 + 3
 
 
 @pytest.mark.parametrize("ranks", [0, 2])

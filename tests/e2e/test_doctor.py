@@ -12,6 +12,7 @@ from dptrain.cli import doctor
 from dptrain.cli.config import Config
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import DeviceError
+from dptrain.runtime.mpirun import mpi_family
 from tests.conftest import ROOT
 from tests.emulated import emulated, emulated_ranks, inside_emulator
 from tests.launching import Finished, dptrain, on_terminal, shown
@@ -272,24 +273,12 @@ def test_a_launcher_of_another_mpi():
     ],
 )
 def test_mpirun_belongs_to_the_library(tmp_path, said, state, expected):
-    if doctor._family(doctor.Context(Config(), SoloCommunicator()).mpi_library[1]) != "MPICH":
+    if mpi_family(doctor.Context(Config(), SoloCommunicator()).mpi_library[1]) != "MPICH":
         pytest.skip("mpi4py does not use MPICH here")
     done = dptrain(0, "doctor", PATH=script(tmp_path, "mpirun", said))
     found = line(done, "mpirun")
     assert found.startswith(f"  {state} ")
     assert re.search(expected, found), found
-
-
-def test_whose_mpi():
-    said = {
-        "Open MPI v5.0.11, package: x": "Open MPI",
-        "mpirun (Open MPI) 4.1.4": "Open MPI",
-        "MPICH Version:      5.0.2": "MPICH",
-        "Intel(R) MPI Library 2021.9 for Linux* OS": "Intel MPI",
-        "MVAPICH Version: 4.0, based on MPICH": "MVAPICH",
-        "": "an unknown MPI",
-    }
-    assert {one: doctor._family(one) for one in said} == said
 
 
 def test_a_check_that_fails_is_a_line():
@@ -327,5 +316,5 @@ def test_a_gpu_that_computes_wrongly(monkeypatch):
 
 def test_help_mentions_it():
     done = dptrain(0, "--help")
-    assert "python -m dptrain [train|sweep|doctor|explain] [options]" in done.out
+    assert "python -m dptrain [train|sweep|doctor|explain|launch] [options]" in done.out
     assert "python -m dptrain doctor " in done.out

@@ -50,6 +50,16 @@ def test_a_layer_and_an_op_of_ones_own(name, most):
     assert float(loss) < most
 
 
+def test_an_ensemble_is_better_calibrated_than_its_members():
+    options = ["--members", "3", "--epochs", "4", "--samples", "2000"]
+    alone, together = (started(ranks, "ensemble", *options) for ranks in (0, 2))
+    scores = [[float(one) for one in re.findall(r" (\d\.\d+)", line)] for line in alone[-3:-1]]
+    (_, member, _), (accuracy, ensemble, _) = scores
+    assert ensemble < member  # as the logarithm is concave
+    assert accuracy > 0.6
+    assert together[-4:] == alone[-4:]
+
+
 @pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize(

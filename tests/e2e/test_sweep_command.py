@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.launching import dptrain, find_mpirun, in_turn, on_terminal, shown
 
 QUICK = ("--epochs", "1", "--hidden", "4", "--batch-size", "256")
@@ -28,11 +30,13 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_sweep_and_one_of_its_runs_alone(small_npz, tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
     out = tmp_path / "s"
     done = sweep(
         small_npz,
         *("--seeds", "3,5", "--grid", "learning_rate=1e-2,1e-3", "--grid", "optimizer=adam,sgd", "--dropout", "0.1"),
-        *("--out", str(out), "--runs-per-gpu", "3"),
+        *("--out", str(out), "--runs-per-device", "3"),
+        PYTHONPATH=str(ROOT / "tests" / "without_gpu"),
     )
     assert (done.code, done.err) == (0, "")
     assert "4 trials x 2 seeds = 8 runs of 1 epoch; compared by val_accuracy" in done.out
@@ -45,18 +49,23 @@ def test_a_sweep_and_one_of_its_runs_alone(small_npz, tmp_path):
         ("2", "0.001", "adam", "2"),
         ("3", "0.001", "sgd", "2"),
     ]
-    parser = HTMLParser()
-    parser.feed((out / "report.html").read_text(encoding="utf-8"))
+    report = (out / "report.html").read_text(encoding="utf-8")
+    HTMLParser().feed(report)
+    assert report.count("<figure>") == 4  # the ranking, epochs, parallel coordinates, the metric against each field
+    assert f"<title>Sweep {out.name}</title>" in report
+    assert "0.01 and 0.001" in report
+    caveat = "Trials were chosen by val_accuracy on the test part of the data set"
+    assert caveat in done.out
+    assert caveat in report
+    # The report's command is that of the best run, as it is.
     alone = tmp_path / "alone"
-    again = dptrain(
-        *(0, "--config", str(out / "config.yaml"), "--seed", "5", "--optimizer.learning_rate", "0.001"),
-        *("--optimizer.name", "sgd", "--out", str(alone), "--verbose", "0"),
-    )
+    threads, python, *command = shlex.split(re.search("<pre>(.*)</pre>", report)[1])
+    assert (threads.partition("=")[0], python, command[:2]) == ("OPENBLAS_NUM_THREADS", "python", ["-m", "dptrain"])
+    again = dptrain(0, *command[2:], "--out", str(alone), "--verbose", "0")
     assert (again.code, again.err) == (0, "")
     [expected] = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
-    [found] = [
-        json.loads(line) for line in (out / "results.jsonl").read_text().splitlines() if json.loads(line)["run"] == 7
-    ]
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    found = max(lines, key=lambda line: line["val_accuracy"])
     assert {key: expected[key] for key in ("loss", "accuracy", "val_loss", "val_accuracy")} == {
         key: found[key] for key in ("loss", "accuracy", "val_loss", "val_accuracy")
     }
@@ -66,7 +75,7 @@ def test_a_plan_file_and_what_overrides_it(small_npz, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text(
         "seeds: 0-1\ngrid:\n  hidden: [4, [8, 4]]\nrandom:\n  learning_rate: log:1e-4..1e-2\nsamples: 2\n"
-        "metric: val_loss\n"
+        "metric: [val_loss, parameters]\n"
     )
     out = tmp_path / "s"
     done = sweep(small_npz, "--plan", str(plan), "--seeds", "7", "--out", str(out), "--verbose", "2")
@@ -77,6 +86,14 @@ def test_a_plan_file_and_what_overrides_it(small_npz, tmp_path):
     assert len({row["learning_rate"] for row in table}) == 2
     best = min(table, key=lambda row: float(row["mean"]))
     assert f"1. trial {best['trial']} " in done.out
+    # 784-4-10 has fewer weights than 784-8-4-10, so the better of its two is on the front.
+    assert [float(row["mean_parameters"]) for row in table] == [3190, 6366] * 2
+    small = min(table[::2], key=lambda row: float(row["mean"]))
+    assert small["pareto"] == best["pareto"] == "true"
+    front = re.search(r"^Pareto front of val_loss \(less is better\) and parameters \(less .*$", done.out, re.MULTILINE)
+    assert f"trial {small['trial']} (val_loss " in front[0]
+    report = (out / "report.html").read_text(encoding="utf-8")
+    assert front[0].split(". ")[0] in report
 
 
 def test_the_dry_run_trains_nothing(small_npz, tmp_path):
@@ -135,7 +152,7 @@ def test_a_run_that_diverges_gives_the_exit_code(small_npz, tmp_path):
         str(tmp_path / "s"),
     )
     assert (done.code, done.err) == (76, "")
-    assert "diverged after 1 epoch" in done.out
+    assert "diverged after 0 epochs" in done.out
     table = rows(tmp_path / "s")
     assert [(row["n"], row["failed"]) for row in table] == [("1", "0"), ("0", "1")]
     assert "NaN" not in (tmp_path / "s" / "results.jsonl").read_text()
@@ -149,7 +166,7 @@ def test_killed_and_started_again(small_npz, tmp_path):
     command = [sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz), *QUICK, *arguments]
     for kill in range(2):
         process = subprocess.Popen(
-            [*command, "--out", str(out), "--runs-per-gpu", "2"], stdout=subprocess.DEVNULL, start_new_session=True
+            [*command, "--out", str(out), "--runs-per-device", "2"], stdout=subprocess.DEVNULL, start_new_session=True
         )
         deadline = time.monotonic() + 60
         wanted = 9 + 15 * kill
@@ -213,9 +230,18 @@ WRONG = [
     (("--adaptive", "x", "--random", "dropout=0..0.5"), "adaptive = 'x', set on the command line: "),
     (("--metric", "val_acuracy"), "metric = 'val_acuracy': the logs have loss, accuracy"),
     (("--halving", "1"), "halving = '1', set on the command line: "),
+    (("--halving", "2", "--metric", "loss", "--metric", "parameters"), "halving: judges trials by one number"),
     (("--halving", "2", "--grid", "epochs=1,2"), "not supported where epochs are swept"),
     (("--sharding", "static"), "every run of a sweep has all samples"),
-    (("--runs-per-gpu", "0"), "runs_per_gpu = '0', set on the command line: "),
+    (("--folds", "1"), "folds = '1', set on the command line: "),
+    (("--folds", "2000"), "2000 folds of 1003 samples"),
+    (("--folds", "3", "--validation-split", "0.1"), "each says what validates; leave one out"),
+    (("--fold", "1/3"), "--folds K trains every trial and seed on each of K folds"),
+    (("--validation-split", "0.0001"), "of 1003 samples it holds out 0"),
+    (("--grid", "validation_split=0.1,0.2"), "all runs are compared on the same samples"),
+    (("--keep", "some"), "keep = 'some', set on the command line: must be 'best', 'all' or 'none'"),
+    (("--max-time", "3"), "max_time = '3', set on the command line: expected a number with a unit, such as 90s"),
+    (("--runs-per-device", "0"), "runs_per_device = '0', set on the command line: "),
     (("--plan", "nowhere.yaml"), "--plan nowhere.yaml: No such file or directory"),
 ]
 
@@ -262,3 +288,51 @@ def test_help_names_the_options_of_a_sweep():
     ):
         assert option in done.out
     assert "--seeds" not in dptrain(0, "--help").out.split("data:")[1]
+
+
+@pytest.mark.parametrize("held_out", [("--validation-split", "0.2"), ("--folds", "3")])
+def test_what_is_held_out_chooses_and_the_test_part_is_seen_once(small_npz, tmp_path, held_out):
+    out = tmp_path / "s"
+    arguments = ("--seeds", "0,1", "--grid", "learning_rate=1e-2,1e-4", "--out", str(out), *held_out)
+    done = sweep(small_npz, *arguments)
+    assert (done.code, done.err) == (0, "")
+    assert " for validation + 201 samples" in done.out
+    assert "Trials were chosen by" not in done.out
+    said = re.search(r"On the test set, by which nothing was chosen, the accuracy of trial 0 is (\S+) \(95 %", done.out)
+    journal = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    tested = [one["metrics"]["accuracy"] for one in journal if one["kind"] == "test"]
+    assert float(said[1]) == pytest.approx(sum(tested) / len(tested), rel=1e-4)
+    # The report's command trains the best run to the same values, on the test part too.
+    report = (out / "report.html").read_text(encoding="utf-8")
+    _, _, *command = shlex.split(re.search("<pre>(.*)</pre>", report)[1])
+    again = dptrain(0, *command[2:], "--out", str(tmp_path / "alone"), "--verbose", "0")
+    assert (again.code, again.err) == (0, "")
+    summary = json.loads((tmp_path / "alone" / "summary.json").read_text())
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    best = max(lines, key=lambda line: line["val_accuracy"])
+    assert summary["metrics"] == {key: best[key] for key in summary["metrics"]}
+    assert summary["test"]["accuracy"] in tested
+
+
+def test_a_sweep_stops_by_its_time_and_by_ctrl_c_and_goes_on(small_npz, tmp_path):
+    out = tmp_path / "s"
+    arguments = ("--seeds", "0-5", "--grid", "hidden=4,8", "--epochs", "30", "--out", str(out))
+    stopped = sweep(small_npz, *arguments, "--max-time", "0s")
+    assert (stopped.code, stopped.err) == (75, "")
+    assert f"stopped (the time is over): start again with --out {out} to go on" in stopped.out
+    assert rows(out) == []
+    command = [sys.executable, "-m", "dptrain", "sweep", "--data", str(small_npz), *QUICK, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while (out / "journal.jsonl").read_text().count('"done"') < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "Not everything was trained (interrupted)" in said
+    assert "Not everything was trained (interrupted)" in (out / "report.html").read_text(encoding="utf-8")
+    assert 2 <= sum(int(row["n"]) for row in rows(out)) < 12
+    done = sweep(small_npz, *arguments)
+    assert (done.code, done.err) == (0, "")
+    assert [row["n"] for row in rows(out)] == ["6", "6"]

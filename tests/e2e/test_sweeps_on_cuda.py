@@ -1,4 +1,4 @@
-"""Independent-run mode on CUDA (emulated): a stream a run, the data once, the bits of each run alone."""
+"""Independent-run mode on CUDA (emulated): packs, the data once, the bits of each run alone."""
 
 import json
 
@@ -56,7 +56,7 @@ def alone():
 )
 def test_runs_have_the_bits_of_runs_alone(tiny_npz, alone, tmp_path, ranks, places, more):
     out = tmp_path / "s"
-    arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-gpu", str(places))
+    arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-device", str(places))
     done = emulated_ranks(ranks, *arguments, "--out", str(out), EMULATOR_DEVICES=str(max(ranks, 1)), **more)
     assert (done.code, done.out, done.err) == (0, "", "")
     expected = alone(out)
@@ -68,9 +68,22 @@ def test_runs_have_the_bits_of_runs_alone(tiny_npz, alone, tmp_path, ranks, plac
 
 @pytest.mark.parametrize("check", ["address", "race"])
 def test_runs_side_by_side_under_every_check(tiny_npz, tmp_path, check):
-    arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-gpu", "3", "--fast-dev-run")
+    arguments = ("-m", "dptrain", "sweep", *RUNS, *CUDA, "--data", tiny_npz, "--runs-per-device", "3", "--fast-dev-run")
     done = emulated_ranks(0, *arguments, "--out", str(tmp_path / "s"), EMULATOR_SANITIZE=check)
     assert (done.code, done.out, done.err) == (0, "", "")
+
+
+@pytest.mark.xfail(reason="known defect: a pack whose members change reads freed memory; use --packing off")
+def test_runs_in_packs_whose_members_change(tmp_path):
+    """Runs end early or diverge, others take their places, and numbers differ: each has the bits of the run alone."""
+    options = {"EMULATOR_STREAMS": "random", "EMULATOR_ORDER": "shuffled"}
+    done = emulated_ranks(0, str(ROOT / "tests" / "e2e" / "scripts" / "sweep_in_packs.py"), **options)
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert found["statuses"] == ["done"] * 8 + ["diverged"] * 4
+    assert found["differing"] == {"alone": [], "streams": []}
+    assert {"2", "3", "5"} <= found["sizes"]["packs"].keys()
+    assert found["sizes"]["alone"].keys() == found["sizes"]["streams"].keys() == {"1"}
 
 
 def test_the_data_are_on_the_gpu_once_and_memory_comes_back(tiny_npz):
@@ -83,7 +96,7 @@ def test_more_runs_than_the_memory_holds(tiny_npz, tmp_path):
     """Runs that do not fit beside others are trained when these have ended."""
     arguments = ("-m", "dptrain", "sweep", "--seeds", "0-3", "--hidden", "4000", "--epochs", "1", "--device", "cuda")
     done = emulated_ranks(
-        *(0, *arguments, "--data", tiny_npz, "--runs-per-gpu", "4", "--out", str(tmp_path / "s"), "--fast-dev-run"),
+        *(0, *arguments, "--data", tiny_npz, "--runs-per-device", "4", "--out", str(tmp_path / "s"), "--fast-dev-run"),
         EMULATOR_MEMORY=str(90 << 20),
     )
     assert (done.code, done.err) == (0, "")

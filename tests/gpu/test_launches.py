@@ -25,10 +25,24 @@ model.fit(x, y, batch_size=32, verbose=0)
 """
 
 
-def traced(tmp_path, steps):
+# Makes so many steps of so many runs, as a pack.
+PACK = """
+import sys
+from dptrain.backend.cuda.backend import CudaBackend
+from tests.ops.test_packs_on_cuda import Run
+steps, runs = map(int, sys.argv[1:])
+pack = [Run(CudaBackend(), seed) for seed in range(runs)]
+for run in pack:
+    run.backend.joins_packs = True
+    run.ask(steps)
+pack[0].backend.wait()
+"""
+
+
+def traced(tmp_path, *arguments, script=SCRIPT):
     """Return how often a training of so many steps does what, by category and name."""
-    trace = tmp_path / f"trace{steps}.json"
-    done = emulated(sys.executable, "-c", SCRIPT, str(steps), EMULATOR_TRACE=str(trace))
+    trace = tmp_path / f"trace{arguments}.json"
+    done = emulated(sys.executable, "-c", script, *map(str, arguments), EMULATOR_TRACE=str(trace))
     assert (done.code, done.err) == (0, "")
     events = json.loads(trace.read_text())["traceEvents"]
     return collections.Counter((event["cat"], event["name"]) for event in events)
@@ -43,3 +57,10 @@ def test_a_step_is_one_graph_of_at_most_eight_kernels(tmp_path):
     assert len(kernels) <= 8
     assert more[("graph", "graph launch")] == 7
     assert {category for category, _ in more} == {"kernel", "graph"}, "no copies, no memsets, no allocations"
+
+
+def test_launches_of_a_step_do_not_depend_on_the_number_of_runs(tmp_path):
+    alone, pack = (traced(tmp_path, 9, runs, script=PACK) - traced(tmp_path, 2, runs, script=PACK) for runs in (1, 16))
+    assert alone == pack
+    assert alone[("graph", "graph launch")] == 7
+    assert {category for category, _ in alone} == {"kernel", "graph"}

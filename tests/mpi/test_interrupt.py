@@ -1,40 +1,25 @@
 """Ctrl-C, which a terminal sends to all ranks at once."""
 
 import os
+import re
 import shutil
 import signal
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+
+from tests.launching import when_ready
 
 SCRIPT = """
 import numpy as np, dptrain as dp
 x, y = np.zeros((64, 4), np.float32), np.zeros(64, np.int64)
 model = dp.Sequential([dp.layers.Dense(2, "softmax", input_shape=(4,))])
 model.compile("sgd", "sparse_categorical_crossentropy")
-print("Epoch 0", flush=True)
+say = dp.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(f"Epoch {epoch}", flush=True))
+model.fit(x, y, epochs=1, verbose=0, callbacks=[say])  # all ranks have started
 model.fit(x, y, epochs=100_000_000, verbose=0)
 """
-
-
-def interrupted(command: list[str], ready: str, cwd: Path) -> tuple[int, str]:
-    """Send SIGINT to a command's process group once it has printed a line with `ready`; return exit code and stderr."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, start_new_session=True
-    )
-    timer = threading.Timer(100, os.killpg, (process.pid, signal.SIGKILL))
-    timer.start()
-    try:
-        assert process.stdout is not None
-        assert any(ready in line for line in process.stdout), process.communicate()
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate()
-    finally:
-        timer.cancel()
-    return process.returncode, err
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
@@ -54,8 +39,10 @@ def test_it_ends_all_with_one_line(small_npz, tmp_path, what, ranks):
     if ranks and launcher is None:
         pytest.skip("no mpirun: pip install 'dptrain[mpich]'")
     start = [str(launcher), "-n", str(ranks)] if ranks else []
-    code, err = interrupted([*start, sys.executable, *arguments], ready, tmp_path)
+    ctrl_c = lambda process, lines: os.killpg(process.pid, signal.SIGINT)  # noqa: E731
+    code, err = when_ready([*start, sys.executable, *arguments], ready, ctrl_c, tmp_path)
     assert code == 130, err
     (line,) = (line for line in err.splitlines() if line.startswith("dptrain: "))
-    assert line.endswith("interrupted")
+    expected = r"interrupted after .*; start again with --out out to go on" if what == "train" else ".*interrupted"
+    assert re.fullmatch(f"dptrain: {expected}", line)
     assert "Traceback" not in err

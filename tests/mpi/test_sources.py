@@ -62,7 +62,19 @@ def test_a_rank_with_other_batches_ends_all(tmp_path, kind, trouble, code, messa
     assert done.code == code, done.err
     assert done.err.count("dptrain.errors.AgreedError: ") == 1, "rank 0 speaks for all"
     assert message in done.err
-    named = {"ends": f"rank {bad} has no further batch", "size": f"rank {bad} has 1 samples, float64"}
-    assert named.get(trouble, f"rank {bad}") in done.err or trouble == "values"
+    named = {"ends": "has no further batch, the others ", "size": "has 1 samples, float64"}
+    assert f"rank {bad}" in done.err or trouble == "length"
+    assert named.get(trouble, "") in done.err
+    if trouble == "values":
+        assert f"different batches: rank {bad} (host " in done.err, "the majority is right"
     if "different" not in message and trouble not in ("length", "values"):
         assert f"(rank {bad}, host " in done.err
+
+
+def test_a_nan_in_a_batch_is_named_with_its_rank_and_place(tmp_path):
+    done = mpirun(3, SCRIPT, "generator", "nan", "-1", str(tmp_path / "out.npz"))
+    expected = (
+        "dptrain: training diverged in step 4 of epoch 1: x is not finite in sample 11 of its batch (rank 2, host "
+    )
+    assert done.code == 76, done.err
+    assert expected in done.err

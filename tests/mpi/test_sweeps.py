@@ -35,7 +35,7 @@ def on_one_rank(small_npz, tmp_path_factory) -> Path:
 def test_any_number_of_ranks_trains_the_same_runs(small_npz, on_one_rank, tmp_path, ranks, places):
     out = tmp_path / "s"
     done = dptrain(
-        ranks, *SWEEP, "--data", str(small_npz), "--out", str(out), "--verbose", "2", "--runs-per-gpu", str(places)
+        ranks, *SWEEP, "--data", str(small_npz), "--out", str(out), "--verbose", "2", "--runs-per-device", str(places)
     )
     assert (done.code, done.err) == (0, "")
     assert lines(out) == lines(on_one_rank)
@@ -51,7 +51,7 @@ def test_halving_and_optuna_on_two_ranks(small_npz, tmp_path):
     out = tmp_path / "s"
     arguments = ("--seeds", "0,1", "--halving", "2", "--epochs", "3", "--hidden", "4", "--data", str(small_npz))
     adaptive = ("--adaptive", "4", "--random", "learning_rate=log:1e-4..1e-1", "dropout=0..0.3")
-    done = dptrain(2, "sweep", *arguments, *adaptive, "--out", str(out), "--runs-per-gpu", "1")
+    done = dptrain(2, "sweep", *arguments, *adaptive, "--out", str(out), "--runs-per-device", "1")
     assert (done.code, done.err) == (0, "")
     endings = [one for one in journal(out) if one["kind"] == "ending"]
     last = {one["run"]: one for one in endings}
@@ -60,7 +60,7 @@ def test_halving_and_optuna_on_two_ranks(small_npz, tmp_path):
     # Each trial goes on or stops as a whole.
     for trial in range(4):
         assert len({(last[run]["status"], last[run]["epochs"]) for run in (2 * trial, 2 * trial + 1)}) == 1
-    again = dptrain(2, "sweep", *arguments, *adaptive, "--out", str(out), "--runs-per-gpu", "1")
+    again = dptrain(2, "sweep", *arguments, *adaptive, "--out", str(out), "--runs-per-device", "1")
     assert again.code == 0
     assert "8 runs have ended already" in again.out
     assert [one for one in journal(out) if one["kind"] == "ending"] == endings
@@ -134,6 +134,41 @@ def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
     [line] = done.messages
     assert line.startswith("dptrain: rank 1/2 host ")
     assert "sweep: RuntimeError: the device is lost" in line
+
+
+@pytest.mark.parametrize("how", ["error", "SIGTERM"])
+def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_npz, tmp_path, how):
+    """Rank 1 meets an error of its own, or a signal alone, when rank 0 has ended a run."""
+    out = tmp_path / "s"
+    script = (
+        "import os, signal, sys\n"
+        "from dptrain.cli.main import main\n"
+        "from dptrain.comm import current\n"
+        "from dptrain.sweeps import coordinator, worker\n"
+        f"done, how = {str(tmp_path / 'done')!r}, {how!r}\n"
+        "write, turn = coordinator.Coordinator._write, worker.Worker.turn\n"
+        "def written(self, ending, state):\n"
+        "    write(self, ending, state)\n"
+        "    open(done, 'w').close()\n"
+        "def fail(self):\n"
+        "    if os.path.exists(done):\n"
+        "        if how == 'error': raise RuntimeError('the device is lost')\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return turn(self)\n"
+        "coordinator.Coordinator._write = written\n"
+        "if current().rank == 1: worker.Worker.turn = fail\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    arguments = (*SWEEP, "--seeds", "0-9", "--data", str(small_npz), "--out", str(out), "--verbose", "0")
+    stopped = mpirun(2, "-c", script, *arguments, timeout=60)
+    assert stopped.code == (70 if how == "error" else 75)
+    rows = [row.split(",") for row in (out / "trials.csv").read_text().splitlines()]
+    values = rows[0].index("n")
+    assert 1 <= sum(int(row[values]) for row in rows[1:]) < 40
+    assert ("Not everything was trained (SIGTERM)" in (out / "report.html").read_text()) == (how == "SIGTERM")
+    done = dptrain(2, *arguments, timeout=60)
+    assert (done.code, done.err) == (0, "")
+    assert len(lines(out)) == 2 * 40
 
 
 def test_ranks_with_different_plans_are_refused(small_npz, tmp_path):

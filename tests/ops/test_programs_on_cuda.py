@@ -191,15 +191,15 @@ def test_source_is_the_same_for_any_number_of_rows(cuda_backend):
 
 def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
     rng = np.random.default_rng(0)
-    names = ("a", "b", "turned", "shifted", "number", "kept")
-    shapes = ((4, 4), (4, 4), (4, 4), (6,), (), (3,))
-    a, b, turned, shifted, number, kept = (
+    names = ("a", "b", "turned", "shifted", "number", "kept", "early")
+    shapes = ((4, 4), (4, 4), (4, 4), (6,), (), (3,), (5,))
+    a, b, turned, shifted, number, kept, early = (
         Variable(rng.normal(size=shape).astype(np.float32), name, trainable=False)
         for name, shape in zip(names, shapes, strict=True)
     )
 
     def step(x):
-        old, again = kept.value, shifted.value
+        old, again, read_late = kept.value, shifted.value, early.value
         first, second = a.value, b.value
         a.assign(second)
         b.assign(first)
@@ -207,7 +207,9 @@ def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
         shifted.assign(ops.concatenate([again[1:], again[:1]], -1))
         number.assign(number.value * 0.5 + ops.sum(x) * ops.sum(again * number.value))
         kept.assign(old + number.value)
-        return {"old": old, "new": kept.value, "a": first, "sum": ops.sum(first * second) + number.value}
+        early.assign(read_late * 0.5)
+        late = read_late * ops.sum(x @ ops.transpose(x))
+        return {"old": old, "new": kept.value, "a": first, "sum": ops.sum(first * second) + number.value, "late": late}
 
     program = trace(step, {"x": ((Rows(B), 3), "float32")})
     _, found, expected, state = both(cuda_backend, program, {"x": rng.normal(size=(B, 3)).astype(np.float32)}, 3)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dptrain.backend import create
 from dptrain.backend.cuda import graphs
 from dptrain.errors import DeviceError
 
@@ -40,3 +41,10 @@ def test_an_old_driver_is_named(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     with pytest.raises(DeviceError, match=r"^the NVIDIA driver has no cuStreamBeginCapture_v2: .* CUDA 11\.4 or later"):
         graphs.capture(SimpleNamespace(handle=1)).__enter__()
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_the_option_reaches_the_backend(monkeypatch, graph):
+    module = SimpleNamespace(CudaBackend=lambda *given: SimpleNamespace(graph=True))
+    monkeypatch.setitem(sys.modules, "dptrain.backend.cuda.backend", module)
+    assert create("cuda", "float32", 1, cuda_graph=graph).graph is graph

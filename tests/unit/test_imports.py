@@ -39,9 +39,10 @@ ONLY_IN = {
     "pycuda": "backend/cuda/device.py",
     "nvmath": "backend/cuda/cublaslt.py",
     "mpi4py": ("comm/mpi.py", "runtime/launcher.py"),
-    "matplotlib": ("cli/curves.py", "sweeps/pictures.py"),
+    "matplotlib": (*("cli/curves.py", "sweeps/drawing.py", "sweeps/pictures.py", "sweeps/field_pictures.py"),),
     "scipy": "sweeps/statistics.py",
-    "optuna": "sweeps/adaptive.py",
+    "optuna": ("sweeps/adaptive.py", "sweeps/importance.py"),
+    "sklearn": "sweeps/importance.py",
     "tensorboardX": "callbacks/tensorboard.py",
     "h5py": "saving/keras_h5.py",
 }
@@ -101,7 +102,9 @@ def test_every_room_is_a_package():
 SLOW = {"numpy", "rich", "safetensors", "filelock", "threadpoolctl", "scipy", "matplotlib", "mpi4py"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["doctor", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["sweep", "--help"], ["doctor", "--help"], ["launch", "--help"], ["--version"]]
+)
 def test_help_imports_nothing_slow(arguments):
     code = (
         "import runpy, sys\n"

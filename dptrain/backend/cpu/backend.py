@@ -11,6 +11,7 @@ from dptrain.backend.base import Backend, Executable, HostArray
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.cpu.denormals import flush_to_zero
+from dptrain.backend.cpu.snapshot import HostSnapshot
 from dptrain.backend.transfers import Exchange, HostExchange, HostStaging, Staging
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
@@ -50,6 +51,10 @@ class CpuBackend(Backend):
         threads: that this process may use.
         jit_compile: whether programs are compiled; "auto" where there is a C++ compiler.
 
+    Attributes:
+        threads: that each program may use.
+        compiles: whether programs are compiled.
+
     Raises:
         ConfigError: there is none, and programs are to be compiled.
     """
@@ -64,10 +69,10 @@ class CpuBackend(Backend):
         found = None if wanted is False else compiler()
         if found is None and wanted:
             raise ConfigError("jit_compile=True needs a C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
-        self._compiles = found is not None
+        self.compiles = found is not None
         by = f"compiled by {found[1]}" if found is not None else "NumPy"
         by += ": no C++ compiler on PATH" if found is None and wanted is None else ""
-        self.numerics = f"cpu, {self.dtype}, {'compiled' if self._compiles else 'NumPy'}"
+        self.numerics = f"cpu, {self.dtype}, {'compiled' if self.compiles else 'NumPy'}"
         self.description = f"CPU, {threads} thread{'s' if threads > 1 else ''}, {self.dtype}, {by}"
         self._memory = execute.HostMemory()
 
@@ -87,9 +92,17 @@ class CpuBackend(Backend):
         comm: Communicator | None = None,
     ) -> Executable:
         place: Any = {"rows": rows, "first_row": first_row, "comm": comm}
-        if self._compiles:
+        if self.compiles:
             return CompiledExecutable(program, self._memory, arrays, **place, threads=self.threads)
         return NumpyExecutable(program, self._memory, arrays, **place)
+
+    def launch_waiting(self) -> None:
+        pass  # nothing waits
+
+    def snapshot(self, variables: Iterable[Variable]) -> HostSnapshot:
+        found = list(variables)
+        self._memory.adopt(found)
+        return HostSnapshot([self._memory.array(one) for one in found], self.compiles)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> Array:
         return aligned(shape, self.dtype if dtype is None else dtype)

@@ -10,12 +10,12 @@ axes, j of its last one; a arrays, b where a row of one begins, v what is read, 
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dptrain.backend.cpu.calls import call_text
-from dptrain.program.kernels import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, operand_dtypes
+from dptrain.program.kernels import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, numbers_of, operand_dtypes
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Rows
 from dptrain.program.sources import (
@@ -89,11 +89,11 @@ class _Writer:
         self._numbers: dict[int, int] = {}
         functions: list[str] = []
         for stage in fused.stages:
-            segment: list[tuple[Kernel, str]] = []
+            segment: list[_Function] = []
             for kernel in stage.kernels:
-                text = self._text(kernel)
-                if text is not None:
-                    segment.append((kernel, text))
+                function = self._function(kernel)
+                if function is not None:
+                    segment.append(function)
                     continue
                 assert isinstance(kernel, Call)
                 self._close(segment, functions)
@@ -103,28 +103,33 @@ class _Writer:
             self.code.parts += stage.messages
         self.code.source = "\n".join([*functions, self._run()])
 
-    def _text(self, kernel: Kernel) -> str | None:
-        """Return the body of a kernel's function, None for a call that only NumPy can execute."""
+    def _function(self, kernel: Kernel) -> "_Function | None":
+        """Return a kernel's function, None for a call that only NumPy can execute."""
         if isinstance(kernel, Loop):
-            return _LoopText(self, kernel).text()
-        return self._product(kernel) if isinstance(kernel, Product) else call_text(kernel, self._address)
+            loop = _LoopText(self, kernel)
+            return _Function(kernel, loop.text(), loop.shared)
+        body = self._product(kernel) if isinstance(kernel, Product) else call_text(kernel, self._address)
+        return None if body is None else _Function(kernel, body)
 
     def _address(self, root: Tensor, written: bool) -> str:
         return f"({'' if written else 'const '}{C_TYPES[root.dtype.name]} *)c.p[{self.slot(root)}]"
 
-    def _close(self, kernels: list[tuple[Kernel, str]], functions: list[str]) -> None:
-        if not kernels:
+    def _close(self, segment: "list[_Function]", functions: list[str]) -> None:
+        if not segment:
             return
         name, calls = f"segment{len(self.code.parts)}", []
-        for kernel, text in kernels:
+        for one in segment:
             own = f"kernel{len(functions)}"
+            part = "" if one.shared is None else ", int64_t low, int64_t high"
             functions.append(
-                f"static void {own}(Context &c) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n{text}}}\n"
+                f"static void {own}(Context &c{part}) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n{one.body}}}\n"
             )
-            needed = any(id(one) in self.fused.every_step for one in kernel.tensors)
-            calls.append(f"  {'' if needed else 'if (last) '}{own}(c);")
-        functions.append(f'extern "C" void {name}(Context &c, int last) {{\n' + "\n".join(calls) + "\n}\n")
-        self.code.parts.append(Segment(name, [kernel for kernel, _ in kernels]))
+            needed = any(id(tensor) in self.fused.every_step for tensor in one.kernel.tensors)
+            call = f"{own}(c);" if one.shared is None else f"dp_rows(c, {own}, {', '.join(one.shared)});"
+            calls.append(f"  {'' if needed else 'if (last) '}{call}")
+        lengths = "  const int64_t R = c.R, G = c.G;\n"
+        functions.append(f'extern "C" void {name}(Context &c, int last) {{\n{lengths}' + "\n".join(calls) + "\n}\n")
+        self.code.parts.append(Segment(name, [one.kernel for one in segment]))
 
     def _run(self) -> str:
         """Return the function that executes many steps, where nothing else has to be done between them."""
@@ -204,6 +209,20 @@ class _Writer:
         return "".join(lines)
 
 
+class _Function(NamedTuple):
+    """What a kernel becomes.
+
+    Attributes:
+        kernel: as above.
+        body: of the function.
+        shared: of a loop that threads can share, how many parts it has at most, and the operations of all.
+    """
+
+    kernel: Kernel
+    body: str
+    shared: tuple[str, str] | None = None
+
+
 class _LoopText:
     """The text of a loop.
 
@@ -230,9 +249,10 @@ class _LoopText:
             self._add(member)
         lines, indent = self._part("top", "  "), "  "
         for axis in self._outer:
-            lines.append(
-                f"{indent}for (int64_t i{axis} = 0; i{axis} < {length_text(self._lengths[axis])}; ++i{axis}) {{\n"
-            )
+            first, end = "0", length_text(self._lengths[axis])
+            if axis == self.shared_axis:
+                first, end = "low", "high"
+            lines.append(f"{indent}for (int64_t i{axis} = {first}; i{axis} < {end}; ++i{axis}) {{\n")
             indent += "  "
         lines += self._part("head", indent) + self._part("after", indent, -1)
         for number in range(max(self._passes.values(), default=0) + 1):
@@ -240,6 +260,33 @@ class _LoopText:
             lines += self._part("after", indent, number)
         lines += [f"{'  ' * depth}}}\n" for depth in range(len(self._outer), 0, -1)]
         return "".join(lines + self._part("bottom", "  "))
+
+    @property
+    def shared_axis(self) -> int | None:
+        """The axis whose parts different threads can compute, None where each needs the others' elements.
+
+        Every sum is one thread's, so that its bits do not depend on their number.
+        """
+        members, rank = self._loop.members, self._rank
+        if rank and all(one.kind in ("map", "gather") for one in members):
+            return [*self._outer, self._row][0]
+        if self._outer and not any(one.kind == "sum" for one in members):
+            return self._outer[0]
+        of_columns = all(one.inner and one.kind != "reduce" for one in members) and all(
+            [axis for axis in one.axes if axis is not None] == [self._row] for one in members if one.kind == "sum"
+        )
+        if rank == 2 and self._outer and of_columns:
+            return self._row
+        return None
+
+    @property
+    def shared(self) -> tuple[str, str] | None:
+        """How many parts that axis has at most, and operations on all of them."""
+        axis = self.shared_axis
+        if axis is None:
+            return None
+        elements = " * ".join(f"({length_text(self._lengths[one])})" for one in (*self._outer, self._row))
+        return length_text(self._lengths[axis]), f"{elements} * {len(self._loop.members)}"
 
     def _note(self, part: str, line: str, number: int = 0) -> None:
         self._lines.setdefault((part, number), []).append(line)
@@ -255,7 +302,9 @@ class _LoopText:
             return [line for part, _ in body for line in self._part(part, indent, number)]
         length, blocked = length_text(self._lengths[self._row]), self._blocked and taken
         lines, own = [f"{indent}{{\n"], f"{indent}  "
-        if blocked:
+        if self._row == self.shared_axis:
+            lines.append(f"{own}const int64_t jb = low, m = high - low;\n")
+        elif blocked:
             lines.append(f"{indent}for (int64_t jb = 0; jb < {length}; jb += {_BLOCK}) {{\n")
             lines.append(f"{own}const int64_t m = {length} - jb < {_BLOCK} ? {length} - jb : {_BLOCK};\n")
         else:
@@ -372,8 +421,7 @@ class _LoopText:
             self._note(part, f"r{self._number(member)}[j - jb] = {name};", number)
 
     def _mapped(self, member: Member, number: int) -> str:
-        tensor, op = member.tensor, member.tensor.op
-        assert op is not None
+        tensor = member.tensor
         dtypes = operand_dtypes(tensor)
         operands = []
         for source, dtype in zip(member.reads, dtypes, strict=True):
@@ -382,12 +430,8 @@ class _LoopText:
         last = "0" if not member.axes or member.axes[-1] is None else f"i{member.axes[-1]}"
         if member.inner and member.axes and member.axes[-1] == self._row:
             last = "j"
-        own = dict(getattr(op.compute, "__kwdefaults__", None) or {}) | tensor.attributes
-        numbers = {
-            name: literal(value, dtypes[0] if dtypes else tensor.dtype)
-            for name, value in own.items()
-            if isinstance(value, int | float | np.generic)
-        }
+        kind = dtypes[0] if dtypes else tensor.dtype
+        numbers = {name: literal(value, kind) for name, value in numbers_of(tensor).items()}
         return _expression(member).format(*operands, last=last, **numbers)
 
     def _gathered(self, member: Member, number: int) -> str:
@@ -468,7 +512,10 @@ class _LoopText:
             self._note("top", f"{scalar} {target} = {start};")
             self._note("bottom", f"*{array} = {target};")
         else:
-            self._note("top", f"dp_fill<{scalar}>({array}, {length_text(extent(tensor.shape))}, {start});")
+            own, length = array, length_text(extent(tensor.shape))
+            if self.shared_axis == self._row:
+                own, length = f"{array} + low", "high - low"
+            self._note("top", f"dp_fill<{scalar}>({own}, {length}, {start});")
             target = f"{array}[{self._index(source)}]"
             if part == "body":
                 name = f"o{self._number(member)}"

@@ -22,8 +22,10 @@ from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
 from dptrain.runtime.cache import cache_dir
 
+# The headers of generated programs.
+HEADERS = ("scalar.h", "native.h", "native_calls.h")
 # No option that would let results depend on how the compiler joins or reorders operations: a fused multiplication and
-# addition rounds once where NumPy rounds twice.
+# addition rounds once where NumPy rounds twice. Products, whose sums are in no order of NumPy's, are compiled apart.
 OPTIONS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-w"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-march=native"),
@@ -58,8 +60,13 @@ def _header(name: str) -> str:
 
 
 @functools.cache
-def library(source: str) -> ctypes.CDLL:
-    """Return the compiled library of a generated text.
+def library(source: str, headers: tuple[str, ...] = HEADERS, options: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Return a compiled library.
+
+    Args:
+        source: its text.
+        headers: of `kernels/`, that come before it.
+        options: besides `OPTIONS`.
 
     Raises:
         DeviceError: there is no compiler, or it fails.
@@ -68,25 +75,35 @@ def library(source: str) -> ctypes.CDLL:
     if found is None:
         raise DeviceError("no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
     command, version = found
-    headers = ("scalar.h", "native.h", "native_calls.h")
     text = "\n".join((*map(_header, headers), source))
-    digest = hashlib.sha256("\0".join((text, *command, version, *OPTIONS, _cpu())).encode()).hexdigest()[:32]
+    digest = hashlib.sha256("\0".join((text, *command, version, *OPTIONS, *options, _cpu())).encode()).hexdigest()[:32]
     path = cache_dir() / "native" / f"{digest}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             if not path.exists():
-                _compile(text, path, command)
+                _compile(text, path, (*command, *OPTIONS, *options))
     return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def threads_and_products() -> tuple[int, int, int]:
+    """Return the addresses of `dp_parallel`, `dp_product_float` and `dp_product_double`, which all programs share.
+
+    Raises:
+        DeviceError: there is no compiler, or it fails.
+    """
+    found = library("", ("native_threads.h", "native_product.h"), ("-ffp-contract=fast", "-pthread"))
+    functions = (found.dp_parallel, found.dp_product_float, found.dp_product_double)
+    parallel, of_float, of_double = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
+    return parallel, of_float, of_double
 
 
 def _compile(text: str, path: Path, command: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         source, made = Path(folder, "program.cpp"), Path(folder, "program.so")
         source.write_text(text)
-        done = subprocess.run(
-            [*command, *OPTIONS, str(source), "-o", str(made)], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise DeviceError(f"{' '.join(command)} fails on a generated program: {done.stderr.strip()[:2000]}")
         os.replace(made, path)

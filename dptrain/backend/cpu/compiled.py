@@ -2,15 +2,13 @@
 
 import ctypes
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cpu.blas import address, blas
 from dptrain.backend.cpu.codegen import Code, Segment, generate
-from dptrain.backend.cpu.compile import library
+from dptrain.backend.cpu.compile import library, threads_and_products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
@@ -19,11 +17,13 @@ from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Loop, Member
 from dptrain.program.memory import aligned, arrange
 from dptrain.program.messages import all_reduce
+from dptrain.program.passes import without_ranks
 from dptrain.program.placement import constant_of
 from dptrain.program.program import ROWS, Program
-from dptrain.program.shapes import Rows, local
+from dptrain.program.shapes import local
 from dptrain.program.sources import Extent, Source, whole
 from dptrain.program.tensor import Array, Tensor
+from dptrain.runtime.in_turn import aside
 
 
 class Context(ctypes.Structure):
@@ -36,11 +36,10 @@ class Context(ctypes.Structure):
         ("F", ctypes.c_int64),
         ("G", ctypes.c_int64),
         ("outside", ctypes.c_void_p),
-        ("sgemm", ctypes.c_void_p),
-        ("dgemm", ctypes.c_void_p),
-        ("set_threads", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
-        ("active", ctypes.c_int64),
+        ("parallel", ctypes.c_void_p),
+        ("multiply_float", ctypes.c_void_p),
+        ("multiply_double", ctypes.c_void_p),
     )
 
 
@@ -55,7 +54,7 @@ class CompiledExecutable:
         rows: of the global batch that this rank has; None for all.
         first_row: the global number of the first of them.
         comm: the ranks; None for one.
-        threads: of this process, for large products.
+        threads: of this process, for large products and loops.
         join: whether loops are fused; without, each op is a loop of its own, with the same bits.
 
     Attributes:
@@ -82,10 +81,9 @@ class CompiledExecutable:
         join: bool = True,
     ) -> None:
         self._comm = comm if comm is not None and comm.size > 1 else None
-        whole_batch = _rows_of_batch(program)
+        whole_batch = program.rows
         self._rows, self._first_row = whole_batch if rows is None else rows, first_row
-        found = blas()
-        self.fused: Fused = fuse(program, ranks=self._comm is not None, join=join, products=found is not None)
+        self.fused: Fused = fuse(program if self._comm else without_ranks(program), join=join)
         self.code: Code = generate(self.fused)
         self._library = library(self.code.source)
         self.outputs: Mapping[str, Array] = {}
@@ -97,9 +95,7 @@ class CompiledExecutable:
         self._outside = np.zeros(1, np.int64)
         own = (self._rows, first_row, whole_batch)
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data)
-        functions = (found.sgemm, found.dgemm, address(found.set_threads)) if found is not None else (None,) * 3
-        self._blas = found
-        self._context = Context(*table, *own, self._outside.ctypes.data, *functions, max(threads, 1), 0)
+        self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *threads_and_products())
         self._is_one_call = all(isinstance(one, Segment) for one in self.code.parts)
         self.bind(arrays)
 
@@ -127,6 +123,8 @@ class CompiledExecutable:
         for number, root in enumerate(self.code.tables):
             self._lengths[number] = len(self._array(root))
         self._steps = [self._step(part) for part in self.code.parts]
+        outputs = self.fused.program.outputs
+        self._results = {name: self._view(source, outputs[name]) for name, source in self.fused.outputs.items()}
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
@@ -147,10 +145,11 @@ class CompiledExecutable:
             raise DataError(
                 f"a step begins at row {positions.max()} of {len(self._order)}, and needs {len(self._window)}"
             )
-        with flush_to_zero(), self._blas_threads():
+        with flush_to_zero():
             if self._is_one_call:
                 run, steps = self._library.run, ctypes.c_int64(positions.size)
-                run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
+                with aside():
+                    run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
             else:
                 for number, start in enumerate(positions, 1):
                     self._window[...] = self._order[start : start + len(self._window)]
@@ -160,23 +159,10 @@ class CompiledExecutable:
         if self._outside[0]:
             self._outside[0] = 0
             raise DataError("a row is asked for that is not there: a number outside the table")
-        self.outputs = {
-            name: self._view(source, self.fused.program.outputs[name]).copy()
-            for name, source in self.fused.outputs.items()
-        }
+        self.outputs = {name: view.copy() for name, view in self._results.items()}
 
     def close(self) -> None:
         """Nothing is held."""
-
-    @contextmanager
-    def _blas_threads(self) -> Iterator[None]:
-        """Let products choose their threads, and leave BLAS as it was."""
-        before = self._context.active = self._blas.get_threads() if self._blas is not None else 0
-        try:
-            yield
-        finally:
-            if self._blas is not None and self._context.active != before:
-                self._blas.set_threads(before)
 
     @property
     def addresses(self) -> list[int]:
@@ -271,17 +257,6 @@ def last_reads(fused: Fused) -> dict[int, int]:
     for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
         found[id(fused.memory_of(root))] = len(fused.kernels)
     return found
-
-
-def _rows_of_batch(program: Program) -> int:
-    """Return the number of rows that shapes and numbers of a program mean by B."""
-    for one in (*program.tensors, *program.inputs.values()):
-        if one.counts_rows:
-            return int(one.numpy()) // int(one.attributes["rows"])
-        for length in one.shape:
-            if isinstance(length, Rows):
-                return length.rows
-    return 0
 
 
 def in_place(fused: Fused) -> dict[int, Tensor]:

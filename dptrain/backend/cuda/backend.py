@@ -7,7 +7,7 @@ All work of a backend is queued on one non-blocking stream, in order; the host w
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, SharedSamples, Streams, count
 from dptrain.backend.cuda.own import own_launch
+from dptrain.backend.cuda.snapshot import DeviceSnapshot
 from dptrain.backend.cuda.state import DeviceState
 from dptrain.backend.cuda.transfers import DirectExchange, PinnedExchange, PinnedStaging
 from dptrain.backend.custom import OwnKernel
@@ -63,7 +64,6 @@ class CudaBackend(Backend):
         numerics: what the bits of results depend on.
         description: the device in words.
         graph: whether a step is launched as one CUDA graph.
-        direct: whether the MPI library reads and writes the device's memory.
 
     Raises:
         ConfigError: another dtype, a GPU without the precision, or a provider that is not installed.
@@ -81,7 +81,7 @@ class CudaBackend(Backend):
         sharers: int = 1,
     ) -> None:
         self.name, self.precision = "cuda", precision
-        self.graph, self.direct = gemm == "dptrain", False  # the stand-in for cuBLASLt in tests cannot be recorded
+        self.graph = gemm == "dptrain"  # the stand-in for cuBLASLt in tests cannot be recorded
         self.dtype = np.dtype(dtype)
         if self.dtype != np.float32:
             raise ConfigError(f"dtype = {self.dtype.name!r}: the CUDA kernels compute in float32; use --device cpu")
@@ -153,6 +153,11 @@ class CudaBackend(Backend):
     def release(self, variables: Iterable[Variable]) -> None:
         self.state.release(variables)
 
+    def snapshot(self, variables: Iterable[Variable]) -> DeviceSnapshot:
+        found = list(variables)
+        self.state.adopt(found)
+        return DeviceSnapshot(self, [self.state.array(one) for one in found])
+
     @property
     def stream(self) -> Any:
         """What all work is queued on, in order."""
@@ -161,6 +166,17 @@ class CudaBackend(Backend):
     def wait(self) -> None:
         """Wait for all work."""
         self.stream.synchronize()
+
+    def wait_for(self, other: "CudaBackend") -> None:
+        """Let what is queued from now on wait for what another backend has queued."""
+        self._streams.wait_for(other._streams)
+
+    def postpone(self, queue: Callable[[], None]) -> None:
+        """Call this as soon as the stream is asked for, and not later than that."""
+        self._streams.before_ops = queue
+
+    def launch_waiting(self) -> None:
+        self._streams.launch_waiting()
 
     # Memory
 
@@ -197,6 +213,11 @@ class CudaBackend(Backend):
             cuda.memcpy_htod_async(buffer.pointer, host, self._streams.ops)
             self.wait()  # the array is the caller's again
 
+    def send(self, buffer: DeviceArray, array: HostArray) -> None:
+        """As `write`, for an array of the buffer's type of some kilobytes: the driver copies it at once, none waits."""
+        if buffer.size:
+            cuda.memcpy_htod_async(buffer.pointer, array, self.stream)
+
     def upload_samples(self, array: HostArray) -> DeviceArray:
         if not self.shares_samples:
             return self.upload(array, SAMPLES)
@@ -223,11 +244,6 @@ class CudaBackend(Backend):
     def room_for_data(self) -> int:
         free, total = cuda.mem_get_info()
         return max(0, int(free - total * _RESERVE) // self._sharers)
-
-    def fill_starts(self, starts: DeviceArray, number: DeviceArray, values: HostArray) -> None:
-        """Queue the starts of steps, of which the first is next."""
-        cuda.memcpy_htod_async(starts.pointer, values, self.stream)
-        cuda.memset_d8_async(number.pointer, 0, number.nbytes, self.stream)
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -5,6 +5,7 @@ architecture, the options and what `nvcc --version` says. It is written under a 
 lock keeps the ranks of a node from compiling the same file at once: the first one works, the others find the result.
 """
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -167,6 +168,7 @@ def _options(architecture: str) -> list[str]:
     return [f"-arch={architecture}", *OPTIONS, f"-I{kernels_dir()}"]
 
 
+@functools.cache
 def _version(nvcc: str) -> str:
     try:
         done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, source
+from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
 from dptrain.backend.cuda.groups import Group, Grouping
 from dptrain.program.messages import stages
+from dptrain.program.passes import with_precision, without_ranks
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Tensor, Variable
 
 # Elements from which on an int is too short for indices, which run a little past the end.
@@ -49,19 +49,21 @@ class Composition:
         precision: str = "float32",
         library: bool = False,
     ) -> None:
+        # Not without repeats: numbers that are equal in one run differ in another that is to share its kernels.
+        program = with_precision(without_ranks(program) if alone else program, precision)
         program = self.program = _with_own_results(program)
         self.sizes = _local(program, rows, first_row)
         tensors = [*program.inputs.values(), *program.state.values(), *program.tensors]
         self.wide_index = max((self.sizes.count(one.shape) for one in tensors), default=0) >= _WIDE
-        grouping = Grouping(program, alone, library)
-        self.messages = [[]] if alone else [stage.messages for stage in stages(program)]
+        grouping = Grouping(program, library)
+        self.messages = [stage.messages for stage in stages(program)]
         sent = {one for meeting in self.messages for message in meeting for one in message}
         self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.roots}
         self.targets = {one: variable for variable, one in program.updates.items()}
         labels = {one: name for name, one in program.outputs.items()}
         labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
         names = names_of(tensors, labels)
-        generator = Generator(grouping, self.sizes, self.stored, names, precision, library)
+        generator = Generator(grouping, self.sizes, self.stored, names, library)
         functions = {group: generator.function(group) for group in grouping.groups}
         for copied, variable in self._waiting(grouping, functions).items():
             moved = Tensor(OPS["stop_gradient"], (copied,), {}, copied.shape, copied.dtype)
@@ -79,7 +81,16 @@ class Composition:
 
     def source(self) -> str:
         """Return the C++ of all kernels."""
-        return source([kernel for stage in self.stages for kernel in stage], self.wide_index)
+        return source(self._kernels, self.wide_index)
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of what kernels read of each run: pointers and numbers, of eight bytes each, in order."""
+        return list(run_fields(self._kernels))
+
+    @property
+    def _kernels(self) -> list[Kernel]:
+        return [kernel for stage in self.stages for kernel in stage]
 
     def _waiting(self, grouping: Grouping, functions: Mapping[Group, Function]) -> dict[Tensor, Variable]:
         """Let updates wait for those that read the old value; return those that cannot, and must be copied later."""
@@ -116,10 +127,7 @@ def _with_own_results(program: Program) -> Program:
 
 def _local(program: Program, rows: int | None, first_row: int) -> Local:
     """Return the batch of a rank."""
-    counted = [n.rows for one in (*program.tensors, *program.inputs.values()) for n in one.shape if isinstance(n, Rows)]
-    counted += [int(one.numpy()) // one.attributes["rows"] for one in program.tensors if one.counts_rows]
-    every = counted[0] if counted else 0
-    return Local(every if rows is None else rows, first_row, every)
+    return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
 def _order(groups: Sequence[Group]) -> None:

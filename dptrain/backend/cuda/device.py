@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dptrain.backend.cuda.packs import Packs
 from dptrain.backend.cuda.probe import device_uuid
 from dptrain.backend.cuda.selection import masked, visible_device
 from dptrain.errors import DeviceError
@@ -54,6 +55,7 @@ class Gpu:
         thread: which opened it, the only one that can use it.
         owner: identity of that thread, 0 when the GPU is closed.
         modules: those of users' kernels, by their compiled files.
+        packs: what backends are to execute together.
         retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
             rule; they are given back when the last reference goes, which must happen in the GPU's own thread.
     """
@@ -68,6 +70,7 @@ class Gpu:
     loaded: dict[str, tuple[dict[str, Any], list[Any]]] = field(default_factory=dict)
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
     modules: dict[Path, Any] = field(default_factory=dict)
+    packs: Packs = field(default_factory=Packs)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     owner: int = field(default_factory=threading.get_ident)
     retired: deque[Any] = field(default_factory=deque)

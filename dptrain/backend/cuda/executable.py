@@ -2,9 +2,13 @@
 
 What changes from step to step is in the device's memory: the variables, and the number of the step, by which it finds
 its rows. A step is then a list of launches whose arguments never change.
+
+Where a run's tensors are, kernels read from its row of a table, so that several runs can be executed together, as a
+pack: one of its executables, the lead, has a table with a row for each, and launches the kernels for all.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -15,15 +19,17 @@ import numpy as np
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.device import cuda
-from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, blocks_of, parameters_of
+from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
 from dptrain.backend.cuda.graphs import Graph, capture
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.own import own_launch
+from dptrain.backend.cuda.packs import Starts, Table
 from dptrain.backend.cuda.state import ALIGNMENT
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import Exchange
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.program.memory import arrange
 from dptrain.program.messages import all_reduce
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
@@ -34,13 +40,17 @@ if TYPE_CHECKING:
 
 # Steps whose starts are written to the device at a time.
 _STEPS = 1024
+_FIRST = np.zeros(1, np.int64)
+
+# Queues a kernel for so many runs.
+Launch = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class _Segment:
     """Launches, and the numbers of the messages that they complete."""
 
-    launches: list[Callable[[], None]]
+    launches: list[Launch]
     ready: list[int]
 
 
@@ -60,6 +70,9 @@ class CudaExecutable:
         source: the generated C++.
         outputs: what the last step made, by name; who reads one waits for it.
         nbytes: of its memory, state and inputs aside.
+        backend: the device.
+        likeness: equal for executables that differ in what is in a `Run` alone, and can be executed as a pack; None for
+            one that never is: it meets other ranks, or calls kernels that are not generated.
 
     Raises:
         ConfigError: an array is missing or has another shape or type, or an op has no kernel.
@@ -76,7 +89,7 @@ class CudaExecutable:
         first_row: int = 0,
         comm: Communicator | None = None,
     ) -> None:
-        self._backend, self._comm = backend, comm
+        self.backend, self._comm = backend, comm
         alone = comm is None or comm.size == 1
         made = Composition(
             program, rows, first_row, alone=alone, precision=backend.precision, library=backend.library is not None
@@ -86,8 +99,11 @@ class CudaExecutable:
         flat = [kernel for stage in made.stages for kernel in stage]
         self._allocate(flat)
         self._bind_inputs(made.program, arrays)
-        self._load()
-        self._graphs: dict[tuple[int, int], Graph] = {}
+        named = self._of_run()
+        row = np.array([named[name] for name in made.fields], np.uint64)
+        self._table = Table(backend, row)
+        self.likeness = self._load()
+        self._graphs: dict[tuple[int, int, int], Graph] = {}
         buffers = {name: self._results[one] for name, one in made.program.outputs.items()}
         self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
         backend.executables.add(self)
@@ -96,7 +112,7 @@ class CudaExecutable:
 
     def _allocate(self, flat: Sequence[Kernel]) -> None:
         """Give tensors, scratch and counters their memory."""
-        backend, program = self._backend, self._made.program
+        backend, program = self.backend, self._made.program
         backend.adopt(program.state)
         self._pointers: dict[Tensor, int] = {
             one: backend.state.array(variable).pointer for variable, one in program.state.items()
@@ -126,8 +142,9 @@ class CudaExecutable:
                         counters += given.value
                     elif "*" in given.kind and given.value:
                         lives[function.name, given.name] = given.value, number, number
-        places: dict[Any, int] = {}
-        arena = DeviceMemory(backend.heap, _arranged(lives, places), "intermediate results")
+        offsets, size = arrange(list(lives.values()), ALIGNMENT)
+        places = dict(zip(lives, offsets, strict=True))
+        arena = self._arena = DeviceMemory(backend.heap, size, "intermediate results")
         zeros = backend.zeros((max(counters, 1),), np.uint8, "counters")
         self._memories += [arena]
         self._counters = zeros
@@ -147,7 +164,7 @@ class CudaExecutable:
         shapes = [self._shape(one) for one in tensors]
         sizes = [int(np.prod(shape)) * one.dtype.itemsize for one, shape in zip(tensors, shapes, strict=True)]
         starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
-        memory = DeviceMemory(self._backend.heap, starts[-1], name)
+        memory = DeviceMemory(self.backend.heap, starts[-1], name)
         self._memories.append(memory)
         found = {
             one: DeviceArray(memory, memory.pointer + start, shape, one.dtype)
@@ -158,7 +175,7 @@ class CudaExecutable:
 
     def _exchange(self, message: list[Tensor]) -> None:
         """Give the tensors of a message places in one buffer that travels."""
-        backend = self._backend
+        backend = self.backend
         counts = [self._sizes.count(one.shape) for one in message]
         over = message[0].attributes["over"]
         buffer = backend.empty((sum(counts),), message[0].dtype, "messages")
@@ -179,7 +196,7 @@ class CudaExecutable:
                 raise ConfigError(f"input {name!r} is missing")
             given = arrays[name]
             if not isinstance(given, DeviceArray):
-                given = self._backend.upload(np.asarray(given), f"input {name}")
+                given = self.backend.upload(np.asarray(given), f"input {name}")
             shape = self._shape(one)
             if given.shape != shape and (name != ROWS or len(given.shape) != 1):
                 raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
@@ -190,37 +207,40 @@ class CudaExecutable:
 
     # Launches
 
-    def _load(self) -> None:
-        """Compile the kernels, and prepare their launches."""
-        backend, sizes = self._backend, self._sizes
+    def _load(self) -> Hashable:
+        """Compile the kernels, and prepare their launches; return the likeness."""
+        backend, sizes = self.backend, self._sizes
         gpu = backend.gpu_record
         path = compiled_text("program", self.source, gpu.architecture)
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
         index = "q" if self._made.wide_index else "i"
         self._segments: list[list[_Segment]] = []
+        alike: list[Hashable] = [path]
+        is_generated = True
         numbers = iter(range(len(self._messages)))
         try:
             if path not in gpu.modules:
                 gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
             for stage, meetings in zip(self._made.stages, self._made.messages, strict=True):
-                own: list[Callable[[], None]] = []
+                own: list[Launch] = []
                 written: dict[Tensor, int] = {}  # by how many launches a tensor is complete
                 for kernel in stage:
                     if not kernel.threads:
-                        own += self._calls(kernel)
+                        own += [partial(_call_alone, call) for call in self._calls(kernel)]
+                        is_generated = False
                         written |= {one: len(own) for function in kernel.functions for one in function.writes}
                         continue
-                    letters, values, blocks = index * 3, [*batch], 0
                     named = self._arguments(kernel)
-                    for kind, name in parameters_of(kernel):
-                        letters += "P" if "*" in kind else "q" if "long long" in kind else "i"
-                        values.append(named[name])
+                    given = arguments_of(kernel)
+                    letters = "P" + index * 3 + "".join("q" if "long long" in kind else "i" for kind, _ in given)
+                    values = *batch, *(named[name] for _, name in given)
                     blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
                     if blocks:
                         prepared = gpu.modules[path].get_function(kernel.name)
                         prepared.prepare(letters)
-                        shape = (blocks, 1), (kernel.threads, 1, 1), backend.stream
-                        own.append(partial(prepared.prepared_async_call, *shape, *values))
+                        call = prepared.prepared_async_call
+                        own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, self._table, values))
+                        alike.append((kernel.name, blocks, values))
                     written |= {one: len(own) for function in kernel.functions for one in function.writes}
                 ready = [(next(numbers), max(written.get(one, 0) for one in message)) for message in meetings]
                 self._segments.append(_cut(own, ready))
@@ -228,6 +248,7 @@ class CudaExecutable:
             raise DeviceError(
                 f"{gpu.name}: the kernels of a program do not load ({error}); remove {path.parent}"
             ) from error
+        return tuple(alike) if is_generated and not self._messages else None
 
     def _calls(self, kernel: Kernel) -> list[Callable[[], None]]:
         """Return what is called where no generated kernel is launched."""
@@ -240,7 +261,7 @@ class CudaExecutable:
         starts = [self._pointers[one] for one in call.tensors]
         return [
             partial(
-                self._backend.library.product,
+                self.backend.library.product,
                 call.turned,
                 *(start + n * step for start, step in zip(starts, steps, strict=True)),
                 call.sizes,
@@ -271,19 +292,25 @@ class CudaExecutable:
             outputs[number] = DeviceArray(memory, scratch + start, own, tensor.dtype)
         buffers = [*map(buffer, tensor.inputs), *(outputs[number] for number in sorted(outputs))]
         numbers = tensor.op.local_attributes(tensor, self._rows, self._sizes.first_row)
-        return [own_launch(self._backend.gpu_record, self._backend.stream, kernel, buffers, numbers)]
+        return [own_launch(self.backend.gpu_record, self.backend.stream, kernel, buffers, numbers)]
 
     def _arguments(self, kernel: Kernel) -> dict[str, int]:
         """Return a kernel's arguments by name."""
-        named = {"starts": self._starts.pointer, "step": self._number.pointer}
+        named: dict[str, int] = {}
         for function in kernel.functions:
-            named |= {name: self._pointers[one] for one, name in function.pointers.items()}
+            named |= {f"{one.name}_{function.name}": one.value for one in function.arguments}
             named[f"blocks_{function.name}"] = blocks_of(function, kernel.threads)
+        return named
+
+    def _of_run(self) -> dict[str, int]:
+        """Return what kernels read of this run, by name: addresses, and the bytes of numbers."""
+        named = {"starts": self._starts.pointer, "step": self._number.pointer}
+        for function in (one for stage in self._made.stages for kernel in stage for one in kernel.functions):
+            named |= {name: self._pointers[one] for one, name in function.pointers.items()}
+            named |= {name: int.from_bytes(one.tobytes(), sys.byteorder) for name, one in function.numbers.items()}
             for one in function.arguments:
-                value = self._scratch.get((function.name, one.name), 0) if "*" in one.kind else one.value
-                if one.name == "blocks":
-                    value = blocks_of(function, kernel.threads)
-                named[f"{one.name}_{function.name}"] = value
+                if "*" in one.kind:
+                    named[f"{one.name}_{function.name}"] = self._scratch.get((function.name, one.name), 0)
         return named
 
     @property
@@ -299,15 +326,39 @@ class CudaExecutable:
         """
         for begin in range(0, len(starts), _STEPS):
             chunk = np.asarray(starts[begin : begin + _STEPS], np.int64)
-            if self._made.counts_steps:
-                self._backend.fill_starts(self._starts, self._number, chunk)
-            for _ in range(len(chunk)):
-                self._run_step()
+            if self.backend.joins_packs and self.likeness is not None:
+                self.backend.gpu_record.packs.add(self, chunk)
+            else:
+                self.execute([(self, chunk)])
 
-    def _run_step(self) -> None:
+    def execute(self, pack: Sequence[tuple["CudaExecutable", Starts]]) -> None:
+        """Queue steps of several runs, as the lead of their pack.
+
+        Args:
+            pack: executables that are alike, this one first, and the starts of each one's steps, the most first.
+        """
+        for one, starts in pack:
+            if one._made.counts_steps:
+                one.backend.send(one._starts[: len(starts)], starts)
+                one.backend.send(one._number, _FIRST)
+        others = [one.backend for one, _ in pack[1:]]
+        for other in others:
+            self.backend.wait_for(other)
+        if not self._table.fill([one._table.row for one, _ in pack]):
+            self._drop_graphs()  # which have the address of the old table
+        done = 0
+        for runs in range(len(pack), 0, -1):
+            steps = len(pack[runs - 1][1])
+            for _ in range(steps - done):
+                self._run_step(runs)
+            done = steps
+        for other in others:
+            other.wait_for(self.backend)
+
+    def _run_step(self, runs: int) -> None:
         for number, segments in enumerate(self._segments):
             for part, segment in enumerate(segments):
-                self._queue((number, part), segment.launches)
+                self._queue((number, part, runs), segment.launches)
                 for message in segment.ready:
                     self._messages[message][1].begin()  # on its way while what follows is computed
             # In one order on all ranks: one without rows launches less, and so completes them otherwise.
@@ -317,26 +368,51 @@ class CudaExecutable:
                 all_reduce(exchange.values(), over, self._comm)
                 exchange.end()
 
-    def _queue(self, place: tuple[int, int], launches: Sequence[Callable[[], None]]) -> None:
-        """Queue what is between two points at which messages leave: one graph, recorded when it is first queued."""
-        stream = self._backend.stream
-        if self._backend.graph and len(launches) > 1:
+    def _queue(self, place: tuple[int, int, int], launches: Sequence[Launch]) -> None:
+        """Queue what is between two points at which messages leave: one graph, recorded when it is first queued.
+
+        Args:
+            place: number of the stage, of the segment, and of runs.
+            launches: of the segment.
+        """
+        stream, runs = self.backend.stream, place[-1]
+        if self.backend.graph and len(launches) > 1:
             if place not in self._graphs:
                 with capture(stream) as self._graphs[place]:
                     for launch in launches:
-                        launch()
+                        launch(runs)
             self._graphs[place].launch(stream)
         else:
             for launch in launches:
-                launch()
+                launch(runs)
 
     def close(self) -> None:
-        """Give the driver its graphs back."""
+        """Queue what waits for other runs, and give the driver its graphs and the intermediate results back.
+
+        What came out can still be read.
+        """
+        self.backend.launch_waiting()
+        self._drop_graphs()
+        if not self.backend.joins_packs:  # else others' launches may still need them
+            self._arena.free()  # now: who holds what came out may hold all of this
+
+    def _drop_graphs(self) -> None:
         while self._graphs:
             self._graphs.popitem()[1].close()
 
 
-def _cut(launches: list[Callable[[], None]], ready: Sequence[tuple[int, int]]) -> list[_Segment]:
+def _launch(
+    call: Callable[..., None], blocks: int, threads: int, stream: Any, table: Table, values: Sequence[int], runs: int
+) -> None:
+    call((blocks, runs), (threads, 1, 1), stream, table.rows.pointer, *values)
+
+
+def _call_alone(call: Callable[[], None], runs: int) -> None:
+    assert runs == 1, "what no generated kernel computes is never part of a pack"
+    call()
+
+
+def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]]) -> list[_Segment]:
     """Return launches cut where messages are complete.
 
     Args:
@@ -369,17 +445,3 @@ class Outputs(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._buffers)
-
-
-def _arranged(lives: Mapping[Any, tuple[int, int, int]], places: dict[Any, int]) -> int:
-    """Give each the lowest place that is free all its life, the largest first; return the bytes of all."""
-    taken: list[tuple[int, int, int, int]] = []
-    for key, (size, born, died) in sorted(lives.items(), key=lambda one: -one[1][0]):
-        size = -(-size // ALIGNMENT) * ALIGNMENT
-        start = 0
-        for begin, end, first, last in sorted(taken):
-            if first <= died and born <= last and begin < start + size and start < end:
-                start = end
-        places[key] = start
-        taken.append((start, start + size, born, died))
-    return max((end for _, end, _, _ in taken), default=0)

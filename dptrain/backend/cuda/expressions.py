@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.program.kernels import numbers_of, reduced_axes
 from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
 from dptrain.program.program import ROWS
-from dptrain.program.shapes import Rows, Shape, size
+from dptrain.program.shapes import Rows, Shape
 from dptrain.program.tensor import DType, Op, Tensor
 
 # C++'s names of the types that tensors can have on a GPU.
@@ -120,6 +121,8 @@ class Writer:
     Args:
         is_stored: whether a tensor is in memory when the function runs.
         name: what a stored tensor's pointer is called there; asking notes that the function needs it.
+        number: what a number is called there that each run has its own of, by the tensor that has it, the attribute
+            ("" for a constant), value and type; asking notes it. By default numbers are written as they are.
 
     Attributes:
         known: elements that are in a variable, by their tensor's `id` and flat index.
@@ -127,8 +130,13 @@ class Writer:
         needs: headers and arguments that the statements name.
     """
 
-    def __init__(self, is_stored: Callable[[Tensor], bool], name: Callable[[Tensor], str]) -> None:
-        self._is_stored, self._name = is_stored, name
+    def __init__(
+        self,
+        is_stored: Callable[[Tensor], bool],
+        name: Callable[[Tensor], str],
+        number: Callable[[Tensor, str, Any, DType], str] | None = None,
+    ) -> None:
+        self._is_stored, self._name, self._number_name = is_stored, name, number
         self._scopes = [Scope(0, [], [])]
         self._made: dict[tuple[str, str], Ex] = {}
         self._number = 0
@@ -297,15 +305,27 @@ class Writer:
             counted = "B" if tensor.attributes.get("own") else "global_B"
             return Ex(f"({ctype(tensor.dtype)})({tensor.attributes['rows']} * {counted})")
         if tensor.value is not None and tensor.value.size == 1:
-            text = literal(tensor.value.reshape(()), tensor.dtype)
-            return Ex(f"({text})" if text.startswith("-") else text)
+            return Ex(self.number(tensor, "", tensor.value.reshape(()), tensor.dtype))
         raise AssertionError(f"{tensor} is neither stored nor known")
+
+    def number(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
+        """Return a number of a constant or an attribute: its name where each run has its own, else as it is."""
+        if differs_by_run(value, dtype):
+            return self.own(tensor, attribute, value, dtype)
+        text = literal(value, dtype)
+        return f"({text})" if text.startswith("-") else text
+
+    def own(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
+        """Return the name of a number that each run has its own of."""
+        if self._number_name is None:
+            return literal(value, dtype)
+        return self._number_name(tensor, attribute, value, dtype)
 
     def _element(self, op: Op, tensor: Tensor, index: Index) -> Ex:
         """Return what an op of single elements makes."""
         assert op.c is not None
         dtypes = [one.dtype for one in tensor.inputs]
-        numbers = {name: literal(value, tensor.dtype) for name, value in _numbers(op, tensor).items()}
+        numbers = {name: self.number(tensor, name, value, tensor.dtype) for name, value in numbers_of(tensor).items()}
         if "{last}" in op.c:
             *_, last = self.parts(index)
             segments = [(part, (n,)) for part, n in zip(self.parts(index)[:-1], index.shape[:-1], strict=True)]
@@ -315,7 +335,12 @@ class Writer:
             numbers["last"] = last.text
         else:
             wanted = tensor.dtype if tensor.dtype.kind != "b" else np.result_type(*dtypes) if dtypes else tensor.dtype
-            found = [self.value(one, self.spread(index, one.shape)) for one in tensor.inputs]
+            found = [
+                Ex(literal(one.numpy().reshape(()), one.dtype))  # compilers know shorter ways: x * x
+                if op.name == "power" and n == 1 and _is_whole(one)
+                else self.value(one, self.spread(index, one.shape))
+                for n, one in enumerate(tensor.inputs)
+            ]
             types = [np.dtype(bool) if op.name == "where" and n == 0 else wanted for n in range(len(found))]
             if op.name == "cast_to":
                 types = dtypes
@@ -360,14 +385,28 @@ class Writer:
         return Ex(result, self.depth)
 
 
-def _numbers(op: Op, tensor: Tensor) -> dict[str, Any]:
-    """Return the attributes that an expression may name, with the defaults of those that are not given."""
-    defaults = getattr(op.compute, "__kwdefaults__", None) or {}
-    return {
-        name: value
-        for name, value in {**defaults, **tensor.attributes}.items()
-        if isinstance(value, int | float | np.number)
-    }
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is a positive whole number that is known."""
+    value = tensor.value
+    if tensor.op is not None or value is None or value.size != 1 or tensor.counts_rows:
+        return False
+    return bool(value > 0 and value == np.floor(value))
+
+
+def differs_by_run(value: Any, dtype: DType) -> bool:
+    """Whether runs of one program may have another number there: rates, seeds, thresholds of random bits.
+
+    0, 1 and -1 belong to formulas, and so do whole numbers of few digits. The text of a program depends on neither
+    value of a number that may differ, so that runs which differ in these alone share kernels, and launches.
+    """
+    number = np.asarray(value).astype(dtype)[()]
+    if dtype.kind == "f":
+        return bool(np.isfinite(number) and abs(number) not in (0, 1))
+    return dtype.kind == "u" and int(number) >= _LEAST_THRESHOLD
+
+
+# Unsigned numbers from here on are thresholds of random bits or seeds.
+_LEAST_THRESHOLD = 2**16
 
 
 def _same(a: Sequence[int], b: Sequence[int]) -> bool:
@@ -489,8 +528,8 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
         w.needs.add("first_row")
         at = f"(Word)({row.text} + {rows.scale} * (Word)first_row)"
     count = w.value(t.inputs[0], Index())
-    numbers = [f"{t.attributes[name]}ull" for name in ("seed", "purpose")]
-    numbers += [count.text, f"{t.attributes['number']}ull", at, feature.text, str(features)]
+    seed, number = (w.own(t, name, t.attributes[name], np.dtype(np.uint64)) for name in ("seed", "number"))
+    numbers = [seed, f"{t.attributes['purpose']}ull", count.text, number, at, feature.text, str(features)]
     return w.let("unsigned int", f"random_bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
 
 
@@ -520,12 +559,6 @@ def operand(w: Writer, t: Tensor, index: Index, at: Ex) -> Ex:
     )
     inner = iter(w.parts(Index((at, tuple(x.shape[axis] for axis in axes)))))
     return w.value(x, _split([next(inner) if axis in axes else next(kept) for axis in range(x.ndim)], x.shape))
-
-
-def reduced_axes(t: Tensor) -> tuple[int, ...]:
-    """Return the axes over which a reduction goes."""
-    assert t.op is not None
-    return (t.attributes["axis"],) if t.op.name == "argmax_along" else tuple(t.attributes["axes"])
 
 
 JOINS = {"reduce_sum": "Sum", "reduce_max": "Greatest", "argmax_along": "First"}
@@ -605,15 +638,8 @@ _RULES: dict[str, Rule] = {
 }
 # Ops that read whole inputs in an order of their own, and are worth storing.
 WHOLE = frozenset({"add_rows", "conv2d", "conv2d_input", "conv2d_kernel"} | {n for n in _RULES if n.startswith("max_")})
-# Ops that only say where elements are.
-VIEWS = frozenset({"stop_gradient", "broadcast_along", "reshape_to", "transpose_to", "getitem", OWN_ROWS.name})
 # Ops whose result is rather computed once than for each element of something larger.
 EXPENSIVE = frozenset(
     {"power", "exp", "log", "log1p", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "divide", "floor_divide"}
     | {"elu", "random_bits", "take_rows"}
 )
-
-
-def elements(shape: Sequence[int]) -> int:
-    """Return the number of elements of the traced batch."""
-    return size(shape)

@@ -1,13 +1,18 @@
 """The CUDA C++ of a program: a function for each group, and kernels that deal their blocks out to functions.
 
 All of a program is one source. Its text depends on the program and on the tiles of its products, not on the number of
-rows, which kernels get as arguments, so that batches of other sizes find it compiled.
+rows, which kernels get as arguments, so that batches of other sizes find it compiled; nor on seeds, rates and other
+numbers in which runs of one program may differ.
+
+What each run has of its own, where its tensors are and these numbers, is a `Run` in the device's memory. Kernels are
+given an array of them: the second dimension of the grid counts the runs that are executed together, a pack.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +20,7 @@ from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, 
 from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
 from dptrain.backend.cuda.products import THREADS, product_plan
 from dptrain.program.shapes import Shape, local, size
-from dptrain.program.tensor import OPS, Tensor
+from dptrain.program.tensor import OPS, DType, Tensor
 
 # Threads of a block where no product wants another number.
 BLOCK = 256
@@ -27,7 +32,7 @@ _LONG_ROW = 2048
 _CHUNK_ROWS, _CHUNKS = 64, 256
 # Bytes of shared memory that sums need.
 _SHARED = BLOCK * 8
-# Pointers and numbers that one kernel takes at most; CUDA allows 4096 bytes.
+# Arguments of the functions of one kernel at most: CUDA allows 4096 bytes for those that are no `Run`'s.
 _ARGUMENTS = 400
 
 # What the kernels of a program are told of the batch, beside their pointers.
@@ -112,6 +117,7 @@ class Function:
         reads: flat indices by which tensors are read, by `id`.
         places: by which it stores a tensor.
         arguments: beside the tensors.
+        numbers: that each run has its own of, by name.
         needs: headers, and what else it names.
         blocks: how many it needs.
         threads: of a block; None for any.
@@ -128,6 +134,7 @@ class Function:
     reads: dict[int, set[str]] = field(default_factory=dict)
     places: dict[Tensor, str] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
     needs: set[str] = field(default_factory=set)
     blocks: int = 1
     threads: int | None = None
@@ -142,7 +149,8 @@ class Function:
             for one, name in self.pointers.items()
         ]
         step = [("const long long *", "starts"), ("long long *", "step")] if "step" in self.needs else []
-        return [*tensors, *step, *((one.kind + " ", one.name) for one in self.arguments)]
+        numbers = [(ctype(one.dtype) + " ", name) for name, one in self.numbers.items()]
+        return [*tensors, *step, *((one.kind + " ", one.name) for one in self.arguments), *numbers]
 
 
 class Generator:
@@ -153,7 +161,6 @@ class Generator:
         sizes: of the batch.
         stored: which roots are kept in memory.
         names: what tensors are called.
-        precision: of products.
         library: products are a library's.
     """
 
@@ -163,11 +170,10 @@ class Generator:
         sizes: Local,
         stored: set[Tensor],
         names: dict[Tensor, str],
-        precision: str,
         library: bool = False,
     ) -> None:
         self._grouping, self._sizes, self._stored, self._names = grouping, sizes, stored, names
-        self._precision, self._library = precision, library
+        self._library = library
 
     def function(self, group: Group) -> Function:
         """Return the function of a group."""
@@ -181,7 +187,12 @@ class Generator:
         def is_stored(tensor: Tensor) -> bool:
             return tensor not in group.roles and self._grouping.is_stored(tensor)
 
-        writer = Writer(is_stored, name)
+        def number(tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
+            called = "_".join([*([attribute] if attribute else []), self._names[tensor]])
+            made.numbers[called] = np.asarray(value).astype(dtype)[()]
+            return called
+
+        writer = Writer(is_stored, name, number)
         getattr(self, f"_{group.kind}")(made, group, writer, Places(writer, group))
         made.body = _used(writer.lines)
         made.needs |= writer.needs
@@ -330,8 +341,9 @@ class Generator:
         tile, slices, depth = product_plan(M, N, K)
         tiles = -(-M // tile) * -(-N // tile) * batch
         made.blocks = tiles * slices
-        made.threads = THREADS[self._precision][tile]
-        tf32 = self._precision == "tf32"
+        precision = result.attributes.get("precision", "float32")
+        made.threads = THREADS[precision][tile]
+        tf32 = precision == "tf32"
         made.needs.add("product_tf32.cuh" if tf32 else "product.cuh")
         inner = _TF32_TILES[tile] if tf32 else _TILES[tile]
         sizes = ", ".join(str(n) for n in (tile, tile, *inner))
@@ -481,7 +493,7 @@ def _parted(functions: list[Function]) -> list[list[Function]]:
     found: list[list[Function]] = []
     room = 0
     for one in functions:
-        taken = len(one.signature) + 1
+        taken = sum(not _is_of_run(one, kind, name) for kind, name in one.signature) + 1
         if taken > room:
             found.append([])
             room = _ARGUMENTS
@@ -510,6 +522,14 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
         f"#define INDEX {'long long' if wide_index else 'int'}",
         *(f'#include "{one}"' for one in ("common.cuh", *headers)),
     ]
+    fields = run_fields(found)
+    text += [
+        "",
+        "// What each run has of its own.",
+        "struct Run {",
+        *(f"    {kind} {name};" for name, kind in fields.items()),
+        "};",
+    ]
     sizes = [f"Index {one}" for one in SIZES]
     for one in functions:
         parameters = ["void *shared", "int block", *sizes, *(kind + name for kind, name in one.signature)]
@@ -521,20 +541,21 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
             "}",
         ]
     for kernel in found:
-        given = parameters_of(kernel)
-        # Small blocks may have all the registers that there are: else nvcc spills some for the sake of occupancy.
-        bounds = f"{kernel.threads}, 1" if kernel.threads < BLOCK else str(kernel.threads)
-        parameters = [*sizes, *(kind + name for kind, name in given)]
+        # A block may have all the registers that there are: else nvcc spills some for the sake of occupancy.
+        bounds = f"{kernel.threads}, 1"
+        parameters = ["const Run *__restrict__ pack", *sizes, *(kind + name for kind, name in arguments_of(kernel))]
         text += [
             "",
             f'extern "C" __global__ void __launch_bounds__({bounds})',
             f"    {kernel.name}({', '.join(parameters)}) {{",
             f"    constexpr int bytes = {_greatest(kernel.functions)};",
             "    __shared__ __align__(32) float4 shared[bytes / 16];",
+            "    const Run &run = pack[blockIdx.y];",
             "    int block = blockIdx.x;",
         ]
         for one in kernel.functions:
-            passed = ["shared", "block", *SIZES, *(name for _, name in called(kernel, one))]
+            own = (f"run.{name}" if _is_of_run(one, kind, name) else name for kind, name in called(one))
+            passed = ["shared", "block", *SIZES, *own]
             text += [
                 f"    if (block < blocks_{one.name}) {{",
                 f"        {one.name}({', '.join(passed)});",
@@ -546,21 +567,34 @@ def source(found: Sequence[Kernel], wide_index: bool) -> str:
     return "\n".join(text) + "\n"
 
 
-def called(kernel: Kernel, function: Function) -> list[tuple[str, str]]:
-    """Return the kernel's parameters that a function is called with."""
-    shared = set(function.pointers.values()) | {"starts", "step"}
+def called(function: Function) -> list[tuple[str, str]]:
+    """Return types and names of what kernels call a function with."""
+    shared = {*function.pointers.values(), *function.numbers, "starts", "step"}
     return [(kind, name if name in shared else f"{name}_{function.name}") for kind, name in function.signature]
 
 
-def parameters_of(kernel: Kernel) -> list[tuple[str, str]]:
-    """Return types and names of a kernel's parameters behind the sizes."""
-    found: dict[str, str] = {}
+def arguments_of(kernel: Kernel) -> list[tuple[str, str]]:
+    """Return types and names of a kernel's parameters behind the sizes: numbers that all runs have in common."""
+    found: list[tuple[str, str]] = []
     for one in kernel.functions:
-        found[f"blocks_{one.name}"] = "int "
-        for kind, name in called(kernel, one):
-            if name not in found or found[name].startswith("const "):
-                found[name] = kind
-    return [(kind, name) for name, kind in found.items()]
+        found.append(("int ", f"blocks_{one.name}"))
+        found += [(kind, name) for kind, name in called(one) if not _is_of_run(one, kind, name)]
+    return list(dict.fromkeys(found))  # a function may name its own number of blocks
+
+
+def run_fields(found: Sequence[Kernel]) -> dict[str, str]:
+    """Return the fields of a `Run` in order: the C++ types by name. Each takes eight bytes."""
+    fields: dict[str, str] = {}
+    for one in (function for kernel in found if kernel.threads for function in kernel.functions):
+        for kind, name in called(one):
+            if _is_of_run(one, kind, name):
+                pointed = kind.replace("const ", "").partition("*")
+                fields[name] = f"Global<{pointed[0].strip()}>" if pointed[1] else f"alignas(8) {kind.strip()}"
+    return fields
+
+
+def _is_of_run(function: Function, kind: str, name: str) -> bool:
+    return "*" in kind or name in function.numbers
 
 
 def _greatest(functions: Sequence[Function]) -> str:
@@ -580,7 +614,8 @@ def _word(name: str) -> str:
 def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Tensor, str]:
     """Return what tensors are called in C++: by their label or name, or by their op and a number."""
     found: dict[Tensor, str] = {}
-    taken: set[str] = {"shared", "block", "starts", "step", *SIZES, *OPS}  # some ops are functions of headers
+    # Some ops are functions of headers.
+    taken: set[str] = {"shared", "block", "pack", "run", "Run", "Global", "starts", "step", *SIZES, *OPS}
     for number, one in enumerate(dict.fromkeys(tensors)):
         path = labels.get(one) or (one.variable.path if one.variable is not None else one.name)
         own = _word(path or (one.op.name if one.op is not None else "constant"))

@@ -15,20 +15,18 @@ import numpy as np
 from dptrain.backend.cuda.expressions import (
     EXPENSIVE,
     JOINS,
-    VIEWS,
     WHOLE,
     ZERO,
     Ex,
     Index,
     Writer,
-    elements,
-    reduced_axes,
     weight,
 )
+from dptrain.program.kernels import reduced_axes
 from dptrain.program.messages import stages
 from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Rows, Shape, size
 from dptrain.program.tensor import OPS, Tensor, Variable
 
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows;
@@ -110,8 +108,7 @@ class Grouping:
     """The groups of a program.
 
     Args:
-        program: what is computed.
-        alone: there is one rank: all-reduces do nothing.
+        program: what is computed; all-reduces meet other ranks.
         library: products are a library's, and nothing can be computed with them.
 
     Attributes:
@@ -123,37 +120,33 @@ class Grouping:
         stage_count: how many times the ranks meet, and one.
     """
 
-    def __init__(self, program: Program, alone: bool, library: bool = False) -> None:
+    def __init__(self, program: Program, library: bool = False) -> None:
         self.groups: list[Group] = []
         self.group_of: dict[Tensor, Group] = {}
         self.used: set[Tensor] = set()
         self.updates: Mapping[Variable, Tensor] = program.updates
-        self._alone, self._library = alone, library
+        self._library = library
         self._new = {id(one) for one in program.updates.values()}
         tensors = [one for one in program.tensors if one.op is not None]
         self.roots: dict[Tensor, None] = {}
         self._find_roots(program, tensors)
-        order = [tensors] if alone else [[*s.tensors, *(x for m in s.messages for x in m)] for s in stages(program)]
+        order = stages(program)
         self.stage_count = len(order)
         self._floor = 0
         for stage, found in enumerate(order):
-            for one in found:
+            for one in found.order:
                 if one in self.roots:
                     self._add(one, stage)
             self._floor = max((one.level for one in self.groups), default=0)
 
     # Roots
 
-    def is_view(self, tensor: Tensor) -> bool:
-        """Whether a tensor only says where elements are."""
-        return tensor.op is not None and (tensor.op.name in VIEWS or (self._alone and tensor.op is ALL_REDUCE))
-
     def _find_roots(self, program: Program, tensors: Sequence[Tensor]) -> None:
         wanted = dict.fromkeys(one for one in program.results if one.op is not None)
         for one in tensors:
             if one.op is None:
                 continue
-            if one.op.name in JOINS or (one.op is ALL_REDUCE and not self._alone):
+            if one.op.name in JOINS or one.op is ALL_REDUCE:
                 wanted[one] = None
             elif one.op is OPS["batch_matmul"]:
                 wanted |= dict.fromkeys(
@@ -164,12 +157,12 @@ class Grouping:
         self.roots = wanted
         for one in tensors:
             for read in one.inputs:
-                if elements(read.shape) < elements(one.shape) and (dear := self._dear(read)) is not None:
+                if size(read.shape) < size(one.shape) and (dear := self._dear(read)) is not None:
                     wanted[dear] = None
 
     def _dear(self, tensor: Tensor) -> Tensor | None:
         """Return what should be computed once where a smaller tensor is used for many elements, or None."""
-        while self.is_view(tensor):
+        while tensor.op is not None and tensor.op.is_view:
             if weight(tensor.inputs[0].shape) != weight(tensor.shape):
                 return None  # of which that view's own input is judged
             tensor = tensor.inputs[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ class Streams:
     Args:
         gpu: where they are.
 
+    Attributes:
+        before_ops: queues what has been postponed; None where nothing has.
+
     Raises:
         DeviceError: the GPU makes none. Who takes one in another thread than the GPU's gets this error too.
     """
@@ -25,9 +29,11 @@ class Streams:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._streams: list[Any] = []
+        self.before_ops: Callable[[], None] | None = None
         non_blocking = 1  # CU_STREAM_NON_BLOCKING
         try:
             self._streams += [cuda.Stream(non_blocking) for _ in range(3)]
+            self._queued = cuda.Event(cuda.event_flags.DISABLE_TIMING)
         except cuda.Error as error:
             raise DeviceError(f"{gpu.name} makes no streams ({error}); see nvidia-smi") from error
 
@@ -35,7 +41,14 @@ class Streams:
     def ops(self) -> Any:
         """What ops are queued on, in order."""
         self._gpu.enter()
+        self.launch_waiting()
         return self._streams[0]
+
+    def launch_waiting(self) -> None:
+        """Queue what has been postponed."""
+        queue, self.before_ops = self.before_ops, None
+        if queue is not None:
+            queue()
 
     @property
     def inward(self) -> Any:
@@ -49,6 +62,11 @@ class Streams:
         self._gpu.enter()
         return self._streams[2]
 
+    def wait_for(self, other: "Streams") -> None:
+        """Let ops that are queued from now on wait for those that another backend has queued."""
+        other._queued.record(other.ops)
+        self.ops.wait_for_event(other._queued)
+
     def finish(self) -> None:
         """Wait for all of them."""
         for stream in self._streams:
@@ -60,7 +78,8 @@ class Streams:
 
     def __del__(self) -> None:
         """Leave them to the thread that can give them back."""
-        self._gpu.retire(*self._streams)
+        with contextlib.suppress(AttributeError):  # where the constructor failed
+            self._gpu.retire(*self._streams, self._queued)
 
 
 class DeviceMemory:

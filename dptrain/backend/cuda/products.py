@@ -3,7 +3,6 @@
 import functools
 
 PROVIDERS = ("dptrain", "cublaslt")
-PRECISIONS = ("float32", "tf32")
 TILES = (128, 64, 32)
 # Threads of a block, by tile. A TF32 block of 32 x 32 has a warp for each fragment of 16 x 16.
 THREADS = {"float32": {128: 256, 64: 256, 32: 64}, "tf32": {128: 256, 64: 128, 32: 128}}

@@ -17,6 +17,16 @@ for dtype in (np.float32, np.float64):
         expected = np.arange(count) * size + size * (size - 1) / 2
         np.testing.assert_array_equal(buffer, expected.astype(dtype))
 
+# Large sums go through shared memory, small ones through MPI; on one node all ranks have the same bits.
+for count in (300_001, 4096, 7):
+    terms = np.random.default_rng(count).normal(size=(size, count)).astype(np.float32)
+    buffer = terms[rank].copy()
+    comm.allreduce_sum(buffer)
+    np.testing.assert_allclose(buffer, terms.astype(float).sum(axis=0), rtol=1e-5, atol=1e-5)
+    assert (comm._node_sum is not None) == (size > 1)
+    if buffer.nbytes >= mpi.node_sum.LEAST:
+        assert len(set(comm.allgather_bytes(buffer.tobytes()))) == 1
+
 two_d = np.full((3, 5), float(rank))
 comm.allreduce_sum(two_d)
 assert (two_d == size * (size - 1) / 2).all(), "a buffer with two dimensions is summed in place"
@@ -51,6 +61,11 @@ assert array[0, 0] == 7, "all ranks see one memory"
 comm._fits_in_shared_memory = lambda nbytes: False
 array, fill = comm.shared_array((10,), np.uint8)
 assert fill
+comm._node_sum, mpi._MAX_COUNT = None, 1 << 28
+buffer = np.full(300_001, rank, np.float32)
+comm.allreduce_sum(buffer)
+assert (buffer == size * (size - 1) / 2).all()
+assert comm._node_sum is None
 comm.barrier()
 
 # Mail: every rank sends to every rank, itself as well, small and large, with collectives in between.

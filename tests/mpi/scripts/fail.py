@@ -50,7 +50,7 @@ if way == "other weights" and rank == bad:
 size = 5 if way == "other batch size" and rank == bad else 8
 callbacks = [Bomb()] if way in ("callback", "exit in callback", "swallowed") else []
 if way == "parameters":
-    callbacks = [Poison(), dp.callbacks.StopOnDivergence()]
+    callbacks = [Poison()]
 try:
     model.fit(x, y, batch_size=size, epochs=2, verbose=0, callbacks=callbacks, sample_weight=weights)
 except Exception:

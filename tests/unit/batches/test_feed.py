@@ -116,7 +116,7 @@ def cut(x: np.ndarray, y: np.ndarray | None, sampler: Sampler) -> ArrayBatches:
     return ArrayBatches(*Samples(x, y, dtype="float64").stored(), sampler)
 
 
-@pytest.mark.parametrize("shards_per_batch", [1, 4])
+@pytest.mark.parametrize("shards_per_batch", [None, 4])
 def test_a_training_on_streamed_samples_has_the_same_bits(shards_per_batch):
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((101, 5)), rng.standard_normal((101, 2))
@@ -127,7 +127,7 @@ def test_a_training_on_streamed_samples_has_the_same_bits(shards_per_batch):
         validation = cut(x, y, LocalSampler(0, 101, 30))
         hooks = CallbackList([history], one.model)
         run_to_end(one.training(samples, hooks, epochs=3, validation=validation))
-        outputs = one.model.as_outputs(one.predict(cut(x, None, LocalSampler(0, 101, 40)), 101, hooks))
+        outputs = one.model.as_outputs(one.predict(cut(x, None, LocalSampler(0, 101, 40)), hooks))
         return b"".join(weight.tobytes() for weight in one.model.get_weights()) + outputs.tobytes(), history.history
 
     assert train(None) == train(2000)

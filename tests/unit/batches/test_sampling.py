@@ -25,19 +25,19 @@ def test_cut_covers_evenly(start, length, parts):
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(st.integers(1, 200), st.integers(1, 64), worlds, st.booleans(), st.integers(1, 3))
-def test_global_shards_of_all_ranks_are_the_global_batches(samples, batch_size, world, drop_last, multiple):
+@given(st.integers(1, 200), st.integers(1, 64), worlds, st.booleans(), st.integers(0, 20))
+def test_global_shards_of_all_ranks_are_the_global_batches(samples, batch_size, world, drop_last, more):
     assume(batch_size >= world and not (drop_last and samples < batch_size))
-    multiple = min(multiple, max(1, min(batch_size, samples) // world))
+    count = max(world, min(world + more, batch_size, samples))
     samplers = [
-        GlobalSampler(samples, batch_size, r, world, drop_last=drop_last, shards_per_batch=world * multiple)
-        for r in range(world)
+        GlobalSampler(samples, batch_size, r, world, drop_last=drop_last, shards_per_batch=count) for r in range(world)
     ]
     steps = samples // batch_size if drop_last else -(-samples // batch_size)
     assert {sampler.steps for sampler in samplers} == {steps}
     for step in range(steps):
         shards = [shard for sampler in samplers for shard in sampler.shards(step)]
-        assert len(shards) == world * multiple
+        assert [(shard.number, shard.of) for shard in shards] == [(number, count) for number in range(count)]
+        assert all(sampler.shards(step) for sampler in samplers)
         first = step * batch_size
         places = [place for shard in shards for place in range(shard.start, shard.stop)]
         assert places == list(range(first, min(first + batch_size, samples)))
@@ -86,9 +86,9 @@ def test_static_ranks_shuffle_differently():
         ({"batch_size": 3, "world": 4}, "use at least 4, or mpirun -n 3"),
         ({"batch_size": 200, "drop_last": True}, "at most 100"),
         ({"samples": 0, "batch_size": 10}, "empty"),
-        ({"batch_size": 10, "world": 2, "shards_per_batch": 3}, "multiple of the 2 ranks"),
+        ({"batch_size": 10, "world": 4, "shards_per_batch": 3}, "some of the 4 ranks without work: use at least 4, or"),
         ({"batch_size": 10, "shards_per_batch": 100_000_000}, "has 10 samples; use at most 10"),
-        ({"batch_size": 10, "world": 4, "shards_per_batch": 12}, "use at most 8"),
+        ({"batch_size": 10, "world": 4, "shards_per_batch": 12}, "use at most 10"),
         ({"batch_size": 1000, "shards_per_batch": 101}, "has 100 samples; use at most 100"),
     ],
 )

@@ -1,6 +1,10 @@
+import os
+import threading
+
 import pytest
 
-from dptrain.callbacks import ModelCheckpoint
+import dptrain as dp
+from dptrain.callbacks import Callback, CallbackList, LambdaCallback, ModelCheckpoint
 from dptrain.errors import ConfigError, OutputError
 from tests.unit.callbacks import FakeModel, Rank1, build, drive, toy
 
@@ -130,3 +134,104 @@ def test_the_best_weights_of_a_training_are_in_the_file(tmp_path):
     model.load_weights(path)
     for mine, expected in zip(model.get_weights(), once.get_weights(), strict=True):
         assert mine.tobytes() == expected.tobytes()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that is ready when the event is set, and full where `full` holds something."""
+    ready, full, flush = threading.Event(), [], os.fsync
+
+    def fsync(handle: int) -> None:
+        assert ready.wait(10)
+        if full:
+            raise OSError(28, "No space left on device")
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    ready.full = full
+    yield ready
+    ready.set()
+
+
+def begun(callback: Callback, *others: Callback, model=None) -> CallbackList:
+    """Return the hooks of a training whose first epoch is over."""
+    model = model or build()
+    model.build(None)
+    hooks = CallbackList([callback, *others], model, verbose=0, epochs=2, steps=None)
+    hooks.on_train_begin()
+    hooks.on_epoch_end(0, {"loss": 1.0})
+    return hooks
+
+
+@pytest.mark.parametrize("name", ["{epoch}.keras", "{epoch}.weights.h5", "{epoch}.safetensors"])
+def test_a_file_is_written_while_the_training_goes_on(tmp_path, disk, name, capsys):
+    model = build()
+    callback = ModelCheckpoint(tmp_path / name, save_weights_only="keras" not in name, verbose=1)
+    hooks = begun(callback, model=model)
+    path = tmp_path / name.format(epoch=1)
+    assert not path.exists()
+    assert "finished" not in capsys.readouterr().out
+    expected = model.get_weights()
+    model.set_weights([one + 1 for one in expected])
+    disk.set()
+    hooks.on_epoch_end(1, {"loss": 1.0})
+    said = capsys.readouterr().out
+    assert said.index(f"Epoch 1: finished saving model to {path}") < said.index("Epoch 2: saving")
+    hooks.on_train_end()
+    assert "Epoch 2: finished" in capsys.readouterr().out
+    assert len(list(tmp_path.iterdir())) == 2
+    model.load_weights(path)
+    for mine, one in zip(model.get_weights(), expected, strict=True):
+        assert mine.tobytes() == one.tobytes(), "the weights are those of the epoch's end"
+
+
+class OwnSave(dp.Sequential):
+    """A model whose user saves in another way."""
+
+    def save(self, filepath, overwrite=True):
+        super().save(filepath, overwrite)
+        assert filepath.is_file() if hasattr(filepath, "is_file") else os.path.isfile(filepath)
+
+
+class Looks(Callback):
+    """A user's."""
+
+
+@pytest.mark.parametrize("who", ["callback", "lambda", "model"])
+def test_who_could_look_for_a_file_finds_it_as_in_keras(tmp_path, disk, who):
+    disk.set()
+    path = tmp_path / "a.keras"
+    model = OwnSave(build().layers) if who == "model" else build()
+    found = []
+    others = {
+        "callback": [Looks()],
+        "lambda": [LambdaCallback(on_epoch_end=lambda epoch, logs: found.append(path.exists()))],
+    }.get(who, [])
+    begun(ModelCheckpoint(path), *others, model=model)
+    assert path.exists()
+    assert found == [True] * (who == "lambda")
+
+
+def test_a_checkpoint_of_the_training_waits_for_the_file(tmp_path, disk):
+    callback = ModelCheckpoint(tmp_path / "a.keras")
+    begun(callback)
+    threading.Timer(0.1, disk.set).start()
+    callback.state_dict()
+    assert (tmp_path / "a.keras").exists()
+
+
+def test_what_the_thread_met_is_raised_at_the_next_save_and_in_the_end(tmp_path, disk):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"as it was")
+    disk.full.append(True)
+    disk.set()
+    full = f"{path}: No space left on device .*; choose another `filepath` of ModelCheckpoint"
+    for end in (lambda hooks: hooks.on_epoch_end(1, {}), lambda hooks: hooks.on_train_end()):
+        hooks = begun(ModelCheckpoint(path, save_weights_only=True))
+        with pytest.raises(OutputError, match=full):
+            end(hooks)
+    hooks = begun(ModelCheckpoint(path, save_weights_only=True))
+    with pytest.warns(UserWarning, match=full):
+        hooks.release()
+    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+    assert path.read_bytes() == b"as it was"

@@ -9,7 +9,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.cli.config import Config, OptimizerConfig, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.config import (
+    Config,
+    OptimizerConfig,
+    deciding,
+    fixed_shards,
+    leaves,
+    read_file,
+    resolve,
+    to_dict,
+    to_yaml,
+    verbosity,
+)
 from dptrain.errors import ConfigError
 
 
@@ -46,6 +57,10 @@ def test_hidden_sizes(text, hidden):
     ("path", "value", "expected"),
     [
         ("optimizer.learning_rate", "nan", "finite"),
+        ("train.validation_split", "1", "less than 1"),
+        ("train.fold", "6/5", "expected which fold of how many, such as 2/5"),
+        ("train.fold", "1/1", "expected which fold of how many"),
+        ("train.fold", "0.2", "expected which fold of how many"),
         ("optimizer.learning_rate", "0", "greater than 0"),
         ("optimizer.beta_1", "1", "less than 1"),
         ("optimizer.clipnorm", "0", "greater than 0"),
@@ -69,6 +84,9 @@ def test_hidden_sizes(text, hidden):
         ("bucket_mb", "1e305", "less than or equal to 1000000000"),
         ("data.device_mb", "1e305", "less than or equal to 1000000000"),
         ("data.max_bytes", "10000000000000000000", "less than 9223372036854775808"),
+        ("checkpoint.every", "5,often", "expected a number of steps, epoch, seconds such as 600s, or none"),
+        ("checkpoint.every", "0", "expected a number of steps"),
+        ("checkpoint.keep", "0", "greater than or equal to 1"),
     ],
 )
 def test_bad_values_name_key_value_range_and_place(path, value, expected):
@@ -219,3 +237,20 @@ def test_verbose_and_progress_must_not_differ():
     message = r"^verbose = 0 and progress = 'live': set one of them \(--verbose none unsets it\)$"
     with pytest.raises(ConfigError, match=message):
         verbosity(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shards"),
+    [
+        ({}, None),
+        ({"reproducible": "true"}, 8),
+        ({"reproducible": "true", "batch_size": "5"}, 5),
+        ({"reproducible": "true", "shards_per_batch": "12"}, 12),
+        ({"shards_per_batch": "3"}, 3),
+    ],
+)
+def test_reproducible_fixes_the_shards(settings, shards):
+    config = resolve({}, "-", {f"train.{name}": value for name, value in settings.items()})
+    assert fixed_shards(config) == shards
+    assert deciding(config)["train"]["shards_per_batch"] == shards
+    assert "reproducible" not in deciding(config)["train"]

@@ -14,7 +14,7 @@ from dptrain.cli import run_directory as directory
 from dptrain.cli.curves import draw_curves, make_figure
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.errors import OutputError
-from dptrain.runtime import files
+from dptrain.runtime import files, locks
 from dptrain.runtime.files import append_line, write_atomically
 
 EPOCHS = [{"epoch": n, "loss": 1 / n, "accuracy": 0.9, "val_loss": 2 / n, "seconds": 1.0} for n in (1, 2)]
@@ -38,10 +38,44 @@ def test_everything_is_written(tmp_path):
 
 
 def test_a_directory_that_holds_a_run_is_refused(tmp_path):
-    RunDirectory(tmp_path, "first\n")
+    with RunDirectory(tmp_path, "first\n") as run:
+        run.add_epoch(EPOCHS[0])
+        for resumes in (False, True):  # whatever it may, while the first works there
+            with pytest.raises(OutputError, match=r"holds a run already; choose|another training works there \(host "):
+                RunDirectory(tmp_path, "second\n", resumes=resumes)
     with pytest.raises(OutputError, match="holds a run already; choose another --out"):
         RunDirectory(tmp_path, "second\n")
     assert (tmp_path / "config.yaml").read_text() == "first\n"
+
+
+def test_a_run_that_has_left_nothing_is_none(tmp_path):
+    with RunDirectory(tmp_path, "first\n"), pytest.raises(OutputError, match="another training works there"):
+        RunDirectory(tmp_path, "second\n")
+    with RunDirectory(tmp_path, "second\n") as run:
+        assert not run.continues
+    assert (tmp_path / "config.yaml").read_text() == "second\n"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("mine\n")
+    with pytest.raises(OutputError, match="holds a run already"):
+        RunDirectory(tmp_path / "mine", "theirs\n", resumes=True)
+
+
+def test_a_run_that_has_not_ended_goes_on(tmp_path):
+    with RunDirectory(tmp_path, "first\n") as run:
+        for epoch in EPOCHS:
+            run.add_epoch(epoch)
+    (tmp_path / ".summary.json.999999999.tmp").write_bytes(b"half")
+    with RunDirectory(tmp_path, "second\n", resumes=True) as run:
+        assert run.continues
+        assert not list(tmp_path.glob(".*"))
+        assert (tmp_path / "config.yaml").read_text() == "first\n"
+        run.keep_epochs(EPOCHS[:1])
+        assert (tmp_path / "metrics.jsonl").read_text() == json.dumps(EPOCHS[0]) + "\n"
+        assert "metrics.jsonl" in run.finish({}, [], {})
+        assert (tmp_path / "config.yaml").read_text() == "second\n"
+    with pytest.raises(OutputError, match="holds a run already; choose another --out"):
+        RunDirectory(tmp_path, "third\n", resumes=True)
+    assert not (tmp_path / "lock").exists()
 
 
 def test_a_file_in_the_way(tmp_path):
@@ -70,7 +104,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_runs_of_the_same_second_do_not_collide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    paths = [RunDirectory.in_free_place("a b/../c", f"{n}\n").path for n in range(3)]
+    monkeypatch.setattr(locks, "_PATIENCE", 0.05)
+    runs = [RunDirectory.in_free_place("a b/../c", f"{n}\n") for n in range(3)]
+    paths = [run.path for run in runs]
     assert len(set(paths)) == 3
     assert all(path.parent.name == "runs" and "-a-b-..-c" in path.name for path in paths)
     assert [(path / "config.yaml").read_text() for path in paths] == ["0\n", "1\n", "2\n"]

@@ -18,8 +18,8 @@ import pytest
 
 from dptrain.data import catalog, strokes
 from dptrain.data.catalog import CATALOG, FetchedIdx, cache_dir, ensure_available, open_dataset
-from dptrain.data.idx import write_idx
 from dptrain.errors import ConfigError, DataError, ExitCode, OutputError
+from tests.unit.data.idx_files import write_idx
 
 MNIST = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "mnist"
 ARRAYS = {

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.data.idx import open_idx, write_idx
+from dptrain.data.idx import open_idx
 from dptrain.errors import DataError
+from tests.unit.data.idx_files import idx_bytes, packed, write_idx
 
 MNIST = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "mnist"
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -21,15 +22,6 @@ IMAGES = np.arange(7 * 4 * 3, dtype=np.uint8).reshape(7, 4, 3)
 
 # What a read may need beside the array: the buffer for skipped rows, the decompressor's, and Python's own.
 SLACK = 4_000_000
-
-
-def idx_bytes(code, shape, payload):
-    return bytes((0, 0, code, len(shape))) + np.array(shape, ">u4").tobytes() + payload
-
-
-def packed(data):
-    """By gzip, without the time of day, which would be in the tests' names."""
-    return gzip.compress(data, mtime=0)
 
 
 def read_with_peak(path, max_bytes):
@@ -69,29 +61,6 @@ def test_every_dtype_in_native_order(tmp_path, code, ending):
     out = np.empty((2, 3), source.dtype)
     source.read_into(out, 1)
     np.testing.assert_array_equal(out, numbers[1:3])
-
-
-@pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", ">i2", "<i4", "<f4", "<f8", ">f8"])
-@pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_written_files_read_back(tmp_path, dtype, name):
-    array = (np.arange(30).reshape(5, 3, 2) - 3).astype(dtype)[:, ::-1]
-    write_idx(tmp_path / name, array)
-    assert ((tmp_path / name).read_bytes()[:2] == b"\x1f\x8b") == name.endswith(".gz")
-    result = open_idx(tmp_path / name).read()
-    assert result.dtype == array.dtype.newbyteorder("=")
-    np.testing.assert_array_equal(result, array)
-
-
-def test_writing_twice_gives_the_same_bytes(tmp_path):
-    write_idx(tmp_path / "a.gz", IMAGES)
-    write_idx(tmp_path / "b.gz", IMAGES)
-    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
-
-
-@pytest.mark.parametrize("array", [np.zeros(3, np.int64), np.zeros(3, bool), np.array(1, np.uint8)])
-def test_what_idx_cannot_hold_is_refused(tmp_path, array):
-    with pytest.raises(DataError, match="IDX cannot hold"):
-        write_idx(tmp_path / "a", array)
 
 
 def test_gzip_is_known_by_its_bytes_not_by_its_name(tmp_path):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dptrain.data.sources import (
+    ArraySource,
     DataSources,
-    MemorySource,
     StreamSource,
     check_declared,
     format_bytes,
@@ -16,6 +16,17 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import DataError, ExitCode
+
+
+class MemorySource(ArraySource):
+    """The plainest source: an array that is in memory."""
+
+    def __init__(self, array, where="array"):
+        super().__init__(where, array.shape, array.dtype)
+        self._array = array
+
+    def _read_rows(self, out, start):
+        out[...] = self._array[start : start + len(out)]
 
 
 def stream_source(array, *, tail=b"", sequential=True, fortran_order=False, shape=None):

@@ -230,9 +230,6 @@ def test_adoption_names_layers_and_draws_provisional_weights_once():
     model.adopt(8)
     assert [one.seed for one in generators] == [8, 9]
     assert all(np.array_equal(a, b) for a, b in zip(first, model.get_weights(), strict=True))
-    generators[0].count.assign(5)
-    model.initialize(8)
-    assert int(generators[0].count) == 0
     other = Block()
     other.steps[:] = model.steps[:]
     model.steps[2].name = "dense"
@@ -414,6 +411,8 @@ def test_a_symbolic_call_changes_nothing():
         (lambda: layers.Permute((1, 3)), "must be consecutive and start from 1"),
         (lambda: layers.ZeroPadding2D((1, 2, 3)), "`padding` should be either an int"),
         (lambda: layers.UpSampling2D(interpolation="bilinear"), "not supported: interpolation"),
+        (lambda: layers.Conv2D(2, 2.5), "The `kernel_size` argument must be a tuple of 2 integers"),
+        (lambda: layers.UpSampling2D((2, 2, 2)), "The `size` argument must be a tuple of 2 integers"),
         (lambda: layers.BatchNormalization(renorm=True), "not supported: renorm"),
         (lambda: layers.BatchNormalization(momentum=2), "0 <= momentum <= 1"),
         (lambda: layers.BatchNormalization(axis=1)(Input((2, 3))), "not supported: axis = 1"),

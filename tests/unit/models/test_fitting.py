@@ -1,5 +1,8 @@
 """What Keras' `fit`, `evaluate` and `predict` take and do, on arrays."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -346,3 +349,16 @@ def test_a_layer_that_is_frozen_after_training():
 def test_what_compile_refuses(arguments, message):
     with pytest.raises(ConfigError, match=message):
         dp.Sequential([dp.layers.Dense(3, input_shape=(5,))]).compile(*arguments)
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_sigterm_ends_at_once_what_saves_nothing(method, capsys):
+    x, y = toy()
+    model = build()
+    mode = {"fit": "train", "evaluate": "test"}.get(method, method)
+    send = dp.callbacks.LambdaCallback(**{f"on_{mode}_batch_end": lambda *_: os.kill(os.getpid(), signal.SIGTERM)})
+    with pytest.raises(SystemExit) as ended:
+        getattr(model, method)(x, *([y] if method != "predict" else []), verbose=0, callbacks=[send])
+    assert ended.value.code == 75
+    assert capsys.readouterr().err == "dptrain: ended by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -330,3 +330,42 @@ def test_a_subclass_is_built_when_its_weights_are_there():
     building.build((None, 4))
     assert building.built
     assert building.predict(np.zeros((5, 4)), verbose=0).shape == (5, 3)
+
+
+def tower():
+    return dp.Sequential([dp.layers.Dense(4, input_shape=(4,)), dp.layers.Dense(4)])
+
+
+def nested(kind):
+    """Return a model of two towers that were built alone, and a layer of its own."""
+    first, second, own = tower(), tower(), dp.layers.Dense(4)
+    for one in (first, second):
+        one.build()
+    if kind == "functional":
+        x = dp.Input((4,))
+        return dp.Model(x, dp.layers.add([first(x), own(second(x))]))
+    model = dp.Sequential([own, first, second])
+    model.build((None, 4))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["functional", "sequential"])
+def test_models_of_one_seed_begin_with_other_weights_in_a_third(kind):
+    kernels = [one.numpy().tobytes() for one in nested(kind).weights if one.name == "kernel"]
+    assert len(set(kernels)) == len(kernels) == 5
+    assert kernels == [one.numpy().tobytes() for one in nested(kind).weights if one.name == "kernel"]
+    dp.utils.set_random_seed(3)
+    try:
+        assert not set(kernels) & {one.numpy().tobytes() for one in nested(kind).weights}
+    finally:
+        dp.utils.set_random_seed(0)
+
+
+def test_weights_that_somebody_has_set_stay_in_another_model():
+    first, second, alone = tower(), tower(), tower()
+    second.set_weights(first.get_weights())
+    x = dp.Input((4,))
+    dp.Model(x, second(first(x)))
+    for model in (first, second):
+        for one, other in zip(model.get_weights(), alone.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -522,6 +522,22 @@ class Heavy(optimizers.Optimizer):
         variable.assign_add(momentum)
 
 
+class Scaled(Adam):
+    """Arguments of the user's own beside Adam's."""
+
+    def __init__(self, scale=2.0, rule=max, **options):
+        super().__init__(**options)
+        self.scale, self.rule = scale, rule
+
+
+def test_arguments_that_are_attributes_make_up_the_configuration():
+    config = Scaled(3.0, beta_1=0.5).get_config()
+    assert (config["scale"], config["beta_1"], config["amsgrad"]) == (3.0, 0.5, False)
+    assert "rule" not in config, "what JSON cannot carry is for a `get_config` of one's own"
+    assert Scaled.from_config(config).get_config() == config
+    assert list(Adam().get_config())[-4:] == ["beta_1", "beta_2", "epsilon", "amsgrad"]
+
+
 class Slower(Adam):
     """Variables have rates of their own."""
 

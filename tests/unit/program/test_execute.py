@@ -33,6 +33,43 @@ def network(variables, seed=None):
     return step
 
 
+def random_training(step):
+    """Return a program that makes an update by a random step's loss."""
+    variables = weights(first=(4, 3), square=(3, 3))
+
+    def traced(x, y, sample_weight):
+        loss = step(variables, x, y, sample_weight)
+        loss.backward()
+        for one in variables.values():
+            if one.grad is not None:
+                one.assign(one - 0.01 * one.grad)
+        return {"loss": loss, "same": x * 2}
+
+    return trace(traced, SPECS)
+
+
+def five_steps_on_ranks(shards, executable):
+    """Return what a network's last step gives, and its weights, by rank.
+
+    Args:
+        shards: rows of each rank.
+        executable: makes one of a program and arrays.
+    """
+    starts = np.cumsum([0, *shards])
+
+    def work(comm):
+        own = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
+        variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
+        program = place(trace(network(variables), SPECS))
+        step = executable(
+            program, HostMemory(), own, rows=shards[comm.rank], first_row=int(starts[comm.rank]), comm=comm
+        )
+        step.run([0] * 5)
+        return step.outputs, {name: one.numpy() for name, one in variables.items()}
+
+    return on_ranks(len(shards), work)
+
+
 def compare_steps(program, steps):
     """Assert that a prepared program has the bits of an evaluated one; return it, and what came out."""
     state = {one: one.numpy() for one in program.state}
@@ -65,22 +102,10 @@ def test_bits_over_many_steps():
 
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
 def test_on_ranks(shards):
-    starts = np.cumsum([0, *shards])
-
-    def prepared(share, arrays, **options):
-        variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-        program = share(trace(network(variables), SPECS))
-        return variables, Executable(program, HostMemory(), arrays, **options)
-
-    def work(comm):
-        own = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
-        variables, step = prepared(place, own, rows=shards[comm.rank], first_row=int(starts[comm.rank]), comm=comm)
-        step.run([0] * 5)
-        return step.outputs, {name: one.numpy() for name, one in variables.items()}
-
-    variables, whole = prepared(lambda program: program, DATA)
+    variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
+    whole = Executable(trace(network(variables), SPECS), HostMemory(), DATA)
     whole.run([0] * 5)
-    for outputs, own in on_ranks(len(shards), work):
+    for outputs, own in five_steps_on_ranks(shards, Executable):
         for name, value in whole.outputs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
         for name, one in variables.items():
@@ -111,17 +136,7 @@ def test_steps_read_their_own_rows():
 @given(step=steps())
 def test_random_programs(step):
     """Whatever shares memory, the second step has the bits of the first."""
-    variables = weights(first=(4, 3), square=(3, 3))
-
-    def traced(x, y, sample_weight):
-        loss = step(variables, x, y, sample_weight)
-        loss.backward()
-        for one in variables.values():
-            if one.grad is not None:
-                one.assign(one - 0.01 * one.grad)
-        return {"loss": loss, "same": x * 2}
-
-    compare_steps(trace(traced, SPECS), 2)
+    compare_steps(random_training(step), 2)
 
 
 def test_state_that_is_still_read_is_not_written_over():

@@ -9,6 +9,7 @@ from dptrain import ops
 from dptrain.ops import random
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Loop, Product, operand_dtypes
+from dptrain.program.passes import without_ranks
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
@@ -24,7 +25,7 @@ def described(kernel):
 
 
 def kernels(step, inputs, **options):
-    fused = fuse(trace(step, inputs), ranks=False, **options)
+    fused = fuse(trace(step, inputs), **options)
     return [described(one) for one in fused.kernels], fused
 
 
@@ -75,7 +76,7 @@ def test_messages_are_made_where_they_are_sent():
     assert len(fused.stages) == 2
     assert [part.op.name for message in fused.stages[0].messages for part, _ in message].count("batch_matmul") == 2
     assert "copy" not in [one.op.name for kernel in fused.kernels for one in kernel.tensors]
-    alone = fuse(program, ranks=False)
+    alone = fuse(without_ranks(program))
     assert len(alone.stages) == 1
 
 
@@ -143,17 +144,6 @@ def test_what_only_outputs_need_is_told_apart():
     assert names["add"]
     assert not names["exp"]
     assert not names["divide"]
-
-
-def test_dependencies():
-    _, fused = kernels(*network())
-    levels: list[int] = []
-    for needed in fused.dependencies():
-        levels.append(1 + max((levels[one] for one in needed), default=-1))
-    for number, needed in enumerate(fused.dependencies()):
-        assert all(one < number for one in needed)
-    assert levels[0] == 0
-    assert max(levels) < len(levels) - 1  # the products of the two gradients may run beside each other
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dptrain import ops
+from dptrain.comm.node_sum import TreeSum
+from dptrain.data.parts import cut
 from dptrain.program import messages
 from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.placement import place
@@ -74,3 +78,41 @@ def test_buckets_change_nothing(bucket):
         results.append(on_ranks(2, work)[0])
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_sums_of_shards_have_the_same_bits_on_any_number_of_ranks(data):
+    shards = data.draw(st.integers(1, 21))
+    ranks = data.draw(st.integers(1, min(shards, 8)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    summands = [
+        [rng.normal(size=(3, 5)).astype(np.float32), rng.normal(size=4), rng.normal(size=2).astype(np.float32)]
+        for _ in range(shards)
+    ]
+
+    def sums(comm):
+        start, stop = cut(0, shards, comm.size)[comm.rank]
+        tree = TreeSum(start)
+        for one in summands[start:stop]:
+            tree.add(one)
+        return messages.tree_reduced(tree, shards, comm)
+
+    (expected,) = on_ranks(1, sums)
+    for found in on_ranks(ranks, sums):
+        for one, other in zip(found, expected, strict=True):
+            assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def test_sums_of_shards_travel_in_pieces(monkeypatch):
+    monkeypatch.setattr(messages, "_GATHERED", 40)  # five elements
+    values = np.random.default_rng(0).normal(size=(7, 23)) * 10.0 ** np.arange(7)[:, None]
+
+    def sums(comm):
+        start, stop = cut(0, 7, comm.size)[comm.rank]
+        tree = TreeSum(start)
+        for one in values[start:stop]:
+            tree.add([one])
+        return messages.tree_reduced(tree, 7, comm)[0].tobytes()
+
+    assert set(on_ranks(3, sums)) == set(on_ranks(1, sums))

@@ -49,6 +49,17 @@ def test_phase_in_words():
     assert str(phase) == "saving"
 
 
+def test_a_phase_within_another_ends_where_it_ends_well():
+    phase = Phase("training")
+    phase.step = 3
+    with phase.during("saving"):
+        assert str(phase) == "saving, step 3"
+    assert str(phase) == "training, step 3"
+    with pytest.raises(ValueError, match="x"), phase.during("saving"):
+        raise ValueError("x")
+    assert str(phase) == "saving, step 3", "which the message of the failure tells"
+
+
 def test_report_with_and_without_a_launcher(capsys, monkeypatch):
     for name in ("PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)

@@ -1,6 +1,7 @@
 """What the launcher's environment says."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -8,7 +9,15 @@ import pytest
 
 from dptrain.errors import AgreedError
 from dptrain.runtime import launcher
-from dptrain.runtime.launcher import LaunchInfo, detect_launch, prepare_blas_before_numpy, refuse_other_launchers
+from dptrain.runtime.launcher import (
+    LaunchInfo,
+    abort_by_launcher,
+    detect_launch,
+    launcher_can_abort,
+    prepare_blas_before_numpy,
+    rank_variable,
+    refuse_other_launchers,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +35,33 @@ from dptrain.runtime.launcher import LaunchInfo, detect_launch, prepare_blas_bef
 )
 def test_detect_launch(environment, expected):
     assert detect_launch(environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"PMI_SIZE": "4", "PMI_RANK": "2"}, "PMI_RANK"),
+        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_RANK"),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
+    ],
+)
+def test_by_which_variable_a_process_knows_its_rank(environment, expected):
+    assert rank_variable(environment) == expected
+
+
+def test_mpichs_launcher_is_asked_to_end_the_job_over_the_socket_that_it_gives_each_rank(monkeypatch, tmp_path):
+    ours, theirs = socket.socketpair()
+    environment = {"PMI_SIZE": "2", "PMI_RANK": "0", "HYDI_CONTROL_FD": "7", "PMI_FD": str(ours.fileno())}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with ours, theirs, open(tmp_path / "file", "w", encoding="utf-8") as file:
+        assert launcher_can_abort()
+        abort_by_launcher(77)
+        assert theirs.recv(100) == b"cmd=abort exitcode=77\n"
+        for wrong in ("", "x", "99999", str(file.fileno())):
+            assert not launcher_can_abort({**environment, "PMI_FD": wrong})
+        assert not launcher_can_abort({"PMI_SIZE": "2", "PMI_RANK": "0", "PMI_FD": str(ours.fileno())}), "Slurm's PMI-2"
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -10,7 +10,16 @@ import pytest
 
 from dptrain.errors import ConfigError
 from dptrain.runtime import terminal
-from dptrain.runtime.terminal import NO_BREAK, console, progress_mode, say, terminal_columns, verbosity, wrapped
+from dptrain.runtime.terminal import (
+    NO_BREAK,
+    console,
+    ends_in_file,
+    progress_mode,
+    say,
+    terminal_columns,
+    verbosity,
+    wrapped,
+)
 from tests.launching import find_mpirun, on_terminal, run
 
 REPORT = "from dptrain.runtime.terminal import *; print('found', progress_mode(), terminal_columns(), flush=True)"
@@ -165,8 +174,44 @@ def test_no_escape_codes_reach_the_log_of_an_mpirun_with_terminals(prterun, tmp_
     assert "\x1b" in on_terminal([prterun, "-c", TABLE]).out
 
 
+LIVE = (
+    "from dptrain.runtime.terminal import console, ends_in_file; from rich.live import Live\n"
+    "with Live('table', console=console(live=True), auto_refresh=False): pass\nprint(); print('found', ends_in_file())"
+)
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_what_is_live_is_so_everywhere_but_in_a_file(prterun, tmp_path, launched):
+    command = [prterun, "-c", LIVE] if launched else [sys.executable, "-c", LIVE]
+    environment = {**os.environ, "TERM": "xterm"}
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        subprocess.run(command, stdout=file, check=True, timeout=60, env=environment)
+    assert found(log.read_text()) == "True"
+    assert "table" in log.read_text()
+    assert "\x1b" not in log.read_text()
+    piped = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60, env=environment, text=True).stdout
+    assert "found False" in piped
+    assert "\x1b" in piped
+
+
+def test_the_file_of_an_mpirun_whose_ranks_write_to_a_pipe(tmp_path):
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        subprocess.run([find_mpirun(), "-n", "1", sys.executable, "-c", LIVE], stdout=file, check=True, timeout=60)
+    assert found(log.read_text()) == "True"
+    assert "\x1b" not in log.read_text()
+
+
+def test_no_stream_ends_in_no_file(monkeypatch):
+    assert not ends_in_file(io.StringIO())
+    monkeypatch.setattr(sys, "stdout", None)
+    assert not ends_in_file()
+
+
 def test_where_there_is_no_proc(monkeypatch):
     monkeypatch.setattr(terminal, "Path", lambda name: Path("/nonexistent"))
     terminal._launcher_behind.cache_clear()
     with terminal._launcher_output(1) as output:
         assert output is None
+    terminal._launcher_behind.cache_clear()

@@ -53,7 +53,7 @@ def test_safetensors_there_and_back(tmp_path):
     assert sorted(safetensors.numpy.load_file(path)) == ["dense/bias", "dense/kernel", "dense_1/bias", "dense_1/kernel"]
     with safetensors.safe_open(path, "np") as file:
         metadata = file.metadata()
-    assert (metadata["format"], metadata["format_version"]) == ("dptrain", "1")
+    assert (metadata["format"], metadata["format_version"]) == ("dptrain", "2")
     assert [layer["class"] for layer in json.loads(metadata["architecture"])] == ["Flatten", "Dense", "Dense"]
 
 
@@ -112,8 +112,11 @@ def test_skip_mismatch_leaves_whole_layers_and_warns(tmp_path):
 
 def damaged() -> dict[str, tuple[bytes, str]]:
     good = safetensors.numpy.save({"dense/kernel": np.zeros((6, 4))}, {"format": "dptrain", "format_version": "1"})
-    newer = safetensors.numpy.save({"a": np.zeros(1)}, {"format": "dptrain", "format_version": "2"})
-    other = safetensors.numpy.save({}, {"format": "dptrain", "architecture": "[]", "architecture_digest": "00"})
+    newer = safetensors.numpy.save({"a": np.zeros(1)}, {"format": "dptrain", "format_version": "3"})
+    earlier = {"format": "dptrain", "format_version": "1", "architecture": "[]", "architecture_digest": "00"}
+    other = safetensors.numpy.save({}, earlier)
+    renamed = safetensors.numpy.save({}, {"format": "eptrain", "format_version": "2", "sha256": "00"})
+    unsealed = safetensors.numpy.save({"a": np.zeros(1)}, {"format": "dptrain", "format_version": "2"})
     huge = json.dumps({"dense/kernel": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
     return {
         "empty": (b"", "not a safetensors file, or cut off: first bytes none"),
@@ -123,7 +126,10 @@ def damaged() -> dict[str, tuple[bytes, str]]:
         "cut header": (good[:50], "cut off"),
         "cut data": (good[:-1], "damaged"),
         "trailing bytes": (good + b"\0", "damaged"),
-        "newer": (newer, "format_version '2', this build reads <= 1"),
+        "newer": (newer, "format_version '3', this build reads 1 to 2"),
+        "no version": (safetensors.numpy.save({}, {"format": "dptrain"}), "format_version '', this build reads"),
+        "no hash": (unsealed, "the content does not match its SHA-256"),
+        "another format": (renamed, "damaged: the metadata are dptrain's, the format is 'eptrain'"),
         "digest": (other, "does not match its SHA-256"),
         "declared size": (struct.pack("<Q", len(huge)) + huge, "damaged"),
         "header of 2 GB": (struct.pack("<Q", 1 << 31) + b"{}", "cut off"),

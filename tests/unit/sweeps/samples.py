@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 
+# Texts that a setting may hold, and that are not to be drawn as anything but text.
+NASTY = ("$x$", "$", "\\frac{$$", "a\nb\0c\ud800", "\u4e2d\u6587 \U0001f600", "x" * 500, "_hidden", "%s{}", "")
+
 
 def trials(number: int) -> list[Trial]:
     return [Trial(n, {"learning_rate": 10.0 ** -(n % 5), "model.hidden": [64 * (n + 1)]}) for n in range(number)]

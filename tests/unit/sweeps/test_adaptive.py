@@ -1,6 +1,7 @@
 """Settings from Optuna: of the right kind, better as the sweep goes, and the same after a kill."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -87,6 +88,47 @@ def test_the_seed_decides():
     one, same, other = (walk(OptunaSource(FEW, 5, "min", seed), "min", range(5)) for seed in (3, 3, 4))
     assert one == same != other
     assert len({setting["x"] for setting in one}) == 5
+
+
+def test_settings_that_diverge_are_avoided_and_those_that_fail_otherwise_are_not():
+    """Half of the range gives no value at all."""
+
+    def settings(value: float | None) -> list[float]:
+        source = OptunaSource({"x": Floats(0.0, 1.0)}, 40, "min", seed=1)
+        found = []
+        for number in range(40):
+            found.append(source.next(number)["x"])
+            source.told(Trial(number, {"x": found[-1]}), value if found[-1] > 0.5 else 1.0)
+        return found
+
+    avoided, ignored = (sum(x > 0.5 for x in settings(value)[20:]) for value in (math.nan, None))
+    assert avoided < ignored
+
+
+def test_all_metrics_are_optimized_and_a_sweep_of_several_goes_on():
+    """Nearness to 0 and to 1: trials between them are all on the front, and those outside are not."""
+
+    def go(source, numbers):
+        found = []
+        for number in numbers:
+            x = source.next(number)["x"]
+            found.append(x)
+            tell(source, number, x)
+        return found
+
+    def tell(source, number, x):
+        source.told(Trial(number, {"x": x}), abs(x), math.nan if number % 7 == 3 else -abs(x - 1))
+
+    def source():
+        return OptunaSource({"x": Floats(-10.0, 10.0)}, 60, ["min", "max"], seed=0)
+
+    whole = go(source(), range(60))
+    assert sum(-1 <= x <= 2 for x in whole[-20:]) >= 6  # twice as many as of random ones
+    again = source()
+    again.restore([Trial(number, {"x": x}) for number, x in enumerate(whole[:25])])
+    for number, x in enumerate(whole[:25]):
+        tell(again, number, x)
+    assert go(again, range(25, 60)) == whole[25:]
 
 
 @pytest.mark.parametrize("kill", [1, 12, 25])

@@ -78,7 +78,7 @@ def test_a_sweep_that_is_stopped_again_and_again(rungs, seed, patience, loses_st
                 # What was there before a kill may be torn at its end.
                 with open(path / "results.jsonl", "ab") as file:
                     file.write(b'{"trial": 0, "ru'[: rng.randrange(17)])
-                states = sorted((path / "paused").iterdir())
+                states = sorted((path / "states").iterdir())
                 if loses_states and states:
                     rng.choice(states).unlink()
         assert [trial.setting["x"] for trial in trials] == list(range(TRIALS))
@@ -92,7 +92,7 @@ def test_a_sweep_that_is_stopped_again_and_again(rungs, seed, patience, loses_st
         if not rungs:
             assert {run for run, one in finals.items() if one.status is Status.DONE} == set(range(10)) - {DIVERGES}
         with SweepDirectory(path, {"rungs": list(rungs)}) as sweep:
-            assert list((path / "paused").iterdir()) == []
+            assert list((path / "states").iterdir()) == []
             assert repr(sweep.endings) == repr(endings)  # NaN is not equal to itself
             found = {(line["run"], line["epoch"]): line["acc"] for line in sweep.epochs()}
             assert len(found) == len(list(sweep.epochs()))

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime import files
-from dptrain.sweeps import directory
+from dptrain.runtime import files, locks
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 
@@ -34,7 +33,7 @@ OTHER = Run(1, 0, 1)
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
-    monkeypatch.setattr(directory, "_PATIENCE", 0.05)
+    monkeypatch.setattr(locks, "_PATIENCE", 0.05)
 
 
 def ending(run: Run, status: Status, epochs: int, **more) -> Ending:
@@ -103,10 +102,10 @@ def test_a_state_goes_once_the_run_went_on(tmp_path):
     with begin(tmp_path) as sweep:
         train(sweep, RUN, Status.PAUSED, 0, 1, b"one")
         train(sweep, RUN, Status.PAUSED, 1, 3, b"three")
-        assert [file.name for file in (tmp_path / "paused").iterdir()] == ["0-3.safetensors"]
+        assert [file.name for file in (tmp_path / "states").iterdir()] == ["0-3.safetensors"]
         assert sweep.state(RUN) == b"three"
         train(sweep, RUN, Status.DONE, 3, 4)
-        assert list((tmp_path / "paused").iterdir()) == []
+        assert list((tmp_path / "states").iterdir()) == []
 
 
 def test_what_contradicts_what_is_there_is_not_written(tmp_path):
@@ -119,7 +118,7 @@ def test_what_contradicts_what_is_there_is_not_written(tmp_path):
             lambda: sweep.add_epoch(RUN, 3, {}),
             lambda: sweep.add_ending(ending(RUN, Status.DONE, 2), None),
             lambda: sweep.add_ending(ending(RUN, Status.PAUSED, 1), None),
-            lambda: sweep.add_ending(ending(RUN, Status.DONE, 1), b"state"),
+            lambda: sweep.add_ending(ending(RUN, Status.PRUNED, 1), b"state"),
             lambda: sweep.add_ending(ending(Run(2, 1, 0), Status.FAILED, 0), None),
         ):
             with pytest.raises(ValueError, match=r"run|trial"):
@@ -134,7 +133,7 @@ def test_another_plan_is_refused_with_all_differences(tmp_path):
     SweepDirectory(tmp_path, {**PLAN, "rate": 0.00001, "end": math.inf, "seeds": (0, 1)}).close()
     other = {
         "settings": [{"learning_rate": 0.2, "hidden": [128, 64]}],
-        "seeds": [0, 1, 2],
+        "seeds": [0, 2, 3],
         "metric": "x" * 100,
         "rate": 1e-5,
         "min": 1,
@@ -143,7 +142,7 @@ def test_another_plan_is_refused_with_all_differences(tmp_path):
         SweepDirectory(tmp_path, other)
     assert str(caught.value) == (
         f"{tmp_path} holds another sweep: settings[0].learning_rate: 0.1 there, 0.2 here; "
-        "seeds: [0, 1] there, [0, 1, 2] here; "
+        "seeds: [0, 1] there, [0, 2, 3] here; "
         f'metric: "val_accuracy" there, "{"x" * 39} ... {"x" * 14}" here; '
         "end: Infinity there, nothing here; min: nothing there, 1 here; choose another --out"
     )
@@ -152,10 +151,11 @@ def test_another_plan_is_refused_with_all_differences(tmp_path):
 
 def test_something_else_is_refused_and_left_alone(tmp_path):
     run = tmp_path / "run"
-    RunDirectory(run, "seed: 1\n")
-    with pytest.raises(OutputError, match=r"run is not empty and holds no sweep \(config.yaml\); choose another --out"):
-        SweepDirectory(run, PLAN)
-    assert [file.name for file in run.iterdir()] == ["config.yaml"]
+    with RunDirectory(run, "seed: 1\n"):
+        before = sorted(run.iterdir())
+        with pytest.raises(OutputError, match=r"run is not empty and holds no sweep \(config.yaml\); choose another"):
+            SweepDirectory(run, PLAN)
+        assert sorted(run.iterdir()) == before
     with pytest.raises(OutputError, match=r"config.yaml is not a directory; choose another --out"):
         SweepDirectory(run / "config.yaml", PLAN)
     with pytest.raises(OutputError, match=r"config.yaml/a: Not a directory; choose another --out"):
@@ -170,7 +170,7 @@ def test_a_claim_that_was_killed_is_taken_over(tmp_path):
         (tmp_path / name).write_text("host gone, pid 77")
     SweepDirectory(tmp_path, PLAN).close()
     assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "journal.jsonl", "lock", "paused", "results.jsonl", "sweep.yaml",
+        "journal.jsonl", "lock", "results.jsonl", "states", "sweep.yaml",
     ]  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def test_a_paused_run_without_its_state_is_trained_again(tmp_path, damage):
         train(sweep, RUN, Status.PAUSED, 0, 1, b"one")
         kept = train(sweep, OTHER, Status.PAUSED, 0, 2, b"kept")
         train(sweep, RUN, Status.PAUSED, 1, 3, b"three")
-        state = tmp_path / "paused" / "0-3.safetensors"
+        state = tmp_path / "states" / "0-3.safetensors"
         if damage == "missing":
             state.unlink()
             with pytest.raises(OutputError, match=r"0-3.safetensors: No such file"):
@@ -296,7 +296,7 @@ def test_a_paused_run_without_its_state_is_trained_again(tmp_path, damage):
             assert sweep.endings == [kept]
             assert seen(sweep) == [(1, 1), (1, 2)]
             assert sweep.state(OTHER) == b"kept"
-            assert [file.name for file in (tmp_path / "paused").iterdir()] == ["1-2.safetensors"]
+            assert [file.name for file in (tmp_path / "states").iterdir()] == ["1-2.safetensors"]
     with SweepDirectory(tmp_path, PLAN) as sweep:
         train(sweep, RUN, Status.DONE, 0, 4)
         assert seen(sweep) == [(1, 1), (1, 2), (0, 1), (0, 2), (0, 3), (0, 4)]
@@ -358,7 +358,7 @@ def test_what_decides_reaches_the_disk_in_order(tmp_path, monkeypatch):
         sweep.add_epoch(RUN, 1, {"loss": 1.0})
         assert synced == []
         sweep.add_ending(ending(RUN, Status.PAUSED, 1), b"state")
-        assert synced == [f".0-1.safetensors.{os.getpid()}.tmp", "paused", "results.jsonl", "journal.jsonl"]
+        assert synced == [f".0-1.safetensors.{os.getpid()}.tmp", "states", "results.jsonl", "journal.jsonl"]
 
 
 # What a random sweep does: of which run, and what: an epoch, an ending at a rung, an ending.
@@ -405,7 +405,7 @@ def test_a_kill_at_any_byte_leaves_a_consistent_sweep(actions, data):
         needed = {f"{n}-{one.epochs}.safetensors" for n, one in last.items() if one.status is Status.PAUSED}
         for name, state in states.items():
             if name in needed or data.draw(st.booleans(), name):
-                (path / "paused" / name).write_bytes(state)
+                (path / "states" / name).write_bytes(state)
 
         for _ in range(2):
             with SweepDirectory(path, PLAN) as sweep:
@@ -413,7 +413,7 @@ def test_a_kill_at_any_byte_leaves_a_consistent_sweep(actions, data):
                 expected = {(n, epoch) for n, one in last.items() for epoch in range(1, one.epochs + 1)}
                 assert len(seen(sweep)) == len(expected)
                 assert set(seen(sweep)) == expected
-                assert {file.name for file in (path / "paused").iterdir()} == needed
+                assert {file.name for file in (path / "states").iterdir()} == needed
                 for one in last.values():
                     if one.status is Status.PAUSED:
                         assert sweep.state(one.run) == states[f"{one.run.number}-{one.epochs}.safetensors"]
@@ -477,3 +477,73 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path):
             paused = [one.run for one in last.values() if one.status is Status.PAUSED]
             assert [sweep.state(run) for run in paused] == [str(run.number).encode() * 20000 for run in paused]
     assert len(before) > 12
+
+
+GROWING = {"seeds": [0, 1], "space": {"grid": {"units": [4]}, "samples": 2, "seed": 0}, "epochs": 3, "halving": None}
+
+
+def grown(**changes) -> dict:
+    return {**GROWING, **changes}
+
+
+@pytest.mark.parametrize(
+    ("plan", "refused"),
+    [
+        (grown(seeds=[2, 1, 0]), None),
+        (grown(space={"grid": {"units": [8, 4]}, "samples": 3, "seed": 0}), None),
+        (grown(epochs=5), None),
+        (grown(seeds=[0, 2]), "seeds[1]: 1 there, 2 here"),
+        (grown(seeds=[0]), "seeds: [0, 1] there, [0] here"),
+        (grown(epochs=2), "epochs: 3 there, 2 here"),
+        (grown(space={"grid": {"units": [4, 8]}, "samples": 2, "seed": 1}), "space.seed: 0 there, 1 here"),
+        (grown(space={"grid": {"units": [8]}, "samples": 2, "seed": 0}), "space.grid.units[0]: 4 there, 8 here"),
+        (
+            grown(space={"grid": {"units": [4], "rate": [1]}, "samples": 2, "seed": 0}),
+            "space.grid.rate: nothing there, [1] here",
+        ),
+        (
+            grown(halving=3, epochs=5),
+            "epochs: 3 there, 5 here (with halving, epochs cannot grow); halving: null there, 3 here",
+        ),
+    ],
+)
+def test_a_plan_may_grow(tmp_path, plan, refused):
+    SweepDirectory(tmp_path, GROWING).close()
+    if refused is None:
+        SweepDirectory(tmp_path, plan).close()
+        with pytest.raises(ConfigError, match="holds another sweep"):  # it has grown, and does not shrink
+            SweepDirectory(tmp_path, GROWING)
+        return
+    with pytest.raises(ConfigError) as caught:
+        SweepDirectory(tmp_path, plan)
+    assert str(caught.value) == f"{tmp_path} holds another sweep: {refused}; choose another --out"
+
+
+def test_more_epochs_go_on_from_states_that_were_kept(tmp_path):
+    """Runs that had come to their end wait there, are there no more without a state, or had ended by themselves."""
+    early, failed = Run(2, 0, 2), Run(3, 0, 3)
+    with SweepDirectory(tmp_path, GROWING) as sweep:
+        sweep.add_trial(Trial(0, {}))
+        sweep.add_runs([RUN, OTHER, early, failed])
+        train(sweep, RUN, Status.DONE, 0, 3, b"three")
+        train(sweep, OTHER, Status.DONE, 0, 3)
+        train(sweep, early, Status.DONE, 0, 2)
+        train(sweep, failed, Status.FAILED, 0, 1)
+        for run in (RUN, OTHER, early):
+            sweep.add_test(run, {"accuracy": 0.5})
+        assert [sweep.has_state(run) for run in (RUN, OTHER)] == [True, False]
+    for _ in range(2):  # a second start finds the same
+        with SweepDirectory(tmp_path, grown(epochs=5)) as sweep:
+            assert [(one.run, one.status) for one in sweep.endings] == [
+                (RUN, Status.PAUSED), (early, Status.DONE), (failed, Status.FAILED)
+            ]  # fmt: skip
+            assert sweep.runs == [RUN, OTHER, early, failed]
+            assert seen(sweep) == [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2), (3, 1)]
+            assert sweep.tested == {2: {"accuracy": 0.5}}
+            assert sweep.state(RUN) == b"three"
+    with SweepDirectory(tmp_path, grown(epochs=5)) as sweep:
+        train(sweep, RUN, Status.DONE, 3, 5, b"five")
+        sweep.release(RUN)
+        assert not sweep.has_state(RUN)
+    with SweepDirectory(tmp_path, grown(epochs=5)) as sweep:
+        assert [one.status for one in sweep.endings if one.run == RUN] == [Status.PAUSED, Status.DONE]

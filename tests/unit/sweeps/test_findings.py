@@ -6,7 +6,7 @@ pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
 
 from dptrain.sweeps import findings, statistics
 from dptrain.sweeps.findings import sentences
-from dptrain.sweeps.records import Status
+from dptrain.sweeps.records import Status, Trial
 from tests.unit.sweeps.samples import ending, endings, trials
 
 NOISE = [0.0, 0.003, -0.002, 0.004, -0.003, 0.001, -0.002, -0.001]
@@ -51,21 +51,53 @@ def test_significance_is_that_of_the_corrected_value(monkeypatch):
     assert "Trials 0 and 2 cannot be told apart from it" in text
 
 
-@pytest.mark.parametrize(
-    ("number", "values", "expected"),
-    [
-        (1, {0: [0.5]}, "only one trial is complete"),
-        (1, {0: [0.5, 0.6]}, "only one trial is complete"),
-        (2, {0: [0.5], 1: [0.9]}, "no other complete trial shares 2 seeds"),
-    ],
-)
-def test_nothing_can_be_said_of_too_little(number, values, expected):
-    text = said(number, endings(values))
-    assert "Nothing can be said about differences" in text
-    assert expected in text
+def test_how_large_a_difference_is():
+    text = said(3, three_trials())
+    assert "The difference is 0.2 (95 % interval 0.1" in text
+    assert "), huge beside the deviation over seeds." in text
+    worst = {2: [0.5 + noise for noise in NOISE[3:] + NOISE[:3]]}
+    ended = [*three_trials()[:16], *(ending(2, seed, value) for seed, value in enumerate(worst[2]))]
+    assert "The least difference, to trial 0, is 0.2 (" in said(3, ended)
+
+
+def test_one_seed_shows_nothing_about_differences():
+    text = said(2, endings({0: [0.5], 1: [0.9]}))
+    assert "Nothing can be said about differences: no other complete trial shares 2 seeds" in text
     assert "More seeds are needed" in text
+    assert "one run, so no interval" in text
     assert "worse" not in text
-    assert ("one run, so no interval" in text) == (len(values[0]) == 1)
+
+
+def only_one_complete(other):
+    return said(2, [*endings({0: [0.5, 0.6]}), *(other(seed) for seed in range(2))])
+
+
+def test_more_seeds_are_not_advised_where_they_are_not_what_is_missing():
+    stopped = only_one_complete(lambda seed: ending(1, seed, 0.9, Status.PRUNED, epochs=1))
+    assert "only one trial is complete, as halving stopped the others early. Without halving they" in stopped
+    failed = only_one_complete(lambda seed: ending(1, seed, status=Status.FAILED))
+    assert "only one trial is complete; the others have failed." in failed
+    killed = only_one_complete(lambda seed: ending(1, seed, 0.9, Status.PAUSED, epochs=1))
+    assert "the sweep goes on" in killed
+    assert not any("eeds are needed" in text for text in (stopped, failed, killed))
+
+
+def test_a_sweep_over_seeds_alone():
+    one = [Trial(0, {})]
+
+    def of(ended):
+        summaries = statistics.summarize(one, ended, "val_accuracy", "max")
+        return " ".join(sentences(one, summaries, [], "val_accuracy", "max"))
+
+    text = of(endings({0: [0.8, 0.9, 0.7]}))
+    assert text.startswith("The one setting has a mean of val_accuracy of 0.8 (95 % interval 0.4")
+    assert text.endswith(", n = 3); single seeds deviate from it by 0.1 (standard deviation).")
+    assert of(endings({0: [0.8]})) == (
+        "The one setting has one run with a value: val_accuracy 0.8, without an interval."
+    )
+    text = of([*endings({0: [0.8, 0.9]}), ending(0, 2, status=Status.FAILED)])
+    assert text.endswith("1 run failed and is in no mean.")
+    assert "not trained to its end with every seed (2 epochs)" in of([ending(0, 0, 0.5, Status.PAUSED, epochs=2)])
 
 
 def test_no_run_has_ended():
@@ -103,13 +135,19 @@ def test_all_trials_lost_runs():
 
 
 def test_no_trial_is_complete():
-    text = said(1, [ending(0, 0, 0.5, Status.PAUSED, epochs=2)])
+    text = said(2, [ending(0, 0, 0.5, Status.PAUSED, epochs=2)])
     assert "the best mean so far (no trial is complete; 2 epochs)" in text
     assert "Nothing can be said about differences: no trial is complete" in text
 
 
 def test_differences_that_are_all_alike_are_not_passed_off_as_certain():
-    assert "exactly alike for all seeds" in said(2, endings({0: [0.5, 1.5], 1: [0.25, 1.25]}))
+    text = said(2, endings({0: [0.5, 1.5], 1: [0.25, 1.25]}))
+    assert "exactly alike for all seeds" in text
+    assert "Trial 1 cannot be told apart from it" in text
+    # ten seeds of one sign are more than chance
+    assert "The difference is 0.25, the same for every seed." in said(
+        2, endings({0: [0.5 + seed for seed in range(10)], 1: [0.25 + seed for seed in range(10)]})
+    )
 
 
 def test_many_trials_are_compared_with_the_best_alone(monkeypatch):

@@ -11,7 +11,6 @@ from dptrain.sweeps import progress as module
 from dptrain.sweeps.progress import (
     MAX_ROWS,
     LiveProgress,
-    NoProgress,
     PlainProgress,
     Progress,
     make_progress,
@@ -402,8 +401,8 @@ def test_closing_what_never_began_shows_nothing():
     [
         ({}, PlainProgress),
         ({"live": True}, LiveProgress),
-        ({"quiet": True}, NoProgress),
-        ({"quiet": True, "live": True}, NoProgress),
+        ({"quiet": True}, Progress),
+        ({"quiet": True, "live": True}, Progress),
     ],
 )
 def test_which_one(options, kind):
@@ -411,8 +410,17 @@ def test_which_one(options, kind):
     shown = make_progress("val_accuracy", "max", 2, 1, file=file, **options)
     assert type(shown) is kind
     everything(shown)
-    assert ("2/2" in file.getvalue()) == (kind is not NoProgress)
-    assert (file.getvalue() == "") == (kind is NoProgress)
+    assert ("2/2" in file.getvalue()) == (kind is not Progress)
+    assert (file.getvalue() == "") == (kind is Progress)
+
+
+def test_no_table_is_drawn_into_a_file(tmp_path):
+    with (tmp_path / "log").open("w+", encoding="utf-8") as file:
+        shown = make_progress("val_accuracy", "max", 2, 1, live=True, file=file)
+        assert type(shown) is PlainProgress
+        everything(shown)
+        file.seek(0)
+        assert "\x1b" not in file.read()
 
 
 def test_nothing_is_shown_if_quiet(capfd):

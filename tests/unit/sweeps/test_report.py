@@ -1,6 +1,5 @@
 """trials.csv and report.html: what is in them, and that what a user wrote stays text."""
 
-import base64
 import csv
 import dataclasses
 import math
@@ -12,7 +11,8 @@ import pytest
 pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
 
 from dptrain.errors import ConfigError, OutputError
-from dptrain.sweeps import report
+from dptrain.sweeps import drawing, importance, report
+from dptrain.sweeps.pareto import front_of
 from dptrain.sweeps.records import Status, Trial
 from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
 from dptrain.sweeps.statistics import summarize
@@ -20,8 +20,12 @@ from tests.unit.sweeps.samples import ending, endings, logs, trials
 
 NASTY = "<b>&\"'</td><script>alert(1)</script>$\\frac{$"
 FIELDS = ["learning_rate", "model.hidden"]
+HEADLINES = (
+    *("What was found", "What was swept", "Ranking", "Result", "Runs", "Differences", "Over epochs"),
+    *("What the fields do", "Failed runs", "Training the best run again", "How the numbers are made", "Made with"),
+)
 # Elements that have no end tag.
-VOID = {"meta", "img"}
+VOID = {"meta"}
 
 
 class Page(HTMLParser):
@@ -58,10 +62,12 @@ class Page(HTMLParser):
 
     @property
     def pictures(self):
-        start = "data:image/png;base64,"
-        sources = [value for name, value in self.attributes if name == "src"]
-        assert all(source.startswith(start) for source in sources)
-        return [base64.b64decode(source.removeprefix(start), validate=True) for source in sources]
+        """How many there are; each is there twice, wide and narrow."""
+        assert self.tags.count("svg") == 2 * self.tags.count("figure")
+        return self.tags.count("figure")
+
+    def headlines(self):
+        return [text for text in self.texts if text in HEADLINES]
 
     def table(self, first):
         """Return the rows below the header that starts with this name, up to the next header or rows of other width."""
@@ -161,8 +167,8 @@ def test_report_holds_all_trials_numbers_and_pictures(tmp_path):
         ("3", "2", "2"),
     ]
     assert [row["mean"] for row in ranking] == ["0.88333", "0.6", "0.15"]
-    assert ranking[1]["95 % interval"] == "0.35159 to 0.84841".replace(" ", "\N{NO-BREAK SPACE}")
-    assert [row["model.hidden"] for row in ranking] == ["[128]", "[64]", "[192]"]
+    assert ranking[1]["95 % interval"] == "0.3476 to 0.80854".replace(" ", "\N{NO-BREAK SPACE}")
+    assert [row["hidden"] for row in ranking] == ["[128]", "[64]", "[192]"]
     assert "1 failed" in ranking[2].values()
     assert page.table("run") == [
         {
@@ -175,12 +181,37 @@ def test_report_holds_all_trials_numbers_and_pictures(tmp_path):
         }
     ]
     swept = {row["field"]: row["values"] for row in page.table("field")}
-    assert swept == {"learning_rate": "1, 0.1 and 0.01", "model.hidden": "[64], [128] and [192]"}
+    assert swept == {
+        "learning_rate": "1, 0.1 and 0.01",
+        "model.hidden": "[64], [128] and [192]",
+        "seeds": "0, 1 and 2",
+    }
     assert "Trial 1 (learning_rate=0.1, model.hidden=[128]) has the best mean" in page.text
     for text in ("python -m dptrain train --seed 7", "1.2.3", '["cpu", "cpu"]'):
         assert text in page.text
-    assert len(page.pictures) == 3
-    assert all(picture.startswith(b"\x89PNG\r\n\x1a\n") for picture in page.pictures)
+    assert "not estimated from fewer than 8 complete trials" in page.text
+    assert page.pictures == 4  # the ranking, epochs, parallel coordinates, the metric against each field
+    assert page.headlines() == [name for name in HEADLINES if name not in ("Result", "Runs")]
+
+
+def test_the_report_and_the_table_mark_the_front(tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
+    some, ended = trials(3), endings({0: [0.5, 0.6], 1: [0.8, 0.9], 2: [0.1, 0.2]})
+    ended = [dataclasses.replace(one, metrics={**one.metrics, "size": 9 - one.run.trial % 2}) for one in ended]
+    front = front_of(some, ended, {"val_accuracy": "max", "size": "min"})
+    page = written(tmp_path / "report.html", some, ended, front=front)
+    ranking = page.table("place")
+    assert [(row["trial"], row["mean size"], row[""]) for row in ranking] == [
+        ("1", "8", "Pareto front"),
+        ("0", "9", ""),
+        ("2", "9", ""),
+    ]
+    assert page.pictures == 5
+    assert page.texts.count("Pareto front") == 2  # the remark and the headline
+    write_trials_csv(tmp_path / "trials.csv", some, summarize(some, ended, "val_accuracy", "max"), FIELDS, front)
+    with open(tmp_path / "trials.csv", encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(row["mean_size"], row["pareto"]) for row in found] == [("9.0", "false"), ("8.0", "true"), ("9.0", "false")]
 
 
 def test_nothing_a_user_wrote_becomes_html(tmp_path):
@@ -192,19 +223,79 @@ def test_nothing_a_user_wrote_becomes_html(tmp_path):
     page = written(
         tmp_path / "report.html", some, ended, fields=[NASTY], facts={f"fact {NASTY}": NASTY}, repeat=NASTY, title=NASTY
     )
-    assert not {"b", "script"} & set(page.tags)
+    assert "b" not in page.tags
+    assert page.tags.count("script") == 1  # the page's own
     for text in (f"{NASTY}0", f"{NASTY}1", f"reason {NASTY}", f"fact {NASTY}"):
         assert any(text in row for row in page.rows)
     assert page.texts.count(NASTY) >= 4  # title, headline, fact, command
 
 
-def test_report_needs_nothing_from_outside_and_runs_nothing(tmp_path):
-    page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, 0.9]}))
-    assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name == "href" or name.startswith("on")]
-    assert page.pictures is not None  # and each is a data: address
-    text = (tmp_path / "report.html").read_text()
-    assert "url(" not in text
+def test_differences_are_those_of_the_best_trial_and_then_of_other_pairs(tmp_path):
+    noise = [0.0, 0.003, -0.002, 0.004, -0.003, 0.001, -0.002, -0.001]
+    values = {
+        0: [0.7 + x for x in noise],
+        1: [0.9 + x for x in reversed(noise)],
+        2: [0.9 + x for x in noise],
+    }
+    page = written(tmp_path / "report.html", trials(3), endings(values))
+    rows = page.table("than trial")
+    assert [(row["than trial"], row["setting"]) for row in rows] == [("2", "0.01, [192]"), ("0", "1, [64]")]
+    assert [row["at 5 %"] for row in rows] == ["not told apart", "significant"]
+    assert rows[1]["difference"] == "+0.2"
+    low, high = (float(end) for end in rows[1]["95 % interval"].split("\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}"))
+    assert low < 0.2 < high
+    assert rows[1]["effect"].startswith("+")
+    assert rows[1]["effect"].endswith(", huge")
+    assert 0 < float(rows[1]["p"]) < float(rows[1]["p corrected"]) < 0.05
+    [other] = page.table("trials")
+    assert (other["trials"], other["difference"]) == ("0 and 2", "-0.2")
+    assert "1 other pair of trials" in page.text
+
+
+def test_remarks_of_a_ranking(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "installed", lambda: False)
+    ended = [*endings({0: [0.5, 0.6]}), ending(1, 0, 0.5, Status.PRUNED), ending(2, 0, 0.4, Status.PAUSED)]
+    page = written(tmp_path / "report.html", trials(4), [*ended, ending(3, 0, status=Status.FAILED)])
+    remarks = {row["trial"]: row[""] for row in page.table("place")}
+    assert remarks == {"0": "", "1": "stopped early", "2": "unfinished", "3": "1 failed, no value"}
+
+
+def test_which_interval_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "installed", lambda: False)
+
+    def methods(value):
+        page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, value]}))
+        return page.text.partition("How the numbers are made")[2]
+
+    assert "Student's t intervals of the mean's logit" in methods(0.9)
+    assert "logit" not in methods(90.0)
+
+
+def test_ranges_are_those_that_were_swept(tmp_path):
+    space = {"random": {"learning_rate": "log:1e-5..10.0"}, "grid": {"model.hidden": [[64], [128]]}, "samples": 2}
+    page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, 0.9]}), space=space)
+    swept = {row["field"]: row["values"] for row in page.table("field")}
+    assert swept["learning_rate"] == "1e-05 to 10, evenly in the logarithm"
+
+
+def test_importances_are_shown_where_there_are_trials_enough(tmp_path):
+    values = {n: [n / 10, n / 10 + 0.01] for n in range(8)}
+    page = written(tmp_path / "report.html", trials(8), endings(values))
+    assert ("fANOVA" in page.text) == (drawing.installed() and importance.installed())
+
+
+def test_report_needs_nothing_from_outside(tmp_path):
+    path = tmp_path / "report.html"
+    page = written(path, trials(2), endings({0: [0.5, 0.6], 1: [0.7, 0.9]}))
+    assert not {"link", "iframe", "object", "base", "img"} & set(page.tags)
+    for name, value in page.attributes:
+        assert not name.startswith("on")
+        assert name != "src"
+        assert name not in ("href", "xlink:href") or value.startswith("#")
+    [policy] = [value for name, value in page.attributes if name == "content" and "default-src" in value]
+    assert policy.startswith("default-src 'none'; ")
+    text = path.read_text()
+    assert text.count("url(") == text.count("url(#")
     assert "@import" not in text
 
 
@@ -219,10 +310,21 @@ def test_report_of_nothing_finished(tmp_path, number):
     page = written(tmp_path / "report.html", trials(number), [])
     assert len(page.table("place")) == number
     assert "No run has ended with a value of val_accuracy" in page.text
-    assert page.pictures == []
+    assert page.pictures == 0
 
 
-def test_report_of_one_trial_without_swept_fields(tmp_path):
+def test_report_of_a_sweep_over_seeds_alone(tmp_path):
+    page = written(tmp_path / "report.html", [Trial(0, {})], endings({0: [0.5, 0.7]}), fields=[], facts={})
+    assert [(row["trial"], row["mean"], row["n"]) for row in page.table("place")] == [("0", "0.6", "2")]
+    assert [(row["seed"], row["val_accuracy"]) for row in page.table("seed")] == [("0", "0.5"), ("1", "0.7")]
+    assert "Nothing but the seed: all runs have one setting." in page.text
+    assert page.table("field") == [{"field": "seeds", "values": "0 and 1"}]
+    assert "Ranking" not in page.headlines()
+    assert "Differences" not in page.headlines()
+    assert page.pictures == (2 if drawing.installed() else 0)  # the seeds, and epochs
+
+
+def test_report_of_one_run(tmp_path):
     page = written(tmp_path / "report.html", [Trial(0, {})], endings({0: [0.5]}), fields=[], facts={})
     assert [(row["n"], row["95 % interval"]) for row in page.table("place")] == [("1", "-")]
 
@@ -246,7 +348,7 @@ def test_report_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     page = written(tmp_path / "report.html", trials(2), endings({0: [0.5, 0.6], 1: [0.7, 0.9]}))
-    assert page.pictures == []
+    assert page.pictures == 0
     assert "pip install 'dptrain[sweep]'" in page.text
     assert len(page.table("place")) == 2
 

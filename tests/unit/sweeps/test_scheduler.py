@@ -253,8 +253,8 @@ class Told(ListSource):
         self.restored += [trial.number for trial in trials]
 
 
-@pytest.mark.parametrize("mode", ["max", "min"])
-def test_the_source_learns_the_mean_of_trials_that_are_through(mode):
+@pytest.mark.parametrize(("mode", "wrong"), [("max", Status.DIVERGED), ("min", Status.FAILED)])
+def test_the_source_learns_the_mean_of_trials_that_are_through(mode, wrong):
     source = Told(SETTINGS[:2])
     scheduler = Scheduler(source, (0, 1), metric="acc", mode=mode)
     out = [scheduler.next() for _ in range(4)]
@@ -262,13 +262,26 @@ def test_the_source_learns_the_mean_of_trials_that_are_through(mode):
     assert source.values == {}
     scheduler.ended(end(out[1], 0.75))
     assert source.values == {0: 0.5}
-    scheduler.ended(end(out[2], 0.25, Status.DIVERGED, 3))
-    ended = [end(out[0], 0.25), end(out[1], 0.75), end(out[2], 0.25, Status.DIVERGED, 3)]
+    scheduler.ended(end(out[2], 0.25, wrong, 3))
+    ended = [end(out[0], 0.25), end(out[1], 0.75), end(out[2], 0.25, wrong, 3)]
     scheduler.ended(end(out[3], 0.75))
-    assert source.values == {0: 0.5, 1: None}
+    assert repr(source.values) == repr({0: 0.5, 1: math.nan if wrong is Status.DIVERGED else None})
     again = Told(SETTINGS[:2])
     Scheduler(again, (0, 1), metric="acc", mode=mode).restore(scheduler.trials, ended)
     assert (again.restored, again.values) == ([0, 1], {0: 0.5})
+
+
+def test_the_source_learns_the_means_of_further_metrics():
+    class ToldAll(Told):
+        def told(self, trial, value, *further):
+            self.values[trial.number] = (value, *further)
+
+    source = ToldAll(SETTINGS[:2])
+    scheduler = Scheduler(source, (0, 1), metric="acc", mode="max", further=("size", "cost"))
+    for segment, size in zip([scheduler.next() for _ in range(4)], (10.0, 20.0, 30.0, math.inf), strict=True):
+        ending = end(segment, 0.5)
+        scheduler.ended(replace(ending, metrics={**ending.metrics, "size": size, "cost": None}))
+    assert repr(source.values) == repr({0: (0.5, 15.0, math.nan), 1: (0.5, math.nan, math.nan)})
 
 
 class Endless(SettingSource):

@@ -16,7 +16,7 @@ from scipy import stats
 
 from dptrain.errors import ConfigError
 from dptrain.sweeps import statistics
-from dptrain.sweeps.records import Status
+from dptrain.sweeps.records import Ending, Run, Status
 from dptrain.sweeps.statistics import compare, mean_and_interval, rank, summarize
 from tests.unit.sweeps.samples import ending, endings, trials
 
@@ -35,13 +35,14 @@ def comparisons_of(values, mode="max"):
 
 
 def test_summary_by_hand():
-    # mean 0.84, deviations -.04 -.02 0 .02 .04: variance 0.004 / 4; t(4 degrees of freedom) = 2.7764451 at 97.5 %
+    # mean 0.84, deviations -.04 -.02 0 .02 .04: variance 0.004 / 4; t(4 degrees of freedom) = 2.7764451 at 97.5 %.
+    # The logit of the mean is log(84 / 16), and its derivative 1 / (0.84 * 0.16).
     [summary] = summaries_of({0: [0.80, 0.88, 0.82, 0.86, 0.84]})
-    half = 2.7764451 * math.sqrt(0.001) / math.sqrt(5)
+    half = 2.7764451 * math.sqrt(0.001) / math.sqrt(5) / (0.84 * 0.16)
     assert summary.mean == pytest.approx(0.84, rel=1e-15)
     assert summary.std == pytest.approx(math.sqrt(0.001), rel=1e-12)
-    assert summary.ci_low == pytest.approx(0.84 - half, rel=1e-7)
-    assert summary.ci_high == pytest.approx(0.84 + half, rel=1e-7)
+    assert summary.ci_low == pytest.approx(1 / (1 + math.exp(half) * 16 / 84), rel=1e-7)
+    assert summary.ci_high == pytest.approx(1 / (1 + math.exp(-half) * 16 / 84), rel=1e-7)
     assert (summary.n, summary.median, summary.best, summary.seconds) == (5, 0.84, 0.88, 10.0)
     assert (summary.trial, summary.failed, summary.epochs_trained, summary.complete) == (0, 0, 5, True)
     assert summaries_of({0: [0.80, 0.88, 0.82, 0.86, 0.84]}, "min")[0].best == 0.80
@@ -71,8 +72,9 @@ def test_interval_is_scipys_and_contains_the_mean(values):
 
 @given(st.lists(FINITE, min_size=2, max_size=8), st.floats(-100, 100), st.sampled_from([-8.0, -0.5, 0.25, 4.0]))
 def test_summary_follows_shift_and_scale(values, shift, scale):
-    [before] = summaries_of({0: values})
-    [after] = summaries_of({0: [scale * value + shift for value in values]})
+    # An accuracy that goes beyond 1 is none, and has no bounds.
+    [before, _] = summaries_of({0: values, 1: [2.0]})
+    [after, _] = summaries_of({0: [scale * value + shift for value in values], 1: [2.0]})
     low, high = (before.ci_low, before.ci_high) if scale > 0 else (before.ci_high, before.ci_low)
     size = {"rel": 1e-9, "abs": 1e-9 * (1 + max(abs(scale * value) + abs(shift) for value in values))}
     assert after.mean == pytest.approx(scale * before.mean + shift, **size)
@@ -155,6 +157,76 @@ def test_without_scipy(monkeypatch):
             ask()
 
 
+# --- intervals within bounds ---
+
+
+@pytest.mark.parametrize(
+    ("metric", "bounds"),
+    [
+        *(
+            (name, (0, 1))
+            for name in ("val_accuracy", "acc", "auc_1", "head_top_k_categorical_accuracy", "val_f1_score")
+        ),
+        *((name, (0, math.inf)) for name in ("val_loss", "mean_squared_error", "RMSE", "sparse_crossentropy_2")),
+        *((name, (-math.inf, math.inf)) for name in ("cosine_similarity", "reward", "lossy", "accuracy_gain")),
+    ],
+)
+def test_bounds_follow_from_a_metrics_name(metric, bounds):
+    assert statistics.bounds_of(metric, [0.5, 0.0, 1.0]) == bounds
+
+
+def test_a_value_outside_shows_that_a_name_means_something_else():
+    assert statistics.bounds_of("accuracy", [0.5, 97.0]) == statistics.UNBOUNDED  # per cent
+    assert statistics.bounds_of("loss", [0.5, -0.1]) == statistics.UNBOUNDED
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=9), st.sampled_from([(0.0, 1.0), (0.0, math.inf)]))
+def test_an_interval_stays_within_the_bounds_and_contains_the_mean(values, bounds):
+    mean, low, high = mean_and_interval(values, bounds)
+    near = 1e-12 * mean
+    assert bounds[0] <= low <= mean + near
+    assert mean - near <= high <= bounds[1]
+
+
+@pytest.mark.parametrize("values", [[0.97, 0.99, 0.985], [0.0, 0.2], [0.4, 0.9, 0.55, 0.61, 0.7, 1.0]])
+def test_intervals_within_bounds_are_those_of_quasi_likelihood_models(values):
+    api = pytest.importorskip("statsmodels.api", reason="the reference of intervals within bounds")
+    families = api.families
+    ones = np.ones((len(values), 1))
+    # A model of a constant, its deviation estimated from the residuals, with t for the quantile.
+    logit = api.GLM(values, ones, family=families.Binomial()).fit(scale="X2", use_t=True)
+    low, high = 1 / (1 + np.exp(-logit.conf_int()[0]))
+    assert mean_and_interval(values, (0, 1))[1:] == pytest.approx((low, high), rel=1e-6)
+    positive = [value + 0.01 for value in values]
+    log = api.GLM(positive, ones, family=families.Gamma(families.links.Log())).fit(scale="X2", use_t=True)
+    low, high = np.exp(log.conf_int()[0])
+    assert mean_and_interval(positive, (0, math.inf))[1:] == pytest.approx((low, high), rel=1e-6)
+
+
+def beta(mean, deviation):
+    size = mean * (1 - mean) / deviation**2 - 1
+    return lambda rng, shape: rng.beta(mean * size, (1 - mean) * size, shape)
+
+
+@pytest.mark.parametrize(
+    ("metric", "draw", "truth", "n"),
+    [
+        ("accuracy", beta(0.98, 0.005), 0.98, 3),
+        ("accuracy", beta(0.97, 0.02), 0.97, 5),  # skewed: Student's t alone covers 92 %
+        ("accuracy", beta(0.6, 0.1), 0.6, 10),
+        ("accuracy", lambda rng, shape: rng.binomial(1000, 0.95, shape) / 1000, 0.95, 5),
+        ("loss", lambda rng, shape: np.exp(rng.normal(0, 0.3, shape)), math.exp(0.045), 5),
+        ("reward", lambda rng, shape: rng.normal(-3, 2, shape), -3, 2),
+        ("reward", lambda rng, shape: rng.normal(-3, 2, shape), -3, 5),
+    ],
+)
+def test_95_percent_intervals_cover_the_truth_in_95_of_100_sweeps(metric, draw, truth, n):
+    sweeps = draw(np.random.default_rng(11), (2000, n)).tolist()
+    bounds = statistics.bounds_of(metric, itertools.chain.from_iterable(sweeps))
+    ends = [mean_and_interval(values, bounds)[1:] for values in sweeps]
+    assert 0.93 <= np.mean([low <= truth <= high for low, high in ends]) <= 0.97
+
+
 # --- ranking ---
 
 
@@ -192,6 +264,8 @@ def test_paired_test_by_hand():
     assert (found.a, found.b, found.n, found.difference) == (0, 1, 3, pytest.approx(2.0))
     assert found.p == pytest.approx(1 - math.sqrt(12 / 14), rel=1e-9)
     assert [found.ci_low, found.ci_high] == pytest.approx([2 - 4.3026527 / 3**0.5, 2 + 4.3026527 / 3**0.5], rel=1e-7)
+    # Both deviate by 1 over seeds; the correction for n = 3 is 1 - 3 / (4 * 4 - 1).
+    assert found.effect == pytest.approx(2 * 0.8)
     assert found.p_corrected == pytest.approx(found.p)  # one pair: nothing to correct for
 
 
@@ -216,7 +290,9 @@ def test_all_pairs_are_scipys_and_corrected_together():
 def test_corrected_values_are_no_smaller(values):
     for row in comparisons_of(dict(enumerate(values))):
         assert 0 <= row.p <= row.p_corrected <= 1
-        assert row.ci_low <= row.difference <= row.ci_high
+        assert (row.ci_low is None) == (row.ci_high is None)
+        if row.ci_low is not None:
+            assert row.ci_low <= row.difference <= row.ci_high
 
 
 def test_pairs_use_the_seeds_that_both_have():
@@ -231,18 +307,76 @@ def test_pairs_use_the_seeds_that_both_have():
     assert found[1, 2].p == pytest.approx(stats.ttest_rel([0.2, 0.5], [0.3, 0.1]).pvalue)
 
 
-def test_differences_that_are_all_alike():
+def test_differences_that_are_all_alike_are_judged_by_their_signs():
     same = {0: [0.1, 0.2, 0.7], 1: [0.1, 0.2, 0.7]}
-    assert [(row.difference, row.ci_low, row.ci_high, row.p) for row in comparisons_of(same)] == [(0, 0, 0, 1)]
+    [found] = comparisons_of(same)
+    assert (found.difference, found.ci_low, found.ci_high, found.effect, found.p) == (0, None, None, 0, 1)
     [found] = comparisons_of({0: [0.5, 1.5, 2.5], 1: [0.25, 1.25, 2.25]})
-    assert (found.difference, found.ci_low, found.ci_high, found.p) == (0.25, 0.25, 0.25, 0.0)
+    assert (found.difference, found.ci_low, found.ci_high) == (0.25, None, None)
+    assert found.p == stats.binomtest(3, 3).pvalue == 0.25
     # 0.3 - 0.2 and 0.4 - 0.3 differ by rounding alone
     [found] = comparisons_of({0: [0.3, 0.4], 1: [0.2, 0.3]})
     assert found.difference == pytest.approx(0.1)
-    assert (found.ci_low, found.ci_high, found.p) == (found.difference, found.difference, 0.0)
+    assert (found.ci_low, found.ci_high, found.p) == (None, None, 0.5)
     # the sum of ten times 0.1 is 1 but for rounding
     [found] = comparisons_of({0: [sum([0.1] * 10)] * 2, 1: [1.0, 1.0]})
     assert (found.difference, found.p) == (0.0, 1.0)
+    # no deviation to measure the difference by
+    [found] = comparisons_of({0: [0.5, 0.5], 1: [0.25, 0.25]})
+    assert (found.difference, found.effect) == (0.25, None)
+
+
+def test_differences_respect_the_bounds():
+    [found] = comparisons_of({0: [0.9, 0.5], 1: [0.1, 0.2]})
+    low, high = stats.ttest_rel([0.9, 0.5], [0.1, 0.2]).confidence_interval(0.95)
+    assert low < -1
+    assert high > 1
+    assert (found.ci_low, found.ci_high) == (-1, 1)
+
+
+def test_effects_and_corrected_values_are_those_of_statsmodels():
+    meta = pytest.importorskip("statsmodels.stats.meta_analysis", reason="the reference of effect sizes")
+    multitest = pytest.importorskip("statsmodels.stats.multitest", reason="the reference of corrections")
+    source = random.Random(3)
+    values = {trial: [source.gauss(0.5 + 0.02 * trial, 0.02) for _ in range(6)] for trial in range(5)}
+    found = comparisons_of(values)
+    for row in found:
+        a, b = values[row.a], values[row.b]
+        expected, _ = meta.effectsize_smd(np.mean(a), np.std(a, ddof=1), 6, np.mean(b), np.std(b, ddof=1), 6)
+        assert row.effect == pytest.approx(expected, rel=1e-9)
+    _, corrected, _, _ = multitest.multipletests([row.p for row in found], method="fdr_by")
+    assert [row.p_corrected for row in found] == pytest.approx(corrected.tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("effect", "words"),
+    [(0.1, "negligible"), (-0.2, "small"), (0.79, "medium"), (-1.1, "large"), (1.2, "very large"), (-9.0, "huge")],
+)
+def test_effects_in_words(effect, words):
+    assert statistics.effect_in_words(effect) == words
+
+
+def claims(sweeps):
+    """Return which part of sweeps claims a significant difference; values are by sweep, trial and seed."""
+    summaries = summaries_of(dict(enumerate(sweeps[0].tolist())))
+    claimed = 0
+    for values in sweeps:
+        ended = endings(dict(enumerate(values.tolist())))
+        found = compare(summaries, ended, "val_accuracy", "max")
+        claimed += any(row.p_corrected <= statistics.SIGNIFICANCE for row in found)
+    return claimed / len(sweeps)
+
+
+def test_at_most_5_of_100_sweeps_without_a_difference_claim_one():
+    rng = np.random.default_rng(5)
+    over_seeds = 0.02 * rng.standard_normal((1000, 1, 5))
+    assert 0.005 <= claims(0.9 + 0.01 * rng.standard_normal((1000, 4, 5)) + over_seeds) <= 0.05
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_a_metric_of_few_samples_makes_no_claims(seeds):
+    # Differences over seeds are often alike, for which Student's t knows no doubt.
+    assert claims(np.random.default_rng(6).binomial(20, 0.95, (200, 3, seeds)) / 20) <= 0.05
 
 
 def test_incomplete_trials_and_single_seeds_are_not_compared():
@@ -272,3 +406,39 @@ def test_three_hundred_trials():
     source = random.Random(7)
     values = {trial: [source.gauss(trial, 1) for _ in range(4)] for trial in range(300)}
     assert len(comparisons_of(values)) == 299
+
+
+def folded(trial: int, values: list[list[float]]) -> list[Ending]:
+    """Return endings of cross-validation: seed -> fold -> value."""
+    folds = len(values[0])
+    return [
+        dataclasses.replace(
+            ending(trial, seed * folds + fold, value),
+            run=Run(100 * trial + seed * folds + fold, trial, seed, fold, folds),
+        )
+        for seed, row in enumerate(values)
+        for fold, value in enumerate(row)
+    ]
+
+
+def test_cross_validation_by_the_formula_of_nadeau_and_bengio():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(0.9, 0.01, (2, 5)), rng.normal(0.88, 0.01, (2, 5))
+    ended = folded(0, a.tolist()) + folded(1, b.tolist())
+    first, second = summarize(trials(2), ended, "val_accuracy", "max")
+    # Two seeds times five folds: 1 / 10 + 1 / 4 in the place of 1 / 10.
+    half = stats.t.ppf(0.975, 9) * np.sqrt((1 / 10 + 1 / 4) * np.var(a, ddof=1))
+    assert (first.n, first.complete) == (10, True)
+    assert first.ci_high - first.mean == pytest.approx(half, rel=0.2)  # exactly so where the metric has no bounds
+    mean, low, high = mean_and_interval(a.ravel().tolist(), folds=5)
+    assert (mean - low, high - mean) == pytest.approx((half, half))
+    [row] = compare([first, second], ended, "val_accuracy", "max")
+    differences = (a - b).ravel()
+    t = differences.mean() / np.sqrt((1 / 10 + 1 / 4) * np.var(differences, ddof=1))
+    assert row.n == 10
+    assert row.p == pytest.approx(2 * stats.t.sf(abs(t), 9))
+    assert row.ci_high - row.difference == pytest.approx(
+        stats.t.ppf(0.975, 9) * np.sqrt((1 / 10 + 1 / 4) * np.var(differences, ddof=1))
+    )
+    missing = summarize(trials(2), ended[:-1], "val_accuracy", "max")[1]
+    assert not missing.complete

@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain.data.holdout import fold_rows
 from dptrain.errors import AgreedError, ConfigError, DataError, DeviceMemoryError, OutputError
 from dptrain.sweeps import capacity, worker
 from dptrain.sweeps.api import _Recipe
@@ -52,7 +55,7 @@ def epochs_of(path, run):
 
 @pytest.mark.parametrize("places", [1, 4])
 def test_a_run_has_the_bits_of_the_same_run_alone(tmp_path, places):
-    result = sweep({"units": [4, 5], "learning_rate": [0.01, 0.1]}, out=tmp_path / "s", runs_per_gpu=places)
+    result = sweep({"units": [4, 5], "learning_rate": [0.01, 0.1]}, out=tmp_path / "s", runs_per_device=places)
     assert [run["run"] for run in result.runs] == list(range(12))
     assert [run["seed"] for run in result.runs] == [0, 1, 2] * 4
     for run in result.runs:
@@ -75,14 +78,14 @@ def test_runs_are_trained_a_step_each_in_turn(monkeypatch):
     order = []
     turn = Training.turn
     monkeypatch.setattr(Training, "turn", lambda self: (order.append(self.segment.run.number), turn(self))[1])
-    monkeypatch.setattr(capacity, "_steps_per_second", lambda trainings: 1.0)
-    sweep({"units": [4]}, runs_per_gpu=3)
+    monkeypatch.setattr(capacity, "_steps_per_second", lambda turns, trainings: 1.0)
+    sweep({"units": [4]}, runs_per_device=3)
     assert order[1:10] == [0, 1, 2] * 3  # the first is the measurement's
 
 
 def test_halving_stops_trials_and_changes_no_bit_of_the_others(tmp_path):
     rates = [0.1, 1e-6, 0.01, 1e-5, 1e-4, 1e-3]
-    result = sweep({"learning_rate": rates}, out=tmp_path / "s", halving=2, runs_per_gpu=2, epochs=5)
+    result = sweep({"learning_rate": rates}, out=tmp_path / "s", halving=2, runs_per_device=2, epochs=5)
     trained = {trial["trial"]: trial["epochs_trained"] for trial in result.trials}
     assert sorted(trained.values())[-1] == 5
     assert list(trained.values()).count(1) >= 2
@@ -93,7 +96,8 @@ def test_halving_stops_trials_and_changes_no_bit_of_the_others(tmp_path):
         assert len(found) == run["epochs_trained"] == trained[run["trial"]]
         assert found == expected[: len(found)]
         assert run["status"] == ("done" if run["epochs_trained"] == 5 else "pruned")
-    assert list((tmp_path / "s" / "paused").iterdir()) == []
+    best = [f"{run['run']}-5" for run in result.runs if run["trial"] == result.best["trial"]]
+    assert sorted(file.stem for file in (tmp_path / "s" / "states").iterdir()) == sorted(best)
 
 
 def alone_for(epochs, seed, **setting):
@@ -114,11 +118,11 @@ def test_what_diverges_or_fails_does_not_end_the_sweep(tmp_path):
             model.set_weights([weight * np.float32(np.nan) for weight in model.get_weights()])
         return model
 
-    result = sweep({"learning_rate": [0.1, 0.5, 1.0, 0.2]}, build_or_fail, seeds=[7], runs_per_gpu=2)
+    result = sweep({"learning_rate": [0.1, 0.5, 1.0, 0.2]}, build_or_fail, seeds=[7], runs_per_device=2)
     assert [run["status"] for run in result.runs] == ["done", "failed", "diverged", "done"]
     assert result.runs[1]["reason"].startswith("ZeroDivisionError: no such model (test_sweeping.py:")
     assert "diverged" in result.runs[2]["reason"]
-    assert (result.runs[1]["epochs_trained"], result.runs[2]["epochs_trained"]) == (0, 1)
+    assert (result.runs[1]["epochs_trained"], result.runs[2]["epochs_trained"]) == (0, 0)
     assert result.exit_code == 70  # the first that failed
     assert result.trials[1]["n"] == result.trials[2]["n"] == 0
     assert result.trials[1]["failed"] == 1
@@ -153,9 +157,11 @@ def test_a_sweep_that_was_interrupted_goes_on(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(worker.Worker, "_report", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            sweep({"units": [4, 5]}, out=tmp_path / "s", runs_per_gpu=2)
+            sweep({"units": [4, 5]}, out=tmp_path / "s", runs_per_device=2)
     assert dp.rank() == 0
-    assert not (tmp_path / "s" / "trials.csv").exists()
+    so_far = (tmp_path / "s" / "trials.csv").read_text().splitlines()
+    assert [row.split(",")[:3] for row in so_far] == [["trial", "units", "n"], ["0", "4", "2"], ["1", "5", "0"]]
+    assert "2 done" in (tmp_path / "s" / "report.html").read_text()
     again = []
     start = worker.Worker.start
     monkeypatch.setattr(worker.Worker, "start", lambda self, *a: (again.append(a[0].run.number), start(self, *a))[1])
@@ -180,7 +186,7 @@ def test_a_run_that_finds_no_memory_beside_others_is_trained_later(monkeypatch, 
 
     monkeypatch.setattr(Training, "__init__", full)
     monkeypatch.setattr(Training, "close", lambda self: (active.remove(self), close(self))[1])
-    result = sweep({"units": [4, 5]}, runs_per_gpu=4, verbose=2)
+    result = sweep({"units": [4, 5]}, runs_per_device=4, verbose=2)
     assert [run["status"] for run in result.runs] == ["done"] * 6
     assert "rank 0: no memory for more than 2 runs at a time" in capsys.readouterr().out
 
@@ -335,11 +341,15 @@ def diverging(learning_rate):
         ({"callbacks": [dp.callbacks.Callback()]}, "callbacks: expected a function that returns new ones, found list"),
         ({"build_model": 3}, "build_model: expected a function that returns new ones, found int"),
         ({"halving": "3"}, "halving = '3': expected an integer >= 1"),
-        ({"runs_per_gpu": 0}, "runs_per_gpu = 0: expected an integer >= 1"),
+        ({"runs_per_device": 0}, "runs_per_device = 0: expected an integer >= 1"),
         ({"adaptive": 2.5}, "adaptive = 2.5: expected an integer >= 0"),
         ({"epochs": "2"}, "epochs = '2': expected an integer >= 0"),
         ({"verbose": "loud"}, "verbose = 'loud'"),
         ({"metric": "val_loss", "validation_data": None}, "there is no validation; give validation_data"),
+        ({"metric": ["loss", "val_loss"], "validation_data": None}, "metric = 'val_loss': there is no validation"),
+        ({"metric": ["loss", "val_acuracy"]}, "metric = 'val_acuracy': the logs have loss, accuracy"),
+        ({"metric": ["loss", "seconds"], "mode": ["min", "low"]}, "mode = 'low': expected 'auto', 'max' or 'min'"),
+        ({"metric": ["loss", "seconds"], "halving": 2}, "halving: judges trials by one number"),
     ],
 )
 def test_wrong_arguments(wrong, message):
@@ -347,10 +357,38 @@ def test_wrong_arguments(wrong, message):
         sweep(**{"space": {"units": [4]}} | wrong)
 
 
+def test_several_metrics_make_a_front_and_one_changes_no_journal(tmp_path):
+    metrics = ["val_accuracy", "parameters", "seconds"]
+    several, one = tmp_path / "several", tmp_path / "one"
+    result = sweep({"units": [2, 4, 8]}, metric=metrics, out=several)
+    assert result.modes == {"val_accuracy": "max", "parameters": "min", "seconds": "min"}
+    assert [trial["mean_parameters"] for trial in result.trials] == [23, 43, 83]
+    for trial in result.trials:
+        seconds = [run["seconds"] for run in result.runs if run["trial"] == trial["trial"]]
+        assert trial["mean_seconds"] == pytest.approx(np.mean(seconds))
+    assert 0 in result.front  # no other model is as small
+    assert result.front == [number for number in result.ranking if result.trials[number]["pareto"]]
+    assert [said for said in result.findings if said.startswith("Pareto front of val_accuracy (more is better), ")]
+    # Continued, nothing is left to do; with other metrics it is another sweep.
+    assert sweep({"units": [2, 4, 8]}, metric=metrics, out=several).trials == result.trials
+    with pytest.raises(AgreedError, match=r"holds another sweep: metric"):
+        sweep({"units": [2, 4, 8]}, metric=metrics[:2], out=several)
+    alone = sweep({"units": [2]}, metric=["val_accuracy"], out=one)
+    assert (alone.front, alone.modes) == ([], {"val_accuracy": "max"})
+    assert sweep({"units": [2]}, metric="val_accuracy", out=one).trials == alone.trials
+    assert set(alone.runs[0]["metrics"]) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert not {"pareto", "mean_parameters"} & set(alone.trials[0])
+
+
+def test_a_single_metric_may_be_none_of_the_logs():
+    result = sweep({"units": [4, 2]}, metric="parameters", seeds=[0])
+    assert ([trial["mean"] for trial in result.trials], result.ranking) == ([43, 23], [1, 0])
+
+
 def test_a_model_that_is_no_new_one_is_refused():
     model = build()
     with pytest.raises(ConfigError, match="returned the same model twice"):
-        sweep({"units": [4, 5]}, lambda units: model, runs_per_gpu=2)
+        sweep({"units": [4, 5]}, lambda units: model, runs_per_device=2)
 
 
 @pytest.mark.parametrize(
@@ -417,3 +455,134 @@ def test_an_ending_claims_no_epoch_that_was_not_reported(monkeypatch):
     result = sweep({"units": [4]})
     assert [(run["status"], run["epochs_trained"]) for run in result.runs] == [("done", 3), ("failed", 1), ("done", 3)]
     assert "cannot be told" in result.runs[1]["reason"]
+
+
+def folded_alone(fold, seed, **setting):
+    """Return the history of a fold of three, trained alone."""
+    rows, held = fold_rows(Y, fold, 3, seed)
+    dp.utils.set_random_seed(seed)
+    try:
+        model = build(**setting)
+    finally:
+        dp.utils.set_random_seed(0)
+    options = {"epochs": 3, "batch_size": 16, "validation_data": (X[held], Y[held]), "verbose": 0}
+    return model.fit(X[rows], Y[rows], **options).history, model.evaluate(XV, YV, verbose=0, return_dict=True)
+
+
+def test_cross_validation_and_what_the_best_trial_makes_of_the_test_set(tmp_path, monkeypatch):
+    pytest.importorskip("h5py", reason="models need the extra 'keras-files'")
+    evaluated = []
+    test = _Recipe.test
+    monkeypatch.setattr(_Recipe, "test", lambda self, model: (evaluated.append(model), test(self, model))[1])
+
+    def go(**options):
+        space = {"units": [4, 5], "learning_rate": [0.05]}
+        own = {"seeds": [3, 8], "folds": 3, "validation_data": None, "test_data": (XV, YV), "metric": "val_accuracy"}
+        return dp.sweep(build, space, x=X, y=Y, epochs=3, batch_size=16, verbose=0, **{
+            name: value for name, value in own.items() if value is not None
+        }, **options)  # fmt: skip
+
+    result = go(out=tmp_path / "s")
+    assert [(run["seed"], run["fold"]) for run in result.runs] == [(s, f) for s in (3, 8) for f in range(3)] * 2
+    tested = {3: [], 8: []}
+    for run in result.runs:
+        history, scores = folded_alone(run["fold"], run["seed"], units=run["units"], learning_rate=0.05)
+        assert run["metrics"] == {key: values[-1] for key, values in history.items()}
+        if run["trial"] == result.best["trial"]:
+            tested[run["seed"]].append(scores["accuracy"])
+    assert result.best["n"] == 6
+    assert (result.test["metric"], result.test["n"]) == ("accuracy", 2)
+    assert result.test["mean"] == pytest.approx(np.mean([np.mean(values) for values in tested.values()]))
+    assert len(evaluated) == 6  # the best trial's models, each once
+    assert any(sentence.startswith("On the test set, by which nothing was chosen, ") for sentence in result.findings)
+    assert len(result.models) == 6
+    model = dp.models.load_model(tmp_path / "s" / result.models[0])
+    best = result.best["trial"]
+    assert result.models[0] == f"models/trial-{best}-seed-3-fold-1.keras"
+    assert model.evaluate(XV, YV, verbose=0, return_dict=True)["accuracy"] == pytest.approx(tested[3][0])
+    (tmp_path / "s" / "models" / ".trial-0-seed-3-fold-1.keras.99.tmp").write_bytes(b"PK")  # of a kill
+    assert go(out=tmp_path / "s") == result
+    assert {f"models/{file.name}" for file in (tmp_path / "s" / "models").iterdir()} == set(result.models)
+    assert len(evaluated) == 6
+    assert go(keep="none").test == result.test
+
+
+def comparable(result):
+    """Return what of a result does not depend on the order in which runs came up, nor on the clock."""
+    runs = [{**run, "seconds": 0, "run": 0, "trial": 0} for run in result.runs]
+    return sorted(map(repr, runs))
+
+
+@pytest.mark.parametrize("keep", ["all", "none"])
+def test_a_finished_sweep_grows(tmp_path, monkeypatch, keep):
+    """More seeds, values, draws and epochs: only what is missing is trained, with the bits of one sweep."""
+    if keep == "all":
+        pytest.importorskip("h5py", reason="models need the extra 'keras-files'")
+    started = []
+    start = worker.Worker.start
+    monkeypatch.setattr(worker.Worker, "start", lambda self, *a: (started.append(a[0]), start(self, *a))[1])
+    draws = {"learning_rate": "log:1e-3..1e-1"}
+    out, common = tmp_path / "s", {"keep": keep, "runs_per_device": 2}
+    sweep({"units": [4], **draws}, seeds=[0], samples=1, epochs=2, out=out, **common)
+    started.clear()
+    sweep({"units": [4], **draws}, seeds=[0, 1], samples=2, epochs=2, out=out, **common)
+    assert sorted(segment.run.seed for segment in started) == [0, 1, 1]
+    started.clear()
+    sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=2, out=out, **common)
+    assert len(started) == 4
+    started.clear()
+    last = sweep({"units": [5, 4], **draws}, seeds=[1, 0], samples=2, epochs=4, out=out, **common)
+    assert [segment.begin for segment in started] == [2 if keep == "all" else 0] * 8
+    whole = sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=4, out=tmp_path / "whole", **common)
+    assert comparable(last) == comparable(whole)
+    assert last.best["mean"] == whole.best["mean"]
+    assert len(last.models) == (8 if keep == "all" else 0)
+    with pytest.raises(AgreedError, match=r"fit\.batch_size: 16 there, 8 here"):
+        sweep({"units": [5, 4], **draws}, seeds=[0, 1], samples=2, epochs=4, batch_size=8, out=out, **common)
+
+
+def test_halving_grows_by_seeds_and_settings_but_not_by_epochs(tmp_path):
+    options = {"halving": 2, "epochs": 4, "out": tmp_path / "s"}
+    first = sweep({"learning_rate": [0.1, 1e-6, 0.01]}, seeds=[0], **options)
+    more = sweep({"learning_rate": [0.1, 1e-6, 0.01, 1e-5]}, seeds=[0, 1], **options)
+    assert len(more.runs) == 8
+    assert {run["status"] for run in more.runs} == {"done", "pruned"}
+    assert more.best["epochs_trained"] == 4
+    before = {run["run"]: run for run in first.runs}
+    assert [run for run in more.runs if run["run"] in before and run["status"] == "done"] == [
+        run for run in first.runs if run["status"] == "done"
+    ]
+    with pytest.raises(AgreedError, match="with halving, epochs cannot grow"):
+        sweep({"learning_rate": [0.1, 1e-6, 0.01, 1e-5]}, seeds=[0, 1], **options | {"epochs": 5})
+
+
+def test_a_sweep_whose_time_is_over_says_what_there_is_and_goes_on(tmp_path):
+    stopped = sweep({"units": [4, 5]}, out=tmp_path / "s", max_time=0)
+    assert (stopped.runs, stopped.stopped, stopped.exit_code) == ([], "the time is over", 75)
+    assert (tmp_path / "s" / "report.html").exists()
+    whole = sweep({"units": [4, 5]}, out=tmp_path / "s")
+    assert (len(whole.runs), whole.stopped, whole.exit_code) == (6, "", 0)
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_sweep_with_what_there_is(tmp_path, monkeypatch, capsys, number, error):
+    report = worker.Worker._report
+    epochs = []
+
+    def interrupt(self, run, epoch, logs):
+        report(self, run, epoch, logs)
+        epochs.append(epoch)
+        if len(epochs) == 7:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.Worker, "_report", interrupt)
+        with pytest.raises(error) as caught:
+            sweep({"units": [4, 5]}, out=tmp_path / "s", runs_per_device=1)
+    if error is SystemExit:
+        assert caught.value.code == 75
+    assert f"start again with out='{tmp_path / 's'}' to go on" in capsys.readouterr().err
+    rows = (tmp_path / "s" / "trials.csv").read_text().splitlines()
+    assert rows[1].split(",")[2] == "2"
+    assert "Not everything was trained" in (tmp_path / "s" / "report.html").read_text()
+    assert [run["status"] for run in sweep({"units": [4, 5]}, out=tmp_path / "s").runs] == ["done"] * 6

@@ -29,7 +29,7 @@ class Small(Recipe):
         model.compile(Adam(RATES[self.rate]()), "mse", device="cpu", dtype="float64", jit_compile=False)
         return model
 
-    def train(self, model, setting, callbacks):
+    def train(self, model, setting, callbacks, run):
         x = np.random.default_rng(0).standard_normal((30, 3))
         own = [LearningRateScheduler(lambda epoch, rate: rate * 0.9)] if self.scheduled else []
         return model.fit_steps(x, x[:, :2], batch_size=5, epochs=EPOCHS, verbose=0, callbacks=[*own, *callbacks])

@@ -502,6 +502,8 @@ EMU_INLINE unsigned __umulhi(unsigned a, unsigned b) {
 EMU_INLINE unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
+// Every address is one of the host's.
+EMU_INLINE void *__cvta_global_to_generic(size_t address) { return reinterpret_cast<void *>(address); }
 EMU_INLINE int __mul24(int a, int b) { return (a << 8 >> 8) * (b << 8 >> 8); }
 EMU_INLINE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32 | low) << (shift & 31)) >> 32);

@@ -1,5 +1,7 @@
 """Compiled programs compute what NumPy computes op by op; fused or not, they have the same bits."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,22 +15,34 @@ from dptrain.ops import random
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
+from dptrain.program.passes import without_ranks
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS as ORDER
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Variable
 from tests.unit.ops.test_every_op import ALL, program_of, step_of
-from tests.unit.program.test_execute import network
+from tests.unit.program.test_execute import five_steps_on_ranks, network, random_training
 from tests.unit.program.test_placement import DATA, SPECS, cross_entropy, steps, weights
-from tests.unit.program.virtual_ranks import on_ranks
 
 pytestmark = pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
 
 
+def executable_of(program, data, join):
+    """Return a program compiled as users get it, or each op by itself and hardly optimized.
+
+    The compiler's optimizations must change no bit either, and without them it takes a fifth of the time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not join:
+            patch.setattr(compiling, "OPTIONS", ("-O1", *compiling.OPTIONS[1:]))
+        return CompiledExecutable(program, HostMemory(), data, join=join)
+
+
 def compare(program, steps=2, data=DATA, close=CLOSE):
     """Assert that fused and not fused give the same bits, and nearly those of `evaluate`; return what came out."""
+    assert compiling.OPTIONS[0] == "-O3"
     before = {one: one.numpy() for one in program.state}
     expected, state = [], dict(before)
     for _ in range(steps):
@@ -39,7 +53,7 @@ def compare(program, steps=2, data=DATA, close=CLOSE):
     for join in (True, False):
         for variable, value in before.items():
             variable.assign(value)
-        executable, found = CompiledExecutable(program, HostMemory(), data, join=join), []
+        executable, found = executable_of(program, data, join), []
         for wanted in expected:
             executable.run()
             found.append(executable.outputs)
@@ -63,17 +77,7 @@ def compare(program, steps=2, data=DATA, close=CLOSE):
 @settings(max_examples=6, deadline=None)
 @given(step=steps())
 def test_random_programs(step):
-    variables = weights(first=(4, 3), square=(3, 3))
-
-    def traced(x, y, sample_weight):
-        loss = step(variables, x, y, sample_weight)
-        loss.backward()
-        for one in variables.values():
-            if one.grad is not None:
-                one.assign(one - 0.01 * one.grad)
-        return {"loss": loss, "same": x * 2}
-
-    compare(trace(traced, SPECS))
+    compare(random_training(step))
 
 
 def together(cases):
@@ -113,21 +117,10 @@ def test_many_steps():
 
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
 def test_on_ranks(shards):
-    starts = np.cumsum([0, *shards])
-
-    def work(comm):
-        own = {name: value[starts[comm.rank] : starts[comm.rank + 1]] for name, value in DATA.items()}
-        variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-        program = place(trace(network(variables), SPECS))
-        where = {"rows": shards[comm.rank], "first_row": int(starts[comm.rank])}
-        step = CompiledExecutable(program, HostMemory(), own, **where, comm=comm)
-        step.run([0] * 5)
-        return step.outputs, {name: one.numpy() for name, one in variables.items()}
-
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
     whole = CompiledExecutable(trace(network(variables), SPECS), HostMemory(), DATA)
     whole.run([0] * 5)
-    for outputs, own in on_ranks(len(shards), work):
+    for outputs, own in five_steps_on_ranks(shards, CompiledExecutable):
         for name, value in whole.outputs.items():
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12)
         for name, one in variables.items():
@@ -238,6 +231,38 @@ def test_a_row_has_the_same_bits_in_any_batch():
             assert value.tobytes() == whole[name][:count].tobytes()
 
 
+def test_threads_have_one_threads_bits():
+    rows, features = 700, 300
+    rng = np.random.default_rng(3)
+    data = {"x": rng.normal(size=(900, features)).astype(np.float32), ORDER: rng.permutation(900)[:rows]}
+    wanted = {"x": ((900, features), "float32"), ORDER: ((Rows(rows),), "int64")}
+    start = rng.normal(0, 0.1, (features, features)).astype(np.float32)
+
+    def trained(threads):
+        w, b, slot = Variable(start), Variable(start[0]), Variable(np.zeros_like(start))
+
+        def step(x, rows):
+            y = ops.tanh(ops.take(x, rows) @ w + b)  # a gather; a loop over all elements
+            shares = ops.softmax(y)  # one over rows, with their sums
+            loss = ops.mean(ops.square(shares - y))  # one sum over all
+            loss.backward()  # sums over columns, of the bias' gradient
+            slot.assign(0.9 * slot + w.grad)
+            w.assign(w - 0.1 * slot / (1 + ops.sqrt(ops.square(slot))))
+            b.assign(b - 0.1 * b.grad)
+            return {"loss": loss, "columns": ops.max(shares * y, axis=0), "rows": ops.sum(y, axis=1)}
+
+        executable = CompiledExecutable(trace(step, wanted), HostMemory(), data, threads=threads)
+        executable.run([0, 0, 0])
+        return [*executable.outputs.values(), w.numpy(), b.numpy()], executable.code.source
+
+    alone, source = trained(1)
+    shared = re.findall(r"dp_rows\(c, kernel\d+, (\w+), ", source)
+    assert {"R", str(features)} < set(shared)  # by rows, by columns, and by elements
+    for threads in (2, 3):
+        for one, other in zip(trained(threads)[0], alone, strict=True):
+            assert one.tobytes() == other.tobytes()
+
+
 @pytest.mark.parametrize("length", [3, 40, 1024, 1025, 5000])
 def test_reductions_of_any_length(length):
     rng = np.random.default_rng(length)
@@ -303,7 +328,7 @@ def test_images():
             executable = CompiledExecutable(place(program), HostMemory(), data, rows=0)
             executable.run()
             assert executable.outputs["second"].shape == (0, *program.outputs["second"].shape[1:])
-        assert [type(one) for one in generate(fuse(program, ranks=False)).parts] == [Segment]
+        assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [Segment]
 
 
 def test_many_images():
@@ -330,7 +355,7 @@ def test_rows_of_a_table_that_is_trained():
     data = {"x": np.random.default_rng(1).integers(-9, 9, (12, 2))}
     program = trace(step, {"x": ((Rows(12), 2), "int64")})
     compare(program, 3, data)
-    assert [type(one) for one in generate(fuse(program, ranks=False)).parts] == [Segment]
+    assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [Segment]
 
 
 def test_state():

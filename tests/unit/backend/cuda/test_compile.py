@@ -53,8 +53,11 @@ def test_what_changes_the_result_changes_the_name(nvcc, monkeypatch, tmp_path):
     assert compiling.compiled_text("program", "text", "sm_80") != first
     assert compiling.compiled_text("program", "other text", "sm_90") != first
     (nvcc / "version").write_text("release 2")
+    assert compiling.compiled_text("program", "text", "sm_90") == first, "a process asks nvcc once"
+    compiling._version.cache_clear()
     assert compiling.compiled_text("program", "text", "sm_90") != first
     (nvcc / "version").write_text("release 1")
+    compiling._version.cache_clear()
     for changed in ("scalar.h", "common.cuh"):
         copy = tmp_path / f"with another {changed}"
         copy.mkdir()

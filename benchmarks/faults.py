@@ -1,0 +1,820 @@
+"""Planted faults: does every job end, with an exit code that says so and a line that names the culprit?
+
+    python benchmarks/faults.py --count 300 --output benchmarks/results/faults_HARDWARE_DATE.md
+    python benchmarks/faults.py --only 17                # fault 17 of this seed alone, with all that its job prints
+    python benchmarks/faults.py --count 0 --kills 200    # kills with resume alone
+    python benchmarks/faults.py --count 0 --sweep-kills 100
+
+Each fault is drawn from `--seed` and its number: what happens (`FAULTS`, by weight), when, on which rank, and how many
+ranks there are. The job is a small script with checkpoints, two trainings, a file that is saved and an evaluation; one
+with `--help` on one rank and signals before the first step are `python -m dptrain`. Every job has a time limit, after
+which it counts as hung and is killed. The file that is saved needs the extra keras-files.
+
+A kill is `kill -9` of all processes of a `python -m dptrain --out DIR` on 1 or 2 ranks at a random moment, start-up and
+resume included. The same command is started again until it ends; weights and metrics are then compared, bit for bit,
+with those of a training that nobody disturbed. `--sweep-kills` does so with `python -m dptrain sweep`, several runs at
+once in threads or in packs: epochs, the table of trials, the models that are kept and what they make of the test set
+must be the same, and no line of the journal may be lost. Where several runs at once are halved, who goes on from a rung
+depends on who gets there first: then all that is trained must be as in a sweep that trains everything to the end.
+"""
+
+import argparse
+import contextlib
+import csv
+import io
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from common import Report, command_line, machine_line, versions
+
+from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
+
+# Seconds: the stall timeout of the jobs, and after which a job is hung. What is not training has four times the former.
+STALL, LIMIT = 2, 60
+# Of the jobs: samples of a batch, which 2, 3 and 4 divide; steps of an epoch, and between digests and checkpoints.
+BATCH, STEPS, EVERY = 24, 8, 3
+
+IN_FIT = ("a step", "the end of an epoch", "a checkpoint")
+IN_SCRIPT = ("start-up", "before fit", *IN_FIT, "a save", "between fits")
+ALWAYS = (*IN_SCRIPT, "the end")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        weight: how often it is drawn.
+        moments: when it may happen.
+        codes: the exit codes that it may end with; none for any but 0.
+        pid: whether the message has the PID, which errors that all ranks agree on have not.
+    """
+
+    weight: int
+    moments: Sequence[str]
+    codes: Sequence[int] = ()
+    pid: bool = True
+
+
+# A rank that loops, sleeps or calls os._exit(0) at the end of its script keeps nobody from anything, and may.
+FAULTS = {
+    "SIGSTOP": Kind(5, ALWAYS, [77]),
+    "endless loop": Kind(3, IN_SCRIPT, [77]),
+    "loop with Python's lock": Kind(2, IN_SCRIPT, [77]),
+    "sleep": Kind(3, IN_SCRIPT, [77]),
+    "return": Kind(4, ("start-up", "before fit", "between fits"), [77]),
+    "sys.exit(0)": Kind(4, IN_SCRIPT, [77]),
+    "sys.exit(3)": Kind(3, IN_SCRIPT, [3, 77]),
+    "os._exit(0)": Kind(4, IN_SCRIPT, [77]),
+    "exception": Kind(2, ALWAYS, [1, 70]),
+    "kill -9": Kind(3, ALWAYS),
+    "--help": Kind(1, ("start-up",), [77]),
+    "another call": Kind(2, ("before fit", "a step", "the end of an epoch", "between fits"), [2, 77]),
+    # In samples that all ranks have and this one trains with; in the same place, but on this rank alone.
+    "NaN in its rows": Kind(2, ("before fit",), [76], pid=False),
+    "NaN in its copy": Kind(1, ("before fit",), [2], pid=False),
+    "flipped bit in a weight": Kind(2, ("a step", "the end of an epoch"), [76], pid=False),
+    "flipped bit in a slot": Kind(2, ("a step", "the end of an epoch"), [76], pid=False),
+    "learning rate": Kind(1, ("a step", "the end of an epoch"), [76], pid=False),
+    "SIGTERM": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGUSR1": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGINT": Kind(2, ("start-up", *IN_FIT), [130]),
+    "SIGTERM to mpirun": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGUSR1 to mpirun": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGINT to mpirun": Kind(2, ("start-up", *IN_FIT), [130]),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault.
+
+    Attributes:
+        kind: of `FAULTS`.
+        moment: when it happens.
+        rank: where.
+        ranks: of the job.
+        step: from 0, for the moment "a step".
+        epoch: of the first training, from 0.
+    """
+
+    kind: str
+    moment: str
+    rank: int
+    ranks: int
+    step: int
+    epoch: int
+
+    def __str__(self) -> str:
+        """Return what is planted, in words."""
+        when = f"step {self.step + 1} of epoch {self.epoch + 1}" if self.moment == "a step" else self.moment
+        return f"{self.kind} at {when} on rank {self.rank} of {self.ranks}"
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether the job is to save and stop."""
+        return self.kind.split()[0] in ("SIGTERM", "SIGUSR1", "SIGINT")
+
+    @property
+    def in_command_line(self) -> bool:
+        """Whether the job is `python -m dptrain`: a script obeys signals in `fit` alone."""
+        return self.kind == "--help" or (self.is_signal and self.moment == "start-up")
+
+
+def draw(seed: int, number: int) -> Fault:
+    """Return a fault, the same for the same arguments."""
+    rng = random.Random(f"{seed}:{number}")
+    kind = rng.choices(list(FAULTS), [one.weight for one in FAULTS.values()])[0]
+    moment = rng.choice(FAULTS[kind].moments)
+    ranks = rng.choice([2, 2, 3, 4])
+    rank = rng.randrange(ranks)
+    if moment == "a checkpoint":  # which rank 0 writes
+        rank = 0
+    return Fault(kind, moment, rank, ranks, rng.randrange(STEPS), rng.randrange(2))
+
+
+# The job: this file, started by mpirun
+
+
+class Return(Exception):  # noqa: N818
+    """What takes a rank out of its script as a `return` would."""
+
+
+def happen(fault: Fault, model: Any = None) -> None:
+    """Do what the fault is, after writing down when and in which process."""
+    Path("planted").write_text(json.dumps([os.getpid(), time.time()]))
+    kind, _, to_mpirun = fault.kind.partition(" to ")
+    if fault.is_signal:
+        os.kill(int(Path("mpirun.pid").read_text()) if to_mpirun else os.getpid(), getattr(signal, kind))
+        time.sleep(0.5 if to_mpirun else 0)  # until it has come back
+    elif kind in ("SIGSTOP", "kill -9"):
+        os.kill(os.getpid(), signal.SIGSTOP if kind == "SIGSTOP" else signal.SIGKILL)
+    elif kind == "endless loop":
+        while True:
+            pass
+    elif kind == "loop with Python's lock":
+        sum(range(10**13))  # one call of C
+    elif kind == "sleep":
+        time.sleep(10 * LIMIT)
+    elif kind == "return":
+        raise Return
+    elif kind.startswith("sys.exit"):
+        sys.exit(int(kind[-2]))
+    elif kind == "os._exit(0)":
+        os._exit(0)
+    elif kind == "exception":
+        raise RuntimeError("planted")
+    elif kind == "another call":
+        model.evaluate(*data(), verbose=0)
+    elif kind == "learning rate":
+        model.optimizer.learning_rate = 0.5
+    elif kind.startswith("flipped bit"):
+        import numpy as np
+
+        slots = [one for one in model.optimizer.variables if one.path.endswith("kernel_velocity")]
+        variable = (model.weights if kind.endswith("weight") else slots)[0]
+        value = variable.numpy()
+        value.view(np.uint32).reshape(-1)[17 + fault.step] ^= 1 << 12
+        variable.assign(value)
+
+
+def data() -> tuple[Any, Any]:
+    """Return what the jobs train with: `STEPS` batches."""
+    import numpy as np
+
+    x = np.random.default_rng(0).normal(size=(BATCH * STEPS, 6)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int64)
+
+
+def job(fault: Fault) -> int:
+    """Run the script in which the fault is planted."""
+    mine = fault.rank == int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+    if fault.in_command_line:
+        from dptrain.__main__ import main
+
+        if mine and fault.kind == "--help":
+            Path("planted").write_text(json.dumps([os.getpid(), time.time()]))
+            return main(["--help"])
+        if mine:
+            happen(fault)
+        return main([*SMALL, "--data", os.environ["FAULTS_DATA"], "--out", "out"])
+
+    import dptrain as dp
+
+    def at(moment: str) -> None:
+        if mine and fault.moment == moment and not Path("planted").exists():
+            happen(fault, model)
+
+    class Hook(dp.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.now = epoch == fault.epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.now and batch == fault.step:
+                at("a step")
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if self.now:
+                at("the end of an epoch")
+
+        def state_dict(self) -> dict[str, Any]:
+            at("a checkpoint")
+            return {}
+
+    class Net(dp.Sequential):
+        def get_config(self) -> dict[str, Any]:  # on rank 0, which writes
+            at("a save")
+            return super().get_config()
+
+    model: Any = None
+    at("start-up")
+    model = Net([dp.layers.Dense(8, "relu", input_shape=(6,)), dp.layers.Dense(2, "softmax")], seed=1)
+    model.compile(dp.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    at("before fit")
+    keeper = dp.callbacks.BackupAndRestore("backup", save_freq=EVERY, delete_checkpoint=False)
+    x, y = data()
+    if fault.kind == "NaN in its rows" or (mine and fault.kind == "NaN in its copy"):
+        x[BATCH * fault.step + BATCH * fault.rank // fault.ranks] = float("nan")
+    model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, shuffle=False, callbacks=[Hook(), keeper])
+    at("between fits")
+    model.fit(*data(), batch_size=BATCH, epochs=1, verbose=0)
+    if fault.rank != 0:
+        at("a save")
+    model.save("model.keras")
+    model.evaluate(*data(), verbose=0)
+    at("the end")
+    return 0
+
+
+# What starts the jobs
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a job.
+
+    Attributes:
+        fault: what was planted.
+        number: of the fault.
+        code: mpirun's exit code; None where the job hung.
+        named: who named the culprit: "dptrain", "launcher" or "".
+        seconds: from the fault to the end.
+        said: dptrain's last line on standard error.
+        printed: all that the job printed.
+        wrong: what is not as it should be, in words.
+    """
+
+    fault: Fault
+    number: int
+    code: int | None
+    named: str
+    seconds: float
+    said: str
+    printed: str
+    wrong: str
+
+
+def environment(more: dict[str, str]) -> dict[str, str]:
+    """Return that of all jobs."""
+    fixed = {
+        "DPTRAIN_STALL_TIMEOUT": str(STALL),
+        "DPTRAIN_STALL_WARNING": "0",
+        "DPTRAIN_DIGEST_EVERY": str(EVERY),
+        "OPENBLAS_NUM_THREADS": "1",
+        "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",  # MPICH: with more ranks than cores those that wait sleep for moments
+    }
+    return {**os.environ, **fixed, **more}
+
+
+def end_group(process: "subprocess.Popen[str]") -> None:
+    """Kill what is left of a job: it has a process group of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path) -> Ended:
+    """Run the job of one fault, and judge how it ended."""
+    fault = draw(seed, number)
+    with tempfile.TemporaryDirectory(prefix="dptrain-faults-") as name:
+        folder = Path(name)
+        words = [sys.executable, os.path.abspath(__file__), "--job", json.dumps(asdict(fault))]
+        process = subprocess.Popen(
+            start_command(launcher, fault.ranks, {}, words),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            cwd=folder,
+            env=environment({"FAULTS_DATA": str(data_file)}),
+            start_new_session=True,
+        )
+        (folder / "mpirun.pid").write_text(str(process.pid))
+        code: int | None = None
+        try:
+            out, err = process.communicate(timeout=LIMIT)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            end_group(process)
+            out, err = process.communicate()
+        ended = time.time()
+        end_group(process)
+        planted = (folder / "planted").exists()
+        pid, begun = json.loads((folder / "planted").read_text()) if planted else (0, ended)
+        saved = [one for one in folder.rglob("manifest.json") if "-step-" in one.parent.name]
+    lines = [line for line in err.splitlines() if line.startswith("dptrain: ")]
+    said = lines[-1] if lines else ""
+    named = who_named(fault, pid, said, out + err)
+    wrong = complaint(fault, code, planted, named, bool(saved))
+    return Ended(fault, number, code, named, ended - begun, said, out + err, wrong)
+
+
+def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
+    """Return who named the culprit: "dptrain", "launcher" or ""."""
+    kind = FAULTS[fault.kind]
+    if fault.is_signal:
+        signal_name = fault.kind.split()[0]
+        return "dptrain" if ("interrupted" if signal_name == "SIGINT" else signal_name) in said else ""
+    host = os.uname().nodename
+    if fault.kind in ("another call", "NaN in its copy"):  # who is right is for the script's author to say
+        return "dptrain" if re.search(rf"differ.*\brank {fault.rank}\b", said) else ""
+    if kind.pid:
+        found = f"rank {fault.rank}/{fault.ranks} host {host} pid {pid} " in said
+    else:
+        found = re.search(rf"rank {fault.rank}\W.*host {host}\b", said) is not None
+    if found:
+        return "dptrain"
+    return "launcher" if kind.pid and re.search(rf"\bPID {pid}\b", printed) else ""
+
+
+def complaint(fault: Fault, code: int | None, planted: bool, named: str, saved: bool) -> str:
+    """Return what is wrong with an end, or ""."""
+    codes = FAULTS[fault.kind].codes
+    found = []
+    if not planted:
+        found.append("the fault's moment has not come")
+    if code is None:
+        found.append(f"hung for {LIMIT} s")
+    elif code == 0:
+        found.append("exit code 0")
+    elif codes and code not in codes and named != "launcher":  # which has a code of its own
+        found.append(f"exit code {code} instead of {' or '.join(map(str, codes))}")
+    if not named:
+        found.append("no word of the signal" if fault.is_signal else "the culprit is not named")
+    if fault.is_signal and fault.moment != "start-up" and not saved:
+        found.append("no checkpoint")
+    return ", ".join(found)
+
+
+def table_of_faults(ends: Sequence[Ended]) -> list[str]:
+    """Return the rows by kind, and the totals."""
+    rows = [
+        "| fault | jobs | ended | exit codes | named | by the launcher | seconds to the end: median | most |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind in FAULTS:
+        some = [one for one in ends if one.fault.kind == kind]
+        if not some:
+            continue
+        codes = Counter(one.code for one in some if one.code is not None)
+        shown = ", ".join(f"{code} ({count})" for code, count in sorted(codes.items()))
+        names = Counter(one.named for one in some)
+        seconds = [one.seconds for one in some]
+        rows.append(
+            f"| {kind} | {len(some)} | {sum(codes.values())} | {shown} | {names['dptrain']} | {names['launcher']} |"
+            f" {statistics.median(seconds):.1f} | {max(seconds):.1f} |"
+        )
+    hung = sum(one.code is None for one in ends)
+    nobody = [one for one in ends if not one.named]
+    killed = sum(one.fault.kind == "kill -9" for one in nobody)
+    zero = sum(one.code == 0 for one in ends)
+    wrong = sum(bool(one.wrong) for one in ends)
+    return [
+        *rows,
+        "",
+        f"{len(ends)} faults: {hung} hung, {len(nobody)} without a culprit ({killed} of them by kill -9), {zero} with"
+        f" exit code 0; {wrong} not as they should be.",
+    ]
+
+
+# Kills with resume
+
+# Seconds after which a job is hung that is no longer killed; sweeps under the emulated driver are slow.
+PATIENCE = 5 * LIMIT
+# Kills of a job.
+MOST = 6
+SMALL = ("--epochs", "6", "--batch-size", "16", "--hidden", "16", "--dropout", "0.2", "--verbose", "2")
+TRAINING = (*SMALL, "--checkpoint-every", "7,epoch")
+# Trials whose epochs take different times, and a test set that is kept for the best.
+SWEEP_EPOCHS = 6
+SWEEP = (
+    *("sweep", "--seeds", "0-1", "--grid", "hidden=8,48", "--grid", "learning_rate=1e-3,1e-2", "--dropout", "0.2"),
+    *("--epochs", str(SWEEP_EPOCHS), "--batch-size", "16", "--validation-split", "0.2", "--verbose", "2"),
+    *("--device", "cpu"),
+)
+SWEEP_ON_CUDA = (*SWEEP, "--epochs", "3", "--batch-size", "64", "--device", "cuda", "--runs-per-device", "3")
+EMULATOR = Path(__file__).resolve().parents[1] / "tests" / "emulator"
+
+# What a job has left, by what it is: what must be the same, by name.
+Results = dict[str, dict[Any, Any]]
+
+
+def training_results(out: Path) -> Results:
+    """Return a training's weights, and the metrics of its epochs but for times."""
+    epochs = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    kept = {epoch["epoch"]: {key: value for key, value in epoch.items() if "second" not in key} for epoch in epochs}
+    return {"weights": {"": (out / "model.safetensors").read_bytes()}, "metrics": kept}
+
+
+def sweep_results(out: Path) -> Results:
+    """Return a sweep's epochs, its trials but for times, its models' arrays and what they make of the test set."""
+    epochs = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    with open(out / "trials.csv", newline="") as file:
+        trials = [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+    return {
+        "epochs": {(epoch["run"], epoch["epoch"]): epoch for epoch in epochs} | {"lines": len(epochs)},
+        "trials": {row["trial"]: row for row in trials},
+        "models": {file.name: arrays(file) if file.suffix == ".keras" else {} for file in (out / "models").iterdir()},
+        "tests": {event["run"]: event["metrics"] for event in events if event["kind"] == "test"},
+    }
+
+
+def arrays(file: Path) -> dict[str, bytes]:
+    """Return the bytes of the arrays in a .keras file."""
+    import h5py
+
+    found: dict[str, bytes] = {}
+
+    def take(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[name] = item[()].tobytes()
+
+    with zipfile.ZipFile(file) as content, h5py.File(io.BytesIO(content.read("model.weights.h5"))) as weights:
+        weights.visititems(take)
+    return found
+
+
+def halved_results(out: Path) -> Results:
+    """Return of a sweep's results those that do not depend on who was judged when: not who goes on from a rung."""
+    found = sweep_results(out)
+    whole = {number: row for number, row in found["trials"].items() if row["epochs_trained"] == str(SWEEP_EPOCHS)}
+    del found["epochs"]["lines"]
+    return {"epochs": found["epochs"], "trials": whole, "models": found["models"]}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is killed and started again until it ends.
+
+    Attributes:
+        name: for the report.
+        words: after `python -m dptrain`.
+        ranks: how many.
+        results: returns what it has left.
+        weight: how often it is drawn.
+        last: the file with which it has come to its end; "" where the same command can be started then as well.
+        journal: the file whose lines no kill may take back; "" for none.
+        whole: the words of the one that nobody kills, where more comes of it: what the killed job has left is then to
+            be a part of that.
+        emulated: on the emulated CUDA driver.
+    """
+
+    name: str
+    words: Sequence[str]
+    ranks: int
+    results: Callable[[Path], Results]
+    weight: int = 1
+    last: str = ""
+    journal: str = ""
+    whole: Sequence[str] | None = None
+    emulated: bool = False
+
+    def start(self, launcher: Launcher, data_file: Path, out: Path, words: Sequence[str]) -> "subprocess.Popen[str]":
+        """Start it, or what it is compared with."""
+        command = [sys.executable, "-m", "dptrain", *words, "--data", str(data_file), "--out", str(out)]
+        if self.ranks > 1:
+            command = start_command(launcher, self.ranks, {}, command)
+        # Two threads, where a rank trains runs in threads.
+        more = {"DPTRAIN_STALL_TIMEOUT": str(PATIENCE), "OPENBLAS_NUM_THREADS": "2" if "sweep" in words else "1"}
+        if self.emulated:
+            # A mask of this machine's GPUs is not one of the emulator's.
+            command = ["env", "-u", "CUDA_VISIBLE_DEVICES", sys.executable, str(EMULATOR / "run"), *command]
+            more |= {"EMULATOR_DEVICES": str(self.ranks), "EMULATOR_MEMORY": "32G"}
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(more),
+            start_new_session=True,
+        )
+
+    def differences(self, found: Results, whole: Results) -> str:
+        """Return what is not as where nobody has killed, in words, or ""."""
+        if self.whole is None:
+            return ", ".join(what for what in whole if found[what] != whole[what])
+        return ", ".join(
+            what
+            for what in whole
+            if not found[what] or any(whole[what].get(name) != value for name, value in found[what].items())
+        )
+
+
+TRAININGS = [
+    Job(f"{ranks} rank{'s' if ranks > 1 else ''}", TRAINING, ranks, training_results, last="summary.json")
+    for ranks in (1, 2)
+]
+
+
+def sweeps() -> list[Job]:
+    """Return the sweeps; those on the emulated driver where it can be built."""
+    sys.path.insert(0, str(EMULATOR))
+    from build import missing
+
+    halving = (*SWEEP, "--halving", "3")
+    jobs = [
+        Job("1 rank", SWEEP, 1, sweep_results, 3),
+        Job("2 ranks", SWEEP, 2, sweep_results, 3),
+        # One run at a time: who goes on from a rung depends on nothing else.
+        Job("1 rank, halving, one run at a time", (*halving, "--runs-per-device", "1"), 1, sweep_results, 2),
+        Job("1 rank, halving", halving, 1, halved_results, 2, whole=(*SWEEP, "--keep", "all")),
+        Job("2 ranks, halving", halving, 2, halved_results, 2, whole=(*SWEEP, "--keep", "all")),
+    ]
+    if reason := missing():
+        print(f"without the emulated driver: {reason}", file=sys.stderr)
+    else:
+        jobs += [
+            Job(f"{count}, packs on the emulated CUDA driver", SWEEP_ON_CUDA, ranks, sweep_results, emulated=True)
+            for ranks, count in ((1, "1 rank"), (2, "2 ranks"))
+        ]
+    return [replace(job, journal="journal.jsonl") for job in jobs]
+
+
+def write_data(path: Path) -> None:
+    """Write a small data set, whose sizes no number of ranks divides."""
+    import numpy as np
+
+    from dptrain.data.strokes import generate
+
+    names = ("x_train", "y_train", "x_test", "y_test")
+    np.savez(path, **dict(zip(names, generate(1003, 201), strict=True)))
+
+
+def kill_tree(process: "subprocess.Popen[str]") -> None:
+    """Kill all processes of a job: ranks are no members of mpirun's process group."""
+    shown = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = defaultdict(list)
+    for line in shown.splitlines():
+        pid, parent = map(int, line.split())
+        children[parent].append(pid)
+    found = [process.pid]
+    for pid in found:
+        found += children[pid]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait(process: "subprocess.Popen[str]", seconds: float) -> tuple[int | None, str]:
+    """Return exit code and standard error; None where the job was killed after so many seconds."""
+    try:
+        _, err = process.communicate(timeout=seconds)
+        code: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        kill_tree(process)
+        _, err = process.communicate()
+        code = None
+    end_group(process)
+    return code, err
+
+
+def journal_lines(path: Path) -> list[bytes]:
+    """Return the lines that were written wholly."""
+    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+
+
+@dataclass
+class Disturbed:
+    """What became of a job that was killed.
+
+    Attributes:
+        kills: how many there were: one that ends before it is killed is not killed.
+        code: the exit code of the last start; None where that hung.
+        wrong: what is not as it should be, in words.
+    """
+
+    kills: int = 0
+    code: int | None = None
+    wrong: str = ""
+
+
+def disturb(
+    job: Job, start: Callable[[], "subprocess.Popen[str]"], out: Path, moments: Sequence[float], whole: Results
+) -> Disturbed:
+    """Start a job and kill it after so many seconds, again and again; let it end, and judge what it comes to."""
+    found, err = Disturbed(), ""
+    written: list[bytes] = []
+    # The last is not killed, unless it hangs.
+    for seconds in (*moments, PATIENCE):
+        found.code, err = wait(start(), seconds)
+        before, written = written, journal_lines(out / job.journal)
+        if written[: len(before)] != before:
+            found.wrong = "a line of the journal is lost"
+            return found
+        if found.code is None and job.last and (out / job.last).exists():  # it had come to its end
+            found.kills += 1
+            found.code = 0
+        if found.code is not None:
+            break
+        found.kills += seconds < PATIENCE
+    if found.code != 0:
+        found.wrong = f"hung for {PATIENCE} s" if found.code is None else f"ended with {found.code}: {err.strip()}"
+    elif differences := job.differences(job.results(out), whole):
+        found.wrong = f"other {differences}"
+    return found
+
+
+def kills_with_resume(
+    launcher: Launcher, jobs: Sequence[Job], options: argparse.Namespace, kills: int, until: float, data_file: Path
+) -> list[str]:
+    """Kill jobs that many times, or until then, and return a table of what became of them."""
+    rows = [Counter[str]() for _ in jobs]
+    complaints: list[str] = []
+    left, lock, numbers = kills, Lock(), itertools.count()
+    with tempfile.TemporaryDirectory(prefix="dptrain-faults-") as name, ThreadPoolExecutor(options.jobs) as pool:
+        folder = Path(name)
+
+        def undisturbed(job: Job) -> tuple[float, Results]:
+            begun, out = time.monotonic(), folder / f"whole-{jobs.index(job)}"
+            code, err = wait(job.start(launcher, data_file, out, job.whole or job.words), PATIENCE)
+            if code != 0:
+                raise RuntimeError(f"{job.name}: the one that nobody kills ended with {code}: {err}")
+            return time.monotonic() - begun, job.results(out)
+
+        whole = list(pool.map(undisturbed, jobs))
+
+        def go_on(_: int) -> None:
+            nonlocal left
+            while time.monotonic() < until:
+                with lock:
+                    number = next(numbers)
+                    rng = random.Random(f"{options.seed}: kills {number}")
+                    [place] = rng.choices(range(len(jobs)), [job.weight for job in jobs])
+                    wanted = min(left, rng.randint(1, MOST))
+                    left -= wanted
+                if not wanted:
+                    return
+                job, out, (lasts, results) = jobs[place], folder / f"killed-{number}", whole[place]
+                moments = [rng.uniform(0, lasts) for _ in range(wanted)]
+                start = partial(job.start, launcher, data_file, out, job.words)
+                found = disturb(job, start, out, moments, results)
+                shown = f"job {number}, {job.name}: {found.kills} kills; {found.wrong or 'all the same'}"
+                if found.wrong:
+                    if out.exists():
+                        kept = tempfile.mkdtemp(prefix="dptrain-faults-kept-")
+                        shown += f"; see {shutil.copytree(out, kept, dirs_exist_ok=True)}"
+                    complaints.append(f"- kills, {shown}")
+                print(shown, file=sys.stderr, flush=True)
+                with lock:
+                    left += wanted - found.kills
+                    ended = {"ended": int(found.code == 0), "same": int(not found.wrong)}
+                    rows[place].update({"jobs": 1, "kills": found.kills, **ended})
+
+        list(pool.map(go_on, range(options.jobs)))
+    return [
+        "| job | jobs | kills | ended well | lost | all the same bit for bit |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {job.name} | {row['jobs']} | {row['kills']} | {row['ended']} | {row['jobs'] - row['ended']} |"
+            f" {row['same']} |"
+            for job, row in zip(jobs, rows, strict=True)
+        ),
+        *(["", *complaints] if complaints else []),
+    ]
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=30, help="faults")
+    parser.add_argument("--kills", type=int, default=0, help="kills of trainings with resume")
+    parser.add_argument("--sweep-kills", type=int, default=0, help="kills of sweeps with resume")
+    parser.add_argument("--seed", type=int, default=0, help="what the draws follow from")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="this fault alone, with all that its job prints")
+    parser.add_argument("--jobs", type=int, default=2, help="jobs at a time; they wait for the most part")
+    parser.add_argument("--minutes", type=float, default=60, help="no new job begins after so many")
+    parser.add_argument("--mpirun", help="a launcher, with options of its own; by default the one beside this Python")
+    parser.add_argument("--output", type=Path, help="a file for the report")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Return 1 where anything is not as it should be."""
+    options = parse()
+    if options.job:
+        with contextlib.suppress(Return):
+            return job(Fault(**json.loads(options.job)))
+        return 0
+    launcher = find_launcher(options.mpirun)
+    with tempfile.TemporaryDirectory(prefix="dptrain-faults-") as name:
+        data_file = Path(name) / "data.npz"
+        write_data(data_file)
+        if options.only is not None:
+            one = run_fault(launcher, options.seed, options.only, data_file)
+            print(one.printed)
+            print(f"{one.fault}: exit code {one.code} after {one.seconds:.1f} s; {one.wrong or 'as it should be'}")
+            return bool(one.wrong)
+        return survey(launcher, options, data_file)
+
+
+def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> int:
+    """Run all faults and kills, report, and return 1 where anything is not as it should be."""
+    until = time.monotonic() + 60 * options.minutes
+    report = Report()
+    report.add("# Planted faults", "", command_line(), machine_line())
+    packages = ("dptrain", "numpy", "mpi4py", "mpich", "openmpi")
+    report.add(
+        f"- Versions: {versions(packages)}; {launcher.family}'s mpirun",
+        f"- Seed {options.seed}; 2 to 4 ranks; stall timeout {STALL} s, four times as much outside of training; digests"
+        f" every {EVERY} steps; a job that has not ended after {LIMIT} s is hung."
+        " Open MPI's mpirun kills its ranks 0.2 s after SIGTERM and SIGINT: these are not sent to it.",
+    )
+
+    left_out = ("SIGTERM to mpirun", "SIGINT to mpirun") if launcher.family == "Open MPI" else ()
+
+    def one(number: int) -> Ended | None:
+        if time.monotonic() > until or draw(options.seed, number).kind in left_out:
+            return None
+        ended = run_fault(launcher, options.seed, number, data_file)
+        shown = f"{number}: {ended.fault}: {ended.code} after {ended.seconds:.1f} s"
+        print(f"{shown}; {ended.wrong}" if ended.wrong else shown, file=sys.stderr, flush=True)
+        return ended
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        ends = [ended for ended in pool.map(one, range(options.count)) if ended is not None]
+    wrong = [ended for ended in ends if ended.wrong]
+    if ends:
+        report.add(
+            "",
+            "## Faults",
+            "",
+            "Named: dptrain's last line on standard error has the culprit's rank, host and PID. Where all ranks agree"
+            " on the error (a NaN, replicas that differ) it has rank and host; where a call or data are not those of"
+            " the others, which rank has what; after a signal, which one. Some ends are the launcher's to report, with"
+            " the PID: a column of its own. So is `kill -9`, of which MPICH's mpirun names at times a rank that it has"
+            " itself killed. Signals must end with 75, SIGINT with 130, and from the first step on with a checkpoint."
+            " Seconds count from the fault.",
+            "",
+            *table_of_faults(ends),
+        )
+    if wrong:
+        report.add("", f"Not as they should be (`--seed {options.seed} --only NUMBER` repeats one):", "")
+        report.add(*(f"- {ended.number}: {ended.fault}: {ended.wrong}; last line: {ended.said!r}" for ended in wrong))
+    rows: list[str] = []
+    for title, jobs, kills in (
+        ("Kills with resume", TRAININGS, options.kills),
+        ("Kills of sweeps with resume", sweeps() if options.sweep_kills else [], options.sweep_kills),
+    ):
+        if kills:
+            found = kills_with_resume(launcher, jobs, options, kills, until, data_file)
+            report.add(
+                "",
+                f"## {title}",
+                "",
+                f"At most {MOST} of a job, at moments drawn from the time that it takes where nobody kills; one that is"
+                f" then not killed is hung after {PATIENCE} s.",
+                "",
+                *found,
+            )
+            rows += found
+    if options.output:
+        report.save(options.output)
+    return bool(wrong) or any(row.startswith("- kills") for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Digests of arrays at the speed of memory: what tells whether ranks have the same, and whether it is finite.
+
+`kernels/digest.h` says what a digest is. Where there is no C++ compiler NumPy computes it, a few times slower.
+"""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.cpu.compile import library
+
+Array = npt.NDArray[Any]
+
+_BLOCK = 512  # DP_BLOCK
+_PART = 32  # blocks
+
+
+class Digests:
+    """The digests of arrays that stay where they are.
+
+    Args:
+        arrays: C-contiguous.
+        native: by compiled code, for which there must be a compiler, or by NumPy; the same bits.
+    """
+
+    def __init__(self, arrays: Sequence[Array], native: bool) -> None:
+        self._arrays = list(arrays)
+        if any(not one.flags.c_contiguous for one in self._arrays):
+            raise AssertionError("the digest of an array that is not contiguous")
+        self._found = np.zeros((len(self._arrays), 2), np.uint64)
+        self._function = _function() if native else None
+        self._table = np.array(
+            [[one.ctypes.data for one in arrays], [one.nbytes for one in arrays], list(map(size_of_floats, arrays))],
+            np.int64,
+        )
+
+    def __call__(self) -> npt.NDArray[np.uint64]:
+        """Return (arrays, 2): the digest of each, and whether it holds NaN or infinities."""
+        if self._function is None:
+            for number, one in enumerate(self._arrays):
+                self._found[number] = _by_numpy(one)
+        else:
+            rows = [one.ctypes.data for one in self._table]
+            self._function(*map(ctypes.c_void_p, rows), len(self._arrays), ctypes.c_void_p(self._found.ctypes.data))
+        return self._found.copy()
+
+
+def size_of_floats(array: Any) -> int:
+    """Return the bytes of an element whose bits can say that it is not finite; 0 for other types."""
+    return int(array.dtype.itemsize) if array.dtype in (np.float32, np.float64) else 0
+
+
+@functools.cache
+def _function() -> Any:
+    found = library("", ("scalar.h", "digest.h")).digest
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    found.restype = None
+    return found
+
+
+def _odd(numbers: Array) -> Array:
+    """Return `dp_odd` of numbers."""
+    n = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    n = (n ^ (n >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    n = (n ^ (n >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (n ^ (n >> np.uint64(31))) | np.uint64(1)
+
+
+@functools.cache
+def _odd_of_places() -> Array:
+    return _odd(np.arange(_BLOCK))
+
+
+def _by_numpy(array: Array) -> tuple[int, bool]:
+    flat = array.reshape(-1).view(np.uint8)
+    whole = len(flat) // (8 * _BLOCK) * _BLOCK
+    rest = np.zeros((1, _BLOCK), np.uint64)
+    rest.view(np.uint8)[0, : len(flat) - 8 * whole] = flat[8 * whole :]
+    words = flat[: 8 * whole].view(np.uint64).reshape(-1, _BLOCK)
+    # In parts that stay in the processor's cache.
+    parts = [*(words[begin : begin + _PART] for begin in range(0, len(words), _PART)), rest]
+    sums = np.concatenate([(part ^ (part >> np.uint64(32))) @ _odd_of_places() for part in parts])
+    digest = sums @ _odd(np.arange(len(sums)) + (1 << 32))
+    floats = [part.view(array.dtype) for part in parts] if size_of_floats(array) else []
+    return int(digest), any(not np.isfinite(part).all() for part in floats)

@@ -1,0 +1,39 @@
+"""The state of a training in the host's memory: its digests, and a copy of it."""
+# ruff: noqa: D102 - each method is documented once, in backend/base.py
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.cpu.digest import Digests
+
+Array = npt.NDArray[Any]
+
+
+class HostSnapshot:
+    """A `Snapshot` of arrays.
+
+    Args:
+        arrays: where variables live.
+        native: as `Digests`.
+    """
+
+    def __init__(self, arrays: Sequence[Array], native: bool) -> None:
+        self._arrays, self._digests = list(arrays), Digests(arrays, native)
+        self._copies: list[Array] = []
+
+    def digests(self) -> npt.NDArray[np.uint64]:
+        return self._digests()
+
+    def take(self) -> bool:
+        if not self._copies:
+            self._copies = [np.empty_like(one) for one in self._arrays]
+        for copy, one in zip(self._copies, self._arrays, strict=True):
+            np.copyto(copy, one)
+        return True
+
+    def restore(self) -> None:
+        for copy, one in zip(self._copies, self._arrays, strict=True):
+            np.copyto(one, copy)

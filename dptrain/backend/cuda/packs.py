@@ -1,0 +1,71 @@
+"""Packs: what several runs ask for is executed together, where it is the same program."""
+
+import operator
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from dptrain.backend.cuda.backend import CudaBackend
+    from dptrain.backend.cuda.executable import CudaExecutable
+
+# Where the rows of each step begin: (steps,) int64.
+Starts = npt.NDArray[np.int64]
+# What kernels read of a run: (fields,) of eight bytes each.
+Words = npt.NDArray[np.uint64]
+
+
+class Packs:
+    """What has been asked for on a GPU and waits for other runs that ask for the same."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, list[tuple[CudaExecutable, Starts]]] = {}
+
+    def add(self, executable: "CudaExecutable", starts: Starts) -> None:
+        """Let steps wait until their backend is asked for something else, at the latest.
+
+        Args:
+            executable: what is executed; one with a likeness.
+            starts: of each step.
+        """
+        executable.backend.launch_waiting()
+        self._waiting.setdefault(executable.likeness, []).append((executable, starts))
+        executable.backend.postpone(lambda: self.launch(executable.likeness))
+
+    def launch(self, likeness: Hashable) -> None:
+        """Queue what waits and is alike, for all runs together."""
+        # Those with the most steps come first: as runs end, those that go on are the table's first rows.
+        pack = sorted(self._waiting.pop(likeness, ()), key=lambda one: -len(one[1]))
+        if pack:
+            pack[0][0].execute(pack)
+
+
+class Table:
+    """The array of `Run`s that an executable's kernels read.
+
+    Args:
+        backend: the device.
+        row: what is written there for the executable's own run.
+
+    Attributes:
+        row: as given.
+        rows: the array on the device.
+    """
+
+    def __init__(self, backend: "CudaBackend", row: Words) -> None:
+        self._backend, self.row = backend, row
+        self.rows = backend.empty((1, len(row)), np.uint64, "tables")
+        self._written: list[Words] = []
+
+    def fill(self, rows: Sequence[Words]) -> bool:
+        """Write the rows of a pack's runs; return False if that took other memory."""
+        if len(rows) <= len(self._written) and all(map(operator.is_, rows, self._written)):
+            return True
+        stays = len(rows) <= len(self.rows)
+        if not stays:
+            self.rows = self._backend.empty((2 * len(rows), len(self.row)), np.uint64, "tables")
+        self._backend.send(self.rows[: len(rows)], np.stack(rows))
+        self._written = list(rows)
+        return stays

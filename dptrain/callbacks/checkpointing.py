@@ -1,0 +1,374 @@
+"""Checkpointing: what keeps checkpoints of a training and lets it go on from them.
+
+`BackupAndRestore` and the command line are two ways to ask for it. The training loop calls it itself, after all hooks
+of all callbacks, so that a checkpoint holds what every one of them has come to.
+"""
+
+import json
+import platform
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from dptrain.callbacks.base import Callback, CallbackList, Logs
+from dptrain.callbacks.ranks import on_rank_0, ranks_of
+from dptrain.errors import ConfigError, OutputError
+from dptrain.program.shapes import size
+from dptrain.program.tensor import Variable
+from dptrain.registry.serialization import plain
+from dptrain.runtime.failure import warn
+from dptrain.runtime.files import output_error
+from dptrain.runtime.locks import LOCK, locked
+from dptrain.runtime.text import short
+from dptrain.saving import safetensors_file
+from dptrain.saving.checkpoints import Checkpoint, CheckpointDirectory, locate
+from dptrain.saving.reading import joined, reading
+from dptrain.saving.state import Arrays, apart, restore, together, variables
+from dptrain.saving.weights import architecture_of
+from dptrain.version import __version__
+
+_MODEL, _REST, _STATE = "model.safetensors", "training.safetensors", "state.json"
+# Of callbacks' states, beside those of the model's variables.
+_OF_CALLBACKS = "callbacks"
+_NOTHING = object()
+_SAME = "start with the same settings, or name those that may differ (--resume-anyway, BackupAndRestore.resume_anyway)"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training stands between two steps.
+
+    Attributes:
+        epoch: counted from 0, the one at hand or the next.
+        step: steps of it that are done.
+        made: steps since the training began, over all epochs.
+        rate_at_begin: the learning rate with which the epoch began.
+        skipped_at_begin: steps that had been left out then; None where none are.
+        ended: whether no epoch is to follow, whatever their number.
+        stops: whether no step of the epoch at hand is to follow: its validation was interrupted.
+        logs: of the epoch that has just ended.
+    """
+
+    epoch: int
+    step: int
+    made: int
+    rate_at_begin: float = 0.0
+    ended: bool = False
+    logs: Logs = field(default_factory=dict)
+    stops: bool = False
+    skipped_at_begin: int | None = None
+
+
+class Checkpointing(Callback):
+    """Keeps checkpoints in a directory, and lets the next training go on from the newest good one.
+
+    Args:
+        path: the directory.
+        epochs: save after every epoch.
+        steps: save after so many steps, counted on from epoch to epoch; None for never.
+        seconds: save when so many have passed since the last time; None for never.
+        keep: how many of the last checkpoints stay.
+        keeps_best: whether the one with the best validation loss, or loss, stays as well.
+        source: a checkpoint, or a directory of them, to go on from instead.
+        resumes: whether to go on from what is there.
+        delete: whether checkpoints go when the training has come to its end.
+        owns: whether the directory is nobody else's by a lock that somebody holds already.
+        advice: what to do where it cannot be written, the end of messages.
+
+    Attributes:
+        resume_anyway: fields of the training that may differ from the checkpoint's, such as "batch_size".
+    """
+
+    same_on_all_ranks = ("epochs", "steps", "seconds", "resumes", "delete")
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        epochs: bool = False,
+        steps: int | None = None,
+        seconds: float | None = None,
+        keep: int = 3,
+        keeps_best: bool = True,
+        source: Path | None = None,
+        resumes: bool = True,
+        delete: bool = False,
+        owns: bool = False,
+        advice: str,
+    ) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.epochs, self.steps, self.seconds = epochs, steps, seconds
+        self.keep, self.keeps_best = keep, keeps_best
+        self.source, self.resumes, self.delete = source, resumes, delete
+        self.resume_anyway: Collection[str] = ()
+        self._owns, self._advice = owns, advice
+        self._directory: CheckpointDirectory | None = None
+        self._held = ExitStack()
+        self._identity: dict[str, Any] = {}
+        self._architecture: list[dict[str, Any]] = []
+        self._saved_at = 0.0
+        self._restored: list[tuple[str, Any]] = []
+        self._rate = 0.0
+
+    # Called by the training loop
+
+    def resume(self, hooks: CallbackList) -> Position | None:
+        """Open the directory, and give the model the state of the newest good checkpoint. Collective.
+
+        Rank 0 reads, the others get it from rank 0.
+
+        Args:
+            hooks: all callbacks, and in `facts` what else must be as it was.
+
+        Returns:
+            Where the training goes on; None where it begins.
+
+        Raises:
+            DataError: there are checkpoints, and none is good; names them all.
+            ConfigError: the checkpoint is another training's; lists the differences.
+            OutputError: somebody else works in the directory, or it cannot be written, or too little room is left.
+        """
+        if self.model.compiled:  # its slots are in the checkpoint
+            self.model.optimizer.build(self.model.trainable_weights)
+        self._saved_at, self._restored = time.monotonic(), []
+        self._identity = plain(self._facts(hooks))
+        found = on_rank_0(self, "checkpoint", self._open)
+        comm = ranks_of(self)
+        if comm.size > 1:
+            listed = None
+            if found is not None:
+                listed = [found[0], [[name, list(one.shape), one.dtype.str] for name, one in found[1].items()]]
+            listed = comm.broadcast_fact(listed)
+            if listed is None:
+                return None
+            state, kinds = listed
+            arrays = {name: np.empty(shape, dtype) for name, shape, dtype in kinds} if found is None else found[1]
+            for one in arrays.values():
+                comm.broadcast(one)
+        elif found is None:
+            return None
+        else:
+            state, arrays = found
+        restore(self.model, arrays)
+        self._restored = [(name, together(one, arrays)) for name, one in state["callbacks"]]
+        self._rate = state["rate"]
+        return Position(**state["position"])
+
+    def load(self, hooks: CallbackList, position: Position, *, begun: bool) -> None:
+        """Give callbacks what they held, and the optimizer its learning rate. Collective.
+
+        Args:
+            hooks: all callbacks.
+            position: as `resume` returned it.
+            begun: whether the hooks of the epoch's begin have been called.
+        """
+        own = {key: callback for key, callback in _numbered(hooks)}
+        for key, state in zip(_keys(name for name, _ in self._restored), self._restored, strict=True):
+            if key in own and state[1]:
+                own[key].load_state_dict(state[1])
+        # In the middle of an epoch the hooks of its begin come again, and get the learning rate that they got.
+        again = position.step and not begun
+        self.model.optimizer.resume_learning_rate(position.rate_at_begin if again else self._rate)
+
+    def steps_left(self, made: int) -> int | None:
+        """Return after how many steps to save; None where steps do not say it."""
+        return None if self.steps is None else self.steps - made % self.steps
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the clock says that it is time to save, or there is an error to be told of. On rank 0."""
+        if self._directory is not None and self._directory.has_failed:
+            return True
+        return self.seconds is not None and time.monotonic() - self._saved_at >= self.seconds
+
+    def save(self, hooks: CallbackList, position: Position) -> None:
+        """Take a snapshot and begin to write it. Collective.
+
+        Raises:
+            OutputError: the checkpoint before could not be written.
+        """
+        on_rank_0(self, "checkpoint", lambda: self._save(hooks, position))
+        self._saved_at = time.monotonic()
+
+    def wait(self) -> str:
+        """Return where the last checkpoint is, once it is on the disk. Collective.
+
+        Raises:
+            OutputError: it could not be written.
+        """
+
+        def wait() -> None:
+            if self._directory is not None:
+                self._directory.wait()
+
+        on_rank_0(self, "checkpoint", wait)
+        name = None if self._directory is None else self._directory.last_good
+        return str(self.path if name is None else self.path / name)
+
+    # Hooks
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Wait for the last checkpoint, or delete them all. Collective.
+
+        Raises:
+            OutputError: it cannot be written, or deleted.
+        """
+        self.wait()
+        if self.delete:
+            on_rank_0(self, "checkpoint", self._delete)
+
+    def release(self) -> None:
+        """Let go of the directory."""
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+        self._held.close()
+
+    # On rank 0
+
+    def _open(self) -> tuple[dict[str, Any], Arrays] | None:
+        model = self.model
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self._owns:
+                self._held.enter_context(locked(self.path, "training", self._advice))
+        except OutputError:
+            raise
+        except (OSError, NotImplementedError) as error:
+            failure = error if isinstance(error, OSError) else OSError(str(error))
+            raise output_error(self.path, failure, advice=self._advice) from error
+        self._architecture = architecture_of(model)
+        self._directory = CheckpointDirectory(self.path, keep=self.keep, advice=self._advice)
+        # One that stays, and the next.
+        self._directory.probe(2 * sum(size(one.shape) * one.dtype.itemsize for one in variables(model).values()))
+        if not self.resumes:
+            return None
+        found, rejected = self._directory.newest() if self.source is None else locate(self.source)
+        if found is None:
+            return None
+        if rejected:
+            warn(f"{'; '.join(rejected)}; going on from {found.path.name}")
+        state, arrays = _unpacked(found, model)
+        differing = dict(_differences("", state["identity"], self._identity))
+        refused = [line for name, line in differing.items() if not self._may_differ(name)]
+        # Slots follow from the optimizer and the weights, which say it in fewer words.
+        if refused := [line for line in refused if not line.startswith("state.")] or refused:
+            raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
+        if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
+            state["rate"] = state["position"]["rate_at_begin"] = float(model.optimizer.learning_rate)
+        return state, arrays
+
+    def _may_differ(self, name: str) -> bool:
+        """Whether a field was named as one that may differ: by its path, a group of its, or its last word."""
+        said = {one.replace("-", "_") for one in self.resume_anyway}
+        parts = name.split(".")
+        groups = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        return parts[0] not in ("weights", "state") and bool(said & {*groups, parts[-1]})
+
+    def _facts(self, hooks: CallbackList) -> dict[str, Any]:
+        """Return what must be the same for a training to go on."""
+        model = self.model
+        return {
+            "dtype": model.dtype,
+            "seed": model.seed,
+            "steps": self.params.get("steps"),
+            **hooks.facts(),
+            "weights": {path: list(one.shape) for path, one in model.weights_by_path().items()},
+            "state": {path: [list(one.shape), str(one.dtype)] for path, one in variables(model).items()},
+        }
+
+    def _save(self, hooks: CallbackList, position: Position) -> None:
+        assert self._directory is not None
+        model = self.model
+        # Copies, all of them: the training goes on while they are written.
+        weights = model.named_weights()
+        arrays: Arrays = {path: one.numpy() for path, one in _rest(model).items()}
+        held = [
+            [key[0], apart(callback.state_dict(), f"{_OF_CALLBACKS}/{number}", arrays)]
+            for number, (key, callback) in enumerate(_numbered(hooks))
+        ]
+        state = {
+            "position": plain(asdict(position)),
+            "rate": float(model.optimizer.learning_rate) if model.compiled else 0.0,
+            "callbacks": held,
+            "identity": self._identity,
+            "world_size": ranks_of(self).size,
+            "versions": {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()},
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        architecture = self._architecture
+        text = json.dumps(state)
+        value = position.logs.get("val_loss", position.logs.get("loss")) if self.keeps_best else None
+        self._directory.save(
+            position.made,
+            {
+                _MODEL: lambda: safetensors_file.encode(weights, architecture),
+                _REST: lambda: safetensors.numpy.save(arrays),
+                _STATE: lambda: text.encode(),
+            },
+            value=None if value is None else float(value),
+        )
+
+    def _delete(self) -> None:
+        assert self._directory is not None
+        self._directory.delete()
+        self._held.close()
+        try:
+            if not self._owns:
+                (self.path / LOCK).unlink(missing_ok=True)
+            if self.path.is_dir() and not any(self.path.iterdir()):
+                self.path.rmdir()
+        except OSError as error:
+            raise output_error(self.path, error, advice="delete it by hand") from error
+
+
+def _rest(model: Any) -> dict[str, Variable]:
+    """Return all that a training changes beside the weights, by unique paths."""
+    weights = {id(one) for one in model.weights_by_path().values()}
+    return {path: one for path, one in variables(model).items() if id(one) not in weights}
+
+
+def _unpacked(found: Checkpoint, model: Any) -> tuple[dict[str, Any], Arrays]:
+    """Return a checkpoint's state, and its arrays by the paths of the model's variables and names of their own.
+
+    Raises:
+        DataError: they are not what a checkpoint holds.
+    """
+    with reading(str(found.path)):
+        state = json.loads(found.files[_STATE])
+        weights = safetensors.numpy.load(found.files[_MODEL])
+        arrays: Arrays = safetensors.numpy.load(found.files[_REST])
+    paths = {id(one): path for path, one in variables(model).items()}
+    named = {path: paths[id(one)] for path, one in model.weights_by_path().items()}
+    return state, arrays | {named.get(path, path): one for path, one in weights.items()}
+
+
+def _numbered(hooks: CallbackList) -> list[tuple[tuple[str, int], Callback]]:
+    """Return the callbacks by class and number among those of the class: ranks may have other callbacks besides."""
+    return list(zip(_keys(type(one).__name__ for one in hooks.callbacks), hooks.callbacks, strict=True))
+
+
+def _keys(names: Iterable[str]) -> Iterator[tuple[str, int]]:
+    seen: Counter[str] = Counter()
+    for name in names:
+        yield name, seen[name]
+        seen[name] += 1
+
+
+def _differences(name: str, there: Any, here: Any) -> Iterator[tuple[str, str]]:
+    """Yield the names of values that are not the same in a checkpoint and in this training, each with a line."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in there | here:
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(inner, there.get(key, _NOTHING), here.get(key, _NOTHING))
+    elif there is _NOTHING or here is _NOTHING or there != here:
+        other, own = ("nothing" if one is _NOTHING else short(one) for one in (there, here))
+        yield name, f"{name}: it has {other}, this one {own}"

@@ -1,0 +1,243 @@
+"""`python -m dptrain launch`: run a command on several ranks under mpirun or srun, and see to it that it ends."""
+
+import os
+import signal
+import sys
+import time
+from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from subprocess import DEVNULL, SubprocessError, run
+
+from dptrain.cli.parser import Parser
+from dptrain.errors import AgreedError, ConfigError, ExitCode
+from dptrain.runtime import supervisor
+from dptrain.runtime.job import Job, Start, own_addresses, say
+from dptrain.runtime.launcher import THREAD_VARIABLES, detect_launch, threads_of_a_rank, usable_cores
+from dptrain.runtime.mpirun import (
+    Hosts,
+    Launcher,
+    default_host_file,
+    find_launcher,
+    in_batch_job,
+    parse_hosts,
+    read_hosts,
+    spread,
+    start_command,
+)
+
+_DESCRIPTION = """\
+Run a command, any command, on several ranks under the mpirun or srun that is there:
+
+  python -m dptrain launch -n 4 -- python -m dptrain --epochs 10
+  python -m dptrain launch -n 4 --log-dir logs --restarts 3 -- python script.py
+  python -m dptrain launch --hosts a:4,b:4 -- python script.py
+
+A rank that fails, or leaves while others wait for it, ends all of them. SIGTERM, SIGINT and SIGUSR1 are passed on to
+the ranks, which may save and stop; a second signal ends them at once. Nothing is left behind, even after kill -9.
+
+The exit code is that of the first rank that failed, 128 + n for signal n.
+"""
+
+# What would fail again, or has not failed: success, configuration, data, preempted, a command that cannot be run.
+_FINAL = (int(ExitCode.OK), int(ExitCode.CONFIG), int(ExitCode.DATA), int(ExitCode.PREEMPTED), 126, 127)
+# Seconds: before the first restart, doubled for each further one; the longest; to see whether a host is there.
+_FIRST_WAIT, _LONGEST_WAIT, _PROBE = 1.0, 60.0, 30.0
+_LOCAL = ("127.0.0.1",)
+
+
+def launch(arguments: Sequence[str]) -> int:
+    """Run the subcommand and return its exit code.
+
+    Raises:
+        ConfigError: an option is wrong, or there is no launcher.
+        AgreedError: this is one of several ranks itself.
+    """
+    options, command = _parse(arguments)
+    around = detect_launch()
+    if around is not None and around.size > 1:
+        message = f"launch starts the ranks itself: run it once, without {around.launcher}'s launcher"
+        raise AgreedError("launch", ExitCode.CONFIG, message, [])
+    launcher = find_launcher(options.launcher)
+    hosts = _hosts(options)
+    ranks = _ranks(options, hosts)
+    least = ranks if options.min_ranks is None else options.min_ranks
+    if not 1 <= least <= ranks:
+        raise ConfigError(f"--min-ranks {least}: expected 1 to {ranks}, the number of ranks")
+    placed = spread(ranks, hosts) if hosts else {}
+    start = Start(
+        launcher,
+        tuple(command),
+        ranks,
+        placed,
+        _addresses(options.address, placed),
+        log_dir=options.log_dir or "",
+        prefix=options.prefix,
+        grace=options.grace,
+        start_timeout=options.start_timeout,
+    )
+    signals: list[int] = []
+    for number in supervisor.STOPPING:
+        signal.signal(number, lambda got, _: signals.append(got))
+    return _with_restarts(start, hosts, least, options, signals)
+
+
+def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return the options, which end at the first "--", and the command.
+
+    Raises:
+        ConfigError: an option is wrong, or there is no command.
+    """
+    words = list(arguments)
+    split = words.index("--") if "--" in words else len(words)
+    command = words[split + 1 :]
+    parser = Parser(
+        prog="dptrain launch",
+        usage="python -m dptrain launch -n RANKS [options] -- COMMAND",
+        description=_DESCRIPTION,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("-n", "--ranks", type=_count, metavar="RANKS", help="how many ranks (default: as many as hosts have slots)")
+    add("--hosts", metavar="A:4,B:4", help="hosts with their slots; without numbers ranks are spread evenly")
+    add("--hostfile", metavar="FILE", help="the same, one on a line: A:4 or A slots=4")
+    add("--launcher", metavar="PROGRAM", help="mpirun or srun with options of its own (default: the one that is there)")
+    add("--threads", type=_count, metavar="N", help="threads of each rank (default: its share of the cores)")
+    add("--log-dir", metavar="DIR", help="write what rank K prints to DIR/rank-K.log; show rank 0 and errors")
+    add("--prefix", action="store_true", help='begin each line that is shown with its rank: "[2] "')
+    add("--restarts", type=_natural, default=0, metavar="N", help="start again after a failure (default: 0 times)")
+    add("--min-ranks", type=_count, metavar="N", help="restart with the ranks of the hosts that are left, N at least")
+    text = "for the other ranks to end when one has left in peace (default: 30)"
+    add("--grace", type=_seconds, default=30.0, metavar="SECONDS", help=text)
+    text = "for all ranks to start (default: 300)"
+    add("--start-timeout", type=_seconds, default=300.0, metavar="SECONDS", help=text)
+    add("--address", metavar="HOST", help="by which other hosts reach this one (default: found out)")
+    if not command and not {"-h", "--help"} & set(words):
+        raise ConfigError("launch: no command; write it after --, as in launch -n 4 -- python script.py")
+    return parser.parse_args(words[:split]), command
+
+
+def _count(text: str) -> int:
+    return _natural(text, 1)
+
+
+def _natural(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text!r}: expected an integer >= {least}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ArgumentTypeError(f"{text!r}: expected seconds >= 0")
+    return value
+
+
+def _hosts(options: Namespace) -> dict[str, int | None]:
+    if options.hosts and options.hostfile:
+        raise ConfigError("--hosts and --hostfile: expected one of them")
+    if options.hosts:
+        return parse_hosts(options.hosts)
+    file = Path(options.hostfile) if options.hostfile else default_host_file()
+    return {} if file is None else read_hosts(file)
+
+
+def _ranks(options: Namespace, hosts: Mapping[str, int | None]) -> int:
+    if options.ranks is not None:
+        return int(options.ranks)
+    if hosts:
+        return sum(slots or 1 for slots in hosts.values())
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    if tasks.isdigit():
+        return int(tasks)
+    raise ConfigError("launch: how many ranks? as in launch -n 4 -- python script.py")
+
+
+def _addresses(asked: str | None, hosts: Hosts) -> tuple[str, ...]:
+    if asked:
+        return (asked,)
+    away = [host for host in hosts if host not in ("localhost", *_LOCAL)]
+    return own_addresses(away) if away or in_batch_job() else _LOCAL
+
+
+def _environment(start: Start, restart: int, threads: int | None) -> dict[str, str]:
+    """Return what is set for the ranks, beside what the user has set."""
+    environment = {"DPTRAIN_RESTART": str(restart)}
+    local = start.addresses == _LOCAL
+    if threads is not None:
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+    elif local:
+        environment |= threads_of_a_rank(start.ranks)
+    if local and start.ranks > usable_cores():
+        # MPICH's ranks that wait leave the core to the others.
+        environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] = os.environ.get("MPIR_CVAR_ENABLE_HEAVY_YIELD", "1")
+    return environment
+
+
+# Restarts
+
+
+def _with_restarts(
+    start: Start, hosts: Mapping[str, int | None], least: int, options: Namespace, signals: list[int]
+) -> int:
+    """Run the job, again where it fails and may, and return the exit code of the last time."""
+    wanted = start.ranks
+    for restart in range(options.restarts + 1):
+        start = replace(start, environment=_environment(start, restart, options.threads))
+        outcome = Job(start, signals).run()
+        if outcome.text:
+            sys.stderr.write(f"dptrain: {outcome.text}\n")
+        if outcome.code in _FINAL or signals or restart == options.restarts:
+            break
+        wait = min(_FIRST_WAIT * 2**restart, _LONGEST_WAIT)
+        say(f"restart {restart + 1} of {options.restarts} in {wait:g} s")
+        _sleep(wait, signals)
+        if signals:
+            return 128 + signals[0]
+        if least < wanted:
+            start = _on_hosts_left(start, hosts or dict(outcome.hosts), wanted, least)
+    return outcome.code
+
+
+def _sleep(seconds: float, signals: Sequence[int]) -> None:
+    """Wait, at most until a signal comes."""
+    end = time.monotonic() + seconds
+    while not signals and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def _on_hosts_left(start: Start, hosts: Mapping[str, int | None], wanted: int, least: int) -> Start:
+    """Return what is started now: as many of the wanted ranks as there is room for on the hosts that answer.
+
+    Where that is too few, all are tried once more: a host may be back when it is its turn.
+    """
+    if len(hosts) < 2:
+        return start
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        answers = pool.map(lambda host: _answers(start.launcher, host), hosts)
+        left = {host: slots for (host, slots), there in zip(hosts.items(), answers, strict=True) if there}
+    # As before, where no host has a number of its own.
+    room = sum(spread(wanted, hosts)[host] if not any(hosts.values()) else left[host] or 1 for host in left)
+    ranks = min(wanted, room)
+    if len(left) < len(hosts):
+        lost = ", ".join(host for host in hosts if host not in left)
+        say(f"{lost} does not answer; slots left: {room}{'' if ranks >= least else f', --min-ranks is {least}'}")
+    if ranks < least:
+        left, ranks = dict(hosts), wanted
+    return replace(start, ranks=ranks, hosts=spread(ranks, left))
+
+
+def _answers(launcher: Launcher, host: str) -> bool:
+    """Return whether the launcher can start a process on a host."""
+    command = start_command(launcher, 1, {host: 1}, ["true"])
+    try:
+        return run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, timeout=_PROBE).returncode == 0
+    except (OSError, SubprocessError):
+        return False

@@ -1,0 +1,41 @@
+"""The argument parser of all subcommands."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dptrain.errors import ConfigError
+from dptrain.registry.names import suggestion
+from dptrain.runtime.launcher import detect_launch
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours, and whose help is printed by rank 0 alone."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(message)
+
+    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse arguments.
+
+        Raises:
+            ConfigError: an unknown option, or one without its value.
+        """
+        parsed, unknown = self.parse_known_args(args)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            # An option has two names, of which the one with its group is meant by whoever writes a group.
+            alike = [option for option in known if ("." in option) == ("." in name)]
+            raise ConfigError(f"unknown {unknown[0]!r}{suggestion(name, alike)}")
+        return parsed
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        launch = detect_launch()
+        if launch is None or launch.rank == 0:
+            super()._print_message(message, file)

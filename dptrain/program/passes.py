@@ -1,0 +1,99 @@
+"""Passes over a program before a backend executes it: each takes a program and returns one.
+
+What comes after them, which ops are computed together, depends on the device: `fuse.py` decides it for a CPU,
+`backend/cuda/groups.py` for a GPU. Which all-reduces travel together is `messages.py`'s decision.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dptrain.program.placement import ALL_REDUCE, PlacedProgram
+from dptrain.program.program import Program
+from dptrain.program.shapes import Rows
+from dptrain.program.sources import marked
+from dptrain.program.tensor import OPS, Tensor
+
+# Of a GPU's products of float32 matrices: as they are, or with factors rounded to TF32's 10 bits of mantissa.
+PRECISIONS = ("float32", "tf32")
+
+
+def substitutes(tensors: Iterable[Tensor], change: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """Return what stands for each tensor, by its `id`.
+
+    Args:
+        tensors: each after its inputs.
+        change: returns what stands for a tensor, whose inputs have been replaced already.
+    """
+    found: dict[int, Tensor] = {}
+    for one in tensors:
+        found[id(one)] = change(one.with_inputs([found[id(read)] for read in one.inputs]))
+    return found
+
+
+def rewritten(program: Program, change: Callable[[Tensor], Tensor]) -> Program:
+    """Return a program in which other tensors stand for some; see `substitutes`."""
+    new = substitutes(program.tensors, change)
+    made = replace(
+        program,
+        outputs={name: new[id(one)] for name, one in program.outputs.items()},
+        updates={variable: new[id(one)] for variable, one in program.updates.items()},
+    )
+    if isinstance(made, PlacedProgram):
+        known = made.placements
+        placements = {id(new[id(one)]): known[id(one)] for one in program.tensors if id(one) in known}
+        made = replace(made, placements=placements)
+    return made
+
+
+def without_ranks(program: Program) -> Program:
+    """Return a program for one rank that has no others: without all-reduces."""
+    return rewritten(program, lambda one: one.inputs[0] if one.op is ALL_REDUCE else one)
+
+
+def with_precision(program: Program, precision: str) -> Program:
+    """Return a program whose matrix products say in which precision they are computed.
+
+    This is the one place where a product's precision is chosen. Products that are not in float32 keep their type's.
+
+    Args:
+        program: any.
+        precision: one of `PRECISIONS`.
+    """
+
+    def chosen(one: Tensor) -> Tensor:
+        if one.op is not OPS["batch_matmul"] or one.dtype != np.float32:
+            return one
+        attributes = {**one.attributes, "precision": precision}
+        return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)
+
+    return program if precision == "float32" else rewritten(program, chosen)
+
+
+def without_repeats(program: Program) -> Program:
+    """Return a program that computes equal ops once."""
+    known: dict[Any, Tensor] = {}
+    return rewritten(program, lambda one: known.setdefault(_identity(one), one))
+
+
+def _identity(tensor: Tensor) -> Any:
+    """Return what equal tensors have in common, whose inputs are the same tensors."""
+    if tensor.op is None and (tensor.value is None or tensor.value.size != 1):
+        return id(tensor)
+    made_of = tensor.value.tobytes() if tensor.value is not None else tuple(id(one) for one in tensor.inputs)
+    attributes = tuple(sorted((name, _comparable(value)) for name, value in tensor.attributes.items()))
+    return id(tensor.op), made_of, attributes, marked(tensor.shape), tensor.dtype
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return tuple(map(_comparable, value))
+    if isinstance(value, Rows):
+        return ("rows", value.scale)
+    try:
+        hash(value)
+    except TypeError:
+        return ("object", id(value))
+    return (type(value).__name__, value)

@@ -1,0 +1,424 @@
+"""One start of a command on several ranks: who ended how, and what that means for the others.
+
+Every rank has a supervisor (`supervisor.py`), which has a connection to the `Job`. Programs that use MPI leave
+MPI_Finalize together, so what follows from a rank's end is known:
+
+| a rank | the others |
+|---|---|
+| ends with an error, or by a signal | are ended |
+| exits with 0 without MPI, while others have it | would wait for it in MPI: are ended |
+| exits with 0 after MPI, or preempted, or asked to stop | have a while to end as well |
+| is gone together with its supervisor | are ended; mpirun's exit code may say why: so MPI_Abort looks from here |
+"""
+
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dptrain.errors import ExitCode
+from dptrain.runtime import supervisor
+from dptrain.runtime.mpirun import Hosts, Launcher, start_command
+
+# Seconds: between looks around; until others are ended after a failure, and when they wait for one that is not there;
+# for mpirun to explain why a rank was ended; for what was killed to be gone; for mpirun to end after a failure.
+_LOOK, _AFTER_FAILURE, _MISSING, _EXPLAIN, _KILLED, _LAUNCHER = 0.1, 0.5, 1.0, 1.0, 3.0, 10.0
+_BY_SIGNAL = 128
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is started, and how.
+
+    Attributes:
+        launcher: what starts the ranks.
+        command: of each rank.
+        ranks: how many.
+        hosts: slots by host; none for this host alone, or what the batch job has.
+        addresses: by which the ranks reach this host.
+        log_dir: for the output of each rank, or "".
+        prefix: whether lines of output begin with their rank.
+        grace: seconds that ranks may go on after one has left in peace.
+        start_timeout: seconds until all ranks have started.
+        environment: of the ranks, beside this process's.
+    """
+
+    launcher: Launcher
+    command: tuple[str, ...]
+    ranks: int
+    hosts: Hosts
+    addresses: tuple[str, ...]
+    log_dir: str = ""
+    prefix: bool = False
+    grace: float = 30.0
+    start_timeout: float = 300.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        code: its exit code: that of the first rank that failed; 128 + n for signal n.
+        text: what happened, as one line, or "" where nothing has to be said.
+        hosts: how many ranks ran on each host that ranks have come from.
+    """
+
+    code: int
+    text: str
+    hosts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    code: int
+    text: str = ""
+
+
+@dataclass(eq=False)
+class _Rank:
+    number: int
+    host: str
+    pid: int
+    connection: socket.socket
+    status: int | None = None  # minus the number of the signal that killed it
+    ended: float | None = None  # when it did, or its supervisor was gone
+    in_mpi: bool = False
+    missed: float | None = None  # since when others wait for it, or may
+
+    @property
+    def code(self) -> int:
+        """Its exit code, as a shell would say; that of a rank which has ended."""
+        status = self.status or 0
+        return status if status >= 0 else _BY_SIGNAL - status
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A connection, of which the first line says whose it is."""
+
+    socket: socket.socket
+    text: bytes = b""
+    rank: _Rank | None = field(default=None)
+
+
+class Job:
+    """A command on several ranks, from its start to its end.
+
+    Args:
+        start: what is started, and how.
+        signals: the numbers of signals that this process has got, to which its handlers add.
+    """
+
+    def __init__(self, start: Start, signals: list[int]) -> None:
+        self._start = start
+        self._signals = signals
+        self._obeyed = 0
+        self._asked: int | None = None
+        self._ranks: dict[int, _Rank] = {}
+        self._verdict: _Verdict | None = None
+        self._kill_at = self._killed_at = float("inf")
+        self._began: float | None = None
+        self._mpirun_ended: float | None = None
+        self._selector = selectors.DefaultSelector()
+        self._token = secrets.token_hex(16)
+
+    def run(self) -> Outcome:
+        """Start the ranks, wait for their end, and leave nothing behind.
+
+        Raises:
+            OSError: the launcher cannot be started.
+        """
+        local = self._start.addresses == ("127.0.0.1",)
+        with self._selector, socket.create_server(("127.0.0.1" if local else "", 0)) as server:
+            server.setblocking(False)
+            self._selector.register(server, selectors.EVENT_READ)
+            process = self._launch(server.getsockname()[1])
+            try:
+                self._watch(process)
+                self._end(process)
+            finally:
+                self._tell("kill")
+                _kill_group(process)
+                for key in list(self._selector.get_map().values()):
+                    if isinstance(key.data, _Connection):
+                        key.data.socket.close()
+        verdict = self._verdict or _Verdict(int(ExitCode.INTERNAL))
+        return Outcome(verdict.code, verdict.text, dict(Counter(rank.host for rank in self._ranks.values())))
+
+    def _launch(self, port: int) -> "subprocess.Popen[bytes]":
+        start = self._start
+        log_dir = os.path.abspath(start.log_dir) if start.log_dir else ""
+        environ = {**os.environ, **start.environment, supervisor.TOKEN: self._token}
+        command = start_command(
+            start.launcher,
+            start.ranks,
+            start.hosts,
+            [
+                *(sys.executable, "-I", "-S", str(Path(supervisor.__file__))),
+                *(",".join(start.addresses), str(port), start.launcher.rank_variable),
+                *(log_dir, "prefix" if start.prefix else "", *start.command),
+            ],
+            environ=environ,
+        )
+        parent = os.getpid()
+        if start.launcher.family != "Slurm":
+            self._began = time.monotonic()
+        return subprocess.Popen(
+            command,
+            env=environ,
+            # The terminal's signals come here alone, and so does what is typed.
+            stdin=subprocess.DEVNULL if sys.stdin is None or sys.stdin.isatty() else None,
+            start_new_session=True,
+            preexec_fn=lambda: supervisor.die_with(parent),
+        )
+
+    # What happens
+
+    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+        """Listen until all is over but for mpirun itself."""
+        while True:
+            for key, _ in self._selector.select(_LOOK):
+                self._hear(key)
+            now = time.monotonic()
+            if self._mpirun_ended is None and _status(process) is not None:
+                self._mpirun_ended = now
+            self._obey(now)
+            if self._verdict is None:
+                self._verdict = self._judge(now, _status(process))
+                if self._verdict is not None:
+                    self._kill_at = min(self._kill_at, now + self._patience())
+            if now >= self._kill_at:
+                self._kill_at, self._killed_at = float("inf"), now
+                self._tell("kill")
+            if self._verdict is not None and not self._running():
+                self._tell("leave")
+                return
+            if now - self._killed_at > _KILLED:
+                return
+
+    def _hear(self, key: selectors.SelectorKey) -> None:
+        if key.data is None:
+            with suppress(OSError):
+                connection, _ = key.fileobj.accept()  # type: ignore[union-attr]  # the server
+                connection.setblocking(False)
+                supervisor.notice_lost_hosts(connection)
+                self._selector.register(connection, selectors.EVENT_READ, _Connection(connection))
+            return
+        from_one: _Connection = key.data
+        try:
+            received = from_one.socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        *lines, from_one.text = (from_one.text + received).split(b"\n")
+        for line in lines:
+            if not self._note(from_one, line.decode(errors="replace").split()):
+                received = b""
+        if not received or len(from_one.text) > 4096:
+            self._selector.unregister(from_one.socket)
+            from_one.socket.close()
+            if from_one.rank is not None and from_one.rank.ended is None:
+                from_one.rank.ended = time.monotonic()
+
+    def _note(self, connection: _Connection, words: list[str]) -> bool:
+        """Take note of what a supervisor says; return whether it is one of ours."""
+        rank = connection.rank
+        if rank is None:
+            if len(words) != 5 or words[0] != "hello":
+                return False
+            _, token, number, host, pid = words
+            if not secrets.compare_digest(token.encode(), self._token.encode()):
+                return False
+            rank = connection.rank = _Rank(int(number), host, int(pid), connection.socket)
+            self._ranks[rank.number] = rank
+            self._began = self._began or time.monotonic()
+            if self._asked is not None:
+                _send(rank, f"signal {self._asked}")
+        elif words[0] == "mpi":
+            rank.in_mpi = True
+        elif words[0] == "exit":
+            rank.status, rank.ended = int(words[1]), time.monotonic()
+        return True
+
+    def _obey(self, now: float) -> None:
+        """Pass the first signal on, so that the ranks can save; end at once at the second."""
+        for number in self._signals[self._obeyed :]:
+            self._obeyed += 1
+            name = signal.Signals(number).name
+            if self._asked is None and self._ranks:
+                self._asked = number
+                say(f"{name}: the ranks are told to save and stop; a second signal ends them at once")
+                self._tell(f"signal {number}")
+            else:
+                self._verdict = _Verdict(_BY_SIGNAL + (self._asked or number), f"launch: {name}: ended at once")
+                self._kill_at = now
+
+    # What it means
+
+    def _judge(self, now: float, mpirun: int | None) -> _Verdict | None:
+        """Return what decides how the job ends, once it is known."""
+        ranks = sorted(self._ranks.values(), key=lambda rank: (rank.ended or now, rank.number))
+        for rank in ranks:
+            if rank.status is not None and self._failed(rank):
+                return _Verdict(rank.code, self._about(rank, _how(rank.status)))
+        everybody = len(ranks) == self._start.ranks
+        unexplained = [rank for rank in ranks if self._unexplained(rank)]
+        if everybody and not unexplained and not self._running():
+            code = next((rank.code for rank in ranks if rank.status), 0)
+            if self._asked == signal.SIGUSR1 and code == _BY_SIGNAL + self._asked:  # which has no other meaning
+                text = "launch: the command has no handler of SIGUSR1 yet, or none at all: it has saved nothing"
+                return _Verdict(int(ExitCode.PREEMPTED), text)
+            return _Verdict(code)
+        # Connections may still hold what was said before.
+        if mpirun is not None and self._mpirun_ended is not None and now - self._mpirun_ended > 2 * _LOOK:
+            return self._launcher_ended(mpirun, everybody)
+        for gone in unexplained:
+            # Where all are, nobody is kept waiting.
+            if now - (gone.ended or now) > (_EXPLAIN if self._running() else _LAUNCHER):
+                how = "is gone, and its supervisor too" if gone.status is None else _how(gone.status)
+                return _Verdict(gone.code or _BY_SIGNAL + signal.SIGKILL, self._about(gone, how))
+        if self._began is not None and not everybody and now - self._began > self._start.start_timeout:
+            missing = sorted(set(range(self._start.ranks)) - set(self._ranks))
+            text = f"launch: {_ranks(missing)} did not start within {self._start.start_timeout:g} s"
+            return _Verdict(int(ExitCode.STUCK), text)
+        return self._left_alone(now, ranks)
+
+    def _failed(self, rank: _Rank) -> bool:
+        return not self._in_peace(rank) and not self._unexplained(rank)
+
+    def _in_peace(self, rank: _Rank) -> bool:
+        """Whether a rank has left as it should, for what it knows."""
+        stopped = {_BY_SIGNAL + number for number in supervisor.STOPPING} if self._asked is not None else set()
+        return rank.code in {0, int(ExitCode.PREEMPTED), *stopped}
+
+    def _unexplained(self, rank: _Rank) -> bool:
+        """Whether a rank's end has a cause elsewhere: mpirun ends those that are left when one calls MPI_Abort."""
+        if rank.status is None:
+            return rank.ended is not None
+        return self._asked is None and rank.status == -signal.SIGTERM
+
+    def _launcher_ended(self, status: int, everybody: bool) -> _Verdict:
+        name = os.path.basename(self._start.launcher.words[0])
+        if status < 0:
+            return _Verdict(_BY_SIGNAL - status, f"launch: {name} {_how(status)}")
+        code = status or int(ExitCode.INTERNAL)
+        if not everybody:
+            text = f"launch: {name} exited with code {status} before all ranks had started"
+        else:
+            text = f"launch: {name} ended the job with exit code {status}"
+        return _Verdict(code, text)
+
+    def _left_alone(self, now: float, ranks: Sequence[_Rank]) -> _Verdict | None:
+        """Judge ranks that have left in peace while others go on."""
+        running = [rank for rank in ranks if rank.status is None and rank.ended is None]
+        for rank in ranks:
+            if rank.status is None:
+                continue
+            before_mpi = rank.code == 0 and not rank.in_mpi
+            if before_mpi and not any(one.in_mpi for one in running):
+                rank.missed = None  # no program of MPI, or not yet
+                continue
+            rank.missed = rank.missed or now
+            waited = now - rank.missed
+            limit = _MISSING if before_mpi else self._start.grace
+            if not running or waited <= limit:
+                continue
+            others = _ranks([one.number for one in running])
+            if before_mpi:
+                how = f"exited with code 0 without MPI, in which {others} would wait for it for ever"
+            else:
+                how = f"{_how(rank.status)}, and {others} did not within {limit:g} s"
+            return _Verdict(rank.code or int(ExitCode.STUCK), self._about(rank, how))
+        return None
+
+    def _about(self, rank: _Rank, how: str) -> str:
+        return f"rank {rank.number}/{self._start.ranks} host {rank.host} pid {rank.pid} launch: {how}"
+
+    def _patience(self) -> float:
+        """Seconds that those who are left have to end by themselves, and to say why, once one has failed."""
+        verdict = self._verdict
+        failed = any(rank.status is not None and self._failed(rank) for rank in self._ranks.values())
+        return _AFTER_FAILURE if verdict is not None and failed else 0.0
+
+    def _running(self) -> bool:
+        return any(rank.status is None and rank.ended is None for rank in self._ranks.values())
+
+    # The end
+
+    def _tell(self, line: str) -> None:
+        for rank in self._ranks.values():
+            _send(rank, line)
+
+    def _end(self, process: "subprocess.Popen[bytes]") -> None:
+        """Wait for mpirun, which may still have output to show; after a failure or a signal not for long."""
+        began = time.monotonic()
+        while _status(process) is None:
+            failed = self._verdict is None or self._verdict.code != 0 or len(self._signals) > self._obeyed
+            if failed and time.monotonic() - began > _LAUNCHER:
+                return
+            time.sleep(_LOOK / 4)
+
+
+def say(text: str) -> None:
+    """Print a line of `launch` to standard error, in one write."""
+    sys.stderr.write(f"dptrain: launch: {text}\n")
+    sys.stderr.flush()
+
+
+def _send(rank: _Rank, line: str) -> None:
+    with suppress(OSError):  # its supervisor is gone
+        rank.connection.sendall(f"{line}\n".encode())
+
+
+def _status(process: "subprocess.Popen[bytes]") -> int | None:
+    """Return how a process ended, once it has; its PID, which is its group's as well, stays taken."""
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exited with code {status}"
+    number = -status
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"was killed by {name}{' (out of memory?)' if number == signal.SIGKILL else ''}"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 0, 2, 3"."""
+    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def own_addresses(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses by which hosts may reach this one: where packets to them would come from, and its names.
+
+    Args:
+        hosts: names or addresses; one that is not known here adds none.
+    """
+    found: dict[str, None] = {}
+    for host in hosts:
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # sends nothing
+            found[probe.getsockname()[0]] = None
+    return (*found, *dict.fromkeys((socket.gethostname(), socket.getfqdn())))

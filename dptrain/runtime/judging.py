@@ -1,0 +1,212 @@
+"""Whether the ranks of a job go on, judged by one of them from what it sees of all: a function without side effects.
+
+A rank that waits for others in MPI cannot look after itself, and one that is stopped or that runs code which holds
+Python's lock says nothing at all. So each rank is judged by its peers, from what they see of it and for how long they
+have seen it unchanged. Those times are counted by the judge's own clock, and only while the judge is awake: where the
+whole machine slept, nobody is late.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dptrain.runtime.failure import words
+from dptrain.runtime.records import State
+from dptrain.runtime.text import ranges
+
+# What is wrong at first sight may be seen in passing: it has to last that long.
+QUIET = 1.0
+
+# The limit counts for training. What else a rank may be at while others wait has so many times of it: start-up,
+# compilation, evaluation, saving, and a user's own code between them.
+LONGER = 4
+
+# Seconds by which a judge that does not see all ranks speaks later than one that does.
+_GRACE = 5.0
+
+
+class Life(StrEnum):
+    """What the system says of a process."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    GONE = "gone"
+    SILENT = "silent"  # on another node, from which nothing is heard
+
+
+@dataclass(frozen=True)
+class Limits:
+    """For how long ranks may wait for another, in seconds; 0 for ever.
+
+    Attributes:
+        warning: until a warning.
+        timeout: until the job is ended.
+    """
+
+    warning: float = 60.0
+    timeout: float = 300.0
+
+    def of(self, seconds: float, phase: str) -> float:
+        """Return how long to wait for a rank in a phase, where it is `seconds` in training."""
+        return (seconds if phase == "training" else LONGER * seconds) or math.inf
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a judge sees of a rank.
+
+    Attributes:
+        rank: it.
+        host: its node.
+        pid: its process; 0 where it is not known.
+        state: where it is in its life.
+        life: of its process.
+        position: 2n - 1 in its n-th meeting with the others, 2n after it.
+        call: what it meets the others in, or did last.
+        phase: name, epoch and step of what it does; 0 for none.
+        rounds: how often it has gone round in work in which ranks do not meet; 0 outside such work.
+        place: where its Python code is; "" where that is not known.
+        since: seconds for which the judge has seen all of this unchanged, but for the place.
+        more: what else there is to say of it.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    state: State = State.JOINED
+    life: Life = Life.RUNNING
+    position: int = 0
+    call: str = ""
+    phase: tuple[str, int, int] = ("training", 0, 0)
+    rounds: int = 0
+    place: str = ""
+    since: float = 0.0
+    more: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in a meeting."""
+        return self.state in (State.JOINING, State.JOINED) and self.position % 2 == 1 and self.life != Life.GONE
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong.
+
+    Attributes:
+        culprit: the rank to name.
+        text: what is said of it.
+        fatal: whether to end the job; else it is a warning.
+        speaker: the rank that is to say so.
+    """
+
+    culprit: Sight
+    text: str
+    fatal: bool
+    speaker: int
+
+
+def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> Finding | None:
+    """Return what is wrong with a job, or None where it goes on.
+
+    Args:
+        sights: of the ranks that the judge sees, itself among them.
+        limits: for how long ranks may wait.
+        sees_all: whether `sights` are all ranks there are; who does not see all leaves it to others to speak first.
+    """
+    waiting = [one for one in sights if one.waits]
+    patient = [one for one in waiting if one.since >= QUIET]
+    able = [one for one in sights if one.life == Life.RUNNING and one.state != State.ABSENT]
+    if not able:
+        return None
+
+    def found(culprit: Sight, text: str, fatal: bool = True) -> Finding:
+        others = [one for one in able if one is not culprit]
+        speakers = [one for one in others if one.waits] or others or [culprit]
+        return Finding(culprit, text, fatal, min(one.rank for one in speakers))
+
+    for one in sights:
+        if one.since < QUIET:
+            continue
+        if one.life == Life.GONE and one.state != State.LEFT and (one.state == State.JOINED or patient):
+            return found(one, f"ended without a word (os._exit, or a signal?){_for(patient)}")
+        late = [other for other in patient if other.position > one.position]
+        if one.state == State.LEFT and late:
+            return found(one, f"left{_for(late)}")
+    for one in patient:
+        together = [other for other in patient if other.position == one.position]
+        calls = [other.call for other in together]
+        if len(set(calls)) > 1:
+            odd = min(together, key=lambda other: (calls.count(other.call), -other.rank))
+            return found(odd, mismatch(together))
+    for one in sights:
+        if one.life == Life.STOPPED and one.state != State.LEFT and (one.state != State.STARTED or patient):
+            text = f"has been stopped for {one.since:.0f} s{_for(patient)}; kill -CONT {one.pid} lets it go on"
+            if one.since >= min(limits.timeout or math.inf, limits.warning or math.inf):
+                return found(one, text, one.since >= (limits.timeout or math.inf))
+        if one.life == Life.SILENT and one.since >= limits.of(limits.timeout, ""):
+            return found(one, f"may have died{_for(patient)}; {one.more}")
+    stall = _stall(sights, waiting, sees_all) or _lonely(sights)
+    if stall is None:
+        return None
+    culprit, waited, text = stall
+    # What a silent rank was last heard to do may be long past: the others' phase tells more.
+    phase = (patient[0] if culprit.life == Life.SILENT and patient else culprit).phase[0]
+    if waited >= limits.of(limits.timeout, phase) + (0 if sees_all else _GRACE):
+        return found(culprit, f"{text}; the limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, {limits.timeout:g}")
+    if waited >= limits.of(limits.warning, phase) and sees_all:
+        return found(culprit, text, False)
+    return None
+
+
+def _stall(sights: Sequence[Sight], waiting: Sequence[Sight], sees_all: bool) -> tuple[Sight, float, str] | None:
+    """Return who keeps the others waiting, for how many seconds, and that in words."""
+    live = [one for one in sights if one.state != State.LEFT]
+    if not waiting or any(one.life in (Life.STOPPED, Life.GONE) for one in live):  # which is reason enough
+        return None
+    culprit = min(live, key=lambda one: (one.position, one.rank))
+    behind = [one for one in waiting if one.position > culprit.position]
+    more = f"; {culprit.more}" if culprit.more else ""
+    if behind:
+        longest = max(one.since for one in behind)
+        # Who moves on is slow rather than stuck, but not for ever.
+        waited = max(min(culprit.since, longest), longest / LONGER)
+        return culprit, waited, f"has not come for {waited:.0f} s{_for(behind)}{more}"
+    if len(waiting) < len(live):
+        return None
+    waited = min(one.since for one in waiting)
+    whom = "all ranks" if sees_all else "all ranks that are seen from here"
+    return culprit, waited, f"has been with {whom} in {culprit.call} for {waited:.0f} s, and it does not end{more}"
+
+
+def _lonely(sights: Sequence[Sight]) -> tuple[Sight, float, str] | None:
+    """Return who has stopped going round in work in which nobody waits for it, as `_stall`."""
+    still = [one for one in sights if one.rounds and one.life == Life.RUNNING and not one.waits]
+    if not still:
+        return None
+    culprit = max(still, key=lambda one: one.since)
+    more = f"; {culprit.more}" if culprit.more else ""
+    return culprit, culprit.since, f"has not come to an end of what it is doing for {culprit.since:.0f} s{more}"
+
+
+def _for(waiting: Sequence[Sight]) -> str:
+    """Return who waits in what, as the end of a sentence."""
+    if not waiting:
+        return ""
+    several = len(waiting) > 1
+    ranks = ranges([one.rank for one in waiting])
+    first = waiting[0]
+    return f" while rank{'s' * several} {ranks} wait{'s' * (not several)} in {first.call} ({words(*first.phase)})"
+
+
+def mismatch(waiting: Sequence[Sight]) -> str:
+    """Say who is in what, or has been last."""
+    calls: dict[str, list[Sight]] = {}
+    for one in waiting:
+        calls.setdefault(one.call, []).append(one)
+    found = [
+        f"rank{'s' * (len(them) > 1)} {ranges([one.rank for one in them])} in {call} ({words(*them[0].phase)})"
+        for call, them in calls.items()
+    ]
+    return f"the ranks call different methods: {', '.join(found)}; all must call the same ones in the same order"

@@ -1,0 +1,240 @@
+"""How ranks are started: the command lines of MPICH's and Open MPI's mpirun and of Slurm's srun."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dptrain.errors import ConfigError
+
+# Slots by host; empty for this host alone.
+Hosts = Mapping[str, int]
+
+# Where batch systems and the MPI operator of Kubernetes write down the hosts of a job.
+_HOST_FILES = (
+    "HYDRA_HOST_FILE",
+    "I_MPI_HYDRA_HOST_FILE",
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+)
+_BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "FLUX_URI")
+# Of the variables of this process, what Open MPI shall hand to other hosts; MPICH and Slurm hand on all of them.
+_PASSED_ON = re.compile(
+    "PATH|LD_LIBRARY_PATH|VIRTUAL_ENV|PYTHON.*|(CONDA|CUDA|DPTRAIN|KMP|MKL|NCCL|OMP|OPENBLAS|XDG)_.*"
+)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts ranks.
+
+    Attributes:
+        family: "MPICH" for all that Hydra's mpirun starts, "Open MPI" or "Slurm".
+        words: the program, and options of the user's own.
+        version: its major number where the command line depends on it, else 0.
+    """
+
+    family: str
+    words: tuple[str, ...]
+    version: int = 0
+
+    @property
+    def rank_variable(self) -> str:
+        """The environment variable by which a process learns its rank."""
+        return {"MPICH": "PMI_RANK", "Open MPI": "OMPI_COMM_WORLD_RANK", "Slurm": "SLURM_PROCID"}[self.family]
+
+
+def mpi_family(said: str) -> str:
+    """Return whose MPI a library or launcher is, from what it says of itself."""
+    families = {"Open MPI": "Open MPI|OpenRTE|PRRTE|prte", "Intel MPI": r"Intel\(R\) MPI", "MVAPICH": "MVAPICH"}
+    for name, words in (families | {"MPICH": "MPICH|HYDRA"}).items():
+        if re.search(words, said):
+            return name
+    return "an unknown MPI"
+
+
+def find_launcher(asked: str | None = None, environ: Mapping[str, str] = os.environ) -> Launcher:
+    """Return what starts ranks here.
+
+    Args:
+        asked: a program with options of its own, as typed in a shell; by default the mpirun beside this Python, the one
+            on PATH, or in a Slurm job without any, srun.
+        environ: of this process.
+
+    Raises:
+        ConfigError: there is none, or it is of an unknown kind.
+    """
+    if asked:
+        words = shlex.split(asked)
+        program = shutil.which(words[0])
+        if program is None:
+            raise ConfigError(f"launcher: {words[0]} is not there")
+        return _identify(program, words[1:])
+    beside = Path(sys.executable).with_name("mpirun")
+    program = str(beside) if beside.exists() else shutil.which("mpirun") or shutil.which("mpiexec")
+    if program is None and "SLURM_JOB_ID" in environ:
+        program = shutil.which("srun")
+    if program is None:
+        raise ConfigError("no mpirun beside this Python or on PATH: pip install 'dptrain[mpich]', or load your MPI")
+    return _identify(program, ())
+
+
+def _identify(program: str, options: Sequence[str]) -> Launcher:
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"launcher: {program} --version: {error}") from error
+    said = done.stdout + done.stderr
+    words = (program, *options)
+    if said.startswith("slurm"):
+        return Launcher("Slurm", words)
+    family = mpi_family(said)
+    if family == "Open MPI":
+        version = re.search(r"(\d+)\.\d+", said)
+        return Launcher(family, words, int(version[1]) if version else 5)
+    if family in ("MPICH", "Intel MPI", "MVAPICH"):
+        return Launcher("MPICH", words)
+    first = (said.splitlines() or ["nothing"])[0]
+    raise ConfigError(f"launcher: {program} --version says {first!r}; expected mpirun of MPICH or Open MPI, or srun")
+
+
+def start_command(
+    launcher: Launcher,
+    ranks: int,
+    hosts: Hosts,
+    command: Sequence[str],
+    *,
+    root: bool = os.geteuid() == 0,
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Return the command line that starts a command as so many ranks.
+
+    More ranks than cores are let be, and ranks are bound to no cores: a rank has threads of its own.
+
+    Args:
+        launcher: what starts them.
+        ranks: how many; no more than there are slots on the hosts.
+        hosts: where; those of the batch job, or this one, where none are named.
+        command: of each rank.
+        root: whether this is the superuser, whom Open MPI refuses unless told.
+        environ: of this process.
+    """
+    build = {"MPICH": _mpich, "Open MPI": _open_mpi, "Slurm": _srun}[launcher.family]
+    return [*launcher.words, *build(launcher, ranks, hosts, root, environ), *command]
+
+
+def _mpich(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ: Mapping[str, str]) -> list[str]:
+    return [*(("-hosts", _with_slots(hosts)) if hosts else ()), "-n", str(ranks)]
+
+
+def _open_mpi(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ: Mapping[str, str]) -> list[str]:
+    words = ["--allow-run-as-root"] if root else []
+    if "--map-by" not in launcher.words:
+        words += ["--map-by", ":OVERSUBSCRIBE"] if launcher.version >= 5 else ["--oversubscribe"]
+    if "--bind-to" not in launcher.words:
+        words += ["--bind-to", "none"]
+    if hosts:
+        words += ["--host", _with_slots(hosts)]
+    if hosts or in_batch_job(environ):
+        words += [word for name in sorted(environ) if _PASSED_ON.fullmatch(name) for word in ("-x", name)]
+    return [*words, "-n", str(ranks)]
+
+
+def _srun(launcher: Launcher, ranks: int, hosts: Hosts, root: bool, environ: Mapping[str, str]) -> list[str]:
+    # What one rank's end means for the others is not srun's to decide.
+    words = [f"--ntasks={ranks}", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0"]
+    if hosts:
+        words += [f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}"]
+        per_host = max(hosts.values())
+        if per_host * len(hosts) == ranks:
+            words.append(f"--ntasks-per-node={per_host}")
+    if environ.get("SLURM_CPUS_PER_TASK"):  # sbatch's, which srun does not read since 22.05
+        words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
+    tasks = environ.get("SLURM_NTASKS", "")
+    if tasks.isdigit() and ranks > int(tasks):
+        words.append("--overcommit")
+    if "SLURM_STEP_ID" in environ:  # a step itself, which has taken all that the job has
+        words.append("--overlap")
+    return words
+
+
+def _with_slots(hosts: Hosts) -> str:
+    return ",".join(f"{name}:{slots}" for name, slots in hosts.items())
+
+
+# Hosts
+
+
+def parse_hosts(text: str, source: str = "--hosts") -> dict[str, int | None]:
+    """Return the slots, where they are given, of hosts written "a:2,b:2" or "a,b".
+
+    Raises:
+        ConfigError: it is written otherwise, or a host comes twice.
+    """
+    return _collect((part.strip() for part in text.split(",")), source)
+
+
+def read_hosts(path: Path) -> dict[str, int | None]:
+    """Return the slots of the hosts in a file of Open MPI's ("a slots=2") or MPICH's kind ("a:2"), one on a line.
+
+    Raises:
+        ConfigError: there is no such file, or it is written otherwise.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"hosts: {path}: {getattr(error, 'strerror', None) or error}") from error
+    text = (line.partition("#")[0].strip() for line in lines)
+    return _collect((line for line in text if line), str(path))
+
+
+def _collect(lines: Iterable[str], source: str) -> dict[str, int | None]:
+    hosts: dict[str, int | None] = {}
+    for line in lines:
+        parts = re.fullmatch(r"([\w.-]+)(?:(?::|\s+slots\s*=\s*)([1-9]\d*))?(?:\s+max[-_]slots\s*=\s*\d+)?", line)
+        if parts is None:
+            raise ConfigError(f"{source}: {line!r}: expected HOST, HOST:SLOTS or in a file HOST slots=SLOTS")
+        if parts[1] in hosts:
+            raise ConfigError(f"{source}: {parts[1]} comes twice; write {parts[1]}:SLOTS once")
+        hosts[parts[1]] = int(parts[2]) if parts[2] else None
+    if not hosts:
+        raise ConfigError(f"{source}: no hosts")
+    return hosts
+
+
+def default_host_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the host file that the environment names, as Kubernetes' MPI operator does."""
+    return next((Path(environ[name]) for name in _HOST_FILES if environ.get(name)), None)
+
+
+def in_batch_job(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a batch system may start ranks on other hosts than this one."""
+    return any(environ.get(name) for name in _BATCH_JOBS)
+
+
+def spread(ranks: int, hosts: Mapping[str, int | None]) -> dict[str, int]:
+    """Return how many ranks run on each host: as many as it has slots, in order; evenly where none have numbers.
+
+    A host without a number has one slot where others have numbers. Hosts that get no rank are left out.
+
+    Raises:
+        ConfigError: there are fewer slots than ranks.
+    """
+    if not any(hosts.values()):
+        share, more = divmod(ranks, len(hosts))
+        slots = {host: share + (number < more) for number, host in enumerate(hosts)}
+    else:
+        slots = {host: given or 1 for host, given in hosts.items()}
+        if sum(slots.values()) < ranks:
+            raise ConfigError(f"{ranks} ranks, but {sum(slots.values())} slots on {_with_slots(slots)}")
+    left, found = ranks, {}
+    for host, room in slots.items():
+        if min(room, left) > 0:
+            found[host] = min(room, left)
+            left -= found[host]
+    return found

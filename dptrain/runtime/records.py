@@ -1,0 +1,349 @@
+"""What each rank of a job on this node is doing, in memory that its peers see: one small file of records in /dev/shm.
+
+A rank writes its own record with plain stores, so that a step pays some hundred nanoseconds for it; the others read it
+when they like. The file is found without MPI, by the launcher's process that all ranks of the node descend from: what
+ends before MPI has started can be judged as well.
+"""
+
+import contextlib
+import glob
+import mmap
+import os
+import stat
+import struct
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from dptrain.errors import OutputError
+from dptrain.runtime.failure import NAME_BYTES
+
+FOLDER = "/dev/shm"
+_BYTES = 512
+# Numbers of a record, int64 each, and then text, padded with zero bytes.
+_PID, _STARTED, _STATE, _POSITION, _KIND, _COUNT, _DTYPE, _EPOCH, _STEP, _ROUNDS = range(10)
+_NAME = slice(128, 128 + NAME_BYTES)
+_PLACE = slice(192, 320)
+_SEGMENTS = slice(320, _BYTES)
+
+# Kind, count, dtype.
+_CALL = struct.Struct("qqq")
+
+# What MPI takes of a node's shared memory for itself, by rank: its start dies of a bus error where that is not there.
+MPI_BYTES = 3 << 19
+
+
+class State(IntEnum):
+    """Where a rank is in its life."""
+
+    ABSENT = 0  # dptrain has not been imported
+    STARTED = 1
+    JOINING = 2  # in MPI_Init, or making the communicator
+    JOINED = 3
+    LEFT = 4  # it meets the others no more
+
+
+class Kind(IntEnum):
+    """What a rank meets the others in."""
+
+    START = 0
+    ALL_REDUCE = 1
+    BROADCAST = 2
+    ALL_GATHER = 3
+    NODE_BARRIER = 4
+    SHARED_ARRAY = 5
+
+
+_WORDS = ("the start of MPI", "an all-reduce", "a broadcast", "an all-gather", "a barrier of nodes", "a shared array")
+
+
+class Record:
+    """A rank's record: what it writes, and what others read. A context manager for a meeting, see `meeting`."""
+
+    def __init__(self, memory: memoryview | None = None) -> None:
+        self._bytes = memoryview(bytearray(_BYTES)) if memory is None else memory
+        self._numbers = self._bytes.cast("q")
+        self._next = (0, 0, 0)
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0 where none has made the record its own."""
+        return self._numbers[_PID]
+
+    @property
+    def started(self) -> int:
+        """When the process started, as /proc says it."""
+        return self._numbers[_STARTED]
+
+    @property
+    def state(self) -> State:
+        """Where the rank is in its life."""
+        return State(self._numbers[_STATE])
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._numbers[_STATE] = state
+
+    @property
+    def position(self) -> int:
+        """2n - 1 in the n-th meeting with the others, 2n after it."""
+        return self._numbers[_POSITION]
+
+    @property
+    def rounds(self) -> int:
+        """How often the rank has gone round in work in which ranks do not meet, from 1; 0 outside such work."""
+        return self._numbers[_ROUNDS]
+
+    @rounds.setter
+    def rounds(self, rounds: int) -> None:
+        self._numbers[_ROUNDS] = rounds
+
+    def own(self, pid: int, started: int) -> None:
+        """Make it this process's."""
+        self._bytes[:] = bytes(_BYTES)
+        self._numbers[_PID], self._numbers[_STARTED], self._numbers[_STATE] = pid, started, State.STARTED
+
+    def meeting(self, kind: Kind, count: int = 0, dtype: str = "\0") -> "Record":
+        """Say in what the rank is to meet the others: `with record.meeting(...)`.
+
+        Args:
+            kind: of the collective.
+            count: its elements, where they must be the same on all ranks.
+            dtype: their type, as NumPy's character.
+        """
+        self._next = kind, count, ord(dtype)
+        return self
+
+    def __enter__(self) -> None:
+        _CALL.pack_into(self._bytes, 8 * _KIND, *self._next)
+        self._numbers[_POSITION] += 1  # the last: who sees it sees what belongs to it
+
+    def sums_otherwise(self, other: "Record") -> bool:
+        """Whether another rank is in the same meeting, but sums another number of elements, or of another type.
+
+        Of two ranks that are not in the same kind of meeting it says nothing.
+        """
+        mine, others = self._numbers, other._numbers
+        if others[_POSITION] != mine[_POSITION] or others[_KIND] != mine[_KIND]:
+            return False
+        differs = others[_COUNT] != mine[_COUNT] or others[_DTYPE] != mine[_DTYPE]
+        return differs and others[_POSITION] == mine[_POSITION]  # it has not gone on meanwhile
+
+    def __exit__(self, *_: object) -> None:
+        self._numbers[_POSITION] += 1
+
+    @property
+    def call(self) -> str:
+        """What the rank meets the others in, or has last, in words."""
+        kind, count, dtype = (self._numbers[one] for one in (_KIND, _COUNT, _DTYPE))
+        if not dtype:
+            return _WORDS[kind]
+        from numpy import dtype as named  # not before somebody waits
+
+        return f"{_WORDS[kind]} of {count} {named(chr(dtype))}"
+
+    @property
+    def phase_memory(self) -> tuple[memoryview, memoryview]:
+        """Where a `Phase` keeps its name, and its epoch and step."""
+        return self._bytes[_NAME], self._numbers[_EPOCH : _STEP + 1]
+
+    @property
+    def phase(self) -> tuple[str, int, int]:
+        """Name, epoch and step of what the rank is doing; 0 for none."""
+        return self._text(_NAME), self._numbers[_EPOCH], self._numbers[_STEP]
+
+    @property
+    def place(self) -> str:
+        """Where its Python code is, as far as it is known."""
+        return self._text(_PLACE)
+
+    @place.setter
+    def place(self, place: str) -> None:
+        self._write(_PLACE, place)
+
+    @property
+    def segments(self) -> list[str]:
+        """Names of other files in the folder that the rank has mapped: MPI's, which a job that is killed leaves."""
+        return self._text(_SEGMENTS).split()
+
+    @segments.setter
+    def segments(self, names: list[str]) -> None:
+        self._write(_SEGMENTS, " ".join(names))
+
+    def _text(self, where: slice) -> str:
+        return bytes(self._bytes[where]).rstrip(b"\0").decode(errors="replace")
+
+    def _write(self, where: slice, text: str) -> None:
+        size = where.stop - where.start
+        self._bytes[where] = text.encode()[:size].ljust(size, b"\0")
+
+
+class Table:
+    """The records of all ranks of a job, by rank; those of other nodes stay empty here.
+
+    Args:
+        path: the file, which is made where it is not there.
+        size: ranks of the job.
+
+    Raises:
+        OSError: the folder is full, or the file is somebody else's.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+                raise PermissionError(f"{path} belongs to somebody else")
+            os.posix_fallocate(file, 0, size * _BYTES)  # where the folder is full, now: later it is a bus error
+            self._memory = memoryview(mmap.mmap(file, size * _BYTES))
+        finally:
+            os.close(file)
+        self.records = [Record(self._memory[at : at + _BYTES]) for at in range(0, size * _BYTES, _BYTES)]
+
+    def remove(self) -> None:
+        """Remove the file; ranks that have it open keep their memory."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+
+# The file's name
+
+
+@dataclass(frozen=True)
+class Process:
+    """What /proc says of a process.
+
+    Attributes:
+        parent: PID of its parent.
+        started: in clock ticks since the system's start.
+        state: "R", "S", "D", "T" (stopped), "Z" (gone, but not yet collected), ...
+        ticks: of CPU time that it has used.
+    """
+
+    parent: int
+    started: int
+    state: str
+    ticks: int
+
+
+def look_up(pid: int) -> Process | None:
+    """Return what is known of a process, or None where there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    state, *numbers = text.rpartition(")")[2].split()  # the name before it may hold anything
+    return Process(int(numbers[0]), int(numbers[18]), state, int(numbers[10]) + int(numbers[11]))
+
+
+def path_of_job(variable: str) -> str | None:
+    """Return the path of this job's file on this node, or None where the system does not tell.
+
+    Args:
+        variable: name of the environment variable by which the launcher tells a process its rank. The nearest
+            ancestor without it is the launcher's, whatever scripts lie between.
+    """
+    if not sys.platform.startswith("linux") or not os.path.isdir(FOLDER):
+        return None
+    pid, own = os.getpid(), look_up(os.getpid())
+    while own is not None and own.parent > 0:
+        pid, own = own.parent, look_up(own.parent)
+        if own is not None and not _has_variable(pid, variable):
+            return os.path.join(FOLDER, f"{_prefix()}-{pid}-{own.started}")
+    return None
+
+
+def _has_variable(pid: int, variable: str) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # not ours: Slurm's daemon, for one
+        return False
+    return any(one.startswith(f"{variable}=".encode()) for one in environment.split(b"\0"))
+
+
+def _prefix() -> str:
+    """How our files' names begin: with the user, and what PIDs in the name mean (containers may share the folder)."""
+    return f"dptrain-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+# What is left of jobs
+
+
+def sweep() -> None:
+    """Remove what jobs have left on this node that were killed: their file, and the segments of MPI that it names."""
+    dead: list[str] = []
+    for path in glob.glob(os.path.join(FOLDER, f"{_prefix()}-*-*")):
+        pid, started = (int(part) if part.isdigit() else 0 for part in path.split("-")[-2:])
+        launcher = look_up(pid)
+        if launcher is not None and launcher.started == started:
+            continue
+        try:
+            content = bytearray(Path(path).read_bytes())
+        except OSError:
+            continue
+        whole = range(0, len(content) - len(content) % _BYTES, _BYTES)
+        records = [Record(memoryview(content)[at : at + _BYTES]) for at in whole]
+        if not any(is_alive(look_up(one.pid), one.started) for one in records if one.pid):  # without its launcher
+            dead += [os.path.join(FOLDER, os.path.basename(name)) for one in records for name in one.segments]
+            dead.append(path)
+    if not dead:
+        return
+    used = _mapped()
+    for path in dict.fromkeys(dead):
+        with contextlib.suppress(OSError):  # another rank was faster
+            if path not in used and os.lstat(path).st_uid == os.getuid():
+                os.unlink(path)
+
+
+def is_alive(found: Process | None, started: int) -> bool:
+    """Whether what was looked up is the process that started then, and has not ended."""
+    return found is not None and found.started == started and found.state not in "ZX"
+
+
+def _mapped() -> set[str]:
+    """Return the files of the folder that any process has mapped; nobody else can map what is this user's alone."""
+    found: set[str] = set()
+    for path in glob.iglob("/proc/[0-9]*/maps"):
+        try:
+            found |= _shared(Path(path).read_text(encoding="utf-8", errors="replace"))
+        except OSError:  # gone, or somebody else's
+            continue
+    return found
+
+
+def _shared(maps: str) -> set[str]:
+    return {line.split(None, 5)[-1] for line in maps.splitlines() if f" {FOLDER}/" in line}
+
+
+def segments() -> list[str]:
+    """Return the names of files in the folder that this process has mapped, but for ours."""
+    try:
+        found = _shared(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return []
+    names = [os.path.relpath(path, FOLDER) for path in found if not path.endswith("(deleted)")]
+    return sorted(name for name in names if "/" not in name and " " not in name and not name.startswith("dptrain-"))
+
+
+def require_room(ranks: int) -> None:
+    """Refuse to start MPI where the node's shared memory is full: it would die of a bus error.
+
+    Args:
+        ranks: that start on this node.
+
+    Raises:
+        OutputError: there is too little.
+    """
+    try:
+        status = os.statvfs(FOLDER)
+    except OSError:
+        return
+    free, needed = status.f_bavail * status.f_frsize, ranks * MPI_BYTES
+    if free < needed:
+        raise OutputError(
+            f"{FOLDER} has {free / 1e6:.1f} MB free, and MPI needs about {needed / 1e6:.1f}: remove what killed jobs "
+            "have left there, or give the container more (docker run --shm-size)"
+        )

@@ -1,0 +1,386 @@
+r"""What `python -m dptrain launch` starts as each rank: it runs the command, and tells `launch` how that ended.
+
+    launch -- mpirun -- supervisor -- command (leads a process group of its own)
+       \_____ TCP ______/       \---- guard (kills that group when the supervisor is gone)
+
+The command dies with its supervisor, and the supervisor ends the command when `launch` is gone: whichever of these is
+killed with -9, on whatever host, nothing stays behind. The supervisor itself exits only when `launch` says so. Thus
+`launch` decides what a rank's exit means for the others, not mpirun, of which each judges differently.
+
+It is run as a script, by `python -I -S`, and imports next to nothing: it starts once for each rank. It speaks lines:
+
+| says | hears |
+|---|---|
+| `hello TOKEN RANK HOST PID` | `signal NUMBER`: pass it on |
+| `mpi`: the command has loaded an MPI library | `kill`: end the command at once |
+| `exit STATUS`: minus the signal's number where one killed it | `leave`: all is decided |
+"""
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import BinaryIO
+
+TOKEN = "DPTRAIN_LAUNCH_TOKEN"
+# What asks a job to save and stop.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+# Seconds between looks: for an MPI library; at what is ending; whether mpirun's process on this host is still there.
+_LOOK, _ENDING, _CALM = 0.2, 0.05, 1.0
+# Seconds: for a connection to one address; for the last output of a command that was killed; for what a command that
+# was asked to stop has left behind.
+_CONNECT, _LAST_OUTPUT, _LEFT_BEHIND = 10.0, 0.5, 30.0
+# Of Linux's prctl.
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+_LONGEST_LINE = 65536
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command as one rank until `launch` lets go.
+
+    Args:
+        arguments: the addresses of `launch`, with commas; its port; the environment variable that holds the rank; a
+            folder for logs, or ""; "prefix" where each line of output begins with the rank, or ""; the command.
+
+    Returns:
+        The exit code for mpirun: 0 where `launch` knows all.
+    """
+    addresses, port, variable, log_dir, prefix, *command = arguments
+    rank = int(os.environ[variable])
+    try:
+        launch = _connect(addresses.split(","), int(port))
+        outputs = _Outputs(rank, log_dir, bool(prefix))
+    except OSError as error:
+        sys.stderr.write(f"dptrain: rank {rank} host {socket.gethostname()} launch: {error}\n")
+        return 1
+    return _Supervisor(rank, launch, outputs).run(command)
+
+
+def _connect(addresses: Sequence[str], port: int) -> socket.socket:
+    """Return the connection to `launch`.
+
+    Raises:
+        OSError: there is none by any of its addresses.
+    """
+    reasons = []
+    for address in addresses:
+        try:
+            connection = socket.create_connection((address, port), _CONNECT)
+        except OSError as error:
+            reasons.append(f"{address}: {error.strerror or error}")
+        else:
+            connection.settimeout(None)
+            notice_lost_hosts(connection)
+            return connection
+    raise OSError(f"cannot reach launch at port {port} of {'; '.join(reasons)}; see --address")
+
+
+def notice_lost_hosts(connection: socket.socket) -> None:
+    """Let a connection fail within half a minute when the other host is gone without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def die_with(parent: int) -> None:
+    """Have this process, just forked, killed when its parent dies.
+
+    Args:
+        parent: its PID; it may be gone already.
+    """
+    _prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class _Outputs:
+    """Where a rank's standard output and standard error go.
+
+    Args:
+        rank: of this process.
+        log_dir: `rank-N.log` in it gets both; then only rank 0's standard output is also shown.
+        prefix: begin each line that is shown with "[rank] ".
+
+    Raises:
+        OSError: the log cannot be written.
+    """
+
+    def __init__(self, rank: int, log_dir: str, prefix: bool) -> None:
+        self._prefix = f"[{rank}] ".encode() if prefix else b""
+        self._log: BinaryIO | None = None
+        self._show_output = not log_dir or prefix or rank == 0
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        # The ends that the command writes to, and ours.
+        self._pipes = [os.pipe(), os.pipe()] if log_dir or prefix else []
+        if log_dir:
+            os.makedirs(log_dir, exist_ok=True)
+            restarted = os.environ.get("DPTRAIN_RESTART", "0") != "0"
+            self._log = open(os.path.join(log_dir, f"rank-{rank}.log"), "ab" if restarted else "wb")  # noqa: SIM115
+
+    def redirect(self) -> None:
+        """Let this process, which is to become the command, write here."""
+        for descriptor, (_, end) in enumerate(self._pipes, 1):
+            os.dup2(end, descriptor)
+
+    def start(self) -> None:
+        """Pass on what the command writes, in threads: where nobody reads what is shown, these wait, and only these."""
+        for descriptor, (end, theirs) in enumerate(self._pipes, 1):
+            os.close(theirs)
+            shown = descriptor if descriptor == 2 or self._show_output else None
+            thread = threading.Thread(target=self._pass_on, args=(end, shown), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is still something to pass on."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def finish(self) -> None:
+        """Wait for moments until all is passed on."""
+        for thread in self._threads:
+            thread.join(_LAST_OUTPUT)
+
+    def _pass_on(self, source: int, shown: int | None) -> None:
+        with open(source, "rb") as lines:
+            while line := lines.readline(_LONGEST_LINE):
+                if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+                    line += b"\n"  # the last one, and others may write after it
+                if shown is not None and not _write(shown, self._prefix + line):
+                    shown = None
+                if self._log is not None:
+                    with self._lock:
+                        self._keep(line)
+
+    def _keep(self, line: bytes) -> None:
+        try:
+            if self._log is not None:
+                self._log.write(line)
+                self._log.flush()
+        except OSError as error:
+            _write(2, f"dptrain: {self._log.name if self._log else ''}: {error.strerror}; the log ends here\n".encode())
+            self._log = None
+
+
+def _write(descriptor: int, text: bytes) -> bool:
+    """Write all of it; return whether anybody reads it."""
+    try:
+        while text:
+            text = text[os.write(descriptor, text) :]
+    except OSError:
+        return False
+    return True
+
+
+class _Supervisor:
+    def __init__(self, rank: int, launch: socket.socket, outputs: _Outputs) -> None:
+        self._rank = rank
+        self._launch = launch
+        self._outputs = outputs
+        self._parent = os.getppid()
+        self._command = 0  # its PID, and its group's
+        self._status: int | None = None
+        self._ended = 0.0  # when, on the monotonic clock
+        self._told = self._stopping = self._in_mpi = False
+
+    def run(self, command: Sequence[str]) -> int:
+        token = os.environ.pop(TOKEN)
+        waking, signalled = os.pipe()
+        for end in (waking, signalled):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+        for number in (*STOPPING, signal.SIGCHLD):
+            signal.signal(number, lambda *_: None)  # it wakes the loop below
+        _prctl(_CHILD_SUBREAPER, 1)  # what the command leaves behind becomes ours
+        self._command = self._fork(command)
+        guard = _guard(self._command)
+        self._outputs.start()
+        self._say(f"hello {token} {self._rank} {_host()} {self._command}")
+        code = self._loop(waking)
+        with suppress(OSError):
+            os.write(guard, b".")
+        return code
+
+    def _fork(self, command: Sequence[str]) -> int:
+        parent = os.getpid()
+        child = os.fork()
+        if child:
+            return child
+        try:
+            os.setpgid(0, 0)
+            die_with(parent)
+            signal.set_wakeup_fd(-1)
+            # Python ignores the last two, and what is ignored stays so.
+            for number in (*STOPPING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            self._outputs.redirect()
+            os.execvp(command[0], list(command))
+        except OSError as error:
+            _write(2, f"dptrain: cannot run {command[0]}: {error.strerror}\n".encode())
+            os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+
+    def _loop(self, waking: int) -> int:
+        poll = select.poll()
+        for descriptor in (waking, self._launch.fileno()):
+            poll.register(descriptor, select.POLLIN)
+        leave = False
+        heard = b""
+        while True:
+            self._reap()
+            if leave and not self._outputs.busy:
+                return 0
+            if not (self._in_mpi or self._status is not None) and _loaded_mpi(self._command):
+                self._in_mpi = True
+                self._say("mpi")
+            ending = leave or (self._status is not None and not self._told)
+            wait = _ENDING if ending else _CALM if self._in_mpi or self._told else _LOOK
+            if os.getppid() != self._parent:  # of which mpirun may take no notice
+                self._kill()
+                return 1
+            for descriptor, _ in poll.poll(wait * 1000):
+                if descriptor == waking:
+                    for number in os.read(waking, 64):
+                        if number in STOPPING:
+                            self._stop(number)
+                    continue
+                received = self._receive()
+                if not received:  # launch is gone
+                    self._kill()
+                    return 1
+                *lines, heard = (heard + received).split(b"\n")
+                for word, *rest in map(bytes.split, lines):
+                    if word == b"signal":
+                        self._stop(int(rest[0]))
+                    elif word == b"kill":
+                        self._kill()
+                        return 0
+                    elif word == b"leave":
+                        leave = True
+
+    def _receive(self) -> bytes:
+        try:
+            return self._launch.recv(4096)
+        except OSError:
+            return b""
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # the next look for what launch says finds it gone
+            self._launch.sendall(f"{line}\n".encode())
+
+    def _stop(self, number: int) -> None:
+        """Pass a signal on, once: the same event may come from `launch`, mpirun and Slurm."""
+        if not self._stopping:
+            self._stopping = True
+            self._signal(number)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._outputs.finish()
+
+    def _signal(self, number: int) -> bool:
+        """Send a signal to the command and what it has started; return whether any of it is left."""
+        try:
+            os.killpg(self._command, number)
+        except ProcessLookupError:
+            if self._status is not None:
+                return False
+            try:
+                os.kill(self._command, number)  # it has not yet come to its group
+            except ProcessLookupError:
+                return False
+        except PermissionError:
+            return False
+        return True
+
+    def _reap(self) -> None:
+        """Take note of what has ended, and tell launch when it is the command.
+
+        What a command leaves behind ends with it. Where it was asked to stop, it gets time: a shell dies at once, while
+        the Python that it has started saves.
+        """
+        while True:
+            try:
+                child, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not child:
+                break
+            if child == self._command:
+                self._status, self._ended = os.waitstatus_to_exitcode(status), time.monotonic()
+        if self._status is None or self._told:
+            return
+        if self._stopping and self._signal(0) and time.monotonic() - self._ended < _LEFT_BEHIND:
+            return
+        self._signal(signal.SIGKILL)
+        self._told = True
+        self._say(f"exit {self._status}")
+
+
+def _host() -> str:
+    """Return this host's name, as Slurm calls it where Slurm does."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def _guard(group: int) -> int:
+    """Start a process that outlives this one by moments, to kill a process group where this one is killed.
+
+    Returns:
+        A descriptor; the guard leaves the group alone where a byte is written to it first.
+    """
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(reading)
+        return writing
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (*STOPPING, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # mpirun waits until nobody has its pipes; and the other end of ours is among what is closed.
+        os.dup2(reading, 3)
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(null, descriptor)
+        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        if not os.read(3, 1):
+            os.killpg(group, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _loaded_mpi(pid: int) -> bool:
+    """Return whether a process, or one that it has started, has an MPI library; False where the system does not say."""
+    try:
+        return any("libmpi" in _read(f"/proc/{one}/maps") for one in _tree(pid))
+    except OSError:
+        return False
+
+
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    for child in _read(f"/proc/{pid}/task/{pid}/children").split():
+        yield from _tree(int(child))
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

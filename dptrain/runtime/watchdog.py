@@ -1,0 +1,466 @@
+"""Each rank watches the others: one that is stopped, loops, has left or died ends the job instead of hanging it.
+
+A rank says what it does in its record (`records`), a thread in each rank looks at those of its node several times a
+second, and `judging` says what is wrong. Between nodes the lowest ranks exchange what they see. Importing dptrain under
+a launcher makes the record; the thread begins with MPI. A process alone has neither.
+"""
+
+import atexit
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError
+from dptrain.runtime import records
+from dptrain.runtime.failure import abort, exit_at_once, phase, words
+from dptrain.runtime.judging import QUIET, Finding, Life, Limits, Sight, judge, mismatch
+from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, rank_variable
+from dptrain.runtime.records import Kind, Record, State, Table
+
+# Seconds between two looks at the others; longer where many ranks look at one another.
+_LOOK = 0.2
+# Seconds between two messages to other nodes, and after how many without one a node is silent.
+_POST, _SILENT = 0.5, 2.0
+# Of a judge that speaks only where the one that should has not.
+_IN_RESERVE = 1.5
+# Of a rank that has the same to say as rank 0.
+_TURN = 1.0
+# The most that a moment between two looks can count as waiting: whoever sleeps longer was stopped or swapped out.
+_AWAKE = 1.0
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_STANDARD = os.path.dirname(os.path.abspath(os.__file__))
+
+
+class Post(ABC):
+    """Messages of the watchdogs, which must not meet those of a training."""
+
+    @abstractmethod
+    def send(self, rank: int, message: bytes) -> None:
+        """Send without waiting."""
+
+    @abstractmethod
+    def received(self) -> list[tuple[int, bytes]]:
+        """Return what has come since the last call: sender and message."""
+
+    @abstractmethod
+    def arrive(self) -> Callable[[], bool]:
+        """Begin a barrier; return what says whether all have arrived."""
+
+
+class Watchdog:
+    """This rank's record, and its look at the others.
+
+    Args:
+        launch: how this process was launched.
+        table: the records of this node's ranks.
+
+    Attributes:
+        limits: for how long ranks may wait.
+        record: this rank's.
+    """
+
+    def __init__(self, launch: LaunchInfo, table: Table) -> None:
+        self.launch, self.record = launch, table.records[launch.rank]
+        self.limits = Limits()
+        self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
+        self._thread: threading.Thread | None = None
+        self._end = threading.Event()
+        self._left = False
+        self._here: Sequence[int] = range(launch.size)  # ranks that this node may have
+        self._beside: Sequence[Record] = ()  # those of the ranks before and after this one there
+        self._leaders: Sequence[int] = ()
+        self._post: Post | None = None
+        self._told: dict[int, tuple[float, list[Sight]]] = {}  # by leader: when, and what it sees
+        self._posted = -_POST
+        self._awake = 0.0
+        # By rank: what it did, its life, its CPU time, and since when that has been so.
+        self._seen: dict[int, tuple[object, Life, int, float]] = {}
+        self._warned: set[object] = set()
+        self._found: tuple[object, float] | None = None
+
+    # What this rank does
+
+    def join(self) -> None:
+        """Say that this rank begins to meet the others, and begin to watch them."""
+        self.record.state = State.JOINING
+        self.record.meeting(Kind.START).__enter__()
+        self._end.clear()
+        self._thread = threading.Thread(target=self._watch, name="dptrain watchdog", daemon=True)
+        self._thread.start()
+
+    def step_back(self) -> None:
+        """Say that this rank has not come to meet the others."""
+        self._end.set()
+        self.record.__exit__()
+        self.record.state = State.STARTED
+
+    def joined(self, here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Post) -> None:
+        """Say that all ranks have met.
+
+        Args:
+            here: the ranks of this node.
+            leaders: host and PID of the lowest rank of each node.
+            post: between them.
+        """
+        position = self.record.position + 1  # all leave this meeting
+        for rank, (host, pid) in leaders.items():
+            if rank not in here:  # it may never be heard from
+                there = Sight(rank, host, pid, State.JOINED, position=position, phase=self.record.phase)
+                self._told[rank] = self._awake, [there]
+        self._here, self._leaders, self._post = here, sorted(leaders), post
+        mine = here.index(self.launch.rank)
+        beside = {here[mine - 1], here[(mine + 1) % len(here)]} - {self.launch.rank}
+        self._beside = [self._table.records[rank] for rank in sorted(beside)]
+        self.record.segments = records.segments()
+        self.record.state = State.JOINED
+        self.record.__exit__()
+        os._exit = self._exit  # type: ignore[assignment]
+
+    def leave(self, how: str) -> None:
+        """Say that this rank meets the others no more, and wait for them where they have met.
+
+        MPI_Finalize would wait as well, but with nobody to watch.
+        """
+        if self._left or os.getpid() != self._pid:  # a fork
+            return
+        self._left = True
+        met = self.record.state == State.JOINED
+        self.record.place = how
+        self.record.state = State.LEFT
+        if met and self._post is not None:
+            arrived = self._post.arrive()
+            while not arrived():
+                time.sleep(0.005)
+        self._end.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2)  # no call of MPI may be under way when it ends
+        here = [self._table.records[rank].state for rank in self._here]
+        if met or here.count(State.LEFT) >= self.launch.local_size:
+            self._table.remove()
+
+    def _exit(self, code: int) -> None:
+        """Stand in for `os._exit`: MPICH's launcher would end the other ranks, and call it a success."""
+        if os.getpid() == self._pid and not self._left:
+            if code == 0:
+                self.leave("os._exit(0)")
+            else:
+                mine = replace(self._sight(self._pid, self.launch.rank), place="")
+                self._print(f"{self._name(mine)}: ended with os._exit({code})")
+        exit_at_once(code)
+
+    def check_sum(self) -> None:
+        """Compare with the next ranks of this node what this rank is about to sum, before MPI does.
+
+        In a ring of ranks that do not all sum the same, there are two neighbours that do not, and the later of them
+        finds the earlier here.
+
+        Raises:
+            MismatchError: they sum other numbers of elements.
+        """
+        own = self.record
+        for peer in self._beside:
+            if own.sums_otherwise(peer):
+                break
+        else:
+            return
+        end = time.monotonic() + QUIET  # by then the others have come, or are stuck for another reason
+        records = [self._table.records[rank] for rank in self._here]
+        while time.monotonic() < end and any(one.position < own.position for one in records):
+            time.sleep(0.01)
+        # One line is enough: another neighbour may have found the same, and an abort takes less than a turn.
+        time.sleep(min(list(self._here).index(self.launch.rank), 3) * _TURN / 2)
+        raise MismatchError(self.who_is_where())
+
+    def who_is_where(self) -> str:
+        """Say who of this node is in which meeting, where they are not in the same."""
+        sights = [self._sight(self._table.records[rank].pid, rank) for rank in self._here]
+        return mismatch(sights) if len({one.call for one in sights}) > 1 else ""
+
+    # What the others do
+
+    def _watch(self) -> None:
+        pause = _LOOK * max(1.0, self.launch.local_size / 64)
+        before = time.monotonic()
+        while not self._end.wait(pause):
+            now = time.monotonic()
+            self._awake += min(now - before, _AWAKE)
+            before = now
+            if self.record.state != State.LEFT:
+                self.record.place = _place()
+            self._look()
+
+    def _look(self) -> None:
+        """Look at all ranks once, and say what is wrong."""
+        table = self._table.records
+        # Before all have met, who is on another node cannot be told from who has not come.
+        one_node = self.launch.local_size == self.launch.size
+        here = [rank for rank in self._here if one_node or table[rank].state != State.ABSENT]
+        mine = [self._sight(table[rank].pid, rank) for rank in here]
+        sees_all = len(mine) == self.launch.size
+        leads = len(self._leaders) > 1 and self.launch.rank == min(self._here)
+        if leads and self._post is not None:
+            self._exchange(self._post, mine)
+            away = [self._heard(one, at) for at, sights in self._told.values() for one in sights]
+            sees_all = len(mine) + len(away) == self.launch.size
+            mine += away
+        found = judge(sorted(mine, key=lambda one: one.rank), self.limits, sees_all=sees_all)
+        if found is not None:
+            self._say(found)
+
+    def _sight(self, pid: int, rank: int) -> Sight:
+        """Return what is seen of a rank of this node."""
+        record = self._table.records[rank]
+        state = record.state
+        if state == State.ABSENT:
+            more = "it has not imported dptrain"
+            return self._timed(Sight(rank, self._host, 0, state, phase=("start-up", 0, 0), more=more), 0)
+        sight = Sight(
+            rank,
+            self._host,
+            pid,
+            state,
+            position=record.position,
+            call=record.call,
+            phase=record.phase,
+            rounds=record.rounds,
+            place=record.place,
+        )
+        # Who moves lives: where ranks are many, asking the system about all of them would take time.
+        last = self._seen.get(rank)
+        if last is not None and last[0] != _doing(sight):
+            return self._timed(sight, last[2])
+        found = records.look_up(pid)
+        if not records.is_alive(found, record.started):
+            sight = replace(sight, life=Life.GONE)
+        elif found is not None and found.state == "T":
+            sight = replace(sight, life=Life.STOPPED)
+        return self._timed(sight, 0 if found is None else found.ticks)
+
+    def _timed(self, sight: Sight, ticks: int) -> Sight:
+        """Return a sight with the time for which it has been the same."""
+        last = self._seen.get(sight.rank)
+        if last is None or last[:2] != (_doing(sight), sight.life):
+            last = self._seen[sight.rank] = _doing(sight), sight.life, ticks, self._awake
+        since = self._awake - last[3]
+        more = sight.more
+        if sight.life == Life.RUNNING and sight.pid and not sight.waits:
+            used = (ticks - last[2]) / os.sysconf("SC_CLK_TCK")
+            more = f"its process is running, and has used {used:.1f} s of CPU time in {since:.0f} s"
+        return replace(sight, since=since, more=more)
+
+    # Other nodes
+
+    def _exchange(self, post: Post, mine: Sequence[Sight]) -> None:
+        """Tell the other nodes what is seen here, and take what they tell."""
+        if self._awake - self._posted >= _POST:
+            self._posted = self._awake
+            # Small enough that MPI need not wait for whoever gets it.
+            message = zlib.compress(json.dumps([asdict(one) for one in mine]).encode())
+            for leader in self._leaders:
+                if leader != self.launch.rank:
+                    post.send(leader, message)
+        for sender, message in post.received():
+            self._told[sender] = self._awake, [_sight_of(fact) for fact in json.loads(zlib.decompress(message))]
+
+    def _heard(self, one: Sight, at: float) -> Sight:
+        """Return what a node has told of a rank, as long ago as it is."""
+        since = self._awake - at
+        if since >= _SILENT and one.state != State.LEFT:
+            one = replace(one, life=Life.SILENT, more=f"nothing has been heard from {one.host} for {since:.0f} s")
+        return replace(one, since=one.since + since)
+
+    # Saying it
+
+    def _say(self, found: Finding) -> None:
+        """Print a finding where this rank is to, and end the job where that is called for."""
+        about = (found.culprit.rank, found.culprit.position, found.fatal)
+        if self._found is None or self._found[0] != about:
+            self._found = about, self._awake
+        if found.speaker != self.launch.rank and (not found.fatal or self._awake - self._found[1] < _IN_RESERVE):
+            return
+        if not found.fatal:
+            if about not in self._warned:
+                self._warned.add(about)
+                self._print(f"{self._name(found.culprit)}: {found.text} (a warning)")
+            return
+        self._print(f"{self._name(found.culprit)}: {found.text}")
+        # Somebody may wait for a reader of standard output, with its lock in hand.
+        flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+        flushing.start()
+        flushing.join(0.5)
+        abort(ExitCode.STUCK)
+
+    def _name(self, one: Sight) -> str:
+        place = f", {'at' if one.state == State.LEFT else 'last seen at'} {one.place}" if one.place else ""
+        return f"dptrain: rank {one.rank}/{self.launch.size} host {one.host} pid {one.pid} {words(*one.phase)}{place}"
+
+    def _print(self, line: str) -> None:
+        os.write(2, f"{line}\n".encode())  # past Python's buffers, which the main thread may hold
+
+
+def _doing(sight: Sight) -> object:
+    return sight.state, sight.position, sight.phase, sight.rounds, sight.pid
+
+
+def _sight_of(fact: dict[str, Any]) -> Sight:
+    """Return a sight as JSON has carried it."""
+    name, epoch, step = fact.pop("phase")
+    return Sight(**fact | {"state": State(fact["state"]), "life": Life(fact["life"]), "phase": (name, epoch, step)})
+
+
+def _place() -> str:
+    """Return where the main thread is: the innermost line that is neither ours nor the standard library's."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = frame
+    known = [getattr(sys.modules.get(name), "__path__", ["<"])[0] for name in ("numpy", "mpi4py")]
+    others = (_PACKAGE, _STANDARD, "<", *known)
+    while frame is not None and frame.f_code.co_filename.startswith(others):
+        frame = frame.f_back
+    frame = frame or innermost
+    if frame is None:
+        return ""
+    code = frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+
+
+# This process's
+
+
+_own: Watchdog | None = None
+
+
+def enlist() -> None:
+    """Make this rank's record, where a launcher has started several; called when dptrain is imported."""
+    global _own
+    launch, variable = detect_launch(), rank_variable()
+    if launch is None or launch.size == 1 or variable is None or launch.rank >= launch.size:
+        return
+    records.sweep()
+    path = records.path_of_job(variable)
+    atexit.register(_leave)
+    if path is None:
+        return
+    try:
+        table = Table(path, launch.size)
+    except OSError:  # a full folder is told when MPI is to start there
+        return
+    record, own = table.records[launch.rank], records.look_up(os.getpid())
+    if own is None or (record.pid and records.is_alive(records.look_up(record.pid), record.started)):
+        return  # a process that a rank has started
+    record.own(os.getpid(), own.started)
+    phase.show(*record.phase_memory)
+    _own = Watchdog(launch, table)
+
+
+def record() -> Record:
+    """Return this rank's record, which nobody reads where nobody watches."""
+    return Record() if _own is None else _own.record
+
+
+@contextmanager
+def going_round() -> Iterator[Callable[[], None]]:
+    """Let the other ranks watch this one in work in which it does not meet them: what it is given is called by it.
+
+    Who does not call it for as long as a rank may keep others waiting ends the job.
+    """
+    own = record()
+
+    def go_round() -> None:
+        own.rounds += 1
+
+    go_round()
+    try:
+        yield go_round
+    finally:
+        own.rounds = 0
+
+
+@contextmanager
+def joining(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Watch the other ranks from before MPI starts, which the block is to do, and to call `joined`.
+
+    Raises:
+        AgreedError: `DPTRAIN_STALL_WARNING` or `DPTRAIN_STALL_TIMEOUT` is no number of seconds.
+        OutputError: the node's shared memory is full.
+    """
+    launch = detect_launch()
+    if launch is not None and "mpi4py.MPI" not in sys.modules:
+        try:
+            records.require_room(launch.local_size)
+        except OutputError:
+            if launch.rank > 0:
+                time.sleep(_TURN)  # one line is enough: where rank 0 has the same trouble, it ends the job
+            raise
+    limit(environ=environ)
+    if _own is None:
+        yield
+        return
+    _own.join()
+    try:
+        yield
+    except BaseException:
+        _own.step_back()
+        raise
+
+
+def joined(here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Post) -> None:
+    """See `Watchdog.joined`."""
+    if _own is not None:
+        _own.joined(here, leaders, post)
+
+
+def check_sum() -> None:
+    """See `Watchdog.check_sum`; called in the meeting."""
+    if _own is not None:
+        _own.check_sum()
+
+
+def who_is_where() -> str:
+    """Say who of this node is in which meeting, or has been last, where that is not the same; else ""."""
+    return "" if _own is None else _own.who_is_where()
+
+
+def limit(warning: float | None = None, timeout: float | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Say for how many seconds ranks may wait for another; None for what the environment says, 0 for ever.
+
+    Raises:
+        AgreedError: the environment says no number of seconds.
+    """
+    chosen = Limits(
+        _seconds("DPTRAIN_STALL_WARNING", environ, Limits.warning) if warning is None else warning,
+        _seconds("DPTRAIN_STALL_TIMEOUT", environ, Limits.timeout) if timeout is None else timeout,
+    )
+    if _own is not None:
+        _own.limits = chosen
+
+
+def leave(how: str) -> None:
+    """Say that this rank meets the others no more; returns when they do not either."""
+    if _own is not None:
+        _own.leave(how)
+
+
+def _leave() -> None:
+    leave("the end of its script")
+    end_mpi()
+
+
+def _seconds(name: str, environ: Mapping[str, str], default: float) -> float:
+    text = environ.get(name, "").strip()
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise AgreedError("start-up", ConfigError.exit_code, f"{name} = {text!r}: expected seconds, or 0 for ever", [])
+    return value

@@ -1,0 +1,54 @@
+"""Writing in the background: a thread that does one job at a time, while the training goes on."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from dptrain.errors import DptrainError
+
+
+class Background:
+    """Does jobs in a thread, in order. What one meets is raised by the next `start` or `wait`."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the next `start` or `wait` will raise."""
+        return self._failure is not None
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Begin a job, once the one before is done.
+
+        Raises:
+            BaseException: what the one before has met.
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(job,), name="dptrain-writer", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the job is done.
+
+        Raises:
+            BaseException: what it has met.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def close(self) -> None:
+        """Let the job end, whatever it meets."""
+        with suppress(DptrainError):
+            self.wait()
+
+    def _run(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # raised where it is waited for
+            self._failure = error

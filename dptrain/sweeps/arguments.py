@@ -1,0 +1,95 @@
+"""What users hand to sweeps and ensembles: a function that makes models, data that many trainings read."""
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain.batches.fingerprint import fingerprint
+from dptrain.batches.inputs import as_array, is_array
+from dptrain.errors import ConfigError
+from dptrain.models import Model
+from dptrain.utils import PyDataset, default_seed, set_random_seed
+
+
+class Builder:
+    """Makes models of a user's function, each with a seed.
+
+    Args:
+        build_model: returns a new compiled model each time.
+
+    Attributes:
+        takes: the parameters of the function.
+
+    Raises:
+        ConfigError: it is no function.
+    """
+
+    def __init__(self, build_model: Callable[..., Model]) -> None:
+        require_function("build_model", build_model)
+        self._build_model = build_model
+        self.takes = inspect.signature(build_model).parameters
+        self._built: weakref.WeakSet[Model] = weakref.WeakSet()
+
+    def build(self, seed: int, **fields: Any) -> Model:
+        """Call the user's function; the seed is its `seed`, if it has one, and the default of models made meanwhile.
+
+        Args:
+            seed: of the model, unless the function gives it another.
+            fields: further arguments of the function.
+
+        Raises:
+            ConfigError: it returns something else than a new compiled model.
+        """
+        before = default_seed()
+        set_random_seed(seed)
+        try:
+            model = self._build_model(**fields, **({"seed": seed} if "seed" in self.takes else {}))
+        finally:
+            set_random_seed(before)
+        if not isinstance(model, Model) or not model.compiled:
+            raise ConfigError(f"build_model: expected a compiled model, found {type(model).__name__}")
+        if model in self._built:
+            raise ConfigError(
+                "build_model: returned the same model twice; expected a new one each time, for a run each"
+            )
+        self._built.add(model)
+        return model
+
+
+def require_function(name: str, given: Any) -> None:
+    """Refuse what is no function.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not callable(given):
+        raise ConfigError(f"{name}: expected a function that returns new ones, found {type(given).__name__}")
+
+
+def require_array(where: str, x: Any) -> None:
+    """Refuse data that cannot be read by one training after another.
+
+    Raises:
+        ConfigError: it is neither an array nor a `PyDataset`.
+    """
+    if not (isinstance(x, PyDataset) or is_array(x)):
+        raise ConfigError(f"{where}: x is a {type(x).__name__}: expected an array, which every run reads anew")
+
+
+def facts(value: Any) -> Any:
+    """Return what tells an argument of `fit` from another one, of what JSON can carry."""
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): facts(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [facts(one) for one in value]
+    if is_array(value):
+        array = as_array(value, "x")
+        return fingerprint(array)
+    return type(value).__name__

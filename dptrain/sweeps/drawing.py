@@ -1,0 +1,125 @@
+"""What the pictures of a report share: two widths as SVG within HTML, users' text in them, logarithmic axes."""
+
+import io
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dptrain.errors import ConfigError
+from dptrain.sweeps import formatting
+from dptrain.sweeps.fields import is_wide
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind can tell apart too, without the yellow that white swallows.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+BLUE, ORANGE, VERMILION = "#0072B2", "#E69F00", "#D55E00"
+
+_NOT_DRAWN = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<!--.*?-->|<metadata>.*?</metadata>", re.DOTALL)
+_IDS = re.compile(r'(\bid="|\bhref="#|url\(#)')
+
+
+@dataclass(frozen=True)
+class Width:
+    """For how wide a page a picture is.
+
+    Attributes:
+        name: "wide" or "narrow", the class of its element.
+        inches: of the picture; 96 pixels of a page each.
+        font: in points.
+        name_length: letters that there is room for in a trial's name.
+        legend: where a legend has room, in Matplotlib's words.
+    """
+
+    name: str
+    inches: float
+    font: float
+    name_length: int
+    legend: Literal["outside right upper", "outside lower center"]
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is for a telephone, say, where things stand below each other."""
+        return self.name == "narrow"
+
+
+WIDE = Width("wide", 11.5, 10, 44, "outside right upper")
+NARROW = Width("narrow", 3.75, 8, 24, "outside lower center")
+
+
+def installed() -> bool:
+    """Return whether pictures can be drawn."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
+    """Return a picture as two SVG elements, of which a page shows the one that fits.
+
+    Args:
+        name: of the picture, unlike that of others on the page.
+        picture: makes it for a width.
+
+    Raises:
+        ConfigError: Matplotlib is missing.
+    """
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        raise ConfigError("matplotlib is not installed: pip install 'dptrain[sweep]'") from error
+    drawn = []
+    for width in (WIDE, NARROW):
+        with rc_context({"font.size": width.font, "svg.hashsalt": name, "svg.fonttype": "path"}):
+            drawn.append(svg(picture(width), f"{name}-{width.name}", width))
+    return "\n".join(drawn)
+
+
+def svg(figure: "Figure", name: str, width: Width) -> str:
+    """Return a figure as an element of a page; its identifiers begin with the name."""
+    text = io.StringIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # drawn as a box
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    element = _IDS.sub(rf"\g<1>{name}-", _NOT_DRAWN.sub("", text.getvalue())).strip()
+    return element.replace("<svg ", f'<svg class="{width.name}" aria-hidden="true" ', 1)
+
+
+def make_figure(width: Width, height: float) -> "Figure":
+    """Return an empty figure of so many inches' height."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width.inches, height), layout="constrained")
+
+
+def label(text: str, length: int) -> str:
+    """Return a text of the user's as Matplotlib draws it: short, on one line, no sign taken for mathematics."""
+    visible = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return formatting.shortened(visible, length).replace("$", r"\$")
+
+
+def trial_name(trial: int, setting: Mapping[str, Any], length: int) -> str:
+    """Return a trial's number and the values of its setting, without their names: there is little room."""
+    values = ", ".join(
+        f"{value:.3g}" if isinstance(value, float) else formatting.brief(value) for value in setting.values()
+    )
+    return label(f"{trial}: {values}" if setting else f"trial {trial}", length)
+
+
+def names_title(setting: Mapping[str, Any], letters: int) -> str:
+    """Return what the values in names of trials are of, on at most 4 lines."""
+    lines = textwrap.wrap(label(f"trial: {', '.join(setting)}", 400), letters) if setting else []
+    return "\n".join(lines[:4])
+
+
+def log_if_wide(axes: "Axes", axis: str, values: Sequence[float]) -> None:
+    """Make an axis logarithmic where its values are positive and span more than 2 decades."""
+    if is_wide(values):
+        (axes.set_xscale if axis == "x" else axes.set_yscale)("log")

@@ -1,0 +1,377 @@
+"""`dptrain.Ensemble`: models that differ by their seeds alone, trained side by side and asked together.
+
+Source: B. Lakshminarayanan, A. Pritzel, C. Blundell, "Simple and scalable predictive uncertainty estimation using deep
+ensembles", NeurIPS 2017.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import comm as comms
+from dptrain.batches.inputs import is_array
+from dptrain.callbacks import BackupAndRestore, Callback, History
+from dptrain.callbacks.base import flatten
+from dptrain.comm import Communicator
+from dptrain.errors import ConfigError
+from dptrain.models import Model
+from dptrain.models.from_files import load_members
+from dptrain.models.scoring import scorer
+from dptrain.program import tree
+from dptrain.runtime.failure import phase
+from dptrain.runtime.terminal import say, verbosity
+from dptrain.saving import ensemble_zip
+from dptrain.saving.state import decode, encode, restore
+from dptrain.saving.weights import require_ending, write
+from dptrain.sweeps.arguments import Builder, facts, require_array
+from dptrain.sweeps.members import Member, Members, Progress, train
+from dptrain.sweeps.space import parse_seeds
+from dptrain.sweeps.turns import threads_for
+from dptrain.train.devices import open_backend
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class EnsembleHistory:
+    """What `Ensemble.fit` returns.
+
+    Attributes:
+        members: the `History` of each member.
+    """
+
+    members: Sequence[History]
+
+    @property
+    def epoch(self) -> list[int]:
+        """The epochs that any member was trained for, counted from 0."""
+        return sorted({epoch for one in self.members for epoch in one.epoch})
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """Per log key the means over the members, in order of the epochs; over those that were trained so long."""
+        means: dict[str, list[float]] = {}
+        for key in dict.fromkeys(key for one in self.members for key in one.history):
+            lists = [one.history[key] for one in self.members if key in one.history]
+            epochs = range(max(map(len, lists)))
+            means[key] = [float(np.mean([one[epoch] for one in lists if len(one) > epoch])) for epoch in epochs]
+        return means
+
+
+@dataclass(frozen=True)
+class EnsemblePrediction:
+    """What `Ensemble.predict` returns; of several outputs, each is nested as these.
+
+    Attributes:
+        mean: (rows, *output_shape) over the members.
+        std: (rows, *output_shape) standard deviation over the members (divided by their number).
+        members: (number of members, rows, *output_shape), each as the member's own `predict` returns it.
+    """
+
+    mean: Any
+    std: Any
+    members: Any
+
+
+class Ensemble:
+    """Models of one function that differ by their seeds: a deep ensemble.
+
+    Its members are trained side by side: on a CPU one on each core, where steps are compiled, on a GPU in packs that
+    share launches. Under mpirun the ranks share them out (rank 0 of P ranks trains members 0, P, 2P, ...), no
+    collective joins them while they are trained, and in the end every rank has all. A member has the bits of the model
+    that `build_model` returns after `dptrain.utils.set_random_seed(seed)`, trained alone on one process.
+
+    Args:
+        build_model: returns a new compiled model. Its seed is the member's, unless it gives itself another; it gets the
+            seed as an argument if it has a parameter `seed`.
+        seeds: how many members (with the seeds 0, 1, ...), or their seeds, such as range(8) or "0-7".
+
+    Attributes:
+        members: ordinary models, in the order of the seeds.
+
+    Raises:
+        ConfigError: seeds are none, or two members would be the same, or no compiled model was returned.
+    """
+
+    def __init__(self, build_model: Callable[..., Model], seeds: int | str | Iterable[int | str] = 8) -> None:
+        number = isinstance(seeds, int | np.integer) and not isinstance(seeds, bool)
+        if number and seeds < 1:  # type: ignore[operator]
+            raise ConfigError(f"Ensemble: seeds = {seeds}: expected how many members, 1 or more, or their seeds")
+        chosen = tuple(range(int(seeds))) if number else parse_seeds(seeds)  # type: ignore[arg-type]
+        builder = Builder(build_model)
+        self._set_members([builder.build(seed) for seed in chosen])
+
+    def _set_members(self, members: Sequence[Model]) -> None:
+        seeds = [one.seed for one in members]
+        twice = [seed for seed in seeds if seeds.count(seed) > 1]
+        if twice:
+            raise ConfigError(
+                f"Ensemble: two members have the seed {twice[0]} and would be the same; let build_model leave the seed "
+                "of its model out, or have a parameter 'seed'"
+            )
+        self.members = list(members)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of the members."""
+        return tuple(one.seed for one in self.members)
+
+    def __len__(self) -> int:
+        """Return how many members there are."""
+        return len(self.members)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: str | int = "auto",
+        callbacks: Callable[[], Any] | Sequence[Sequence[Callback]] | None = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        **options: Any,
+    ) -> EnsembleHistory:
+        """Train all members, each in the order of the samples that its seed gives. Collective.
+
+        Args:
+            x: as `Model.fit`; an array, or a `PyDataset`, which every member reads anew.
+            y: as `Model.fit`.
+            batch_size: as `Model.fit`, of each member.
+            epochs: number of the last epoch.
+            verbose: 0 prints nothing, anything else a line an epoch with the means over the members.
+            callbacks: a function that returns new ones for a member, or a list of callbacks for each member. A callback
+                sees one member as its model, and that one's logs; under mpirun it is called on the rank that trains it.
+            validation_split: as `Model.fit`.
+            validation_data: as `Model.fit`; arrays.
+            options: further arguments of `Model.fit`.
+
+        Returns:
+            The history of every member, on every rank.
+
+        Raises:
+            ConfigError: as `Model.fit`, or callbacks that are not those of single members.
+            Exception: of `Model.fit`, of the first member that fails; it names the member. No member goes on then.
+            AgreedError: any of these, on all ranks, under mpirun.
+        """
+        ranks, first = comms.current(), self.members[0]
+        phase.enter("fit")
+        arguments = {"x": x, "y": y, "batch_size": batch_size, "epochs": epochs, "validation_split": validation_split}
+        arguments |= {"validation_data": validation_data, **options}
+
+        def check() -> list[list[Callback]]:
+            require_array("fit", x)
+            if verbose not in ("auto", 0, 1, 2):
+                raise ConfigError(f"verbose = {verbose!r}: expected 'auto', 0, 1 or 2")
+            return self._callbacks_by_member(callbacks)
+
+        hooks = first.agreed(ranks, "fit", check)
+        if ranks.size > 1:
+            decides = {"seeds": list(self.seeds)} | {name: facts(one) for name, one in arguments.items()}
+            ranks.require_same("the ranks call fit differently", decides)
+        mine = range(ranks.rank, len(self), ranks.size)
+        with closing(open_backend(ranks, **first.device_options)) as backend:
+            threads = threads_for(backend, max(1, len(mine)))
+        progress = Progress(len(self), int(epochs), shown=ranks.rank == 0 and verbosity(verbose) > 0)
+        ranks.received()  # what an interrupted training of this process has left
+        with first.collective(ranks), comms.independent():
+            members = [
+                Member(number, self.members[number], {**arguments, "callbacks": hooks[number]}, ranks)
+                for number in mine
+            ]
+            with closing(Members(members, threads)) as group:
+                error = train(ranks, group, progress)
+
+        def end() -> None:
+            if error is not None:
+                raise error
+
+        first.agreed(ranks, "fit", end)
+        self._share(ranks)
+        phase.enter("user code")
+        return EnsembleHistory([_history_of(one) for one in self.members])
+
+    def _callbacks_by_member(self, given: Any) -> list[list[Callback]]:
+        if given is None:
+            return [[] for _ in self.members]
+        if callable(given):
+            given = [[given()] for _ in self.members]
+        listed = isinstance(given, list | tuple) and all(isinstance(one, list | tuple) for one in given)
+        if not listed or len(given) != len(self):
+            raise ConfigError(
+                "callbacks: expected a function that returns new ones for a member, or a list of callbacks for each of "
+                f"the {len(self)} members: each has its own"
+            )
+        found = [list(flatten(one)) for one in given]
+        all_ids = [id(one) for each in found for one in each]
+        if len(set(all_ids)) < len(all_ids):
+            raise ConfigError("callbacks: two members have the same one; expected a new one for each member")
+        if any(isinstance(one, BackupAndRestore) for each in found for one in each):
+            raise ConfigError("not supported: BackupAndRestore for members; save the ensemble between two calls of fit")
+        return found
+
+    def _share(self, ranks: Communicator) -> None:
+        """Let all ranks have all members as the ranks that trained them have them. Collective."""
+        if ranks.size == 1:
+            return
+        for begin in range(0, len(self), ranks.size):
+            number = begin + ranks.rank
+            contents = ranks.allgather_bytes(_state(self.members[number]) if number < len(self) else b"")
+            for other, content in zip(range(begin, len(self)), contents, strict=False):
+                if other != number:
+                    _restore(self.members[other], content)
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: str | int = "auto",
+        sample_weight: Any = None,
+        return_dict: bool = False,
+    ) -> list[float] | float | dict[str, float]:
+        """Return loss and metrics of the mean over the members' predictions. Collective.
+
+        Penalties on weights and activities are no part of this loss.
+
+        Args:
+            x: as `Model.fit`, arrays.
+            y: as `Model.fit`, arrays.
+            batch_size: samples of a batch; if not given, whatever is fastest.
+            verbose: 0 prints nothing, anything else one line.
+            sample_weight: as `Model.fit`.
+            return_dict: return a dictionary by log key.
+
+        Returns:
+            As `Model.evaluate`.
+
+        Raises:
+            ConfigError: members have not been compiled or built, or have a `test_step`, `compute_loss` or
+                `compute_metrics` of their own.
+            DataError: data that does not fit the model.
+        """
+        ranks, first = comms.current(), self.members[0]
+
+        def check() -> None:
+            if not all(map(is_array, tree.leaves(x))):
+                raise ConfigError(f"evaluate: x is a {type(x).__name__}: expected arrays")
+
+        first.agreed(ranks, "evaluate", check)
+        mean = self.predict(x, batch_size, verbose=0).mean
+        scoring = first.agreed(ranks, "evaluate", lambda: scorer(first))
+        found = scoring.evaluate(mean, y, batch_size, verbose, sample_weight, return_dict=return_dict)
+        scoring.put_on(None)  # metrics may be those of the first member
+        return found
+
+    def predict(
+        self, x: Any, batch_size: int | None = None, verbose: str | int = "auto", steps: int | None = None
+    ) -> EnsemblePrediction:
+        """Return what the members predict, and its mean and spread, on every rank. Collective.
+
+        The mean is one of outputs: let a classifier end in softmax, and it is one of probabilities.
+
+        Args:
+            x: as `Model.fit`; arrays, or a `PyDataset`, which every member reads anew.
+            batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
+            verbose: 0 prints nothing, anything else one line.
+            steps: end after that many batches.
+
+        Raises:
+            ConfigError: x can be read only once.
+            DataError: data that does not fit the model.
+        """
+        ranks, begun = comms.current(), time.perf_counter()
+
+        def check() -> None:
+            if not all(map(is_array, tree.leaves(x))):
+                require_array("predict", x)
+
+        self.members[0].agreed(ranks, "predict", check)
+        found = [one.predict(x, batch_size, verbose=0, steps=steps) for one in self.members]
+        flat = [np.stack(each) for each in zip(*map(tree.leaves, found), strict=True)]
+        means = [one.mean(0, np.float64).astype(one.dtype) for one in flat]
+        stds = [one.std(0, np.float64).astype(one.dtype) for one in flat]
+        if ranks.rank == 0 and verbosity(verbose):
+            say(f"{len(self)} members - {time.perf_counter() - begun:.1f} s")
+        nested = [tree.refilled(found[0], iter(each)) for each in (means, stds, flat)]
+        return EnsemblePrediction(*nested)
+
+    def save(self, filepath: str | Path, overwrite: bool = True) -> None:
+        """Write all members to one `.zip` file. Collective; rank 0 writes.
+
+        It holds a `.keras` file for each member, as `Model.save` writes it: unzipped, Keras 3 reads them.
+
+        Args:
+            filepath: ends in `.zip`.
+            overwrite: whether an existing file may be replaced.
+
+        Raises:
+            ConfigError: another ending, a member has no input shape yet, or h5py is not installed.
+            OutputError: the file exists, or the disk is full or denied; an existing file stays as it was.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        require_ending(filepath, ".zip")
+        ranks = comms.current()
+
+        def action() -> None:
+            for one in self.members:
+                one.require_weights()
+            if ranks.rank == 0:
+                write(Path(filepath), lambda: ensemble_zip.encode(self.members), overwrite=overwrite)
+
+        with phase.during("saving"):
+            self.members[0].agreed(ranks, "saving", action)
+
+    @classmethod
+    def load(
+        cls,
+        filepath: str | Path,
+        custom_objects: Mapping[str, Any] | None = None,
+        compile: bool = True,
+        **options: Any,
+    ) -> Self:
+        """Return the ensemble in a file of `save`; training goes on exactly where it stopped. Collective.
+
+        Args:
+            filepath: ends in `.zip`.
+            custom_objects: as `dptrain.models.load_model`.
+            compile: as `dptrain.models.load_model`.
+            options: as `dptrain.models.load_model`.
+
+        Raises:
+            ConfigError: an argument is not supported, or h5py is not installed.
+            DataError: the file is missing or damaged, or has what dptrain does not have; names it.
+            AgreedError: either of these, on all ranks, under mpirun.
+        """
+        require_ending(filepath, ".zip")
+        found = cls.__new__(cls)
+        found._set_members(load_members(Path(filepath), custom_objects, compile, options))
+        return found
+
+
+def _history_of(member: Model) -> History:
+    assert member.history is not None
+    return member.history
+
+
+def _state(member: Model) -> bytes:
+    """Return what other ranks need to have a member as this one has it after a training."""
+    history = _history_of(member).state_dict()
+    about = {"shape": member.build_shape, "rate": float(member.optimizer.learning_rate), "history": history}
+    return encode(member, about)
+
+
+def _restore(member: Model, content: bytes) -> None:
+    about, arrays = decode(content, f"member with seed {member.seed}")
+    if not member.built:
+        member.build(about["shape"])
+    restore(member, arrays)
+    member.optimizer.resume_learning_rate(about["rate"])
+    member.history = History()
+    member.history.load_state_dict(about["history"])

@@ -1,0 +1,229 @@
+"""The members of an ensemble while they are trained, shared out among the ranks."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.callbacks import Callback, Logs
+from dptrain.callbacks.progbar_logger import format_logs
+from dptrain.comm import Communicator
+from dptrain.models import Model
+from dptrain.runtime import watchdog
+from dptrain.runtime.failure import phase
+from dptrain.runtime.terminal import say
+from dptrain.sweeps.training import Slot, is_of_the_device, is_out_of_memory, numbers_of
+from dptrain.sweeps.turns import Turns
+
+# Seconds that a rank with nothing to train waits before it looks for messages again: cores are others'.
+_IDLE = 0.002
+
+
+class Member(Callback):
+    """A member in training; as a callback it tells rank 0 its epochs.
+
+    Args:
+        number: its place in the ensemble.
+        model: that is trained.
+        arguments: of `Model.fit`, with a list of callbacks.
+        ranks: all ranks.
+
+    Attributes:
+        number: as given.
+        has_stepped: whether steps have been made.
+    """
+
+    def __init__(self, number: int, model: Model, arguments: Mapping[str, Any], ranks: Communicator) -> None:
+        super().__init__()
+        self.number, self._trained, self._ranks = number, model, ranks
+        self._arguments = {**arguments, "callbacks": [*arguments["callbacks"], self], "verbose": 0}
+
+    def start(self, threads: int | None) -> None:
+        """Take a place on the device.
+
+        Args:
+            threads: of the CPU for this member; None for all of this rank's.
+        """
+        self.has_stepped = False
+        self._slot = Slot(threads)
+        self._trained.put_on(self._slot.backend(self._trained.device_options))
+        self._steps = self._trained.fit_steps(**self._arguments)
+
+    def turn(self) -> bool | None:
+        """Queue the next steps; return True where there are none."""
+        try:
+            next(self._steps)
+        except StopIteration:
+            return True
+        self.has_stepped = True
+        return None
+
+    def launch_waiting(self) -> None:
+        """Let the device begin with what waits to be executed together with other members'."""
+        self._slot.launch_waiting()
+
+    def close(self) -> None:
+        """Leave the device: the model is an ordinary one again."""
+        self._steps.close()
+        self._trained.put_on(None)
+        self._slot.close()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Tell rank 0."""
+        self.tell("epoch", epoch=epoch, logs=numbers_of(logs))
+
+    def tell(self, kind: str, **fact: Any) -> None:
+        """Send rank 0 a message about this member."""
+        self._ranks.send(0, {"kind": kind, "member": self.number, **fact})
+
+    def named(self, error: Exception) -> Exception:
+        """Return an error that says whose it is."""
+        who = f"member {self.number} (seed {self._trained.seed})"
+        if len(error.args) == 1 and str(error) == error.args[0]:
+            error.args = (f"{who}: {error}",)
+        else:
+            error.add_note(who)
+        return error
+
+
+class Members:
+    """The members that a rank trains: all at once, or as many as the device's memory holds.
+
+    Args:
+        members: what is trained.
+        threads: that train at once.
+    """
+
+    def __init__(self, members: Sequence[Member], threads: int) -> None:
+        self._turns: Turns[Member] = Turns(threads)
+        self._threads = 1 if threads > 1 else None
+        self._waiting, self._going = list(members), list[Member]()
+        self._room = len(members)
+
+    def turn(self) -> bool:
+        """Go on with some steps; return whether there are any left.
+
+        Raises:
+            Exception: of the first member that fails; it names the member.
+        """
+        while self._waiting and len(self._going) < self._room:
+            self._going.append(self._waiting.pop(0))
+            self._try(self._going[-1])
+        for turn in self._turns.take(self._going) if self._going else ():
+            member = turn.training
+            if turn.error is not None:
+                self._failed(member, turn.error)
+            elif turn.ended:
+                self._leave(member)
+                member.tell("ended")
+        return bool(self._going or self._waiting)
+
+    def close(self) -> None:
+        """Let all members leave the device, as far as they have come."""
+        self._turns.close()
+        for member in list(self._going):
+            self._leave(member)
+
+    def _try(self, member: Member) -> None:
+        try:
+            member.start(self._threads)
+        except Exception as error:
+            self._failed(member, error)
+
+    def _failed(self, member: Member, error: Exception) -> None:
+        """Let a member wait for the memory of others, where it is that, else fail."""
+        if len(self._going) > 1 and is_out_of_memory(error) and not member.has_stepped:
+            self._leave(member)
+            self._waiting.append(member)
+            self._room = len(self._going)
+            return
+        if is_of_the_device(error):
+            self._going.clear()  # what is on it cannot be saved
+        raise member.named(error)
+
+    def _leave(self, member: Member) -> None:
+        self._going.remove(member)
+        member.close()
+
+
+class Progress:
+    """Shows what all members have done: a line for an epoch that all have been trained for that still are.
+
+    Args:
+        members: how many there are.
+        epochs: number of the last one.
+        shown: whether anything is.
+
+    Attributes:
+        going: numbers of the members that are still trained.
+    """
+
+    def __init__(self, members: int, epochs: int, *, shown: bool) -> None:
+        self.going = set(range(members))
+        self._epochs, self._shown = epochs, shown
+        self._logs: dict[int, dict[int, Logs]] = {}
+        self._begun = time.perf_counter()
+
+    def epoch(self, member: int, epoch: int, logs: Logs) -> None:
+        """Take in the logs of an epoch, counted from 0."""
+        self._logs.setdefault(epoch, {})[member] = logs
+        self._show()
+
+    def ended(self, member: int) -> None:
+        """Wait for a member no longer."""
+        self.going.discard(member)
+        self._show()
+
+    def _show(self) -> None:
+        while self._logs and self.going <= self._logs[min(self._logs)].keys():
+            epoch = min(self._logs)
+            logs = list(self._logs.pop(epoch).values())
+            now = time.perf_counter()
+            if self._shown:
+                keys = dict.fromkeys(key for one in logs for key in one)
+                means = {key: float(np.mean([one[key] for one in logs if key in one])) for key in keys}
+                head = f"Epoch {epoch + 1}/{self._epochs} - {len(logs)} member{'s' if len(logs) > 1 else ''}"
+                say(f"{head} - {now - self._begun:.1f} s - {format_logs(means)}")
+            self._begun = now
+
+
+def train(ranks: Communicator, mine: Members, progress: Progress) -> Exception | None:
+    """Train until all members of all ranks have ended, or one has failed. Collective.
+
+    Args:
+        ranks: all ranks; no collective joins them meanwhile.
+        mine: this rank's members.
+        progress: of all, on rank 0.
+
+    Returns:
+        What failed on this rank.
+    """
+    problem: Exception | None = None
+    done = told = False
+    with watchdog.going_round() as go_round:
+        while True:
+            go_round()
+            failed = False
+            for mail in ranks.received():
+                kind, fact = mail.fact["kind"], mail.fact
+                if kind == "finish":
+                    return problem
+                if kind == "epoch":
+                    progress.epoch(fact["member"], fact["epoch"], fact["logs"])
+                elif kind == "ended":
+                    progress.ended(fact["member"])
+                failed = failed or kind == "failed"
+            if ranks.rank == 0 and not told and (failed or not progress.going):
+                told = True
+                for rank in range(ranks.size):
+                    ranks.send(rank, {"kind": "finish"})
+            if done:
+                time.sleep(_IDLE)
+                continue
+            try:
+                done = not mine.turn()
+            except Exception as error:
+                problem, done = error, True
+                ranks.send(0, {"kind": "failed"})
+            phase.enter("fit")  # not what the last member did

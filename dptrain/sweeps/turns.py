@@ -1,0 +1,110 @@
+"""Who of several trainings goes on: each in turn, or on a CPU's cores at once; on a GPU, who joins a pack."""
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from dptrain.backend.base import Backend
+from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.runtime.in_turn import aside, in_turn
+
+
+class TakesTurns(Protocol):
+    """A training that goes on by some steps when it is asked to."""
+
+    def turn(self) -> Any:
+        """Queue the next steps; return how the training has ended, None where it goes on."""
+
+    def launch_waiting(self) -> None:
+        """Let the device begin with what waits to be executed together with others' steps."""
+
+
+T = TypeVar("T", bound=TakesTurns)
+
+
+@dataclass(frozen=True)
+class Turn(Generic[T]):
+    """What a training's turn has come to.
+
+    Attributes:
+        training: whose it was.
+        ended: what its `turn` returned; None where the training goes on, or failed.
+        error: that the turn raised.
+    """
+
+    training: T
+    ended: Any = None
+    error: Exception | None = None
+
+
+def threads_for(backend: Backend, most: int) -> int:
+    """Return how many threads are to train at once: on a CPU one for each core, where steps are compiled.
+
+    Threads that share a training's steps wait for each other.
+
+    Args:
+        backend: this rank's.
+        most: trainings at once at most.
+    """
+    return min(backend.threads, most) if isinstance(backend, CpuBackend) and backend.compiles else 1
+
+
+class Turns(Generic[T]):
+    """Gives trainings their turns.
+
+    Args:
+        threads: that compute at once. With several, compiled steps of as many trainings do, each in one thread; Python
+            stays one thread's at a time. With one, turns are taken one after the other, and a GPU begins when all have
+            been: what then waits and is the same program is a pack, and packs go on beside each other.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._pool = ThreadPoolExecutor(threads, "training") if threads > 1 else None
+        self._running: dict[Future[Turn[T]], T] = {}
+        self._stack = ExitStack()
+        if self._pool is not None:
+            self._stack.enter_context(in_turn())
+
+    def take(self, trainings: Sequence[T]) -> list[Turn[T]]:
+        """Let those have a turn that have none at hand; return the turns that have ended, at least one.
+
+        Args:
+            trainings: all that there are; those that have gone are in no turn.
+        """
+        if self._pool is None:
+            turns = [_turn(training) for training in trainings]
+            for training in trainings:
+                training.launch_waiting()
+            return turns
+        at_work = {id(training) for training in self._running.values()}
+        for training in trainings:
+            if id(training) not in at_work:
+                self._running[self._pool.submit(_turn_in_thread, training)] = training
+        with aside():
+            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+        ended = [future for future in self._running if future in done]
+        for future in ended:
+            del self._running[future]
+        return [future.result() for future in ended]
+
+    def close(self) -> None:
+        """Wait until no training is in a turn."""
+        if self._pool is not None:
+            with aside():
+                self._pool.shutdown(cancel_futures=True)
+        self._running.clear()
+        self._stack.close()
+
+
+def _turn(training: T) -> Turn[T]:
+    try:
+        return Turn(training, training.turn())
+    except Exception as error:
+        return Turn(training, error=error)
+
+
+def _turn_in_thread(training: T) -> Turn[T]:
+    with in_turn():
+        return _turn(training)

@@ -1,0 +1,95 @@
+"""Steps that are left out: those whose gradients are not finite, or far larger than those before.
+
+The step's program decides, by the gradients summed over all ranks, so that all ranks decide alike. A step that is left
+out changes nothing: weights, slots, statistics, metrics and the counts of random draws stay as they were, as if its
+batch had not been there.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.program.tensor import Tensor, Variable, applied_gradients, hold, is_tracing
+
+# Steps before a norm is judged, and after which the mean and the variance forget: of 100 of them they keep a third.
+_FIRST, _MEMORY = 20, 100
+
+
+class StepGuard:
+    """Wraps a training step.
+
+    Args:
+        outliers: leave out also what is above the running mean of the gradients' norm by so many of its standard
+            deviations; None for nothing. Such a norm counts in the mean as the limit, so that gradients which stay
+            larger are followed.
+
+    Attributes:
+        skipped: how many steps have been left out (int64).
+    """
+
+    def __init__(self, outliers: float | None = None) -> None:
+        self._outliers = outliers
+        self.skipped = _variable("skipped", np.int64(0))
+        self._count = _variable("count", np.int64(0))
+        self._mean, self._variance = _variable("mean", np.float64(0)), _variable("variance", np.float64(0))
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Its state."""
+        return [self.skipped, *([] if self._outliers is None else [self._count, self._mean, self._variance])]
+
+    def reset(self) -> None:
+        """Begin anew."""
+        for one in self.variables:
+            one.assign(np.zeros(one.shape, one.dtype))
+
+    def wrap(self, function: Callable[[Any], Mapping[str, Any]]) -> Callable[[Any], Mapping[str, Any]]:
+        """Return a step that changes nothing where its gradients are not as they should be.
+
+        Raises:
+            ConfigError: when it is traced: no optimizer has been given gradients.
+        """
+
+        def guarded(data: Any) -> Mapping[str, Any]:
+            if not is_tracing():
+                raise ConfigError("not supported: leaving out steps with run_eagerly, which stops at the first NaN")
+            logs = function(data)
+            gradients = applied_gradients()
+            if not gradients:
+                raise ConfigError("not supported: leaving out steps of a train_step that calls no optimizer's apply")
+            squares = [ops.sum(ops.square(ops.cast(one, "float64"))) for one in gradients]
+            norm = ops.sqrt(sum(squares[1:], squares[0]))
+            good, follow = self._judge(norm)
+            hold(good)
+            self.skipped.assign_add(ops.cast(ops.logical_not(good), "int64"))
+            follow()
+            return logs
+
+        return guarded
+
+    def _judge(self, norm: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """Return whether a step counts, and what notes its norm."""
+        finite = ops.isfinite(norm)
+        if self._outliers is None:
+            return finite, lambda: None
+        count, mean, variance = (one.value for one in (self._count, self._mean, self._variance))
+        limit = ops.where(count < _FIRST, np.float64(np.inf), mean + self._outliers * ops.sqrt(variance))
+        counted = ops.where(finite, ops.minimum(norm, limit), mean)
+        share = 1.0 / ops.cast(ops.minimum(count + 1, _MEMORY), "float64")
+        away = counted - mean
+
+        def follow() -> None:
+            self._count.assign(ops.where(finite, count + 1, count))
+            self._mean.assign(ops.where(finite, mean + share * away, mean))
+            self._variance.assign(ops.where(finite, (1 - share) * (variance + share * away * away), variance))
+
+        return ops.logical_and(finite, norm <= limit), follow
+
+
+def _variable(name: str, value: Any) -> Variable:
+    made = Variable(value, name, trainable=False)
+    made.path = f"step_guard/{name}"
+    return made

@@ -1,0 +1,131 @@
+"""Whether all ranks have the same state: compared by digests, and rank 0's given to all."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.backend.base import Backend, Snapshot
+from dptrain.comm.base import Communicator
+from dptrain.errors import AgreedError, ExitCode
+from dptrain.program import messages
+from dptrain.program.tensor import Variable
+
+# Of two distances, the factor by which one is the greater beyond doubt.
+_FARTHER = 10.0
+
+
+def number_of(*parts: bytes) -> int:
+    """Return 64 bits that tell pieces of bytes apart."""
+    return int.from_bytes(hashlib.blake2b(b"".join(parts), digest_size=8).digest(), "little")
+
+
+def gathered(comm: Communicator, *numbers: int) -> npt.NDArray[np.uint64]:
+    """Return (ranks, numbers): every rank's. One message. Collective."""
+    return messages.gathered(np.array(numbers, np.uint64), comm)
+
+
+class Shared:
+    """Variables of which every rank has a copy.
+
+    Args:
+        backend: where they live from now on.
+        comm: the ranks.
+        variables: the same ones, in the same order, on all ranks.
+    """
+
+    def __init__(self, backend: Backend, comm: Communicator, variables: Sequence[Variable]) -> None:
+        self.variables, self._comm = list(variables), comm
+        self._snapshot: Snapshot = backend.snapshot(self.variables)
+        kinds = [[one.path, tuple(map(int, one.shape)), one.dtype.name] for one in variables]
+        self._kind = number_of(repr(kinds).encode())
+
+    def give(self) -> None:
+        """Let all ranks have rank 0's values: where any differs, they travel in a message for each type. Collective.
+
+        Raises:
+            AgreedError: the ranks have different variables.
+        """
+        found = gathered(self._comm, self._kind, number_of(self._snapshot.digests()[:, 0].tobytes()))
+        if (found[:, 0] != found[0, 0]).any():
+            facts: dict[str, Any] = {one.path: [list(one.shape), one.dtype.name] for one in self.variables}
+            self._comm.require_same("the ranks have different models", facts | {"variables": len(self.variables)})
+        if (found == found[0]).all():
+            return
+        values = [one.numpy() for one in self.variables]
+        flats = messages.concatenated(values)
+        for flat in flats:
+            self._comm.broadcast(flat)
+        for one, value in zip(self.variables, messages.separated(flats, values), strict=True):
+            one.assign(value)
+
+
+def deviating(facts: Sequence[Mapping[str, str]], away: Sequence[Mapping[str, float]]) -> dict[int, list[str]] | None:
+    """Return which ranks have something else than they should have, and what; None where nobody can tell.
+
+    What more than half of the ranks have is right. Where there is no such majority, those ranks are wrong that are far
+    farther away than others from what the same steps have made when they were made again: a wrong value on one rank
+    reaches the others, but in its share of their sums only.
+
+    Args:
+        facts: every rank's digests, by name.
+        away: how far each of them is from what it should be; empty if nobody knows.
+    """
+    wrong: dict[int, list[str]] = {}
+    for name in facts[0]:
+        values = [one.get(name) for one in facts]
+        right, count = Counter(values).most_common(1)[0]
+        if 2 * count > len(values):
+            found = [rank for rank, value in enumerate(values) if value != right]
+        else:
+            least = min((one.get(name, 0.0) for one in away), default=0.0)
+            found = [rank for rank, one in enumerate(away) if one.get(name, 0.0) > _FARTHER * least]
+            if not 0 < len(found) < len(values):
+                return None
+        for rank in found:
+            wrong.setdefault(rank, []).append(name)
+    return wrong
+
+
+def refuse_difference(
+    comm: Communicator, where: str, facts: Sequence[Mapping[str, str]], away: Sequence[Mapping[str, float]]
+) -> None:
+    """End all ranks, naming those that deviate and in what. Collective.
+
+    Args:
+        comm: the ranks.
+        where: "step 200 of epoch 1".
+        facts: as `deviating`.
+        away: as `deviating`.
+
+    Raises:
+        AgreedError: with exit code 76.
+    """
+    hosts, wrong = comm.allgather(comm.host), deviating(facts, away)
+    if wrong:
+        failures = [(rank, _listed(names)) for rank, names in sorted(wrong.items())]
+        found = "; ".join(f"rank {rank} (host {hosts[rank]}) from the others in {text}" for rank, text in failures)
+    else:
+        ranks = " and ".join(f"{rank} (host {host})" for rank, host in enumerate(hosts))
+        failures = []
+        found = f"ranks {ranks} in {_listed(differing(facts))}; which of them are right is not known"
+    raise AgreedError(
+        "training",
+        ExitCode.DIVERGED,
+        f"the replicas differ after {where}: {found}. Either memory, a GPU or MPI has changed values, or code has "
+        "changed the model or its optimizer on some ranks only",
+        failures,
+    )
+
+
+def differing(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of what is not the same on all ranks."""
+    return [name for name in facts[0] if len({one.get(name) for one in facts}) > 1]
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

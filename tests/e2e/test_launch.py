@@ -1,0 +1,272 @@
+"""`python -m dptrain launch`, with faults planted: no orphan, no hang, and a line that says who."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.launching import find_mpirun, run
+
+STANDINS = Path(__file__).resolve().parents[1] / "standins" / "commands"
+LAUNCH = [sys.executable, "-m", "dptrain", "launch"]
+# Its rank, by either MPI and Slurm.
+RANK = """
+import glob, os, signal, subprocess, sys, time
+rank = int(next(os.environ[n] for n in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID") if n in os.environ))
+again = int(os.environ["DPTRAIN_RESTART"])
+
+def say(*words):  # in one write, which those of other ranks do not cut
+    os.write(1, f"{' '.join(map(str, words))}\\n".encode())
+
+def meet(others):  # waits until so many are here as well
+    open(f"{__file__}.{rank}.{again}", "w").close()
+    while len(glob.glob(f"{glob.escape(__file__)}.*.{again}")) <= others: time.sleep(0.01)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _launcher() -> None:
+    find_mpirun()
+
+
+def script(folder: Path, text: str) -> list[str]:
+    path = folder / "script.py"
+    path.write_text(RANK + text)
+    return [sys.executable, str(path)]
+
+
+@contextmanager
+def started(arguments: list[str], **environment: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
+    """Yield `launch`, and the lines that it and its ranks have printed so far."""
+    process = subprocess.Popen(
+        [*LAUNCH, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    lines: list[str] = []
+    assert process.stdout is not None
+    reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+    reader.start()
+    try:
+        yield process, lines
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(30)
+        process.stdout.close()
+
+
+def wait_for(lines: list[str], pattern: str, count: int) -> list[str]:
+    """Return what a pattern's group found in `count` lines, once there are so many."""
+    return until(lambda: (found := re.findall(pattern, "".join(lines))) and len(found) >= count and found, lines)
+
+
+def until(condition, about):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(about)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has asked about yet is a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# Ends while others wait for it, before MPI and so before dptrain can do anything about it.
+@pytest.mark.parametrize(
+    ("fault", "code", "how"),
+    [
+        ("sys.exit(0)", 77, "exited with code 0 without MPI, in which rank"),
+        ("raise ValueError", 1, "exited with code 1"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by SIGSEGV"),
+    ],
+)
+def test_a_rank_that_does_not_come_to_mpi_ends_all(tmp_path, fault, code, how):
+    command = script(tmp_path, f"if rank == 1: {fault}\nfrom mpi4py import MPI\nMPI.COMM_WORLD.Barrier()")
+    done = run([*LAUNCH, "-n", "2", "--", *command])
+    assert done.code == code
+    (line,) = done.messages
+    assert re.match(rf"dptrain: rank 1/2 host \S+ pid \d+ launch: {how}", line)
+
+
+def test_a_job_that_is_aborted_has_the_exit_code_of_the_abort(tmp_path):
+    command = script(tmp_path, "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nMPI.COMM_WORLD.Abort(7 + rank)")
+    done = run([*LAUNCH, "-n", "1", "--", *command])
+    assert done.code == 7
+    assert re.search(r"dptrain: .*launch: .*exit.* code 7$", done.err, re.MULTILINE)
+
+
+# Each rank waits for a process of its own, as a shell script does for Python.
+WAITING = """
+child = subprocess.Popen(["sleep", "1000"])
+say("ready", rank, os.getpid(), child.pid)
+child.wait()
+"""
+
+
+@pytest.mark.parametrize("victim", ["launch", "mpirun", "daemon", "supervisor", "rank"])
+def test_nothing_is_left_behind_by_kill_9(tmp_path, victim):
+    with started(["-n", "2", "--", *script(tmp_path, WAITING)]) as (process, lines):
+        wait_for(lines, r"(ready) \d \d+ \d+\n", 2)
+        ranks = {
+            number: (int(pid), int(child))
+            for number, pid, child in re.findall(r"ready (\d) (\d+) (\d+)", "".join(lines))
+        }
+        supervisors = [parent(pid) for pid, _ in ranks.values()]
+        of_mpirun = next(Path(f"/proc/{process.pid}/task/{process.pid}").glob("children")).read_text().split()
+        target = {
+            "launch": process.pid,
+            "mpirun": int(of_mpirun[0]),
+            "daemon": parent(supervisors[1]),  # of MPICH; Open MPI's mpirun starts the ranks of its host itself
+            "supervisor": supervisors[1],
+            "rank": ranks["1"][0],
+        }[victim]
+        os.kill(target, signal.SIGKILL)
+        code = process.wait(60)
+        everybody = [*supervisors, *map(int, of_mpirun), *(pid for pair in ranks.values() for pid in pair)]
+        until(lambda: all(map(gone, everybody)), everybody)
+    said = "".join(lines)
+    if victim == "launch":
+        assert code == -signal.SIGKILL
+    elif victim == "rank":
+        assert code == 128 + signal.SIGKILL
+        assert re.search(rf"^dptrain: rank 1/2 host \S+ pid {target} launch: was killed by SIGKILL", said, re.MULTILINE)
+    else:
+        assert code != 0
+        assert "dptrain: " in said
+
+
+# Saves for a while when it is told to, and counts how often it is.
+SAVING = """
+told = []
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, lambda got, _: told.append(signal.Signals(got).name))
+say("ready", rank, os.getpid())
+while not told: time.sleep(0.01)
+time.sleep(1)
+say("saved", rank, told)
+while len(sys.argv) > 1: time.sleep(1)
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_ranks_that_are_told_to_stop_can_save(tmp_path, number):
+    """In a shell, which is told as well and ends at once."""
+    command = " ".join(script(tmp_path, SAVING))
+    arguments = ["-n", "2", "--restarts", "3", "--", "sh", "-c", f"{command}; exit $?"]
+    with started(arguments) as (process, lines):
+        pids = wait_for(lines, r"ready \d (\d+)\n", 2)
+        process.send_signal(number)
+        if number == signal.SIGTERM:  # as Slurm tells every process of a job; each rank hears it once
+            for pid in pids:
+                os.kill(parent(parent(int(pid))), number)
+        code = process.wait(60)
+    said = "".join(lines)
+    for rank in (0, 1):
+        assert f"saved {rank} ['{number.name}']" in said
+    assert code in (75, 128 + number)
+    assert f"dptrain: launch: {number.name}: the ranks are told to save and stop" in said
+    assert "restart" not in said
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    with started(["-n", "2", "--", *script(tmp_path, SAVING), "stay"]) as (process, lines):
+        pids = wait_for(lines, r"ready \d (\d+)\n", 2)
+        process.send_signal(signal.SIGTERM)
+        wait_for(lines, r"(saved) \d", 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 128 + signal.SIGTERM
+        until(lambda: all(gone(int(pid)) for pid in pids), pids)
+    assert "dptrain: launch: SIGINT: ended at once" in "".join(lines)
+
+
+def test_it_starts_again_and_keeps_logs_by_rank(tmp_path):
+    command = script(
+        tmp_path,
+        "say('begins', again)\n"
+        "print('warns', file=sys.stderr)\n"
+        "meet(1)\n"
+        "if again == 0: sys.exit(3 * rank)\n"
+        "sys.stdout.write('no end of line')",
+    )
+    logs = tmp_path / "logs"
+    done = run([*LAUNCH, "-n", "2", "--restarts", "2", "--log-dir", str(logs), "--prefix", "--", *command])
+    assert done.code == 0
+    shown = [f"[{rank}] {words}" for rank in "01" for words in ("begins 0", "begins 1", "no end of line")]
+    assert sorted(done.out.splitlines()) == shown
+    assert [line for line in done.err.splitlines() if line.startswith("[1]")] == ["[1] warns"] * 2
+    assert done.messages[0].endswith("launch: exited with code 3")
+    assert done.messages[1:] == ["dptrain: launch: restart 1 of 2 in 1 s"]
+    assert sorted((logs / "rank-1.log").read_text().splitlines()) == sorted(
+        ["warns", "begins 0", "warns", "begins 1", "no end of line"]
+    )
+
+
+def test_what_would_fail_again_is_not_started_again(tmp_path):
+    done = run([*LAUNCH, "-n", "2", "--restarts", "3", "--", sys.executable, "-m", "dptrain", "--data", "nowhere.npz"])
+    assert done.code == 65
+    assert "restart" not in done.err
+    missing = run([*LAUNCH, "-n", "1", "--restarts", "3", "--", "no-such-command"])
+    assert missing.code == 127
+    assert "dptrain: cannot run no-such-command: No such file or directory" in missing.err
+    assert "restart" not in missing.err
+
+
+def test_it_goes_on_without_a_host_that_is_lost(tmp_path):
+    """On two addresses of this machine, which a stand-in of ssh reaches."""
+    down = tmp_path / "down"
+    down.mkdir()
+    command = script(
+        tmp_path,
+        "if again == 0 and rank == 1:\n"
+        f"    open({str(down / '127.0.0.3')!r}, 'w').close()\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "if again == 0: time.sleep(1000)\n"
+        "say('goes on', rank)",
+    )
+    hosts = ["--hosts", "127.0.0.2:1,127.0.0.3:1", "--restarts", "1", "--min-ranks", "1"]
+    ssh = str(STANDINS / "ssh")
+    done = run(
+        [*LAUNCH, *hosts, "--", *command], HYDRA_LAUNCHER_EXEC=ssh, PRTE_MCA_plm_ssh_agent=ssh, STANDIN_DOWN=str(down)
+    )
+    assert done.code == 0, done.err
+    assert "127.0.0.3 does not answer; slots left: 1" in done.err
+    assert done.out.splitlines()[-1] == "goes on 0"
+
+
+def test_tasks_of_slurm(tmp_path):
+    """With a stand-in of srun: what a rank's end means does not depend on what starts it."""
+    command = script(tmp_path, "say(rank, os.environ['SLURM_LOCALID'])\nmeet(3)\nsys.exit(4 * (rank == 2))")
+    start = [*LAUNCH, "-n", "4", "--hosts", "n1:2,n2:2", "--launcher", str(STANDINS / "srun"), "--", *command]
+    done = run(start, SLURM_JOB_ID="1", SLURM_NTASKS="4")
+    assert done.code == 4
+    assert sorted(done.out.splitlines()) == ["0 0", "1 1", "2 0", "3 1"]
+    assert re.search(r"^dptrain: rank 2/4 host n2 pid \d+ launch: exited with code 4$", done.err, re.MULTILINE)
+
+
+def test_ranks_of_a_launcher_do_not_launch(tmp_path):
+    done = run([*LAUNCH, "-n", "2", "--", *LAUNCH, "-n", "2", "--", "true"])
+    assert done.code == 2
+    assert any("launch starts the ranks itself" in line for line in done.messages)

@@ -1,0 +1,45 @@
+"""An ensemble whose members the ranks share out. Arguments: out.json, and a number of the member that fails, or -1."""
+
+import json
+import sys
+
+import numpy as np
+
+import dptrain as dp
+from dptrain import comm
+
+rng = np.random.default_rng(5)
+x, y = rng.normal(size=(70, 6)).astype(np.float32), rng.integers(0, 3, 70)
+failing = int(sys.argv[2])
+
+
+class Fail(dp.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise ValueError("no epochs")
+
+
+def build():
+    model = dp.Sequential([dp.layers.Dense(4, "tanh"), dp.layers.Dropout(0.2), dp.layers.Dense(3, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+ensemble = dp.Ensemble(build, seeds=4)
+callbacks = [[Fail()] if number == failing else [] for number in range(4)]
+histories = [
+    ensemble.fit(x, y, batch_size=16, epochs=2, callbacks=callbacks, verbose=2),
+    # Goes on where it was, whoever trains a member.
+    ensemble.fit(x, y, batch_size=16, epochs=4, initial_epoch=2, verbose=0),
+]
+found = {
+    "history": [[[one.epoch, one.history] for one in history.members] for history in histories],
+    "weights": [[w.tolist() for w in one.get_weights()] for one in ensemble.members],
+    "iterations": [int(one.optimizer.iterations) for one in ensemble.members],
+}
+comm.current().require_same("the ranks have different members", found)
+found["scores"] = ensemble.evaluate(x, y, verbose=0)
+together = ensemble.members[1].fit(x, y, batch_size=16, epochs=1, verbose=0)  # an ordinary model, on all ranks
+found["together"] = together.history["loss"][-1]
+if dp.rank() == 0:
+    with open(sys.argv[1], "w") as file:
+        json.dump(found, file)

@@ -1,0 +1,108 @@
+"""Leaves the other ranks waiting on one rank, in one of many ways. Arguments: way rank."""
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import dptrain as dp
+from dptrain.cli.main import main
+from dptrain.comm import current
+from dptrain.runtime import watchdog
+
+way, bad = sys.argv[1], int(sys.argv[2])
+mine = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == bad
+x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)
+y = (x[:, 0] // 128).astype(np.int64)
+
+
+def until_seen() -> None:
+    """Wait until the others can have seen where this rank is, which the watchdog's thread says now and then."""
+    while not watchdog.record().place:
+        time.sleep(0.01)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def loop() -> None:
+    while True:
+        pass
+
+
+def loop_with_pythons_lock() -> None:
+    sum(range(10**12))  # one call of C
+
+
+DEEDS = {
+    "stop": stop,
+    "loop": loop,
+    "lock": loop_with_pythons_lock,
+    "sleep": lambda: time.sleep(60),
+    "slow": lambda: time.sleep(4),
+    "exit 0": lambda: sys.exit(0),
+    "exit 3": lambda: sys.exit(3),
+    "os exit 0": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "other call": lambda: current().node_barrier(),
+    "other sum": lambda: current().allreduce_sum(np.zeros(100)),
+}
+when, _, deed = way.partition(": ")
+
+
+class Hook(dp.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs=None) -> None:
+        if batch == 2 and mine:
+            until_seen()
+            DEEDS[deed]()
+
+
+class Net(dp.Sequential):
+    def get_config(self) -> dict:
+        if when == "save" and mine:
+            DEEDS[deed]()
+        return super().get_config()
+
+
+class SweepHook(dp.callbacks.Callback):
+    """Not where a sweep tries some steps first, while the other ranks wait."""
+
+    def on_epoch_end(self, epoch: int, logs=None) -> None:
+        if epoch == 1 and mine and watchdog.record().rounds:
+            until_seen()
+            DEEDS[deed]()
+
+
+def build(units: int) -> dp.Sequential:
+    made = dp.Sequential([dp.layers.Dense(units, input_shape=(4,)), dp.layers.Dense(2, "softmax")])
+    made.compile("sgd", "sparse_categorical_crossentropy")
+    return made
+
+
+if when == "sweep":
+    made = {"x": x, "y": y, "epochs": 2, "verbose": 0, "callbacks": lambda: [SweepHook()]}
+    dp.sweep(build, {"units": [2, 3]}, seeds=[1, 2], **made)
+    print("swept", flush=True)
+    sys.exit()
+if when == "help":
+    sys.exit(main(["--help"] if mine else ["--fast-dev-run"]))
+if when == "start" and mine:
+    DEEDS[deed]()
+model = Net([dp.layers.Dense(2, "softmax", input_shape=(4,))])
+model.compile("sgd", "sparse_categorical_crossentropy")
+if when == "never" and mine:
+    sys.exit()
+model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[Hook()] if when == "hook" else [])
+print("trained", flush=True)
+if when == "between" and mine:
+    DEEDS[deed]()
+if when == "save":
+    model.save("model.keras")
+if when != "end":
+    model.evaluate(x, y, verbose=0)
+elif mine:
+    until_seen()
+    DEEDS[deed]()

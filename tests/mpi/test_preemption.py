@@ -1,0 +1,102 @@
+"""SIGTERM, SIGUSR1 and Ctrl-C end a training after a step that all ranks agree on, with a checkpoint to go on from."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import find_mpirun, mpirun, python, run, when_ready
+
+# So that the training lasts longer than it takes to send a signal, and tells of its beginning.
+SLOWLY = ("--epochs", "4", "--batch-size", "2", "--hidden", "8", "--dropout", "0.2", "--jit-compile", "off")
+
+
+def command(ranks: int, *arguments: str) -> list[str]:
+    return [*([find_mpirun(), "-n", str(ranks)] if ranks else []), sys.executable, *arguments]
+
+
+def signalled(start: list[str], number: int, one_rank: bool, cwd: Path) -> tuple[int, str]:
+    """Send a signal to a training, or to its highest rank, after the first epoch; return exit code and stderr."""
+
+    def send(process: subprocess.Popen[str], lines: list[str]) -> None:
+        ranks = [int(found[1]) for line in lines if (found := re.search(r"│ (\d+) +│ CPU", line))]
+        os.kill(ranks[-1] if one_rank else process.pid, number)
+
+    return when_ready(start, "Epoch 1/", send, cwd)
+
+
+def results(path: Path) -> tuple[bytes, list[dict]]:
+    epochs = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    kept = [{key: value for key, value in epoch.items() if "second" not in key} for epoch in epochs]
+    return (path / "model.safetensors").read_bytes(), kept
+
+
+@pytest.fixture(scope="module")
+def whole(small_npz, tmp_path_factory):
+    """The results of an uninterrupted training by number of ranks."""
+    found: dict[int, tuple[bytes, list[dict]]] = {}
+
+    def train(ranks: int) -> tuple[bytes, list[dict]]:
+        if ranks not in found:
+            out = tmp_path_factory.mktemp("whole") / "out"
+            done = python(ranks, "-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", str(out), timeout=100)
+            assert (done.code, done.err) == (0, "")
+            found[ranks] = results(out)
+        return found[ranks]
+
+    return train
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(0, "SIGTERM"), (2, "SIGUSR1")])
+def test_a_signal_saves_and_the_next_start_goes_on(small_npz, tmp_path, whole, ranks, name):
+    start = command(ranks, "-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
+    code, err = signalled(start, getattr(signal, name), False, tmp_path)
+    assert code == 75, err
+    (line,) = (line for line in err.splitlines() if line.startswith("dptrain: "))
+    saved = r"after (\d+) steps, saved as out/checkpoints/0000\d\d-step-(\d+)"
+    match = re.fullmatch(rf"dptrain: {name} {saved}; start again with --out out to go on", line)
+    assert match, line
+    assert match[1] == match[2]
+    assert not (tmp_path / "out" / "summary.json").exists()
+    done = run(start, timeout=100, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "Epoch 1/" not in done.out
+    assert results(tmp_path / "out") == whole(ranks)
+
+
+def test_a_signal_to_one_rank_is_all_ranks_and_another_number_of_them_goes_on(small_npz, tmp_path, whole):
+    start = ("-m", "dptrain", "--data", str(small_npz), *SLOWLY, "--out", "out")
+    code, err = signalled(command(2, *start), signal.SIGTERM, True, tmp_path)
+    assert code == 75, err
+    done = python(0, *start, timeout=100, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    for found, expected in zip(results(tmp_path / "out")[1], whole(0)[1], strict=True):
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_signal_at_the_start_is_not_lost(small_npz, tmp_path):
+    code = (
+        "import os, signal, sys\nimport dptrain.__main__ as begun\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+        f"sys.exit(begun.main(['--data', {str(small_npz)!r}, '--out', 'out']))"
+    )
+    done = run([sys.executable, "-c", code], cwd=tmp_path)
+    assert done.code == 75, done.err
+    assert done.messages == ["dptrain: SIGUSR1 before the first step; start again with --out out to go on"]
+
+
+def test_a_signal_in_a_validation_is_obeyed_in_it_and_the_epoch_goes_on_there(tmp_path):
+    script = str(ROOT / "tests/mpi/scripts/validation.py")
+    done = mpirun(3, script, str(tmp_path), "signal")
+    assert done.code == 75, done.err
+    (line,) = done.messages
+    assert re.fullmatch(r"dptrain: SIGUSR1 after 14 steps, saved as .*/backup/000002-step-14", line)
+    assert sorted(done.out.splitlines()) == [f"rank {rank}: 2 begun, 1 ended" for rank in range(3)]
+    done = mpirun(3, script, str(tmp_path), "none")
+    assert (done.code, done.err) == (0, "")
+    assert sorted(done.out.splitlines()) == [f"rank {rank}: 2 begun, 2 ended" for rank in range(3)]

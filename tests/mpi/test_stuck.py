@@ -1,0 +1,123 @@
+"""A rank that is stopped, loops, leaves or calls something else ends the job, with a line that names it."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.launching import Finished, find_mpirun, mpirun
+
+SCRIPT = str(ROOT / "tests/mpi/scripts/stuck.py")
+# MPICH's ranks are then each on a node of their own, as far as MPI and so dptrain can tell.
+APART = {"MPIR_CVAR_NOLOCAL": "1"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is planted, and what is to be said of it.
+
+    Attributes:
+        way: see the script.
+        bad: the rank.
+        text: what follows host and PID in the last line, as a regular expression.
+        ranks: of the job.
+        environment: of the job.
+    """
+
+    way: str
+    bad: int
+    text: str
+    ranks: int = 2
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+STEP = "training, epoch 1, step 3"
+PLACE = r"[\w.]+:\d+ in \S+"
+STOPPED = r"has been stopped for \d+ s"
+ABSENT = r"has not come for \d+ s"
+CALLS = "the ranks call different methods: rank 0 in an all-reduce of 1 int32"
+END = "at the end of its script: left while rank 0 waits in"
+CASES = [
+    Case("hook: stop", 1, f"{STEP}, last seen at {PLACE}: {STOPPED} while rank 0 waits in an all-reduce of 1"),
+    Case("hook: lock", 0, f"{STEP}, last seen at {PLACE}: {ABSENT} while ranks 1-2 wait in an all-reduce", 3),
+    # What another node has last heard of it depends on the moment.
+    Case("hook: stop", 2, f".*: {ABSENT} while ranks 0-1 wait in an all-", 3, APART),
+    Case("hook: exit 0", 1, STEP + r": SystemExit: 0 \(stuck.py:\d+\)"),
+    Case("hook: os exit 0", 1, STEP + r", at os._exit\(0\): left while rank 0 waits in an all-reduce of 1 int32"),
+    Case("hook: other call", 1, f"{STEP}, last seen at {PLACE}: {CALLS}"),
+    Case("hook: other sum", 1, rf"{STEP}: {CALLS} \({STEP}\), rank 1 in an all-reduce of 100 float64 \({STEP}\)"),
+    Case("between: exit 3", 1, rf"user code, {END} an all-gather \(evaluate\)", 2, APART),
+    Case("save: exit 0", 0, r"saving, at the end of its script: left while rank 1 waits in an all-gather \(saving\)"),
+    Case("end: stop", 1, f"user code, last seen at {PLACE}: {STOPPED}"),
+    Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has not come to an end of "),
+    Case("help", 1, rf"start-up, {END} the start of MPI \(start-up\)"),
+    Case("start: os exit 0", 0, r"start-up: ended without a word \(os._exit, or a signal\?\) while rank", 3),
+    Case("start: stop", 1, rf"start-up: {STOPPED} while rank 0 waits in the start of MPI \(fit\)"),
+]
+
+
+def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "2") -> Finished:
+    limits = {"DPTRAIN_STALL_WARNING": warning, "DPTRAIN_STALL_TIMEOUT": timeout}
+    return mpirun(case.ranks, SCRIPT, case.way, str(case.bad), cwd=folder, **limits, **case.environment)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> dict[int, Finished]:
+    """How the jobs ended, some at a time: they wait for the most part."""
+    find_mpirun()
+    folder = tmp_path_factory.mktemp("stuck")
+    with ThreadPoolExecutor(4) as pool:
+        return dict(enumerate(pool.map(lambda case: launch(case, folder), CASES)))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: f"{CASES[number].way}, {CASES[number].bad}")
+def test_a_rank_that_keeps_the_others_waiting_ends_the_job_and_is_named(done, number):
+    case, job = CASES[number], done[number]
+    assert job.code == 77, job.err
+    assert len(job.messages) == 1, job.err
+    bad = r"\d" if case.way == "hook: other sum" else case.bad  # both see it, and either may say who is odd
+    assert re.match(rf"dptrain: rank {bad}/{case.ranks} host \S+ pid \d+ {case.text}", job.messages[0]), job.err
+
+
+def test_who_is_slow_within_the_limit_is_warned_of_and_goes_on(tmp_path):
+    job = launch(Case("hook: slow", 1, ""), tmp_path, warning="1", timeout="20")
+    assert job.code == 0, job.err
+    lines = job.err.splitlines()
+    assert len(lines) == 2, "one an epoch"
+    for line in lines:
+        assert line.startswith("dptrain: rank 1/2 host ")
+        assert line.endswith("(a warning)")
+    assert job.out.count("trained") == 2  # two ranks' writes, in any order
+
+
+def test_programs_of_mpi_of_which_some_ranks_use_dptrain_are_left_alone(tmp_path):
+    """Ranks may import it, end early and end MPI themselves, as long as none waits for another in dptrain."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import sys, time\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD\n"
+        "if world.rank == 2:\n    world.Barrier(); sys.exit()\n"
+        "import dptrain as dp\n"
+        "if world.rank == 1:\n    world.Barrier(); MPI.Finalize(); sys.exit()\n"
+        "time.sleep(2.5)\nworld.Barrier()\nprint('done')\n"
+    )
+    job = mpirun(3, str(script), cwd=tmp_path, DPTRAIN_STALL_TIMEOUT="1")
+    assert (job.code, job.out, job.err) == (0, "done\n", "")
+
+
+def test_a_rank_may_end_late_and_end_mpi_itself_and_nothing_is_left_in_shared_memory(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import os, time\nfrom mpi4py import MPI\nfrom dptrain.comm import current\n"
+        "from dptrain.runtime import watchdog\ncomm = current(); comm.barrier()\n"
+        "path = watchdog._own._table.path\npaths = set(comm.allgather(path))\n"
+        "if comm.rank == 0:\n    print(len(paths), os.path.exists(path), path)\n"
+        "if comm.rank == 1:\n    time.sleep(3); MPI.Finalize()\n"
+    )
+    job = mpirun(2, str(script), cwd=tmp_path, DPTRAIN_STALL_TIMEOUT="1")
+    assert (job.code, job.err) == (0, "")
+    files, there, path = job.out.split()
+    assert (files, there) == ("1", "True"), "one for all ranks"
+    assert not Path(path).exists()

@@ -1,0 +1,100 @@
+"""Products of matrices on a CPU: right, and of the same bits on any number of threads and beside any other rows."""
+
+import ctypes
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dptrain.backend.cpu.compile import compiler, threads_and_products
+from dptrain.backend.cpu.denormals import flush_to_zero
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+SIZES = st.one_of(st.integers(1, 70), st.sampled_from([127, 128, 129, 256, 300, 520]))
+TOLERANCE = {"float32": 1e-6, "float64": 1e-15}  # of an element, by sqrt(k)
+
+
+def product(a, b, *, threads=1, out=None):
+    """Return a times b, each as it lies in memory or transposed; or add it to `out`."""
+    (m, k), n = a.shape, b.shape[1]
+    found = np.full((m, n), np.nan, a.dtype) if out is None else out
+    function = threads_and_products()[1 if a.dtype == np.float32 else 2]
+    kinds = [ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
+    kinds += [ctypes.c_void_p, ctypes.c_int64] * 2 + [ctypes.c_void_p, ctypes.c_bool]
+    (at, of_a), (bt, of_b) = (
+        (not one.flags.c_contiguous, one.T if not one.flags.c_contiguous else one) for one in (a, b)
+    )
+    where = (of_a.ctypes.data, of_a.shape[1], of_b.ctypes.data, of_b.shape[1], found.ctypes.data)
+    ctypes.CFUNCTYPE(None, *kinds)(function)(threads, at, bt, m, n, k, *where, out is not None)
+    return found
+
+
+def matrices(m, n, k, at, bt, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(k, m) if at else (m, k)), rng.normal(size=(n, k) if bt else (k, n))
+    a, b = a.astype(dtype), b.astype(dtype)
+    return (a.T if at else a), (b.T if bt else b)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES, SIZES, SIZES, st.booleans(), st.booleans(), st.sampled_from(sorted(TOLERANCE)), st.booleans())
+def test_against_numpy(m, n, k, at, bt, dtype, add):
+    a, b = matrices(m, n, k, at, bt, dtype)
+    before = np.ones((m, n), dtype)
+    found = product(a, b, out=before.copy() if add else None)
+    expected = a.astype(np.longdouble) @ b.astype(np.longdouble) + add
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE[dtype] * 10 * np.sqrt(k))
+    row = m // 2
+    alone = product(np.ascontiguousarray(a[row : row + 1]), b, out=before[:1].copy() if add else None)
+    np.testing.assert_array_equal(alone[0], found[row])
+    np.testing.assert_array_equal(product(a, b, threads=3, out=before.copy() if add else None), found)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(32, 512, 784), (784, 128, 256), (1500, 70, 300), (40, 1100, 600)])
+@pytest.mark.parametrize("bt", [False, True])
+def test_threads_have_one_threads_bits(m, n, k, bt):
+    a, b = matrices(m, n, k, False, bt, "float32")
+    alone = product(a, b)
+    np.testing.assert_allclose(alone, a.astype(float) @ b, rtol=0, atol=1e-5 * np.sqrt(k))
+    for threads in (2, 3, 8):
+        for _ in range(5):
+            np.testing.assert_array_equal(product(a, b, threads=threads), alone)
+
+
+def test_callers_do_not_meet():
+    a, b = matrices(300, 300, 300, False, False, "float32")
+    expected = product(a, b)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: product(a, b, threads=2), range(60)):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_all_threads_flush_to_zero():
+    a, b = np.full((512, 64), 1e-30, np.float32), np.full((64, 512), 1e-10, np.float32)
+    assert product(a, b).max() > 0
+    with flush_to_zero():
+        for _ in range(20):
+            assert product(a, b, threads=3).max() == 0
+    assert product(a, b, threads=3).min() > 0
+
+
+FORK = """
+import os, numpy as np
+from tests.unit.backend.cpu.test_products import matrices, product
+a, b = matrices(512, 512, 64, False, False, "float32")
+expected = product(a, b, threads=3)
+child = os.fork()
+same = np.array_equal(product(a, b, threads=3), expected)
+if child == 0:
+    os._exit(0 if same else 1)
+assert same and os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_after_a_fork_there_are_threads_again():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,50 @@
+"""The text of generated kernels: what it depends on."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.backend.cuda.compose import Composition
+from dptrain.comm import SoloCommunicator
+
+CASES = {
+    "momentum": lambda a, b: (dp.optimizers.SGD(a, momentum=b, clipnorm=1 + a, weight_decay=b), "mse", b),
+    "adam": lambda a, b: (dp.optimizers.AdamW(a, beta_1=b, epsilon=a / 100), dp.losses.Huber(1 + a), b),
+    "schedule": lambda a, b: (dp.optimizers.SGD(dp.optimizers.schedules.CosineDecay(a, int(100 * b))), "mae", a),
+}
+
+
+def composition(case, seed, a, b):
+    """Return the kernels of a training step with these numbers."""
+    dp.utils.set_random_seed(seed)
+    optimizer, loss, rate = CASES[case](a, b)
+    layers = dp.layers
+    model = dp.Sequential(
+        [
+            layers.Dense(5, "relu", input_shape=(6,), kernel_regularizer=dp.regularizers.L2(a)),
+            layers.Dropout(rate),
+            layers.LeakyReLU(b),
+            layers.Dense(3),
+        ]
+    )
+    model.compile(optimizer, loss)
+    model.fit(np.zeros((8, 6), np.float32), np.ones((8, 3), np.float32), batch_size=8, verbose=0)
+    (placed,) = model.trainer(SoloCommunicator()).programs._placed.values()
+    return Composition(placed)
+
+
+def numbers_of(made):
+    """Return what each run has its own of, by name."""
+    functions = [one for stage in made.stages for kernel in stage for one in kernel.functions]
+    return {name: value for one in functions for name, value in one.numbers.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_seeds_and_rates_are_no_part_of_it(case):
+    """So that runs that differ in them alone share kernels, and packs."""
+    one, other = composition(case, 1, 0.25, 0.5), composition(case, 2, 0.01, 0.3)
+    assert one.source() == other.source()
+    numbers, others = numbers_of(one), numbers_of(other)
+    assert numbers.keys() == others.keys() <= set(one.fields)
+    assert numbers != others
+    assert any(value == np.float32(0.25) for value in numbers.values()), "0.25 is a number of the run"

@@ -1,0 +1,70 @@
+"""What `launch` answers to options that are not right, and how its ends are judged."""
+
+import pytest
+
+from dptrain.cli import launch
+from dptrain.cli.main import main
+from dptrain.runtime.job import Start
+from dptrain.runtime.mpirun import Launcher
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("-n 2", "no command; write it after --"),
+        ("-n 2 python x.py", "no command; write it after --"),
+        ("-- python x.py", "how many ranks?"),
+        ("-n 0 -- true", "'0': expected an integer >= 1"),
+        ("-n 2 --restarts -1 -- true", "--restarts"),
+        ("-n 2 --grace soon -- true", "'soon': expected seconds >= 0"),
+        ("-n 2 --min-ranks 3 -- true", "--min-ranks 3: expected 1 to 2"),
+        ("-n 3 --hosts a:2 -- true", "3 ranks, but 2 slots on a:2"),
+        ("-n 2 --hosts a:2 --hostfile x -- true", "expected one of them"),
+        ("-n 2 --restart 3 -- true", "unknown '--restart'; did you mean '--restarts'"),
+    ],
+)
+def test_wrong_options_are_refused(monkeypatch, capfd, arguments, message):
+    monkeypatch.setattr(launch, "find_launcher", lambda asked: Launcher("MPICH", ("mpirun",)))
+    assert main(["launch", *arguments.split()]) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("dptrain: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def started(**more):
+    """Return what `Job` would be given for a start on four ranks."""
+    return Start(Launcher("MPICH", ("mpirun",)), ("true",), 4, {}, ("127.0.0.1",), **more)
+
+
+def test_ranks_of_one_machine_share_its_cores(monkeypatch):
+    for name in (*launch.THREAD_VARIABLES, "MPIR_CVAR_ENABLE_HEAVY_YIELD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(launch, "usable_cores", lambda: 2)
+    environment = launch._environment(started(), 1, None)
+    assert environment["DPTRAIN_RESTART"] == "1"
+    assert int(environment["OMP_NUM_THREADS"]) >= 1
+    assert environment["MPIR_CVAR_ENABLE_HEAVY_YIELD"] == "1"
+    assert launch._environment(started(), 0, 3)["OPENBLAS_NUM_THREADS"] == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "OMP_NUM_THREADS" not in launch._environment(started(), 0, None)
+
+
+@pytest.mark.parametrize(
+    ("down", "least", "expected"),
+    [
+        ((), 1, {"a": 2, "b": 2}),
+        (("b",), 1, {"a": 2}),
+        (("b",), 3, {"a": 2, "b": 2}),  # too few: all are tried again
+        (("a", "b"), 1, {"a": 2, "b": 2}),
+    ],
+)
+@pytest.mark.parametrize("given", [{"a": 2, "b": 2}, {"a": None, "b": None}])
+def test_it_goes_on_with_the_hosts_that_are_left(monkeypatch, capfd, given, down, least, expected):
+    monkeypatch.setattr(launch, "_answers", lambda launcher, host: host not in down)
+    start = launch._on_hosts_left(started(), given, 4, least)
+    assert start.hosts == expected
+    assert start.ranks == sum(expected.values())
+    said = capfd.readouterr().err
+    assert ("does not answer" in said) == bool(down)
+    assert ("--min-ranks is" in said) == (bool(down) and len(expected) == 2)

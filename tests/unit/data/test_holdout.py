@@ -1,0 +1,58 @@
+"""Which rows are held out: of every class its share, of every fold its rows, whatever the labels."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dptrain.data.holdout import fold_rows, split_rows
+from dptrain.errors import ConfigError
+
+LABELS = st.lists(st.integers(0, 5), min_size=2, max_size=200).map(np.array)
+
+
+def counts(y, rows):
+    return np.bincount(y[rows], minlength=6)
+
+
+@given(LABELS, st.floats(0.01, 0.99))
+def test_a_split_holds_out_the_same_part_of_every_class(y, fraction):
+    held = round(len(y) * fraction)
+    if not 0 < held < len(y):
+        with pytest.raises(ConfigError, match=f"of {len(y)} samples it holds out {held}"):
+            split_rows(y, fraction)
+        return
+    trained, validated = split_rows(y, fraction)
+    assert len(validated) == held
+    np.testing.assert_array_equal(np.sort(np.concatenate([trained, validated])), np.arange(len(y)))
+    assert (np.diff(trained) > 0).all()
+    shares = counts(y, np.arange(len(y))) * held / len(y)
+    assert (np.abs(counts(y, validated) - shares) < 1 + 1e-9).all()
+    np.testing.assert_array_equal(split_rows(y.copy(), fraction)[1], validated)
+
+
+@given(LABELS, st.integers(2, 7), st.integers(0, 2**63 - 1))
+def test_folds_share_out_all_rows_and_every_class(y, folds, seed):
+    if folds > len(y):
+        with pytest.raises(ConfigError, match="at most one fold a sample"):
+            fold_rows(y, 0, folds, seed)
+        return
+    parts = [fold_rows(y, fold, folds, seed) for fold in range(folds)]
+    held = [validated for _, validated in parts]
+    np.testing.assert_array_equal(np.sort(np.concatenate(held)), np.arange(len(y)))
+    for trained, validated in parts:
+        np.testing.assert_array_equal(np.sort(np.concatenate([trained, validated])), np.arange(len(y)))
+    assert np.ptp([len(rows) for rows in held]) <= 1
+    assert (np.ptp([counts(y, rows) for rows in held], axis=0) <= 1).all()
+
+
+def test_a_seed_cuts_folds_of_its_own_and_a_split_is_not_sorted_data():
+    y = np.repeat([0, 1, 2], 40)
+    assert not np.array_equal(fold_rows(y, 0, 5, 1)[1], fold_rows(y, 0, 5, 2)[1])
+    assert not np.array_equal(split_rows(y, 0.5)[1] % 40, np.arange(60) % 40)
+
+
+def test_targets_that_are_no_labels_are_drawn_from_as_they_are():
+    y = np.random.default_rng(0).normal(size=(50, 2))
+    assert len(split_rows(y, 0.3)[1]) == 15
+    assert [len(fold_rows(y, fold, 4, 0)[1]) for fold in range(4)] == [13, 13, 12, 12]

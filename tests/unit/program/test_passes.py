@@ -1,0 +1,97 @@
+"""Passes: what they change in a program, and that they change nothing that comes out."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cuda.compose import Composition
+from dptrain.program.evaluate import evaluate
+from dptrain.program.passes import with_precision, without_ranks, without_repeats
+from dptrain.program.placement import ALL_REDUCE, PlacedProgram, place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
+
+B = Rows(8)
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+
+
+def placed(dtype="float32"):
+    """Return the step of a layer, in which exp(x) is written twice."""
+    w = Variable(np.ones((3, 4)), "w", dtype=dtype)
+
+    def step(x):
+        loss = ops.mean(ops.exp(x) @ w) + ops.sum(ops.exp(x) * 2)
+        loss.backward()
+        w.assign(w - w.grad)
+        return {"loss": loss}
+
+    return place(trace(step, {"x": ((B, 3), dtype)}))
+
+
+def names(program):
+    return [one.op.name for one in program.tensors if one.op is not None]
+
+
+def results(program):
+    outputs, updates = evaluate(program, {"x": X})
+    return [*outputs.values(), *updates.values()]
+
+
+@pytest.mark.parametrize(
+    "change", [without_ranks, without_repeats, lambda program: without_ranks(without_repeats(program))]
+)
+def test_what_comes_out_stays(change):
+    before, after = placed(), change(placed())
+    for expected, found in zip(results(before), results(after), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert isinstance(after, PlacedProgram)
+    assert {id(one) for one in after.tensors} <= after.placements.keys()
+
+
+def test_without_ranks_nothing_is_reduced():
+    program = placed()
+    assert ALL_REDUCE in [one.op for one in program.tensors]
+    assert names(without_ranks(program)) == [name for name in names(program) if name != "all_reduce"]
+
+
+def test_equal_ops_are_computed_once():
+    program = placed()
+    assert names(program).count("exp") > 1
+    assert names(without_repeats(program)).count("exp") == 1
+
+
+def test_what_differs_is_no_repeat():
+    def step(x, y):
+        return {
+            "inputs": ops.exp(x) + ops.exp(y),
+            "attributes": ops.elu(x, 0.5) + ops.elu(x, 2),
+            "types": ops.cast(ops.cast(x, "int32"), "float64") + ops.cast(ops.cast(x, "int8"), "float64"),
+            "numbers": (x + 1) * (x + 2),
+        }
+
+    program = trace(step, {"x": ((B,), "float32"), "y": ((B,), "float32")})
+    kept = names(without_repeats(program))
+    assert kept.count("exp") == 2
+    assert kept.count("elu") == 2
+    assert kept.count("cast_to") == 4
+    assert kept.count("add") == names(program).count("add")
+
+
+def test_a_product_says_its_precision():
+    program = placed()
+    assert with_precision(program, "float32") is program
+    products = [one for one in with_precision(program, "tf32").tensors if one.op and one.op.name == "batch_matmul"]
+    assert products
+    assert {one.attributes["precision"] for one in products} == {"tf32"}
+
+
+def test_a_product_of_another_type_keeps_its_own():
+    changed = with_precision(placed("float64"), "tf32")
+    assert not any("precision" in one.attributes for one in changed.tensors)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_generated_products_have_the_precision_of_the_pass(precision):
+    source = Composition(placed(), precision=precision).source()
+    assert ("product_tf32<" in source) == (precision == "tf32")

@@ -1,0 +1,183 @@
+"""Whether the ranks of a job go on: from what a judge sees to what it finds."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dptrain.runtime.judging import LONGER, QUIET, Finding, Life, Limits, Sight, judge
+from dptrain.runtime.records import State
+
+LIMITS = Limits(warning=60, timeout=300)
+AT_WORK = Sight(1, "b", 11, position=4, phase=("training", 1, 3))
+WAITING = replace(AT_WORK, rank=0, host="a", pid=10, position=5, call="an all-reduce of 8 float32", since=2.0)
+
+
+def found(*sights: Sight, sees_all: bool = True) -> Finding | None:
+    return judge(sights, LIMITS, sees_all=sees_all)
+
+
+def with_time(one: Sight, since: float) -> Sight:
+    return replace(one, since=since)
+
+
+def test_ranks_at_work_and_ranks_that_wait_for_a_while_are_left_alone():
+    assert found(AT_WORK) is None
+    assert found(WAITING, AT_WORK) is None
+    assert found(with_time(WAITING, 59), with_time(AT_WORK, 59)) is None
+    assert found(WAITING, replace(WAITING, rank=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (replace(AT_WORK, state=State.LEFT), "left while rank 0 waits in an all-reduce of 8 float32 (training, epoch"),
+        (
+            replace(AT_WORK, life=Life.GONE),
+            "ended without a word (os._exit, or a signal?) while rank 0 waits in an all",
+        ),
+        (replace(AT_WORK, life=Life.GONE, state=State.STARTED), "ended without a word (os._exit, or a signal?) while"),
+    ],
+)
+def test_who_has_left_or_is_gone_is_found_at_once(one, text):
+    assert found(WAITING, one) is None, "it may be seen in passing"
+    finding = found(WAITING, with_time(one, QUIET))
+    assert finding is not None
+    assert (finding.culprit.rank, finding.fatal, finding.speaker) == (1, True, 0)
+    assert finding.text.startswith(text)
+
+
+def test_who_has_left_is_missed_only_by_those_that_wait_for_it():
+    left = replace(AT_WORK, state=State.LEFT, since=9.0)
+    assert found(replace(WAITING, position=4), left) is None, "at work"
+    assert found(replace(WAITING, position=3), left) is None, "in what the other has been in"
+    assert found(replace(WAITING, position=4, state=State.LEFT), left) is None
+    assert found(replace(WAITING, state=State.JOINING, position=1), replace(left, position=0)) is not None
+
+
+def test_who_stops_going_round_where_ranks_do_not_meet():
+    rounds = replace(AT_WORK, rounds=7, more="its process is running")
+    others = replace(AT_WORK, rank=0, rounds=9)
+    assert found(others, with_time(rounds, 59)) is None
+    warned, ended = (found(others, with_time(rounds, seconds)) for seconds in (60, 300))
+    assert (warned.fatal, ended.fatal) == (False, True)
+    assert (ended.culprit.rank, ended.speaker) == (1, 0)
+    assert ended.text == (
+        "has not come to an end of what it is doing for 300 s; its process is running; the limit is --stall-timeout or "
+        "DPTRAIN_STALL_TIMEOUT, 300"
+    )
+    assert found(others, with_time(replace(rounds, phase=("compilation", 1, 1)), 300)).fatal is False
+    assert found(others, with_time(replace(rounds, rounds=0), 9999)) is None, "nobody waits for it"
+
+
+def test_a_process_that_never_met_the_others_may_end_as_it_likes():
+    gone = replace(AT_WORK, life=Life.GONE, state=State.STARTED, position=0, since=9.0)
+    assert found(replace(AT_WORK, rank=0, state=State.STARTED, position=0), gone) is None
+
+
+def test_the_limit_counts_for_training_and_is_longer_elsewhere():
+    for phase, factor in [("training", 1), ("saving", LONGER), ("compilation", LONGER), ("user code", LONGER)]:
+        slow = replace(AT_WORK, phase=(phase, 1, 3), more="its process is running")
+        warning = found(with_time(WAITING, 60.0 * factor), with_time(slow, 999))
+        assert warning is not None
+        assert not warning.fatal
+        fatal = found(with_time(WAITING, 300.0 * factor), with_time(slow, 9999))
+        assert fatal is not None
+        assert fatal.fatal
+        assert fatal.culprit.rank == 1
+        assert "has not come for" in fatal.text
+        assert "its process is running; the limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, 300" in fatal.text
+    assert judge([with_time(WAITING, 1e9), with_time(AT_WORK, 1e9)], Limits(0, 0)) is None
+
+
+def test_who_moves_on_is_slow_and_not_stuck_but_not_for_ever():
+    assert found(with_time(WAITING, 299.0 * LONGER), with_time(AT_WORK, 1)).fatal is False  # type: ignore[union-attr]
+    assert found(with_time(WAITING, 300.0 * LONGER), with_time(AT_WORK, 1)).fatal  # type: ignore[union-attr]
+
+
+def test_a_stopped_process_is_stuck_wherever_it_stands():
+    for position in (4, 5, 6):
+        stopped = replace(AT_WORK, position=position, life=Life.STOPPED, phase=("saving", 0, 0), call=WAITING.call)
+        assert found(with_time(WAITING, 500), with_time(stopped, 59)) is None
+        assert found(WAITING, with_time(stopped, 60)).fatal is False  # type: ignore[union-attr]
+        fatal = found(WAITING, with_time(stopped, 300))
+        assert fatal is not None
+        assert fatal.fatal
+        assert "has been stopped for 300 s" in fatal.text
+        assert "kill -CONT 11" in fatal.text
+
+
+def test_different_calls_are_found_at_once_and_all_are_named():
+    others = [replace(WAITING, rank=rank) for rank in (1, 2)]
+    odd = replace(WAITING, rank=3, call="an all-gather", phase=("evaluate", 0, 0))
+    assert found(WAITING, *others, replace(odd, since=0.5)) is None
+    finding = found(WAITING, *others, odd)
+    assert finding is not None
+    assert finding.fatal
+    assert finding.culprit.rank == 3
+    assert finding.text == (
+        "the ranks call different methods: ranks 0-2 in an all-reduce of 8 float32 (training, epoch 1, step 3), rank 3 "
+        "in an all-gather (evaluate); all must call the same ones in the same order"
+    )
+
+
+def test_all_in_the_same_call_that_does_not_end():
+    both = [with_time(WAITING, 300), replace(WAITING, rank=1, since=300.0)]
+    finding = found(*both)
+    assert finding is not None
+    assert "has been with all ranks in an all-reduce of 8 float32 for 300 s, and it does not end" in finding.text
+    assert found(*both, sees_all=False) is None, "another, who sees more, speaks first"
+    assert found(*(with_time(one, 306) for one in both), sees_all=False) is not None
+
+
+def test_of_a_silent_node_the_others_phase_says_how_long_to_wait():
+    silent = replace(AT_WORK, life=Life.SILENT, phase=("fit", 0, 0), since=999.0, more="nothing has been heard from b")
+    fatal = found(with_time(WAITING, 300), silent)
+    assert fatal is not None
+    assert fatal.fatal
+    assert "nothing has been heard from b" in fatal.text
+    alone = found(replace(WAITING, state=State.LEFT), with_time(silent, 300.0 * LONGER))
+    assert alone is not None
+    assert "may have died" in alone.text
+
+
+sights = st.builds(
+    Sight,
+    rank=st.integers(0, 3),
+    pid=st.just(7),
+    state=st.sampled_from(State),
+    life=st.sampled_from(Life),
+    position=st.integers(0, 6),
+    call=st.sampled_from(["a", "b"]),
+    phase=st.tuples(st.sampled_from(["training", "saving"]), st.integers(0, 2), st.integers(0, 2)),
+    since=st.floats(0, 2000),
+)
+jobs = st.lists(sights, max_size=4, unique_by=lambda one: one.rank)
+
+
+@given(jobs, st.booleans())
+def test_a_finding_is_said_by_one_that_can_and_names_one_that_is_there(job, sees_all):
+    finding = judge(job, LIMITS, sees_all=sees_all)
+    if finding is not None:
+        assert finding.culprit in job
+        (speaker,) = (one for one in job if one.rank == finding.speaker)
+        assert speaker.life == Life.RUNNING
+        assert speaker.state != State.ABSENT
+        others = [one for one in job if one is not finding.culprit and one.life == Life.RUNNING]
+        assert speaker is not finding.culprit or all(one.state == State.ABSENT for one in others)
+
+
+@given(jobs)
+def test_what_is_wrong_stays_wrong_as_time_passes(job):
+    before = judge(job, LIMITS)
+    after = judge([with_time(one, one.since + 10) for one in job], LIMITS)
+    if before is not None and before.fatal:
+        assert after is not None
+        assert after.fatal
+
+
+@given(jobs)
+def test_nothing_is_wrong_with_ranks_that_all_live_and_move(job):
+    moving = [replace(one, life=Life.RUNNING, state=State.JOINED, since=0.0) for one in job]
+    assert judge(moving, LIMITS) is None

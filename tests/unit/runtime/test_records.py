@@ -1,0 +1,128 @@
+"""The records of a node's ranks, their file, and what is left of jobs that were killed."""
+
+import mmap
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dptrain.errors import OutputError
+from dptrain.runtime import records
+from dptrain.runtime.failure import Phase
+from dptrain.runtime.records import Kind, Record, State, Table
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "FOLDER", str(tmp_path))
+    return tmp_path
+
+
+def test_what_one_process_writes_another_reads(folder):
+    ours, theirs = (Table(str(folder / "job"), 3).records[1] for _ in range(2))
+    assert theirs.state == State.ABSENT
+    ours.own(17, 99)
+    assert (theirs.pid, theirs.started, theirs.state, theirs.position) == (17, 99, State.STARTED, 0)
+    with ours.meeting(Kind.ALL_REDUCE, 8, np.dtype(np.float32).char):
+        assert (theirs.position, theirs.call) == (1, "an all-reduce of 8 float32")
+    assert theirs.position == 2
+    with ours.meeting(Kind.ALL_GATHER):
+        assert theirs.call == "an all-gather"
+    phase = Phase("training")
+    phase.epoch = 2
+    phase.show(*ours.phase_memory)
+    phase.step = 7
+    assert theirs.phase == ("training", 2, 7)
+    phase.enter("a name that is longer than the record has room for it")
+    assert theirs.phase == ("a name that is longer than the record has room f", 0, 0)
+    ours.place, ours.segments = "fit.py:3 in fit", ["one", "two"]
+    assert (theirs.place, theirs.segments) == ("fit.py:3 in fit", ["one", "two"])
+
+
+def test_a_place_in_utf_8_is_cut_without_harm():
+    one = Record()
+    one.place = "ä" * 100
+    assert one.place.startswith("ä" * 60)
+
+
+def test_the_file_of_somebody_else_is_refused(folder, monkeypatch):
+    (folder / "target").touch()
+    (folder / "link").symlink_to(folder / "target")
+    with pytest.raises(OSError, match="link"):
+        Table(str(folder / "link"), 1)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(PermissionError, match="somebody else"):
+        Table(str(folder / "target"), 1)
+
+
+def test_processes():
+    own = records.look_up(os.getpid())
+    assert own is not None
+    assert own.parent == os.getppid()
+    assert records.is_alive(own, own.started)
+    assert not records.is_alive(own, own.started + 1), "another process of that number"
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    gone = records.look_up(child.pid)
+    assert gone is not None
+    assert not records.is_alive(gone, gone.started), "ended, but not yet collected"
+    child.wait()
+    assert records.look_up(child.pid) is None
+
+
+def test_the_ranks_of_a_job_find_the_same_file_through_scripts_between(folder):
+    """This process is the launcher: it has not the variable that it gives the others."""
+    program = "from dptrain.runtime import records; print(records.path_of_job('PMI_RANK'))"
+    environment = {**os.environ, "PMI_RANK": "1"}
+    direct = [sys.executable, "-c", program]
+    found = {
+        os.path.basename(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        for command in (direct, ["sh", "-c", '"$@"; true', "sh", *direct])
+    }
+    own = records.look_up(os.getpid())
+    assert own is not None
+    assert len(found) == 1
+    assert found.pop().strip().endswith(f"-{os.getpid()}-{own.started}")
+
+
+def leave_behind(folder, pid, started, *segments):
+    """Plant what a job of a launcher has left."""
+    path = folder / f"{records._prefix()}-{pid}-{started}"
+    record = Table(str(path), 2).records[1]
+    record.own(2**22 + 1, 5)  # no such process
+    record.segments = list(segments)
+    return path
+
+
+def test_what_a_killed_job_has_left_is_swept_and_nothing_else(folder):
+    own = records.look_up(os.getpid())
+    assert own is not None
+    for name in ("mpich_dead", "mpich_used", "mpich_running", "mpich_of_nobody"):
+        (folder / name).write_bytes(b"x" * 4096)
+    dead = leave_behind(folder, os.getpid(), own.started - 1, "mpich_dead", "mpich_used", "../outside")
+    running = leave_behind(folder, os.getpid(), own.started, "mpich_running")
+    (folder.parent / "outside").write_text("")
+    with (folder / "mpich_used").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        assert "mpich_used" in records.segments()
+        records.sweep()
+        left = {path.name for path in folder.iterdir()}
+    assert left == {"mpich_used", "mpich_running", "mpich_of_nobody", running.name}, "what is mapped stays"
+    assert not dead.exists()
+    assert (folder.parent / "outside").exists()
+
+
+def test_a_job_that_runs_on_without_its_launcher_is_left_alone(folder):
+    own = records.look_up(os.getpid())
+    assert own is not None
+    path = leave_behind(folder, 2**22 + 2, 3)
+    Table(str(path), 2).records[0].own(os.getpid(), own.started)
+    records.sweep()
+    assert path.exists()
+
+
+def test_too_little_shared_memory_is_said_before_mpi_dies_of_it():
+    records.require_room(1)
+    with pytest.raises(OutputError, match=r"MB free, and MPI needs about .*: remove what killed jobs have left there"):
+        records.require_room(10**12)

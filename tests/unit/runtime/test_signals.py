@@ -1,0 +1,91 @@
+"""Signals that are noted, and what they do before and after."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from dptrain.runtime import signals
+from dptrain.runtime.signals import catching, caught
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_the_first_signal_is_noted_and_handlers_come_back(number):
+    before = [signal.getsignal(one) for one in signals.SIGNALS]
+    with catching():
+        assert caught() is None
+        with catching():
+            send(number)
+            send(number)  # at once: forwarded by a launcher
+        assert caught() == number
+    assert caught() is None
+    assert [signal.getsignal(one) for one in signals.SIGNALS] == before
+
+
+def test_a_second_ctrl_c_ends_at_once(monkeypatch):
+    monkeypatch.setattr(signals, "_ONE_SECONDS", -1.0)
+    with catching():
+        send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+def test_a_second_signal_does_what_it_would_have_done(monkeypatch):
+    came = []
+    monkeypatch.setattr(signals, "_ONE_SECONDS", -1.0)
+    monkeypatch.setattr(signals.os, "kill", lambda pid, number: came.append((number, signal.getsignal(number))))
+    with catching():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)
+    assert came == [(signal.SIGUSR1, signal.SIG_DFL)]
+
+
+@pytest.mark.parametrize("number", signals.FROM_OUTSIDE)
+def test_a_signal_interrupts_once_and_handlers_come_back(number):
+    with signals.interrupting():
+        with pytest.raises(signals.SignalledError, match=signal.Signals(number).name):
+            send(number)
+        send(number)  # at once: forwarded by a launcher
+    assert signal.getsignal(number) == signal.SIG_DFL
+    assert caught() is None
+
+
+def test_a_handler_of_the_users_own_stays():
+    came = []
+    signal.signal(signal.SIGTERM, lambda *arguments: came.append(arguments))
+    try:
+        with signals.interrupting():
+            send(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert len(came) == 1
+
+
+def test_another_thread_changes_nothing():
+    found = []
+
+    def work():
+        with catching():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_what_is_no_training_ends_by_them(monkeypatch):
+    came = []
+    with catching(signals.FROM_OUTSIDE):
+        signals.catch_early()
+        send(signal.SIGTERM)
+        monkeypatch.setattr(signals.os, "kill", lambda pid, number: came.append(number))
+        signals.release_early()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert caught() is None
+    assert came == [signal.SIGTERM]

@@ -1,0 +1,232 @@
+"""Limits, and what a watchdog does with what it sees."""
+
+import os
+import threading
+
+import pytest
+
+from dptrain.errors import AgreedError, MismatchError
+from dptrain.runtime import records, watchdog
+from dptrain.runtime.failure import Phase
+from dptrain.runtime.judging import Limits
+from dptrain.runtime.launcher import LaunchInfo
+from dptrain.runtime.records import Kind, State, Table
+from dptrain.runtime.watchdog import Watchdog
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """The watchdog of rank 0, the record of rank 1, and what is printed and how the job is ended."""
+    table = Table(str(tmp_path / "job"), 2)
+    own = records.look_up(os.getpid())
+    assert own is not None
+    for record in table.records:
+        record.own(os.getpid(), own.started)
+        record.state = State.JOINED
+        Phase("training").show(*record.phase_memory)
+    said: list[object] = []
+    monkeypatch.setattr(watchdog, "abort", said.append)
+    dog = Watchdog(LaunchInfo("MPICH", 2, 0, 2), table)
+    monkeypatch.setattr(dog, "_print", said.append)
+    return dog, table.records[1], said
+
+
+def look(dog, seconds):
+    """Let a watchdog look on for that long, by its own clock."""
+    dog._look()
+    for _ in range(round(seconds * 5)):
+        dog._awake += 0.2
+        dog._look()
+
+
+def test_a_peer_that_leaves_while_this_rank_waits_ends_the_job(pair):
+    dog, peer, said = pair
+    peer.state, peer.place = State.LEFT, "the end of its script"
+    look(dog, 5)
+    assert said == [], "nobody waits"
+    with dog.record.meeting(Kind.ALL_REDUCE, 8, "f"):
+        look(dog, 0.8)
+        assert said == []
+        look(dog, 0.4)
+    line, code = said[:2]
+    assert str(line).startswith("dptrain: rank 1/2 host ")
+    assert f"pid {os.getpid()} " in str(line)
+    assert "at the end of its script: left while rank 0 waits in an all-reduce of 8 float32" in str(line)
+    assert code == 77
+
+
+@pytest.mark.parametrize(
+    ("position", "kind", "count", "dtype", "differs"),
+    [
+        (1, Kind.ALL_REDUCE, 9, "f", True),
+        (1, Kind.ALL_REDUCE, 8, "d", True),
+        (1, Kind.ALL_REDUCE, 8, "f", False),
+        (1, Kind.ALL_GATHER, 0, "\0", False),  # who is in another call stays there, and is found by looking
+        (0, Kind.ALL_REDUCE, 9, "f", False),
+        (3, Kind.ALL_REDUCE, 9, "f", False),
+    ],
+)
+def test_sums_of_other_sizes_are_found_before_mpi_makes_them(pair, position, kind, count, dtype, differs):
+    dog, peer, _ = pair
+    dog._beside = [peer]
+    for _ in range((position + 1) // 2):
+        peer.meeting(kind, count, dtype).__enter__()
+        if position > 1:
+            peer.__exit__()
+            position -= 2
+    with dog.record.meeting(Kind.ALL_REDUCE, 8, "f"):
+        if not differs:
+            dog.check_sum()
+            return
+        expected = r"rank 0 in an all-reduce of 8 float32 \(training\), rank 1 in an all-reduce of \d float(32|64) \(tr"
+        with pytest.raises(MismatchError, match=expected) as caught:
+            dog.check_sum()
+    assert caught.value.exit_code == 77
+
+
+def test_a_peer_that_does_not_come_is_warned_of_once_and_then_ends_the_job(pair):
+    dog, _, said = pair
+    dog.limits = Limits(warning=2, timeout=4)
+    with dog.record.meeting(Kind.ALL_GATHER):
+        look(dog, 3)
+        (warning,) = said
+        assert str(warning).endswith("(a warning)")
+        assert "its process is running, and has used" in str(warning)
+        look(dog, 1.2)
+    assert said[2] == 77
+
+
+def test_progress_of_the_peer_is_no_stall(pair):
+    dog, peer, said = pair
+    dog.limits = Limits(warning=1, timeout=2)
+    for _ in range(10):
+        with dog.record.meeting(Kind.ALL_GATHER):
+            look(dog, 0.8)
+            with peer.meeting(Kind.ALL_GATHER):
+                look(dog, 0.2)
+    assert said == []
+
+
+def test_a_judge_that_slept_itself_counts_a_moment_only(pair, monkeypatch):
+    """As where all ranks are stopped and go on later."""
+    dog, _, said = pair
+    dog.limits = Limits(warning=0, timeout=50)
+    times = iter([0.0, 1000.0, 2000.0, 3000.0])
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(times))
+    waits = iter([False, False, False, True])
+    monkeypatch.setattr(dog._end, "wait", lambda pause: next(waits))
+    with dog.record.meeting(Kind.ALL_GATHER):
+        dog._watch()
+    assert dog._awake == 3.0
+    assert said == []
+
+
+def test_what_another_node_tells_is_judged_as_what_is_seen_here(pair):
+    dog, peer, said = pair
+    box: dict[int, list[bytes]] = {0: [], 1: []}
+
+    class Post(watchdog.Post):
+        def __init__(self, rank):
+            self.rank = rank
+
+        def send(self, rank, message):
+            box[rank].append(message)
+
+        def received(self):
+            mail, box[self.rank] = box[self.rank], []
+            return [(1 - self.rank, message) for message in mail]
+
+        def arrive(self):
+            return lambda: True
+
+    other = Watchdog(LaunchInfo("MPICH", 2, 1, 2), dog._table)
+    for one in (dog, other):
+        one._here, one._leaders, one._post = [one.launch.rank], (0, 1), Post(one.launch.rank)
+    dog.limits = Limits(warning=0, timeout=6)
+    dog.record.meeting(Kind.ALL_GATHER).__enter__()
+    for _ in range(10):
+        look(dog, 0.2)
+        look(other, 0.2)
+    assert said == []
+    look(dog, 5)  # without a word of the other
+    assert "nothing has been heard from" in str(said[0])
+    said.clear()
+    dog._found = None
+    peer.state = State.LEFT
+    look(other, 1)
+    look(dog, 0.2)
+    assert "left while rank 0 waits in an all-gather" in str(said[0])
+
+
+def test_who_is_on_another_node_and_never_heard_from_is_named(pair, monkeypatch):
+    class Post(watchdog.Post):
+        def send(self, rank, message):
+            pass
+
+        def received(self):
+            return []
+
+        def arrive(self):
+            return lambda: True
+
+    dog, _, said = pair
+    monkeypatch.setattr(os, "_exit", os._exit)  # `joined` replaces it
+    dog.limits = Limits(warning=0, timeout=2)
+    dog.record.meeting(Kind.START).__enter__()
+    dog.joined([0], {0: ("here", os.getpid()), 1: ("there", 4711)}, Post())
+    with dog.record.meeting(Kind.ALL_GATHER):
+        look(dog, 3)
+    assert str(said[0]).startswith("dptrain: rank 1/2 host there pid 4711 ")
+    assert "nothing has been heard from there" in str(said[0])
+    assert said[1] == 77
+
+
+def test_leaving_waits_for_the_others_and_removes_the_file(pair):
+    dog, _, _ = pair
+    answers = iter([False, False, True])
+
+    class Post(watchdog.Post):
+        def send(self, rank, message):
+            raise AssertionError("there is one node")
+
+        def received(self):
+            return []
+
+        def arrive(self):
+            return lambda: next(answers)
+
+    dog._post = Post()
+    dog._thread = threading.Thread(target=dog._watch)
+    dog._thread.start()
+    dog.leave("the end of its script")
+    assert next(answers, None) is None
+    assert not dog._thread.is_alive()
+    assert dog.record.state == State.LEFT
+    assert not os.path.exists(dog._table.path)
+    dog.leave("again")
+    assert dog.record.place == "the end of its script"
+
+
+def test_limits_come_from_the_environment_where_they_are_not_given(pair, monkeypatch):
+    dog, _, _ = pair
+    monkeypatch.setattr(watchdog, "_own", dog)
+    watchdog.limit(environ={})
+    assert dog.limits == Limits(60, 300)
+    environment = {"DPTRAIN_STALL_WARNING": "5", "DPTRAIN_STALL_TIMEOUT": " 7.5 "}
+    watchdog.limit(environ=environment)
+    assert dog.limits == Limits(5, 7.5)
+    watchdog.limit(0, 9, environ=environment)
+    assert dog.limits == Limits(0, 9)
+    for wrong in ("-1", "soon", "nan", "inf"):
+        with pytest.raises(AgreedError, match=f"DPTRAIN_STALL_TIMEOUT = '{wrong}': expected seconds, or 0 for ever"):
+            watchdog.limit(environ={"DPTRAIN_STALL_TIMEOUT": wrong})
+
+
+def test_a_process_alone_has_no_watchdog(monkeypatch):
+    monkeypatch.delenv("PMI_SIZE", raising=False)
+    before = threading.active_count()
+    watchdog.enlist()
+    with watchdog.joining(environ={}):
+        watchdog.leave("nothing")
+    assert threading.active_count() == before
+    assert watchdog._own is None

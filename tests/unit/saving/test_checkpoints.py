@@ -1,0 +1,329 @@
+"""Directories of checkpoints: whole or not there, whatever fails, is cut off or flips a bit."""
+
+import errno
+import functools
+import os
+import random
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from dptrain.errors import DataError, OutputError
+from dptrain.runtime import files
+from dptrain.saving import checkpoints
+from dptrain.saving.checkpoints import CheckpointDirectory, locate, read
+
+ADVICE = "choose another --out"
+
+
+def content(step: int) -> dict[str, bytes]:
+    return {"a": f"arrays of {step}".encode() * 40, "b.json": f"{{{step}}}".encode()}
+
+
+def save(directory: CheckpointDirectory, step: int, value: float | None = None) -> Path:
+    """Save and wait until it is there."""
+    made = {name: functools.partial(bytes, text) for name, text in content(step).items()}
+    path = directory.save(step, made, value=value)
+    directory.wait()
+    return path
+
+
+def opened(path: Path, **options) -> CheckpointDirectory:
+    return CheckpointDirectory(path, advice=ADVICE, **options)
+
+
+def newest(path: Path) -> int | None:
+    """Return the step of the newest good checkpoint, which is what was written, or None."""
+    found, _ = opened(path).newest()
+    assert found is None or dict(found.files) == content(found.step)
+    return None if found is None else found.step
+
+
+def names(path: Path) -> list[str]:
+    return sorted(one.name for one in path.iterdir())
+
+
+def test_the_last_ones_and_the_best_stay(tmp_path):
+    directory = opened(tmp_path / "deep" / "er", keep=2)
+    for step, value in enumerate([3.0, 1.0, float("nan"), 2.0, None], start=1):
+        save(directory, 10 * step, value)
+    assert names(directory.path) == ["000002-step-20", "000004-step-40", "000005-step-50"]
+    assert newest(directory.path) == 50
+    # The next process knows what is the best, and counts on.
+    again = opened(directory.path, keep=1)
+    save(again, 30, 1.5)
+    assert names(directory.path) == ["000002-step-20", "000006-step-30"]
+    assert newest(directory.path) == 30, "the last that was saved, not the highest step"
+    again.delete()
+    assert not directory.path.exists()
+
+
+def test_nothing_is_no_checkpoint(tmp_path):
+    assert opened(tmp_path / "none").newest() == (None, [])
+    with pytest.raises(DataError, match="none: no checkpoint is there"):
+        locate(tmp_path / "none")
+
+
+def test_a_path_means_a_checkpoint_or_the_newest_of_a_directory_or_a_run(tmp_path):
+    directory = opened(tmp_path / "run" / "checkpoints")
+    first = save(directory, 1)
+    second = save(directory, 2)
+    assert locate(first)[0].step == 1
+    for place in (second, directory.path, tmp_path / "run"):
+        assert locate(place)[0].step == 2
+    (second / "a").write_bytes(b"")
+    found, rejected = locate(tmp_path / "run")
+    assert found.step == 1
+    assert rejected == [f"{second}: damaged: a has 0 bytes, {len(content(2)['a'])} were written"]
+
+
+@pytest.mark.parametrize("file", ["a", "b.json", "manifest.json"])
+def test_no_flipped_bit_is_loaded(tmp_path, file):
+    path = save(opened(tmp_path), 7)
+    whole = (path / file).read_bytes()
+    for bit in range(0, 8 * len(whole), 8 * len(whole) // 200 or 1):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (path / file).write_bytes(damaged)
+        with pytest.raises(DataError, match=r"step-7: "):
+            read(path)
+    for end in (0, 1, len(whole) - 1):
+        (path / file).write_bytes(whole[:end])
+        with pytest.raises(DataError):
+            read(path)
+    (path / file).unlink()
+    with pytest.raises(DataError, match="not found"):
+        read(path)
+
+
+def test_none_is_good(tmp_path):
+    directory = opened(tmp_path)
+    for step in (1, 2):
+        (save(directory, step) / "a").unlink()
+    with pytest.raises(DataError, match=r"no checkpoint is good: .*000002-step-2: not found; .*000001-step-1: not"):
+        opened(tmp_path).newest()
+
+
+def test_a_newer_schema_is_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_SCHEMA", 2)
+        path = save(opened(tmp_path), 1)
+    with pytest.raises(DataError, match=r"schema 2, this build reads <= 1$"):
+        read(path)
+
+
+def test_what_killed_saves_left_is_swept(tmp_path):
+    save(opened(tmp_path), 1)
+    left = tmp_path / ".000002-step-9.123.tmp"
+    left.mkdir()
+    (left / "a").write_bytes(b"half")
+    (tmp_path / ".probe.7.tmp").write_bytes(b"")
+    (tmp_path / "mine").write_bytes(b"")
+    opened(tmp_path)
+    assert names(tmp_path) == ["000001-step-1", "mine"]
+
+
+def test_writing_does_not_hold_up_the_training(tmp_path):
+    directory, go = opened(tmp_path), threading.Event()
+
+    def slow() -> bytes:
+        assert go.wait(30)
+        return b"slow"
+
+    path = directory.save(1, {"a": slow})
+    assert not path.exists()
+    go.set()
+    directory.wait()
+    assert read(path).files == {"a": b"slow"}
+
+
+def test_room_is_looked_for_before(tmp_path, monkeypatch):
+    opened(tmp_path / "new").probe(1 << 20)
+    assert names(tmp_path / "new") == []
+
+    def full(handle, offset, length):
+        assert length > 1 << 20
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OutputError, match=r"new: No space left on device \(needs 1114112 bytes, \d+ free\); choose"):
+        opened(tmp_path / "new").probe(1 << 20)
+    assert names(tmp_path / "new") == []
+
+
+# Every call that changes something on the disk.
+CALLS = ("mkdir", "open", "write", "fsync", "close", "rename", "unlink", "rmdir")
+
+
+class Disk:
+    """Stands before the system's calls: counts, notes and fails them.
+
+    Args:
+        patch: puts it there.
+        fails: the number of the call that fails, from 1; all after it fail as well if `for_good`.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, fails: int = 0, for_good: bool = False) -> None:
+        self.count, self._fails, self._for_good = 0, fails, for_good
+        # Of a trace: (call, path, content).
+        self.trace: list[tuple[str, str, bytes]] = []
+        self._paths: dict[int, str] = {}
+        for name in CALLS:
+            patch.setattr(os, name, functools.partial(self._call, name, getattr(os, name)))
+
+    def _call(self, name, real, *arguments, **options):
+        reads = name == "open" and not arguments[1] & (os.O_CREAT | os.O_WRONLY)
+        counts = not reads and not (name == "close" and arguments[0] not in self._paths)
+        if counts:
+            self.count += 1
+            if self.count == self._fails or (self._for_good and self.count > self._fails > 0):
+                if name == "close":
+                    real(*arguments)
+                raise OSError(errno.EIO if self.count % 2 else errno.ENOSPC, "a planted fault")
+        if name == "write":  # as a disk may: not all at once
+            arguments = (arguments[0], bytes(arguments[1][: max(1, len(arguments[1]) // 2)]))
+        found = real(*arguments, **options)
+        if name == "open":
+            self._paths[found] = os.fspath(arguments[0])
+        place = self._paths.get(arguments[0], "") if isinstance(arguments[0], int) else os.fspath(arguments[0])
+        if name == "close":
+            self._paths.pop(arguments[0], None)
+        more = arguments[1] if name == "write" else os.fspath(arguments[1]).encode() if name == "rename" else b""
+        if counts:
+            self.trace.append((name, place, more))
+        return found
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_whichever_call_fails_nothing_that_was_saved_is_lost(tmp_path, for_good):
+    number = 0
+    while True:
+        number += 1
+        path = tmp_path / str(number)
+        directory = opened(path, keep=1)
+        save(directory, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Disk(patch, number, for_good)
+            reported, told = 2, ""
+            try:
+                save(directory, 2)
+            except OutputError as error:
+                reported, told = 1, str(error)
+        assert reported == 2 or re.search(r"planted.*; the last good checkpoint is 00000\d-step-", told), told
+        assert newest(path) in ({1, 2} if reported == 1 else {2})
+        assert not list(path.glob(".*")), "swept at the next start"
+        if reported == 2 and disk.count < number:
+            break
+        shutil.rmtree(path)
+    assert number > 20, "calls were counted"
+
+
+def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, draw: random.Random, count: int):
+    """Yield what may be on a disk whose power fails during a trace: what was not flushed may be there or not.
+
+    Files are contents by an identity of their own, names are entries of directories. Content is only certain once its
+    file was flushed, an entry once its directory was; entries of one directory that were not flushed go in any subset.
+    """
+    for _ in range(count):
+        cut = draw.randrange(len(trace) + 1)
+        contents: dict[int, tuple[bytes, bytes]] = {}  # by identity: flushed, written
+        tree: dict[str, object] = {}  # what was asked for: directory or identity, by path
+        durable: dict[str, object] = {}
+        for path, text in start.items():
+            tree[path] = durable[path] = None if text is None else len(contents)
+            if text is not None:
+                contents[len(contents)] = (text, text)
+        pending: list[tuple[str, object]] = []  # changes of entries: path, what it becomes (or False: gone)
+
+        def change(path: str, what: object, tree=tree, pending=pending) -> None:
+            pending.append((path, what))
+            if what is False:
+                tree.pop(path)
+            else:
+                tree[path] = what
+
+        def flush(entries, durable=durable) -> None:
+            for path, what in entries:
+                if isinstance(what, str):
+                    for one in [one for one in durable if one == path or one.startswith(f"{path}/")]:
+                        durable[what + one[len(path) :]] = durable.pop(one)
+                elif what is False:
+                    durable.pop(path, None)
+                else:
+                    durable[path] = what
+
+        for name, path, more in trace[:cut]:
+            if name == "mkdir":
+                change(path, None)
+            elif name == "open":
+                contents[len(contents)] = (b"", b"")
+                change(path, len(contents) - 1)
+            elif name == "write":
+                flushed, written = contents[tree[path]]
+                contents[tree[path]] = flushed, written + more
+            elif name == "fsync" and tree.get(path) is not None:
+                contents[tree[path]] = (contents[tree[path]][1],) * 2
+            elif name == "fsync":
+                mine = [one for one in pending if os.path.dirname(one[0]) == path]
+                pending[:] = [one for one in pending if os.path.dirname(one[0]) != path]
+                flush(mine)
+            elif name == "rename":
+                target = more.decode()
+                moved = {one: tree[one] for one in tree if one == path or one.startswith(f"{path}/")}
+                for one, what in moved.items():
+                    tree.pop(one)
+                    tree[target + one[len(path) :]] = what
+                # One change of two entries: what the directory holds goes along, flushed or not.
+                pending.append((path, target))
+            elif name in ("unlink", "rmdir"):
+                change(path, False)
+        flush([one for one in pending if draw.random() < 0.5])
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        for path in sorted(durable, key=len):
+            place = Path(path)
+            if not place.parent.is_dir():
+                continue
+            if durable[path] is None:
+                place.mkdir(exist_ok=True)
+            else:
+                flushed, written = contents[durable[path]]
+                end = draw.randrange(len(flushed), len(written) + 1)
+                tail = written[len(flushed) : end]
+                place.write_bytes(flushed + (bytes(len(tail)) if draw.random() < 0.3 else tail))
+        yield cut
+
+
+def test_whatever_a_power_cut_leaves_the_last_checkpoint_reported_as_saved_is_there(tmp_path):
+    root = tmp_path / "disk"
+    directory = opened(root, keep=1)
+    save(directory, 1)
+    start = {str(one): None if one.is_dir() else one.read_bytes() for one in root.rglob("*")}
+    reported = []
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(patch)
+        for step in (2, 3):
+            save(directory, step)
+            reported.append(len(disk.trace))
+    seen = set()
+    for cut in crash_states(disk.trace, root, start, random.Random(1), 200):
+        expected = 1 + sum(cut >= end for end in reported)
+        found = newest(root)
+        seen.add((expected, found))
+        assert found is not None
+        assert found >= expected
+    assert {(1, 1), (1, 2), (2, 2), (2, 3), (3, 3)} <= seen
+
+
+def test_a_disk_that_does_not_keep_what_it_was_given_is_found_out(tmp_path, monkeypatch):
+    directory = opened(tmp_path, keep=1)
+    save(directory, 1)
+    real = files.write_new
+    lies = lambda path, text: real(path, text[:-1] + b"?" if path.name == "a" else text)  # noqa: E731
+    monkeypatch.setattr(checkpoints, "write_new", lies)
+    with pytest.raises(DataError, match="000002-step-2: a is not what was written there; is the disk failing"):
+        save(directory, 2)
+    assert newest(tmp_path) == 1, "the one before stays"

@@ -1,0 +1,47 @@
+"""Whether the texts of a figure can be read."""
+
+import itertools
+import warnings
+
+
+def check_widths(pictures, figures):
+    """Check that every picture is there for both widths, with texts that can be read."""
+    for picture in pictures:
+        assert picture.count("<svg ") == 2
+    assert len(figures) == 2 * len(pictures)
+    for figure in figures:
+        check_texts(figure)
+
+
+def check_texts(figure):
+    """Check that no text reaches out of the picture, and no tick's label into the next one's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        canvas.draw()
+    renderer = canvas.get_renderer()
+    width, height = canvas.get_width_height()
+    texts = [*figure.texts]  # the title over all panels
+    texts += [text for legend in figure.legends for text in (*legend.get_texts(), legend.get_title())]
+    for axes in figure.axes:
+        if not axes.get_visible():
+            continue
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label]
+        for axis, limits in ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim()))):
+            ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+            ticks = sorted(ticks, key=lambda tick: tick.get_loc())
+            ticks = [tick for tick in ticks if limits[0] <= tick.get_loc() <= limits[1]]
+            labels = [tick.label1 for tick in ticks if tick.label1.get_visible() and tick.label1.get_text()]
+            texts += labels
+            if all(label.get_rotation() in (0, 90) for label in labels):
+                boxes = [label.get_window_extent(renderer) for label in labels]
+                assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes)), labels
+    for text in texts:
+        box = text.get_window_extent(renderer)
+        if text.get_text() and text.get_visible():
+            assert box.x0 >= -1, text
+            assert box.y0 >= -1, text
+            assert box.x1 <= width + 1, text
+            assert box.y1 <= height + 1, text

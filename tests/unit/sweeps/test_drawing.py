@@ -1,0 +1,66 @@
+"""Pictures as elements of a page."""
+
+import re
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="pictures need the extra 'sweep'")
+
+from dptrain.errors import ConfigError
+from dptrain.sweeps import drawing
+from dptrain.sweeps.drawing import draw, make_figure, names_title, trial_name
+
+
+def pair(name):
+    def picture(width):
+        figure = make_figure(width, 2)
+        axes = figure.add_subplot()
+        axes.plot([0, 1], [0, 2], gid="line-trial-7")
+        axes.set_title("<!-- --><script>")
+        return figure
+
+    return draw(name, picture)
+
+
+def test_a_picture_is_two_elements_that_fit_two_widths():
+    text = pair("one")
+    assert re.findall(r'<svg class="(\w+)"', text) == ["wide", "narrow"]
+    assert [float(width) for width in re.findall(r'<svg [^>]*\bwidth="([\d.]+)pt"', text)] == [828, 270]
+
+
+def test_pictures_of_one_page_share_no_identifier():
+    text = pair("one") + pair("two")
+    names = re.findall(r'\bid="([^"]*)"', text)
+    assert len(names) == len(set(names))
+    assert [name for name in names if "trial-7" in name] == [
+        f"{picture}-{width}-line-trial-7" for picture in ("one", "two") for width in ("wide", "narrow")
+    ]
+    for used in re.findall(r'(?:href="#|url\(#)([^")]*)', text):
+        assert used in names
+
+
+def test_pictures_hold_no_words_of_users_and_no_addresses():
+    text = pair("one")
+    for unwanted in ("<script", "<!--", "<?xml", "<!DOCTYPE", "<metadata", "http:", "https:"):
+        assert unwanted not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
+
+
+def test_the_same_picture_has_the_same_bytes():
+    assert pair("one") == pair("one")
+
+
+def test_without_matplotlib(monkeypatch):
+    for module in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert not drawing.installed()
+    with pytest.raises(ConfigError, match=r"matplotlib is not installed: pip install 'dptrain\[sweep\]'"):
+        pair("one")
+
+
+def test_names_of_trials():
+    assert trial_name(3, {"rate": 0.123456, "units": [128]}, 44) == "3: 0.123, [128]"
+    assert trial_name(3, {"name": "x" * 50}, 10) == "3: xxxxxx…"
+    assert trial_name(0, {}, 44) == "trial 0"
+    assert names_title({"rate": 1, "units": 2}, 40) == "trial: rate, units"
+    assert names_title({}, 40) == ""

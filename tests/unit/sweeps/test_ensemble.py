@@ -1,0 +1,269 @@
+"""An ensemble's members are the models that would be trained alone; what it predicts is theirs together."""
+
+import re
+import zipfile
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain.backend.cpu.compile import compiler
+from dptrain.callbacks import BackupAndRestore, Callback, EarlyStopping
+from dptrain.errors import ConfigError, DataError, DeviceMemoryError, DivergenceError, OutputError
+from dptrain.sweeps.members import Member
+from dptrain.train import devices
+
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(70, 6)).astype(np.float32), RNG.integers(0, 3, 70)
+FIT = {"epochs": 2, "batch_size": 16, "validation_split": 0.2}
+
+
+def build(metrics=("accuracy",)):
+    model = dp.Sequential(
+        [dp.layers.Dense(5, "tanh"), dp.layers.Dropout(0.25), dp.layers.Dense(3, "softmax", kernel_regularizer="l2")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=list(metrics))
+    return model
+
+
+def alone(seed, *calls):
+    dp.utils.set_random_seed(seed)
+    try:
+        model = build()
+    finally:
+        dp.utils.set_random_seed(0)
+    for arguments in calls or (FIT,):
+        model.fit(X, Y, verbose=0, **arguments)
+    return model
+
+
+def require_same(models, others):
+    for one, other in zip(models, others, strict=True):
+        for mine, its in zip(one.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, its)
+
+
+@pytest.fixture(autouse=True)
+def _numpy(monkeypatch):
+    monkeypatch.setenv("DPTRAIN_JIT_COMPILE", "0")
+
+
+@pytest.fixture
+def trained():
+    ensemble = dp.Ensemble(build, seeds=3)
+    ensemble.fit(X, Y, verbose=0, **FIT)
+    return ensemble
+
+
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not compiler(), reason="c++"))]
+)
+def test_members_have_the_bits_of_models_alone(monkeypatch, compiled):
+    """In two trainings, of which the second goes on; where steps are compiled, two threads train three members."""
+    monkeypatch.setenv("DPTRAIN_JIT_COMPILE", str(int(compiled)))
+    monkeypatch.setattr(devices, "limit_threads", lambda local_size: 2)
+    ensemble = dp.Ensemble(build, seeds=[4, 2, 7])
+    first = ensemble.fit(X, Y, verbose=0, **FIT)
+    more = {"epochs": 3, "initial_epoch": 2, "shuffle": False}
+    second = ensemble.fit(X, Y, verbose=0, **more)
+    expected = [alone(seed, FIT, more) for seed in (4, 2, 7)]
+    require_same(ensemble.members, expected)
+    assert ensemble.seeds == (4, 2, 7)
+    assert [one.history for one in second.members] == [one.history.history for one in expected]
+    assert second.epoch == [2]
+    losses = [alone(seed).history.history["val_loss"] for seed in (4, 2, 7)]
+    assert [one.history["val_loss"] for one in first.members] == losses
+    np.testing.assert_allclose(first.history["val_loss"], np.mean(losses, axis=0))
+    ensemble.members[1].fit(X, Y, verbose=0, **FIT)  # an ordinary model
+    expected[1].fit(X, Y, verbose=0, **FIT)
+    require_same(ensemble.members, expected)
+
+
+def test_predictions_are_those_of_the_members(trained):
+    found = trained.predict(X[:9], verbose=0)
+    each = [one.predict(X[:9], verbose=0) for one in trained.members]
+    np.testing.assert_array_equal(found.members, each)
+    np.testing.assert_allclose(found.mean, np.mean(each, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(found.std, np.std(each, axis=0), rtol=1e-4)
+    assert (found.mean.shape, found.mean.dtype) == ((9, 3), np.float32)
+
+
+def test_an_evaluation_is_that_of_the_mean(trained):
+    weights = RNG.uniform(0.5, 2, len(X))
+    mean = trained.predict(X, verbose=0).mean
+    losses = -np.log(mean[np.arange(len(X)), Y])
+    found = trained.evaluate(X, Y, sample_weight=weights, verbose=0, return_dict=True)
+    assert found == pytest.approx({"loss": np.mean(losses * weights), "accuracy": np.mean(mean.argmax(1) == Y)})
+    loss, accuracy = trained.evaluate(X, Y, verbose=0)
+    assert (loss, accuracy) == pytest.approx((np.mean(losses), found["accuracy"]))
+
+
+def test_an_evaluation_leaves_metrics_to_the_member_that_has_them():
+    ensemble = dp.Ensemble(lambda: build([dp.metrics.SparseTopKCategoricalAccuracy(2)]), seeds=2)
+    ensemble.fit(X, Y, verbose=0, **FIT)
+    before, whole = ensemble.members[0].evaluate(X, Y, verbose=0), ensemble.evaluate(X, Y, verbose=0)
+    assert ensemble.members[0].evaluate(X, Y, verbose=0) == before
+    assert ensemble.evaluate(X, Y, verbose=0) == whole
+
+
+def test_several_outputs():
+    def two():
+        x = dp.Input((6,))
+        outputs = {"label": dp.layers.Dense(3, "softmax")(x), "size": dp.layers.Dense(1)(x)}
+        model = dp.Model(x, outputs)
+        model.compile(
+            "sgd", {"label": "sparse_categorical_crossentropy", "size": "mse"}, metrics={"label": ["accuracy"]}
+        )
+        return model
+
+    ensemble = dp.Ensemble(two, seeds=2)
+    targets = {"label": Y, "size": X[:, :1]}
+    ensemble.fit(X, targets, verbose=0, batch_size=16)
+    found = ensemble.predict(X, verbose=0)
+    assert found.members["label"].shape == (2, 70, 3)
+    scores = ensemble.evaluate(X, targets, verbose=0, return_dict=True)
+    assert scores["size_loss"] == pytest.approx(np.mean((found.mean["size"] - X[:, :1]) ** 2), rel=1e-5)
+    assert scores.keys() == ensemble.members[0].evaluate(X, targets, verbose=0, return_dict=True).keys()
+
+
+class Stop(Callback):
+    """Ends a training after so many epochs."""
+
+    def __init__(self, epochs):
+        super().__init__()
+        self.epochs, self.seen = epochs, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append((self.model.seed, logs["loss"]))
+        self.model.stop_training = epoch + 1 == self.epochs
+
+
+def test_each_member_has_callbacks_of_its_own(capsys):
+    hooks = [[Stop(epochs)] for epochs in (3, 1, 2)]
+    ensemble = dp.Ensemble(build, seeds=3)
+    history = ensemble.fit(X, Y, epochs=3, callbacks=hooks, verbose=2)
+    assert [len(one.epoch) for one in history.members] == [3, 1, 2]
+    assert [hook.seen for (hook,) in hooks] == [
+        [(seed, loss) for loss in one.history["loss"]] for seed, one in enumerate(history.members)
+    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.sub(r"[\d.]+ s", "_", line) for line in lines] == [
+        f"Epoch {epoch}/3 - {members} member{'s' * (members > 1)} - _ - loss: {loss:.4f} - accuracy: {accuracy:.4f}"
+        for epoch, members, loss, accuracy in zip(
+            (1, 2, 3), (3, 2, 1), history.history["loss"], history.history["accuracy"], strict=True
+        )
+    ]
+    stopped = dp.Ensemble(build, seeds=2).fit(
+        X, Y, epochs=9, callbacks=lambda: EarlyStopping("loss", mode="max", patience=0), verbose=0
+    )
+    assert max(stopped.epoch) < 8
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ([EarlyStopping()], "a list of callbacks for each of the 2 members"),
+        ([[EarlyStopping()]], "a list of callbacks for each of the 2 members"),
+        ([[Stop(1)] * 2, []], "two members have the same one"),
+        ([[], [BackupAndRestore("b")]], "not supported: BackupAndRestore"),
+    ],
+)
+def test_callbacks_that_are_not_those_of_single_members(callbacks, message):
+    with pytest.raises(ConfigError, match=message):
+        dp.Ensemble(build, seeds=2).fit(X, Y, callbacks=callbacks, verbose=0)
+
+
+class Fail(Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise KeyError("logs")
+
+
+def test_an_error_names_the_member_and_ends_all(trained):
+    before = trained.members[0].get_weights()
+    trained.members[1].set_weights([one * np.float32(np.nan) for one in trained.members[1].get_weights()])
+    with pytest.raises(DivergenceError, match=r"^member 1 \(seed 1\): "):
+        trained.fit(X, Y, verbose=0, epochs=50)
+    trained.members[1].set_weights(before)
+    with pytest.raises(KeyError) as error:
+        trained.fit(X, Y, verbose=0, callbacks=[[], [], [Fail()]])
+    assert error.value.__notes__ == ["member 2 (seed 2)"]
+    assert np.isfinite(trained.predict(X, verbose=0).mean).all()  # all have left their places
+
+
+def test_a_member_that_finds_no_memory_beside_others_is_trained_later(trained, monkeypatch):
+    start, close, going, refused = Member.start, Member.close, set(), []
+
+    def full(self, threads):
+        start(self, threads)
+        if len(going) >= 2:
+            refused.append(self.number)
+            raise DeviceMemoryError("CUDA out of memory", "activations", 10, 5, {})
+        going.add(self)
+
+    monkeypatch.setattr(Member, "start", full)
+    monkeypatch.setattr(Member, "close", lambda self: (going.discard(self), close(self)))
+    ensemble = dp.Ensemble(build, seeds=3)
+    ensemble.fit(X, Y, verbose=0, **FIT)
+    assert refused == [2]
+    require_same(ensemble.members, trained.members)
+    going |= {None, 0}  # others', so that one finds none alone
+    with pytest.raises(DeviceMemoryError, match=r"^member 0 \(seed 0\): CUDA out of memory"):
+        ensemble.fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dp.Ensemble(build, seeds=0), "seeds = 0: expected how many members, 1 or more"),
+        (lambda: dp.Ensemble(build, seeds=[1, 1]), "seeds: 1 of '?1'? stands there twice"),
+        (lambda: dp.Ensemble(lambda: dp.Sequential([dp.layers.Dense(1)])), "expected a compiled model"),
+        (lambda: dp.Ensemble(_of_one_seed), "two members have the seed 5 and would be the same"),
+    ],
+)
+def test_ensembles_that_are_none(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def _of_one_seed():
+    model = dp.Sequential([dp.layers.Dense(1, input_shape=(2,))], seed=5)
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_data_that_only_one_member_could_read(trained):
+    batches = ((X, Y) for _ in range(2))
+    with pytest.raises(ConfigError, match="x is a generator: expected an array, which every run reads anew"):
+        trained.fit(batches, verbose=0)
+    with pytest.raises(ConfigError, match="predict: x is a generator"):
+        trained.predict(batches, verbose=0)
+    with pytest.raises(ConfigError, match="evaluate: x is a generator"):
+        trained.evaluate(batches, verbose=0)
+
+
+def test_a_file_of_all_members(trained, tmp_path):
+    pytest.importorskip("h5py")
+    path = tmp_path / "digits.zip"
+    trained.save(path)
+    with pytest.raises(OutputError, match="exists; pass overwrite=True"):
+        trained.save(path, overwrite=False)
+    with pytest.raises(ConfigError, match=r"must end in `\.zip`"):
+        trained.save(tmp_path / "digits.keras")
+    again = dp.Ensemble.load(path)
+    assert again.seeds == trained.seeds
+    for one in (trained, again):  # with their optimizers, and their seeds' orders
+        one.fit(X, Y, verbose=0, epochs=3, initial_epoch=2)
+    require_same(again.members, trained.members)
+    zipfile.ZipFile(path).extract("member-2.keras", tmp_path)
+    model = dp.models.load_model(tmp_path / "member-2.keras")
+    require_same([model], [dp.Ensemble.load(path).members[2]])
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["digits.zip", "member-2.keras"]
+    with pytest.raises(DataError, match=r"digits2\.zip: not found"):
+        dp.Ensemble.load(tmp_path / "digits2.zip")
+    (tmp_path / "member-2.keras").rename(tmp_path / "models.zip")
+    with pytest.raises(DataError, match=r"models\.zip: no ensemble\.json in the archive"):
+        dp.Ensemble.load(tmp_path / "models.zip")
+    for position in range(40, path.stat().st_size, path.stat().st_size // 7):
+        (tmp_path / "cut.zip").write_bytes(path.read_bytes()[:position])
+        with pytest.raises(DataError, match=r"cut\.zip"):
+            dp.Ensemble.load(tmp_path / "cut.zip")
