@@ -4,7 +4,7 @@ import datetime
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dptrain.errors import OutputError
@@ -52,6 +52,8 @@ def locked(path: Path, what: str, advice: str) -> Iterator[None]:
         holder.write_text(f"host {socket.gethostname()}, pid {os.getpid()}, since {now}", encoding="utf-8")
         yield
     finally:
-        # The lock's own file stays: without its name, two could hold two files.
-        holder.unlink(missing_ok=True)
+        # Somebody may have moved the directory, or the disk has gone. The lock's own file stays: without its name, two
+        # could hold two files.
+        with suppress(OSError):
+            holder.unlink()
         lock.release()

@@ -73,7 +73,6 @@ def test_runs_side_by_side_under_every_check(tiny_npz, tmp_path, check):
     assert (done.code, done.out, done.err) == (0, "", "")
 
 
-@pytest.mark.xfail(reason="known defect: a pack whose members change reads freed memory; use --packing off")
 def test_runs_in_packs_whose_members_change(tmp_path):
     """Runs end early or diverge, others take their places, and numbers differ: each has the bits of the run alone."""
     options = {"EMULATOR_STREAMS": "random", "EMULATOR_ORDER": "shuffled"}

@@ -183,6 +183,22 @@ def test_samples_that_backends_share_are_on_the_device_once(cuda_backend):
     assert cuda_backend.missing_samples(x) == 2 * x.nbytes
 
 
+def test_shared_samples_outlive_the_backend_that_brought_them(cuda_backend):
+    """They go with the last backend that uses them; whoever holds them longer keeps nobody from a copy of its own."""
+    x = np.arange(6000, dtype=np.float32)
+    first, second, third = (type(cuda_backend)() for _ in range(3))
+    for one in (first, second, third):
+        one.shares_samples = True
+    held = [one.upload_samples(x) for one in (first, second)]
+    first.close()
+    np.testing.assert_array_equal(second.download(held[1]), x)
+    assert third.missing_samples(x) == 0
+    second.close()
+    assert third.missing_samples(x) == x.nbytes
+    np.testing.assert_array_equal(third.download(third.upload_samples(x)), x)
+    third.close()
+
+
 def test_variables_move_to_the_device_and_back(cuda_backend):
     variables = [Variable(np.arange(n, dtype=np.float64), f"x{n}", trainable=False) for n in (0, 1, 33)]
     cuda_backend.adopt(variables)

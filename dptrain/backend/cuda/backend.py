@@ -223,9 +223,10 @@ class CudaBackend(Backend):
             return self.upload(array, SAMPLES)
         samples, identity = self.gpu_record.samples, _identity(array)
         memory, is_new = samples.get(identity), False
-        if memory is None:
+        if memory is None or memory.is_freed:
             memory = samples[identity] = SharedSamples(self.heap, _stored_bytes(array), SAMPLES, array)
             is_new = True
+        memory.join(self.heap)
         self._last_samples.append(memory)
         buffer = DeviceArray(memory, memory.pointer, array.shape, _stored(array.dtype))
         if is_new:
@@ -233,7 +234,8 @@ class CudaBackend(Backend):
         return buffer
 
     def missing_samples(self, array: HostArray) -> int:
-        return 0 if self.shares_samples and _identity(array) in self.gpu_record.samples else _stored_bytes(array)
+        shared = self.gpu_record.samples.get(_identity(array)) if self.shares_samples else None
+        return _stored_bytes(array) if shared is None or shared.is_freed else 0
 
     def exchange(self, buffer: DeviceArray, *, direct: bool = False) -> Exchange:
         return (DirectExchange if direct else PinnedExchange)(self.heap, buffer)

@@ -101,11 +101,20 @@ class DeviceMemory:
         self.pointer = int(self._allocation)
         heap.memories.add(self)
 
+    @property
+    def is_freed(self) -> bool:
+        """Whether its backends have closed: whoever still holds it must not use it."""
+        return self._allocation is None
+
     def free(self) -> None:
         """Free it, after all work queued before."""
         allocation, self._allocation = self._allocation, None
         if allocation is not None:
             self._heap.release(allocation)
+
+    def leave(self, heap: "Heap") -> None:
+        """Free it with its backend."""
+        self.free()
 
     def __del__(self) -> None:
         """Free it."""
@@ -121,11 +130,23 @@ class SharedSamples(DeviceMemory):
         source: the host's array, which is kept so that its address is nobody else's.
     """
 
-    __slots__ = ("source",)
+    __slots__ = ("_users", "source")
 
     def __init__(self, heap: "Heap", nbytes: int, name: str, source: HostArray) -> None:
         super().__init__(heap, nbytes, name)
+        self._users = weakref.WeakSet([heap])
         self.source = source
+
+    def join(self, heap: "Heap") -> None:
+        """Let another backend's kernels read it."""
+        self._users.add(heap)
+        heap.memories.add(self)
+
+    def leave(self, heap: "Heap") -> None:
+        """Free it with the last backend whose kernels read it."""
+        self._users.discard(heap)
+        if not self._users:
+            self.free()
 
     def free(self) -> None:
         """Free it, after all work queued before on any stream."""
@@ -295,11 +316,13 @@ class Heap:
         allocation.free()
 
     def close(self) -> None:
-        """Free everything."""
-        held: list[DeviceMemory | Pinned] = [*self.memories, *self.pinned]
-        for memory in held:
+        """Free everything that no other backend uses."""
+        for memory in list(self.memories):
             with contextlib.suppress(cuda.Error):
-                memory.free()
+                memory.leave(self)
+        for pinned in list(self.pinned):
+            with contextlib.suppress(cuda.Error):
+                pinned.free()
 
 
 def count(shape: tuple[int, ...]) -> int:
