@@ -66,13 +66,11 @@ class Kind:
         weight: how often it is drawn.
         moments: when it may happen.
         codes: the exit codes that it may end with; none for any but 0.
-        pid: whether the message has the PID, which errors that all ranks agree on have not.
     """
 
     weight: int
     moments: Sequence[str]
     codes: Sequence[int] = ()
-    pid: bool = True
 
 
 # A rank that loops, sleeps or calls os._exit(0) at the end of its script keeps nobody from anything, and may.
@@ -90,11 +88,11 @@ FAULTS = {
     "--help": Kind(1, ("start-up",), [77]),
     "another call": Kind(2, ("before fit", "a step", "the end of an epoch", "between fits"), [2, 77]),
     # In samples that all ranks have and this one trains with; in the same place, but on this rank alone.
-    "NaN in its rows": Kind(2, ("before fit",), [76], pid=False),
-    "NaN in its copy": Kind(1, ("before fit",), [2], pid=False),
-    "flipped bit in a weight": Kind(2, ("a step", "the end of an epoch"), [76], pid=False),
-    "flipped bit in a slot": Kind(2, ("a step", "the end of an epoch"), [76], pid=False),
-    "learning rate": Kind(1, ("a step", "the end of an epoch"), [76], pid=False),
+    "NaN in its rows": Kind(2, ("before fit",), [76]),
+    "NaN in its copy": Kind(1, ("before fit",), [2]),
+    "flipped bit in a weight": Kind(2, ("a step", "the end of an epoch"), [76]),
+    "flipped bit in a slot": Kind(2, ("a step", "the end of an epoch"), [76]),
+    "learning rate": Kind(1, ("a step", "the end of an epoch"), [76]),
     "SIGTERM": Kind(2, ("start-up", *IN_FIT), [75]),
     "SIGUSR1": Kind(2, ("start-up", *IN_FIT), [75]),
     "SIGINT": Kind(2, ("start-up", *IN_FIT), [130]),
@@ -350,20 +348,17 @@ def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path) -> En
 
 def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
     """Return who named the culprit: "dptrain", "launcher" or ""."""
-    kind = FAULTS[fault.kind]
     if fault.is_signal:
         signal_name = fault.kind.split()[0]
         return "dptrain" if ("interrupted" if signal_name == "SIGINT" else signal_name) in said else ""
     host = os.uname().nodename
     if fault.kind in ("another call", "NaN in its copy"):  # who is right is for the script's author to say
         return "dptrain" if re.search(rf"differ.*\brank {fault.rank}\b", said) else ""
-    if kind.pid:
-        found = f"rank {fault.rank}/{fault.ranks} host {host} pid {pid} " in said
-    else:
-        found = re.search(rf"rank {fault.rank}\W.*host {host}\b", said) is not None
-    if found:
+    alone = f"rank {fault.rank}/{fault.ranks} host {host} pid {pid} "
+    agreed = rf"\b{fault.rank}( \(|, )host {host}, pid {pid}\b"
+    if alone in said or re.search(agreed, said):
         return "dptrain"
-    return "launcher" if kind.pid and re.search(rf"\bPID {pid}\b", printed) else ""
+    return "launcher" if re.search(rf"\bPID {pid}\b", printed) else ""
 
 
 def complaint(fault: Fault, code: int | None, planted: bool, named: str, saved: bool) -> str:
@@ -782,11 +777,11 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
             "",
             "## Faults",
             "",
-            "Named: dptrain's last line on standard error has the culprit's rank, host and PID. Where all ranks agree"
-            " on the error (a NaN, replicas that differ) it has rank and host; where a call or data are not those of"
-            " the others, which rank has what; after a signal, which one. Some ends are the launcher's to report, with"
-            " the PID: a column of its own. So is `kill -9`, of which MPICH's mpirun names at times a rank that it has"
-            " itself killed. Signals must end with 75, SIGINT with 130, and from the first step on with a checkpoint."
+            "Named: dptrain's last line on standard error has the culprit's rank, host and PID; where a call or"
+            " data are not those of the others, which rank has what; after a signal, which one. Some ends are"
+            " the launcher's to report, with the PID: a column of its own. So is `kill -9`, of which MPICH's"
+            " mpirun names at times a rank that it has itself killed. Signals must end with 75, SIGINT with 130,"
+            " and from the first step on with a checkpoint."
             " Seconds count from the fault.",
             "",
             *table_of_faults(ends),

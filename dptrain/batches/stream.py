@@ -316,11 +316,11 @@ class StreamBatches(Batches):
         Raises:
             AgreedError: always.
         """
-        told = self._comm.allgather([self._comm.host, drawn.about, drawn.checksum])
-        hosts, found = [one[0] for one in told], [tuple(one[1:]) for one in told]
+        told = self._comm.allgather([self._comm.process, drawn.about, drawn.checksum])
+        processes, found = [one[0] for one in told], [tuple(one[1:]) for one in told]
         (common, count), *_ = Counter(found).most_common()
         others = [rank for rank, one in enumerate(found) if one != common or 2 * count <= len(found)]
-        each = ", ".join(f"rank {rank} (host {hosts[rank]}) has {found[rank][0]}" for rank in others)
+        each = ", ".join(f"rank {rank} ({processes[rank]}) has {found[rank][0]}" for rank in others)
         if len(others) < len(found):
             each += f", the others {common[0]}"
         if len({about for about, _ in found}) == 1:

@@ -5,6 +5,7 @@ otherwise is a collective: all ranks call the same ones in the same order.
 """
 
 import json
+import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,11 @@ class Communicator(ABC):
     def host(self) -> str:
         """This node's name."""
         return socket.gethostname()
+
+    @property
+    def process(self) -> str:
+        """Where this rank runs, for messages: "host a, pid 123"."""
+        return f"host {self.host}, pid {os.getpid()}"
 
     @property
     @abstractmethod
@@ -185,13 +191,13 @@ class Communicator(ABC):
             failure = error
             text = str(error) if isinstance(error, DptrainError) else f"{type(error).__name__}: {error}"
             report = [exit_code_of(error), text]
-        reports = self.allgather([self.host, report], call=f"agree({where!r})")
-        failed = [(rank, host, *found) for rank, (host, found) in enumerate(reports) if found is not None]
+        reports = self.allgather([self.process, report], call=f"agree({where!r})")
+        failed = [(rank, process, *found) for rank, (process, found) in enumerate(reports) if found is not None]
         if failed:
             raise AgreedError(
                 where,
                 ExitCode(failed[0][2]),
-                _merge([(rank, host, text) for rank, host, _, text in failed], self.size),
+                _merge([(rank, process, text) for rank, process, _, text in failed], self.size),
                 [(rank, text) for rank, _, _, text in failed],
             ) from failure
         return result
@@ -225,12 +231,12 @@ def _apart(calls: Sequence[str]) -> str:
 
 def _merge(failures: Sequence[tuple[int, str, str]], size: int) -> str:
     """One line for what failed on some ranks: the first message, and which ranks met it or did not."""
-    rank, host, text = failures[0]
+    rank, process, text = failures[0]
     if len(failures) == size and all(other == text for _, _, other in failures):
         return text
     failed = {rank for rank, _, _ in failures}
     others = [str(r) for r in range(size) if r not in failed]
-    line = f"{text} (rank {rank}, host {host}"
+    line = f"{text} (rank {rank}, {process}"
     if len(failures) > 1:
         line += f"; also failed: ranks {', '.join(str(r) for r, _, _ in failures[1:])}"
     return line + (f"; no error on ranks {', '.join(others)})" if others else ")")

@@ -240,11 +240,11 @@ class Inspection:
         logs = {key: value for key, value in self._programs.logs("train").items() if not math.isfinite(value)}
         bad = self._first_bad()
         own = self._cause(bad) if bad is not None else None
-        told = self._comm.allgather([self._comm.host, own])
-        causes = [(rank, host, *cause) for rank, (host, cause) in enumerate(told) if cause is not None]
+        told = self._comm.allgather([self._comm.process, own])
+        causes = [(rank, process, *cause) for rank, (process, cause) in enumerate(told) if cause is not None]
         if causes:  # samples say more than what is made of them
-            rank, host, worst, text = min(causes, key=lambda one: one[2])
-            text += "" if self._comm.size == 1 else f" (rank {rank}, host {host})"
+            rank, process, worst, text = min(causes, key=lambda one: one[2])
+            text += "" if self._comm.size == 1 else f" (rank {rank}, {process})"
             text += f"; {_ADVICE}" if worst else ""
             message = f"training diverged in {self._where(bad.step if bad else self._done)}: {text}"
         elif names and not _is_loss(names[0].path.partition("/")[0]):

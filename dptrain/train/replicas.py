@@ -104,12 +104,12 @@ def refuse_difference(
     Raises:
         AgreedError: with exit code 76.
     """
-    hosts, wrong = comm.allgather(comm.host), deviating(facts, away)
+    processes, wrong = comm.allgather(comm.process), deviating(facts, away)
     if wrong:
         failures = [(rank, _listed(names)) for rank, names in sorted(wrong.items())]
-        found = "; ".join(f"rank {rank} (host {hosts[rank]}) from the others in {text}" for rank, text in failures)
+        found = "; ".join(f"rank {rank} ({processes[rank]}) from the others in {text}" for rank, text in failures)
     else:
-        ranks = " and ".join(f"{rank} (host {host})" for rank, host in enumerate(hosts))
+        ranks = " and ".join(f"{rank} ({process})" for rank, process in enumerate(processes))
         failures = []
         found = f"ranks {ranks} in {_listed(differing(facts))}; which of them are right is not known"
     raise AgreedError(

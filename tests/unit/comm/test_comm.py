@@ -1,5 +1,6 @@
 """Agreement between ranks, without MPI: ranks are threads that meet at a barrier."""
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -88,7 +89,9 @@ def test_one_failure_fails_all_with_one_message(bad):
     found = on_ranks(3, action)
     assert all(isinstance(error, AgreedError) for error in found)
     others = ", ".join(str(rank) for rank in range(3) if rank != bad)
-    assert {str(error) for error in found} == {f"truncated (rank {bad}, host host{bad}; no error on ranks {others})"}
+    assert {str(error) for error in found} == {
+        f"truncated (rank {bad}, host host{bad}, pid {os.getpid()}; no error on ranks {others})"
+    }
     assert {error.exit_code for error in found} == {65}
 
 
@@ -113,7 +116,7 @@ def test_different_failures_name_the_first_and_the_others():
         comm.agree("data", check)
 
     assert {str(e) for e in on_ranks(3, action)} == {
-        "file 1 (rank 1, host host1; also failed: ranks 2; no error on ranks 0)"
+        f"file 1 (rank 1, host host1, pid {os.getpid()}; also failed: ranks 2; no error on ranks 0)"
     }
 
 
