@@ -117,6 +117,8 @@ class Checkpointing(Callback):
         self._saved_at = 0.0
         self._restored: list[tuple[str, Any]] = []
         self._rate = 0.0
+        self._weights: dict[str, Variable] = {}  # by path; and what else a training changes
+        self._rest: dict[str, Variable] = {}
 
     # Called by the training loop
 
@@ -139,6 +141,7 @@ class Checkpointing(Callback):
         if self.model.compiled:  # its slots are in the checkpoint
             self.model.optimizer.build(self.model.trainable_weights)
         self._saved_at, self._restored = time.monotonic(), []
+        self._weights, self._rest = {}, {}
         self._identity = plain(self._facts(hooks))
         found = on_rank_0(self, "checkpoint", self._open)
         comm = ranks_of(self)
@@ -289,8 +292,10 @@ class Checkpointing(Callback):
         assert self._directory is not None
         model = self.model
         # Copies, all of them: the training goes on while they are written.
-        weights = model.named_weights()
-        arrays: Arrays = {path: one.numpy() for path, one in _rest(model).items()}
+        if position.step == 0 or not self._weights:  # a look through the whole model; an epoch's end may bring more
+            self._weights, self._rest = model.weights_by_path(), _rest(model)
+        weights = {path: one.numpy() for path, one in self._weights.items()}
+        arrays: Arrays = {path: one.numpy() for path, one in self._rest.items()}
         held = [
             [key[0], apart(callback.state_dict(), f"{_OF_CALLBACKS}/{number}", arrays)]
             for number, (key, callback) in enumerate(_numbered(hooks))
@@ -305,14 +310,13 @@ class Checkpointing(Callback):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         architecture = self._architecture
-        text = json.dumps(state)
         value = position.logs.get("val_loss", position.logs.get("loss")) if self.keeps_best else None
         self._directory.save(
             position.made,
             {
-                _MODEL: lambda: safetensors_file.encode(weights, architecture),
-                _REST: lambda: safetensors.numpy.save(arrays),
-                _STATE: lambda: text.encode(),
+                _MODEL: lambda: safetensors_file.pieces_of_model(weights, architecture),
+                _REST: lambda: safetensors_file.pieces(arrays),
+                _STATE: lambda: [json.dumps(state).encode()],
             },
             value=None if value is None else float(value),
         )

@@ -535,6 +535,8 @@ class Variable(Operand):
 
     def numpy(self) -> Array:
         """Return a copy of the value; as `Tensor.numpy`."""
+        if self.home is not None and _trace.get() is None:
+            return self.home.read(self)
         return np.array(self.tensor.numpy())
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:

@@ -6,11 +6,14 @@ import glob
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from dptrain.errors import OutputError
+
+# Of a file's content: bytes, or memory that stays as it is until it is written.
+Piece = bytes | memoryview
 
 _ADVICE = "choose another --out"
 
@@ -85,17 +88,22 @@ def make_folder(path: Path) -> None:
         sync(place.parent)
 
 
-def write_new(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: Iterable[Piece]) -> None:
     """Write a file that is not there yet, and flush it to the disk.
+
+    Args:
+        path: the file.
+        content: what follows one another there.
 
     Raises:
         OSError: the system's; what was written until then stays.
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(handle, view) :]
+        for piece in content:
+            view = memoryview(piece)
+            while view:
+                view = view[os.write(handle, view) :]
         os.fsync(handle)
     finally:
         os.close(handle)

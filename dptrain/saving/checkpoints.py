@@ -13,16 +13,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dptrain.errors import DataError
-from dptrain.runtime.files import make_folder, open_regular, output_error, sync, write_new
+from dptrain.runtime.files import Piece, make_folder, open_regular, output_error, sync, write_new
 from dptrain.saving.background import Background
 from dptrain.saving.reading import reading
+
+# What makes the content of a file.
+Content = Callable[[], Sequence[Piece]]
 
 _SCHEMA = 1
 _MANIFEST = "manifest.json"
@@ -109,12 +114,12 @@ class CheckpointDirectory:
         except OSError as error:
             raise output_error(self.path, error, nbytes + _MARGIN, advice=self._advice) from error
 
-    def save(self, step: int, files: Mapping[str, Callable[[], bytes]], *, value: float | None = None) -> Path:
+    def save(self, step: int, files: Mapping[str, Content], *, value: float | None = None) -> Path:
         """Begin to write a checkpoint, once the one before is written; return what it will be called.
 
         Args:
             step: steps of the training until now.
-            files: by name what makes the content, called in the thread that writes.
+            files: by name what makes the content, piece by piece, called in the thread that writes.
             value: says which is the best, the lowest; None for one that is not compared.
 
         Raises:
@@ -163,32 +168,32 @@ class CheckpointDirectory:
         except OSError as error:
             raise output_error(self.path, error, advice="delete it by hand") from error
 
-    def _write(self, name: str, step: int, files: Mapping[str, Callable[[], bytes]], value: float | None) -> None:
-        contents: dict[str, bytes] = {}
+    def _write(self, name: str, step: int, files: Mapping[str, Content], value: float | None) -> None:
+        contents: dict[str, Sequence[Piece]] = {}
         try:
             contents = {file: encode() for file, encode in files.items()}
-            contents[_MANIFEST] = _manifest(step, value, contents)
+            contents[_MANIFEST] = [_manifest(step, value, contents)]
             self._put(name, contents)
             self._compare(name, contents)
             self._values[name], self._last_good = value, name
             for old in self._superseded():
                 self._drop(old)
         except OSError as error:
-            needed = sum(map(len, contents.values()))
+            needed = sum(map(_size, contents.values()))
             last = f"the last good checkpoint is {self._last_good}" if self._last_good else "there is no checkpoint yet"
             raise output_error(self.path / name, error, needed, advice=f"{last}; {self._advice}") from error
 
-    def _compare(self, name: str, contents: Mapping[str, bytes]) -> None:
+    def _compare(self, name: str, contents: Mapping[str, Sequence[Piece]]) -> None:
         """Read back what was written: what is there counts, not what was meant.
 
         Raises:
             DataError: it is not the same.
         """
         for file, content in contents.items():
-            if _content(self.path / name / file) != content:
+            if not _holds(self.path / name / file, content):
                 raise DataError(f"{self.path / name}: {file} is not what was written there; is the disk failing?")
 
-    def _put(self, name: str, contents: Mapping[str, bytes]) -> None:
+    def _put(self, name: str, contents: Mapping[str, Sequence[Piece]]) -> None:
         """Let a directory of that name be there, as a whole."""
         temporary = self.path / f".{name}.{os.getpid()}{_TEMPORARY}"
         make_folder(self.path)
@@ -278,8 +283,31 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _manifest(step: int, value: float | None, contents: Mapping[str, bytes]) -> bytes:
-    files = {name: [len(content), hashlib.sha256(content).hexdigest()] for name, content in contents.items()}
+def _holds(path: Path, content: Sequence[Piece]) -> bool:
+    """Whether a file holds this and nothing else."""
+    with open_regular(path) as file:
+        # NumPy's comparison: memoryviews compare byte by byte.
+        same = all(
+            np.array_equal(np.frombuffer(file.read(len(one)), np.uint8), np.frombuffer(one, np.uint8))
+            for one in content
+            if len(one)
+        )
+        return same and not file.read(1)
+
+
+def _size(content: Sequence[Piece]) -> int:
+    return sum(map(len, content))
+
+
+def _digest(content: Sequence[Piece]) -> str:
+    digest = hashlib.sha256()
+    for one in content:
+        digest.update(one)
+    return digest.hexdigest()
+
+
+def _manifest(step: int, value: float | None, contents: Mapping[str, Sequence[Piece]]) -> bytes:
+    files = {name: [_size(content), _digest(content)] for name, content in contents.items()}
     return _sealed({"schema": _SCHEMA, "step": step, "value": value, "files": files})
 
 

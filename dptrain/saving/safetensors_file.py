@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from dptrain.errors import DataError
 from dptrain.program.tensor import Variable
-from dptrain.runtime.files import open_regular
+from dptrain.runtime.files import Piece, open_regular
 from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, reading, size_of
 
 _VERSION = 2
@@ -35,38 +34,54 @@ _DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I32": "int32",
 
 
 def encode(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the content of a file.
+    """Return the content of a file, as `pieces_of_model`."""
+    return b"".join(pieces_of_model(weights, architecture))
+
+
+def pieces_of_model(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    """Return the content of a file, the values of large weights where they are.
 
     Args:
         weights: by name.
         architecture: class name and configuration of every layer.
     """
-    contiguous = {name: np.ascontiguousarray(weight) for name, weight in weights.items()}
-    text = json.dumps(architecture)
-    metadata = {
-        "format": "dptrain",
-        "format_version": str(_VERSION),
-        "architecture": text,
-        "sha256": _ZEROS,
-    }
-    content = _sorted_metadata(safetensors.numpy.save(contiguous, metadata))
-    entry = content.index(_entry(_ZEROS)) + len(_entry(""))
-    return content[: entry - 1] + hashlib.sha256(content).hexdigest().encode() + content[entry - 1 + len(_ZEROS) :]
+    metadata = {"architecture": json.dumps(architecture), "format": "dptrain", "format_version": str(_VERSION)}
+    header, *values = pieces(weights, {**metadata, "sha256": _ZEROS})
+    digest = hashlib.sha256(header)
+    for one in values:
+        digest.update(one)
+    return [bytes(header).replace(_entry(_ZEROS), _entry(digest.hexdigest()), 1), *values]
+
+
+def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> list[Piece]:
+    """Return the content of a safetensors file: its header, and the values of arrays where they are.
+
+    The library copies all values twice, and orders metadata at random: equal files would differ.
+    Source: https://github.com/huggingface/safetensors#format.
+
+    Args:
+        arrays: by name.
+        metadata: in the order in which it is written.
+    """
+    # The widest first, as the library has them: so each begins at a multiple of its width.
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    values: list[Piece] = []
+    end = 0
+    for name in ordered:
+        one = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))
+        begin, end = end, end + one.nbytes
+        dtype = "BOOL" if one.dtype.kind == "b" else f"{one.dtype.kind.upper()}{8 * one.dtype.itemsize}"
+        header[name] = {"dtype": dtype, "shape": list(arrays[name].shape), "data_offsets": [begin, end]}
+        values.append(one.reshape(-1).view(np.uint8).data)
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # values begin at a multiple of 8, as the library places them
+    return [struct.pack("<Q", len(text)) + text, *values]
 
 
 def _entry(digits: str) -> bytes:
     """Return how the hash stands in the header."""
     return f'"sha256":"{digits}"'.encode()
-
-
-def _sorted_metadata(content: bytes) -> bytes:
-    """Return a file with its metadata in order: the library's changes from call to call, equal files would differ."""
-    (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the library places them
-    return struct.pack("<Q", len(text)) + text + content[8 + length :]
 
 
 def load(path: Path, weights: Mapping[str, Variable], *, skip_mismatch: bool = False) -> Loaded:

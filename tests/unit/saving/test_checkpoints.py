@@ -23,9 +23,13 @@ def content(step: int) -> dict[str, bytes]:
     return {"a": f"arrays of {step}".encode() * 40, "b.json": f"{{{step}}}".encode()}
 
 
+def halves(text: bytes) -> list[bytes | memoryview]:
+    return [text[: len(text) // 2], memoryview(text)[len(text) // 2 :]]
+
+
 def save(directory: CheckpointDirectory, step: int, value: float | None = None) -> Path:
     """Save and wait until it is there."""
-    made = {name: functools.partial(bytes, text) for name, text in content(step).items()}
+    made = {name: functools.partial(halves, text) for name, text in content(step).items()}
     path = directory.save(step, made, value=value)
     directory.wait()
     return path
@@ -129,9 +133,9 @@ def test_what_killed_saves_left_is_swept(tmp_path):
 def test_writing_does_not_hold_up_the_training(tmp_path):
     directory, go = opened(tmp_path), threading.Event()
 
-    def slow() -> bytes:
+    def slow() -> list[bytes]:
         assert go.wait(30)
-        return b"slow"
+        return [b"slow"]
 
     path = directory.save(1, {"a": slow})
     assert not path.exists()
@@ -322,7 +326,7 @@ def test_a_disk_that_does_not_keep_what_it_was_given_is_found_out(tmp_path, monk
     directory = opened(tmp_path, keep=1)
     save(directory, 1)
     real = files.write_new
-    lies = lambda path, text: real(path, text[:-1] + b"?" if path.name == "a" else text)  # noqa: E731
+    lies = lambda path, text: real(path, [*text[:-1], b"?"] if path.name == "a" else text)  # noqa: E731
     monkeypatch.setattr(checkpoints, "write_new", lies)
     with pytest.raises(DataError, match="000002-step-2: a is not what was written there; is the disk failing"):
         save(directory, 2)

@@ -2,8 +2,11 @@
 
 import json
 
+import hypothesis.strategies as st
 import numpy as np
 import safetensors.numpy
+from hypothesis import given
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from dptrain.saving import safetensors_file
 
@@ -14,6 +17,24 @@ LAYERS = [{"class": "Dense", "config": {"units": 3, "name": 'ä"\\'}}]
 def test_equal_weights_give_equal_bytes():
     """The library orders the metadata at random."""
     assert len({safetensors_file.encode(WEIGHTS, LAYERS) for _ in range(20)}) == 1
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), min_size=1),
+        st.sampled_from(["?", "u1", "i1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8"]).flatmap(
+            lambda kind: arrays(kind, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+        ),
+        max_size=5,
+    )
+)
+def test_the_library_reads_any_arrays(held):
+    held = {name: one.T for name, one in held.items() if name != "__metadata__"}
+    found = safetensors.numpy.load(b"".join(safetensors_file.pieces(held)))
+    assert found.keys() == held.keys()
+    for name, one in held.items():
+        assert found[name].dtype == one.dtype
+        np.testing.assert_array_equal(found[name], one)
 
 
 def test_the_library_reads_what_was_written(tmp_path):
