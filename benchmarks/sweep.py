@@ -449,7 +449,15 @@ def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
         few = min(samples, 500)  # of the validation after each epoch
         np.savez(place / "data-set.npz", x_train=x, y_train=y, x_test=x[:few], y_test=y[:few])
         arguments = [
-            *("-m", "dptrain", "sweep", "--seeds", f"0-{WHOLE_RUNS - 1}", "--data", str(place / "data-set.npz")),
+            *(
+                "-m",
+                "dptrain",
+                "sweep",
+                "--seeds",
+                f"0-{options.whole_runs - 1}",
+                "--data",
+                str(place / "data-set.npz"),
+            ),
             *("--device", "cpu", "--hidden", ",".join(map(str, options.hidden)), "--epochs", str(WHOLE_EPOCHS)),
             *("--batch-size", str(options.batch_sizes[0]), "--verbose", "0"),
         ]
@@ -483,7 +491,7 @@ def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
             if turn and time.monotonic() > options.until:
                 break
     report.add(
-        f"`python -m dptrain sweep`, {WHOLE_RUNS} runs of {WHOLE_EPOCHS} epochs of {samples} samples at batch"
+        f"`python -m dptrain sweep`, {options.whole_runs} runs of {WHOLE_EPOCHS} epochs of {samples} samples at batch"
         f" {options.batch_sizes[0]}, from start to report; the ranks take a run each as they become free. Median (min"
         f" to max) of {len(wall[ways[0].name])} rounds; the ratio is taken within each round, and above 1 this way is"
         " faster than the first. CPU seconds are those of all processes.",
@@ -491,7 +499,7 @@ def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
         "| way | seconds | first / it | CPU seconds | samples/s |",
         "|---|---:|---:|---:|---:|",
     )
-    trained = WHOLE_RUNS * WHOLE_EPOCHS * samples
+    trained = options.whole_runs * WHOLE_EPOCHS * samples
     for way in ways:
         if way.name in slow:
             report.add(f"| {way.name} | {slow[way.name]} | | | |")
@@ -590,7 +598,7 @@ def main() -> int:
         options.device = device_at_hand()
     on_gpu = options.device == "cuda"
     # Not a multiple of the batch sizes.
-    whole_samples = 430 if options.quick else WHOLE_SAMPLES
+    whole_samples, options.whole_runs = (430, 4) if options.quick else (WHOLE_SAMPLES, WHOLE_RUNS)
     options.samples = options.samples or (430 if options.quick else 60010 if on_gpu else 4010)
     options.frameworks = options.frameworks or [name for name in FRAMEWORKS if on_gpu or name not in OF_GPUS]
     report = Report()
