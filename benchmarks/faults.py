@@ -358,6 +358,8 @@ def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
     agreed = rf"\b{fault.rank}( \(|, )host {host}, pid {pid}\b"
     if alone in said or re.search(agreed, said):
         return "dptrain"
+    if re.search(rf"Process name: \[\S+@1,{fault.rank}\]\s+Exit code:", printed):
+        return "launcher"  # Open MPI's, which has ended the others before they could say more
     return "launcher" if re.search(rf"\bPID {pid}\b", printed) else ""
 
 
@@ -779,10 +781,10 @@ def survey(launcher: Launcher, options: argparse.Namespace, data_file: Path) -> 
             "",
             "Named: dptrain's last line on standard error has the culprit's rank, host and PID; where a call or"
             " data are not those of the others, which rank has what; after a signal, which one. Some ends are"
-            " the launcher's to report, with the PID: a column of its own. So is `kill -9`, of which MPICH's"
-            " mpirun names at times a rank that it has itself killed. Signals must end with 75, SIGINT with 130,"
-            " and from the first step on with a checkpoint."
-            " Seconds count from the fault.",
+            " the launcher's to report, with the PID (Open MPI's: rank and exit code of one that leaves with an"
+            " error before MPI starts): a column of its own. So is `kill -9`, of which MPICH's mpirun names at"
+            " times a rank that it has itself killed. Signals must end with 75, SIGINT with 130, and from the"
+            " first step on with a checkpoint. Seconds count from the fault.",
             "",
             *table_of_faults(ends),
         )

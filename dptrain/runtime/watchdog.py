@@ -8,6 +8,7 @@ a launcher makes the record; the thread begins with MPI. A process alone has nei
 import atexit
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -15,7 +16,7 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -298,6 +299,10 @@ class Watchdog:
         flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
         flushing.start()
         flushing.join(0.5)
+        if found.culprit.life == Life.STOPPED and found.culprit.host == self._host:
+            # Open MPI's mpirun (5.0.11) hangs at times over a stopped rank when a job ends that has not started MPI.
+            with suppress(OSError):
+                os.kill(found.culprit.pid, signal.SIGCONT)
         abort(ExitCode.STUCK)
 
     def _name(self, one: Sight) -> str:
