@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from dptrain.batches.fingerprint import fingerprint
@@ -53,7 +53,7 @@ from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
 from dptrain.runtime.text import short
 from dptrain.sweeps import formatting, statistics
-from dptrain.sweeps.capacity import Capacity, measure
+from dptrain.sweeps.capacity import Capacity, measure, packs_of
 from dptrain.sweeps.driver import Request, execute, gather, prepare, spread
 from dptrain.sweeps.keeping import MODELS, keeps_models
 from dptrain.sweeps.pareto import decided, mean_column, objectives_of, require_one
@@ -106,6 +106,20 @@ def seconds_of(value: object) -> object:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
+def packing_of(value: object) -> bool | int:
+    """Read what `--packing` is given: on, off or a number.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    word = str(value).strip().lower()
+    if word in ("on", "off", "true", "false"):
+        return word in ("on", "true")
+    if word.isdecimal():
+        return int(word)
+    raise ValueError("expected on, off or a number of packs")
+
+
 def listed(value: object) -> object:
     """Return a text as a list of it."""
     return [value] if isinstance(value, str) else value
@@ -127,7 +141,7 @@ class SweepOptions:
         halving: one trial in so many goes on from a rung.
         min_epochs: the first rung.
         runs_per_device: runs that a rank trains at once.
-        packing: runs of one program share launches on a GPU.
+        packing: runs of one program share launches on a GPU, as a pack; a number: as so many packs.
         folds: of cross-validation; none for none.
         keep: whose models stay as files; the best trial's where it is none.
         max_time: seconds after which the sweep stops, to be continued; on the command line with a unit, such as 2h.
@@ -146,7 +160,7 @@ class SweepOptions:
     halving: Annotated[int, Field(ge=2)] | None = None
     min_epochs: Annotated[int, Field(ge=1)] = 1
     runs_per_device: Annotated[int, Field(ge=1)] | None = None
-    packing: bool = True
+    packing: Annotated[bool | int, PlainValidator(packing_of)] = True
     folds: Annotated[int, Field(ge=2)] | None = None
     keep: Literal["best", "all", "none"] | None = None
     max_time: Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(seconds_of)] = None
@@ -267,7 +281,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         eta=options.halving or 3,
         adaptive=options.adaptive,
         runs_per_device=options.runs_per_device,
-        packing=options.packing,
+        packs=packs_of(options.packing),
         decides=decides,
         folds=folds,
         keep=keep,
@@ -496,10 +510,11 @@ def _show_plan(
         memory = f"{one.run_bytes / 1e6:.1f} MB a run"
         if one.free_bytes is not None:
             memory += f", {one.free_bytes / 1e6:,.0f} MB free beside the data"
-        say(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time, {memory}")
+        divided = f" in {one.packs} packs" if one.packs > 1 else ""
+        say(f"rank {rank}: {formatting.counted(one.places, 'run')} at a time{divided}, {memory}")
     alone = capacities[0].threads is not None and capacities[0].at_once == 1
     if ranks.size == 1 and alone and (cores := usable_cores()) > 1:
-        say(f"steps are not compiled: mpirun -n {cores} would train runs side by side on {cores} cores")
+        say(f"one run at a time: mpirun -n {cores} would train runs side by side on {cores} cores")
 
 
 def _show_time(

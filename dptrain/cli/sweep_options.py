@@ -55,8 +55,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--runs-per-device", "runs that a rank trains at once (default: measured)", metavar="N")
     add(
         "--packing",
-        "on a GPU, runs that differ in numbers alone share launches; off: a stream a run (default: on)",
-        metavar="on|off",
+        "on a GPU, runs that differ in numbers alone share launches, as a pack; N: as so many packs, which compute "
+        "beside each other; off: a stream a run (default: on, their number is measured)",
+        metavar="on|off|N",
     )
     add(
         "--folds",

@@ -18,6 +18,7 @@ from dptrain.models import Model
 from dptrain.runtime.failure import leave, phase
 from dptrain.sweeps import statistics
 from dptrain.sweeps.arguments import Builder, facts, require_array, require_function
+from dptrain.sweeps.capacity import packs_of
 from dptrain.sweeps.driver import Request, agreed, execute, prepare
 from dptrain.sweeps.keeping import Keep, keeps_models
 from dptrain.sweeps.pareto import decided, objectives_of, require_free, require_one
@@ -48,7 +49,7 @@ def sweep(
     halving: int | None = None,
     min_epochs: int = 1,
     runs_per_device: int | None = None,
-    packing: bool = True,
+    packing: bool | int = True,
     folds: int | None = None,
     test_data: Any = None,
     keep: Keep | None = None,
@@ -83,7 +84,8 @@ def sweep(
             their end.
         min_epochs: the first rung; the next are `halving` times as long.
         runs_per_device: runs that a rank trains at once; by default found out by measuring.
-        packing: on a GPU, runs that differ in numbers alone share launches; else each has a stream of its own.
+        packing: on a GPU, runs that differ in numbers alone share launches, as a pack; a number: divided into so many
+            packs, which compute beside each other; False: each run has a stream of its own.
         folds: cross-validation: every trial and seed is trained on all but one of so many parts of x and y, once for
             each, and validated on that. Rows with integer labels are dealt out class by class; each seed cuts folds of
             its own. Intervals allow for what trainings have in common, see `dptrain.sweeps.statistics.widening`.
@@ -179,7 +181,7 @@ def sweep(
             eta=halving or 3,
             adaptive=adaptive,
             runs_per_device=runs_per_device,
-            packing=packing,
+            packs=packs_of(packing),
             decides=decides,
             folds=folds or 1,
             keep=models,

@@ -38,6 +38,7 @@ class Capacity:
         steps_per_second: of all places together, the evaluation aside.
         threads: of the CPU; None on a GPU.
         at_once: threads that train runs beside each other, see `Turns`.
+        packs: on a GPU, into which runs of one program are divided; 0 for none.
         directions: "up" or "down" for what is better of each metric; None where nobody knows.
     """
 
@@ -49,12 +50,26 @@ class Capacity:
     steps_per_second: float
     threads: int | None
     at_once: int
+    packs: int
     directions: Mapping[str, str | None]
 
     @property
     def seconds(self) -> float | None:
         """What a run takes of this rank's time, the evaluation aside; None where nobody knows."""
         return None if self.steps is None or not self.steps_per_second else self.steps / self.steps_per_second
+
+
+def packs_of(packing: bool | int) -> int | None:
+    """Return what `packing` means as a number of packs, see `Capacity`; None to find out.
+
+    Raises:
+        ConfigError: it is below 0.
+    """
+    if packing is True:
+        return None
+    if packing < 0:
+        raise ConfigError(f"packing = {packing}: expected True, False or a number of packs")
+    return int(packing)
 
 
 def measure(
@@ -64,8 +79,7 @@ def measure(
     metrics: Sequence[str],
     places: int | None,
     most: int,
-    *,
-    packing: bool = True,
+    packs: int | None = None,
 ) -> Capacity:
     """Train some steps of a run, and throw them away.
 
@@ -76,7 +90,7 @@ def measure(
         metrics: of the sweep.
         places: runs at once, where the user says; None to find out.
         most: runs that there will be for this rank at most.
-        packing: as `Slot`.
+        packs: as `Capacity`, where the user says; None to find out.
 
     Raises:
         ConfigError: a metric is none of the logs.
@@ -84,7 +98,7 @@ def measure(
     """
 
     def look(setting: Setting) -> Capacity:
-        return _measure(recipe, setting, run, metrics, places, max(1, most), packing)
+        return _measure(recipe, setting, run, metrics, places, max(1, most), packs)
 
     return first_that_works(settings, look)
 
@@ -121,13 +135,13 @@ def _measure(
     metrics: Sequence[str],
     places: int | None,
     most: int,
-    packing: bool,
+    packs: int | None,
 ) -> Capacity:
     with ExitStack() as stack:
         trainings: list[Training] = []
 
         def add(threads: int | None = None) -> Training:
-            slot = stack.enter_context(closing(Slot(threads, packing=packing)))
+            slot = stack.enter_context(closing(Slot(len(trainings), threads, packing=packs != 0)))
             training = Training(recipe, Segment(run), setting, slot, b"", lambda run, epoch, logs: None)
             stack.callback(training.close)
             training.turn()  # allocates
@@ -170,7 +184,12 @@ def _measure(
                 if faster < _GAIN * speed:
                     break
                 places, speed = 2 * places, faster
-        return Capacity(places, device, run_bytes, free, steps, speed, threads, at_once, directions)
+            if packs is None and places > 1:
+                divided = _steps_per_second(Turns(packs=2), trainings[:places])
+                if divided >= _GAIN * speed:
+                    packs, speed = 2, divided
+        packs = 1 if packs is None else packs
+        return Capacity(places, device, run_bytes, free, steps, speed, threads, at_once, packs, directions)
 
 
 def _steps_per_second(turns: Turns[Training], trainings: Sequence[Training]) -> float:

@@ -46,7 +46,8 @@ class Request:
         eta: one trial in so many goes on from a rung.
         adaptive: how many settings Optuna chooses; 0 for those of the space.
         runs_per_device: runs that a rank trains at once; None to find out.
-        packing: runs of one program share launches on a GPU; else each has a stream of its own.
+        packs: on a GPU, into which a rank's runs of one program are divided, each of which shares launches; 0 for none:
+            each run has a stream of its own. None to find out.
         decides: everything that decides results, as `Plan`.
         folds: of cross-validation; 1 for none.
         keep: whose models stay as files.
@@ -61,7 +62,7 @@ class Request:
     eta: int
     adaptive: int
     runs_per_device: int | None
-    packing: bool
+    packs: int | None
     decides: Mapping[str, Any]
     folds: int = 1
     keep: Keep = "none"
@@ -120,7 +121,7 @@ def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
         with comms.independent():
             run = Run(0, 0, seed, 0, asked.folds)
             metrics = [*asked.objectives]
-            return measure(recipe, settings, run, metrics, asked.runs_per_device, most, packing=asked.packing)
+            return measure(recipe, settings, run, metrics, asked.runs_per_device, most, asked.packs)
 
     return agreed(ranks, "device", look)
 
@@ -185,7 +186,7 @@ def execute(
         with comms.independent():
             directory, stopped = run_sweep(
                 *(ranks, recipe, plan, lambda: asked.source([*modes.values()]), out, capacity.places, capacity.at_once),
-                packing=asked.packing,
+                packs=capacity.packs,
                 verbose=verbose,
                 report=report,
             )

@@ -31,12 +31,14 @@ class Member(Callback):
 
     Attributes:
         number: as given.
+        place: the same.
         has_stepped: whether steps have been made.
     """
 
     def __init__(self, number: int, model: Model, arguments: Mapping[str, Any], ranks: Communicator) -> None:
         super().__init__()
-        self.number, self._trained, self._ranks = number, model, ranks
+        self.number = self.place = number
+        self._trained, self._ranks = model, ranks
         self._arguments = {**arguments, "callbacks": [*arguments["callbacks"], self], "verbose": 0}
 
     def start(self, threads: int | None) -> None:
@@ -46,7 +48,7 @@ class Member(Callback):
             threads: of the CPU for this member; None for all of this rank's.
         """
         self.has_stepped = False
-        self._slot = Slot(threads)
+        self._slot = Slot(self.place, threads)
         self._trained.put_on(self._slot.backend(self._trained.device_options))
         self._steps = self._trained.fit_steps(**self._arguments)
 

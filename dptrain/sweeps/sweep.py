@@ -100,7 +100,7 @@ def run_sweep(
     places: int,
     threads: int = 1,
     *,
-    packing: bool = True,
+    packs: int = 1,
     verbose: str | int = "auto",
     report: Callable[[SweepDirectory], object] = lambda directory: None,
 ) -> tuple[SweepDirectory | None, Stop | None]:
@@ -114,7 +114,7 @@ def run_sweep(
         out: directory, rank 0's.
         places: runs that this rank can train at once.
         threads: that train runs at once on this rank.
-        packing: as `Worker`.
+        packs: as `Worker`.
         verbose: 0 prints nothing, 1 a live table, 2 lines, "auto" the table on a terminal and else lines.
         report: called on rank 0 now and then, and before an error ends the sweep: writes what there is to say so far.
 
@@ -160,7 +160,7 @@ def run_sweep(
         tell = _Reports(None if begun is None else begun[0], report)
         with (
             signals.catching(),
-            closing(Worker(ranks, recipe, threads, packing=packing, metrics=[*plan.modes])) as worker,
+            closing(Worker(ranks, recipe, threads, packs=packs, metrics=[*plan.modes])) as worker,
             watchdog.going_round() as go_round,
         ):
             try:

@@ -63,12 +63,16 @@ class Slot:
     """A place on this rank's device for one run at a time: backends, each with a stream of its own, that runs reuse.
 
     Args:
+        place: its number among those of this rank.
         threads: of the CPU for the run; None for all of this rank's.
         packing: on a GPU, steps of the run wait for those of other slots' runs, to be executed as a pack.
+
+    Attributes:
+        place: as given.
     """
 
-    def __init__(self, threads: int | None = None, *, packing: bool = True) -> None:
-        self._threads, self._packing = threads, packing
+    def __init__(self, place: int = 0, threads: int | None = None, *, packing: bool = True) -> None:
+        self.place, self._threads, self._packing = place, threads, packing
         self._backends: dict[tuple[tuple[str, Any], ...], Backend] = {}
 
     def backend(self, options: dict[str, Any]) -> Backend:
@@ -109,6 +113,7 @@ class Training:
     Attributes:
         segment: as given.
         slot: as given.
+        place: the slot's.
         model: that is trained.
     """
 
@@ -122,7 +127,7 @@ class Training:
         report: Report,
         metrics: Sequence[str] = (),
     ) -> None:
-        self.segment, self.slot = segment, slot
+        self.segment, self.slot, self.place = segment, slot, slot.place
         self._measured = [name for name in MEASURED if name in metrics]
         self.model = recipe.build(setting, segment.run.seed)
         self.model.put_on(slot.backend(self.model.device_options))

@@ -12,7 +12,13 @@ from dptrain.runtime.in_turn import aside, in_turn
 
 
 class TakesTurns(Protocol):
-    """A training that goes on by some steps when it is asked to."""
+    """A training that goes on by some steps when it is asked to.
+
+    Attributes:
+        place: its number among those that are trained at once.
+    """
+
+    place: int
 
     def turn(self) -> Any:
         """Queue the next steps; return how the training has ended, None where it goes on."""
@@ -58,9 +64,12 @@ class Turns(Generic[T]):
         threads: that compute at once. With several, compiled steps of as many trainings do, each in one thread; Python
             stays one thread's at a time. With one, turns are taken one after the other, and a GPU begins when all have
             been: what then waits and is the same program is a pack, and packs go on beside each other.
+        packs: into which trainings of one program are divided. With several, a GPU begins when one in so many has had
+            its turn, and computes while the host looks after the others: at the ends of epochs, say.
     """
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int = 1, packs: int = 1) -> None:
+        self._packs = packs
         self._pool = ThreadPoolExecutor(threads, "training") if threads > 1 else None
         self._running: dict[Future[Turn[T]], T] = {}
         self._stack = ExitStack()
@@ -74,9 +83,12 @@ class Turns(Generic[T]):
             trainings: all that there are; those that have gone are in no turn.
         """
         if self._pool is None:
-            turns = [_turn(training) for training in trainings]
-            for training in trainings:
-                training.launch_waiting()
+            turns = []
+            for number in range(self._packs):
+                pack = [training for training in trainings if training.place % self._packs == number]
+                turns += [_turn(training) for training in pack]
+                for training in pack:
+                    training.launch_waiting()
             return turns
         at_work = {id(training) for training in self._running.values()}
         for training in trainings:

@@ -23,7 +23,7 @@ class Worker:
         ranks: all ranks of the sweep.
         recipe: says what runs train.
         threads: that train runs at once.
-        packing: as `Slot`.
+        packs: on a GPU, into which runs of one program are divided; 0 for none, each then has a stream of its own.
         metrics: as `Training`.
     """
 
@@ -33,18 +33,19 @@ class Worker:
         recipe: Recipe,
         threads: int = 1,
         *,
-        packing: bool = True,
+        packs: int = 1,
         metrics: Sequence[str] = (),
     ) -> None:
-        self._ranks, self._recipe, self._packing, self._metrics = ranks, recipe, packing, metrics
+        self._ranks, self._recipe, self._packing, self._metrics = ranks, recipe, packs > 0, metrics
         self._threads_of_a_run = 1 if threads > 1 else None
-        self._turns: Turns[Training] = Turns(threads)
+        self._turns: Turns[Training] = Turns(threads, max(packs, 1))
         self._trainings: list[Training] = []
         self._free: list[Slot] = []
+        self._slots = 0
 
     def start(self, segment: Segment, setting: Setting, state: bytes) -> None:
         """Take up a segment."""
-        slot = self._free.pop() if self._free else Slot(self._threads_of_a_run, packing=self._packing)
+        slot = self._free.pop() if self._free else self._new_slot()
         try:
             training = Training(self._recipe, segment, setting, slot, state, self._report, self._metrics)
             self._trainings.append(training)
@@ -55,6 +56,10 @@ class Worker:
                 return
             reason, code = describe(error), exit_code_of(error)
             self._tell(Ending(segment.run, Status.FAILED, segment.begin, 0.0, {}, reason, code))
+
+    def _new_slot(self) -> Slot:
+        self._slots += 1
+        return Slot(self._slots - 1, self._threads_of_a_run, packing=self._packing)
 
     def turn(self) -> bool:
         """Go on with some steps; return whether there was any run."""

@@ -80,8 +80,11 @@ def test_runs_in_packs_whose_members_change(tmp_path):
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     assert found["statuses"] == ["done"] * 8 + ["diverged"] * 4
-    assert found["differing"] == {"alone": [], "streams": []}
+    assert found["differing"] == {"two packs": [], "alone": [], "streams": []}
     assert {"2", "3", "5"} <= found["sizes"]["packs"].keys()
+    assert {"2", "3"} <= found["sizes"]["two packs"].keys() <= {"1", "2", "3"}
+    assert found["chosen"] == [2]
+    assert found["sizes"]["measured"]["1"] > 50
     assert found["sizes"]["alone"].keys() == found["sizes"]["streams"].keys() == {"1"}
 
 

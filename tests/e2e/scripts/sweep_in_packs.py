@@ -9,6 +9,8 @@ import numpy as np
 
 import dptrain as dp
 from dptrain.backend.cuda.executable import CudaExecutable
+from dptrain.sweeps import capacity, worker
+from dptrain.sweeps.turns import Turns
 
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(50, 6)).astype(np.float32), rng.integers(0, 3, 50)
@@ -46,6 +48,7 @@ def trained(**options):
 
 found = {
     "packs": trained(runs_per_device=5),
+    "two packs": trained(runs_per_device=5, packing=2),
     "alone": trained(runs_per_device=1),
     "streams": trained(runs_per_device=5, packing=False),
 }
@@ -53,7 +56,12 @@ logs, statuses, _ = found["packs"]
 differing = {
     name: [pair for pair in zip(logs, found[name][0], strict=True) if pair[0] != pair[1]]
     + [pair for pair in zip(statuses, found[name][1], strict=True) if pair[0] != pair[1]]
-    for name in ("alone", "streams")
+    for name in ("two packs", "alone", "streams")
 }
 sizes_found = {name: one for name, (*_, one) in found.items()}
-print(json.dumps({"differing": differing, "sizes": sizes_found, "statuses": statuses}))
+# Measured: two runs at once are faster than one, four are not, and two packs of one run each are faster still.
+speeds, chosen = iter([10.0, 20.0, 21.0, 40.0]), []
+capacity._steps_per_second = lambda turns, trainings: next(speeds)
+worker.Turns = lambda threads, packs: chosen.append(packs) or Turns(threads, packs)
+sizes_found["measured"] = trained()[-1]
+print(json.dumps({"chosen": chosen, "differing": differing, "sizes": sizes_found, "statuses": statuses}))

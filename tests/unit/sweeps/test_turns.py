@@ -11,6 +11,7 @@ from dptrain.sweeps.capacity import measure
 from dptrain.sweeps.records import Run
 from dptrain.sweeps.space import Space
 from dptrain.sweeps.training import Training
+from dptrain.sweeps.turns import Turns
 from dptrain.sweeps.worker import Worker
 from dptrain.train import devices
 from tests.unit.sweeps.test_sweeping import FIT, X, Y, alone, build, epochs_of, sweep
@@ -54,6 +55,26 @@ def test_runs_have_their_bits_alone(tmp_path, monkeypatch):
             assert epochs_of(tmp_path / "s", run["run"]) == [
                 {key: values[epoch] for key, values in expected.items()} for epoch in range(3)
             ]
+
+
+class Noted:
+    """A training that notes when it has a turn, and when the device is to begin with it."""
+
+    def __init__(self, place, log):
+        self.place, self._log = place, log
+
+    def turn(self):
+        self._log.append(("turn", self.place))
+
+    def launch_waiting(self):
+        self._log.append(("begin", self.place))
+
+
+def test_a_pack_begins_when_its_trainings_have_had_their_turn():
+    log = []
+    trainings = [Noted(place, log) for place in (3, 0, 2)]
+    assert [turn.training.place for turn in Turns(packs=2).take(trainings)] == [0, 2, 3]
+    assert log == [("turn", 0), ("turn", 2), ("begin", 0), ("begin", 2), ("turn", 3), ("begin", 3)]
 
 
 def test_two_runs_for_each_core():
