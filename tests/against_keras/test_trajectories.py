@@ -47,10 +47,8 @@ def branches(k):
     left, right = k.Input((6,), name="left"), k.Input((6,), name="right")
     shared = k.layers.Dense(4, "gelu")
     joined = k.layers.Concatenate()([shared(left), shared(right)])
-    outputs = {
-        "kind": k.layers.Dense(3, "softmax", name="kind")(joined),
-        "size": k.layers.Dense(2, name="size")(joined),
-    }
+    heads = k.layers.Dense(3, "softmax", name="kind"), k.layers.Dense(2, name="size")
+    outputs = {"kind": heads[0](joined), "size": heads[1](joined)}
     options = {"loss_weights": {"kind": 1.0, "size": 0.5}, "metrics": {"kind": ["accuracy"]}}
     loss = {"kind": "sparse_categorical_crossentropy", "size": "huber"}
     data = {"left": X, "right": X[::-1].copy()}, {"kind": LABELS, "size": TARGETS}

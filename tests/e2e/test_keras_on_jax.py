@@ -1,4 +1,4 @@
-"""Whole trainings beside Keras' own, on JAX: in a process of their own, as JAX's threads do not go with tests that fork."""
+"""Whole trainings beside Keras' own, on JAX; in a process of their own: its threads do not go with tests that fork."""
 
 import importlib.util
 import re
