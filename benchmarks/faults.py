@@ -663,10 +663,12 @@ def kills_with_resume(
         folder = Path(name)
 
         def undisturbed(job: Job) -> tuple[float, Results]:
-            begun, out = time.monotonic(), folder / f"whole-{jobs.index(job)}"
-            code, err = wait(job.start(launcher, data_file, out, job.whole or job.words), PATIENCE)
-            if code != 0:
-                raise RuntimeError(f"{job.name}: the one that nobody kills ended with {code}: {err}")
+            begun, out = 0.0, folder
+            for which in ("first", "whole"):  # the first compiles what the others find
+                begun, out = time.monotonic(), folder / f"{which}-{jobs.index(job)}"
+                code, err = wait(job.start(launcher, data_file, out, job.whole or job.words), PATIENCE)
+                if code != 0:
+                    raise RuntimeError(f"{job.name}: the one that nobody kills ended with {code}: {err}")
             return time.monotonic() - begun, job.results(out)
 
         whole = list(pool.map(undisturbed, jobs))

@@ -50,7 +50,6 @@ class Gpu:
         memory: bytes in all.
         architecture: such as "sm_90".
         backends: those that are to be closed before the GPU.
-        loaded: kernels by name and the modules that they are in, by the precision of matrix products.
         samples: samples that backends share, by what tells the host's arrays apart.
         thread: which opened it, the only one that can use it.
         owner: identity of that thread, 0 when the GPU is closed.
@@ -67,7 +66,6 @@ class Gpu:
     memory: int
     architecture: str
     backends: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
-    loaded: dict[str, tuple[dict[str, Any], list[Any]]] = field(default_factory=dict)
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
     modules: dict[Path, Any] = field(default_factory=dict)
     packs: Packs = field(default_factory=Packs)
@@ -171,7 +169,6 @@ def _close_gpu() -> None:
     if _gpu is not None and _gpu.owner == threading.get_ident():
         for backend in list(_gpu.backends):
             backend.close()
-        _gpu.loaded.clear()
         _gpu.modules.clear()
         _gpu.enter()
         _gpu.owner = 0
