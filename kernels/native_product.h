@@ -5,8 +5,10 @@
 //
 // A register tile of MR rows and two vectors of columns stays in registers while k goes by: a column of a is read one
 // number at a time, a row of b one vector at a time. Columns of b are copied side by side (packed) where many rows of a
-// meet them, where b is transposed, and where they fill no vector; a batch of 32 reads them where they lie. Blocks: DEPTH
-// of k and WIDTH columns of b fit into the second cache beside HEIGHT rows of a, one tile's columns into the first.
+// meet them, where b is transposed, and where they fill no vector; a batch of 32 reads them where they lie. So are rows of
+// a transposed a where many columns meet them: the numbers that a tile reads one after the other lie a line apart, on
+// more pages than the processor knows at a time. Blocks: DEPTH of k and WIDTH columns of b fit into the second cache
+// beside HEIGHT rows of a, one tile's columns into the first.
 //
 // Compiled beside native_threads.h, and so that a product and a sum become one instruction.
 //
@@ -34,6 +36,8 @@ static const int dp_BYTES = 16, dp_MR = 4;
 static const int64_t dp_DEPTH = 256, dp_WIDTH = 512, dp_HEIGHT = 128;
 // So few rows read b where it lies.
 static const int64_t dp_FEW = 64;
+// From so many tiles and lines on it pays to pack the rows of a transposed a.
+static const int64_t dp_MANY = 12, dp_LONG = 64;
 // From so many multiplications on a thread's part takes longer than handing it over (some 10 us of one core).
 static const int64_t dp_PART = 1 << 19;
 
@@ -95,17 +99,36 @@ template <class T> struct dp_Product {
         }
     }
 
+    // How many rows the next tile has, of those that are left: as evenly as tiles can have them.
+    static int64_t next(int64_t left) {
+        const int64_t tiles = (left + dp_MR - 1) / dp_MR;
+        return (left + tiles - 1) / tiles;
+    }
+
+    // Rows i to i1 of a transposed a, lines l to l + kc, tile by tile.
+    void pack_rows(T *to, int64_t i, int64_t i1, int64_t l, int64_t kc) const {
+        for (int64_t rows; i < i1; i += rows) {
+            rows = next(i1 - i);
+            for (int64_t line = 0; line < kc; ++line, to += rows)
+                std::copy(a + (l + line) * lda + i, a + (l + line) * lda + i + rows, to);
+        }
+    }
+
     // Rows m0 to m1 and columns n0 to n1 of the result.
     void block(int64_t m0, int64_t m1, int64_t n0, int64_t n1) const {
-        static thread_local std::vector<T> memory;
+        static thread_local std::vector<T> memory, of_rows;
         const bool all = bt || m1 - m0 > dp_FEW;
         const int64_t size = dp_DEPTH * (dp_WIDTH + NR) + W;
         if ((all || (n1 - n0) % W) && (int64_t)memory.size() < size) memory.resize(size);
+        const bool packs_rows = at && n1 - n0 >= dp_MANY * NR && k >= dp_LONG;
+        if (packs_rows && of_rows.empty()) of_rows.resize(dp_HEIGHT * dp_DEPTH);
         T *const aligned = (T *)(((uintptr_t)memory.data() + dp_BYTES - 1) / dp_BYTES * dp_BYTES);
         for (int64_t j0 = n0; j0 < n1; j0 += dp_WIDTH)
             for (int64_t l = 0; l < k; l += dp_DEPTH) {
                 const int64_t j1 = std::min(j0 + dp_WIDTH, n1), kc = std::min(dp_DEPTH, k - l);
-                for (int64_t i0 = m0; i0 < m1; i0 += dp_HEIGHT)
+                for (int64_t i0 = m0; i0 < m1; i0 += dp_HEIGHT) {
+                    const int64_t i1 = std::min(i0 + dp_HEIGHT, m1);
+                    if (packs_rows) pack_rows(of_rows.data(), i0, i1, l, kc);
                     for (int64_t j = j0; j < j1; j += NR) {
                         const int64_t nr = std::min((int64_t)NR, j1 - j), wide = nr > W ? NR : W;
                         const T *panel = b + l * ldb + j;
@@ -115,31 +138,33 @@ template <class T> struct dp_Product {
                             if (i0 == m0) pack(packed, l, kc, j, nr, wide);
                             panel = packed, pitch = wide;
                         }
-                        column(i0, std::min(i0 + dp_HEIGHT, m1), l, kc, panel, pitch, j, nr, wide);
+                        column(i0, i1, l, kc, packs_rows ? of_rows.data() : nullptr, panel, pitch, j, nr, wide);
                     }
+                }
             }
     }
 
-    // Rows i to i1 of one tile's columns, as evenly as tiles can have them.
-    void column(int64_t i, int64_t i1, int64_t l, int64_t kc, const T *panel, int64_t pitch, int64_t j, int64_t nr,
-                int64_t wide) const {
+    // Rows i to i1 of one tile's columns; of_rows is what pack_rows has made of them, if it has.
+    void column(int64_t i, int64_t i1, int64_t l, int64_t kc, const T *of_rows, const T *panel, int64_t pitch, int64_t j,
+                int64_t nr, int64_t wide) const {
         const bool plus = add || l > 0;
         alignas(64) T edge[dp_MR * NR];
-        for (int64_t tiles = (i1 - i + dp_MR - 1) / dp_MR; tiles; --tiles) {
-            const int64_t rows = (i1 - i + tiles - 1) / tiles;
+        for (int64_t rows; i < i1; i += rows) {
+            rows = next(i1 - i);
             Tile *const tile = wide == NR ? (at ? of<2, true>(rows) : of<2, false>(rows))
                                           : (at ? of<1, true>(rows) : of<1, false>(rows));
-            const T *from = at ? a + l * lda + i : a + i * lda + l;
+            const T *from = of_rows ? of_rows : at ? a + l * lda + i : a + i * lda + l;
+            const int64_t line = of_rows ? rows : lda;
+            if (of_rows) of_rows += rows * kc;
             T *to = out + i * n + j;
             if (nr == wide) {
-                tile(kc, from, lda, panel, pitch, to, n, plus);
+                tile(kc, from, line, panel, pitch, to, n, plus);
             } else {
-                tile(kc, from, lda, panel, pitch, edge, wide, false);
+                tile(kc, from, line, panel, pitch, edge, wide, false);
                 for (int64_t r = 0; r < rows; ++r)
                     for (int64_t q = 0; q < nr; ++q)
                         to[r * n + q] = plus ? to[r * n + q] + edge[r * wide + q] : edge[r * wide + q];
             }
-            i += rows;
         }
     }
 

@@ -223,7 +223,6 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             raise ConfigError("--folds and --validation-split: each says what validates; leave one out")
         if config.train.fold is not None:
             raise ConfigError("--fold is of one run: --folds K trains every trial and seed on each of K folds")
-        statistics.check_installed()
         space = space_of(options)
         if config.fast_dev_run and not options.adaptive:
             space = Space(
@@ -244,6 +243,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             if "train.epochs" in fields.values():
                 raise ConfigError("--halving: not supported where epochs are swept")
             rungs = rung_epochs(options.min_epochs, epochs_of(config), options.halving)
+        statistics.check_installed()  # last: SciPy takes longer to import than all the rest
         return options, objectives, space, seeds[:_DEV] if config.fast_dev_run else seeds, rungs
 
     options, objectives, space, seeds, rungs = ranks.agree("configuration", read)

@@ -113,7 +113,6 @@ def sweep(
     phase.enter("sweep")
 
     def check() -> tuple[Space, _Recipe, tuple[int, ...], dict[str, str], tuple[int, ...]]:
-        statistics.check_installed()
         for name, value in (("halving", halving), ("runs_per_device", runs_per_device)):
             _check_whole(name, value, 1)
         _check_whole("folds", folds, 2)
@@ -148,6 +147,7 @@ def sweep(
         require_free(chosen.fields, [*objectives])
         if halving is not None:
             require_one(objectives)
+        statistics.check_installed()  # last: SciPy takes longer to import than all the rest
         return chosen, recipe, parse_seeds(seeds), objectives, rungs
 
     chosen, recipe, all_seeds, objectives, rungs = agreed(ranks, "sweep", check)
