@@ -5,10 +5,10 @@
 //
 // A register tile of MR rows and two vectors of columns stays in registers while k goes by: a column of a is read one
 // number at a time, a row of b one vector at a time. Columns of b are copied side by side (packed) where many rows of a
-// meet them, where b is transposed, and where they fill no vector; a batch of 32 reads them where they lie. So are rows of
-// a transposed a where many columns meet them: the numbers that a tile reads one after the other lie a line apart, on
-// more pages than the processor knows at a time. Blocks: DEPTH of k and WIDTH columns of b fit into the second cache
-// beside HEIGHT rows of a, one tile's columns into the first.
+// meet them, where b is transposed, and where they fill no vector; a batch of 32 reads them where they lie. Rows of a
+// transposed a are packed as well where many columns meet them: what a tile reads one after the other lies a line apart,
+// on more pages than the TLB holds. Blocks: DEPTH of k and WIDTH columns of b fit into the second cache beside HEIGHT
+// rows of a, one tile's columns into the first.
 //
 // Compiled beside native_threads.h, and so that a product and a sum become one instruction.
 //

@@ -41,11 +41,15 @@ class Worker:
         self._turns: Turns[Training] = Turns(threads, max(packs, 1))
         self._trainings: list[Training] = []
         self._free: list[Slot] = []
-        self._slots = 0
 
     def start(self, segment: Segment, setting: Setting, state: bytes) -> None:
         """Take up a segment."""
-        slot = self._free.pop() if self._free else self._new_slot()
+        # All slots are taken where none is free: so many there are.
+        slot = (
+            self._free.pop()
+            if self._free
+            else Slot(len(self._trainings), self._threads_of_a_run, packing=self._packing)
+        )
         try:
             training = Training(self._recipe, segment, setting, slot, state, self._report, self._metrics)
             self._trainings.append(training)
@@ -56,10 +60,6 @@ class Worker:
                 return
             reason, code = describe(error), exit_code_of(error)
             self._tell(Ending(segment.run, Status.FAILED, segment.begin, 0.0, {}, reason, code))
-
-    def _new_slot(self) -> Slot:
-        self._slots += 1
-        return Slot(self._slots - 1, self._threads_of_a_run, packing=self._packing)
 
     def turn(self) -> bool:
         """Go on with some steps; return whether there was any run."""

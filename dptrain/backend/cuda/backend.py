@@ -221,10 +221,10 @@ class CudaBackend(Backend):
     def upload_samples(self, array: HostArray) -> DeviceArray:
         if not self.shares_samples:
             return self.upload(array, SAMPLES)
-        samples, identity = self.gpu_record.samples, _identity(array)
-        memory, is_new = samples.get(identity), False
-        if memory is None or memory.is_freed:
-            memory = samples[identity] = SharedSamples(self.heap, _stored_bytes(array), SAMPLES, array)
+        memory, is_new = self._shared(array), False
+        if memory is None:
+            memory = SharedSamples(self.heap, _stored_bytes(array), SAMPLES, array)
+            self.gpu_record.samples[_identity(array)] = memory
             is_new = True
         memory.join(self.heap)
         self._last_samples.append(memory)
@@ -234,8 +234,12 @@ class CudaBackend(Backend):
         return buffer
 
     def missing_samples(self, array: HostArray) -> int:
-        shared = self.gpu_record.samples.get(_identity(array)) if self.shares_samples else None
-        return _stored_bytes(array) if shared is None or shared.is_freed else 0
+        return 0 if self.shares_samples and self._shared(array) is not None else _stored_bytes(array)
+
+    def _shared(self, array: HostArray) -> SharedSamples | None:
+        """Return an array's samples where a backend has them on the device."""
+        found: SharedSamples | None = self.gpu_record.samples.get(_identity(array))
+        return None if found is None or found.is_freed else found
 
     def exchange(self, buffer: DeviceArray, *, direct: bool = False) -> Exchange:
         return (DirectExchange if direct else PinnedExchange)(self.heap, buffer)

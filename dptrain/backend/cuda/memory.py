@@ -134,11 +134,11 @@ class SharedSamples(DeviceMemory):
 
     def __init__(self, heap: "Heap", nbytes: int, name: str, source: HostArray) -> None:
         super().__init__(heap, nbytes, name)
-        self._users = weakref.WeakSet([heap])
+        self._users: weakref.WeakSet[Heap] = weakref.WeakSet()
         self.source = source
 
     def join(self, heap: "Heap") -> None:
-        """Let another backend's kernels read it."""
+        """Let a backend's kernels read it."""
         self._users.add(heap)
         heap.memories.add(self)
 
