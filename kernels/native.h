@@ -17,9 +17,11 @@
 // Those of native_threads.h and native_product.h, which are compiled once for all programs.
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
+typedef void dp_Range(void *context, int64_t low, int64_t high);
 template <class T>
-using dp_Multiply = void(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                         const T *b, int64_t ldb, T *out, bool add);
+using dp_Multiply = bool(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
+                         const T *b, int64_t ldb, T *out, bool add, dp_Range *tail, void *context, bool by_rows,
+                         int64_t operations);
 
 struct Context {
     char **p;           // where roots lie
@@ -95,21 +97,14 @@ template <class T> DP_INLINE int64_t dp_row(T asked, int64_t length, int64_t *ou
     return row;
 }
 
-template <class T> DP_INLINE void dp_fill(T *v, int64_t n, T value) {
-    for (int64_t k = 0; k < n; ++k) v[k] = value;
+// Ask for a row that is read next: no hardware foresees which one of a table it will be, but it follows a long one.
+template <class T> DP_INLINE void dp_prefetch(const T *row, int64_t length) {
+    const int64_t size = length * sizeof(T) < 2048 ? length * sizeof(T) : 2048;
+    for (int64_t at = 0; at < size; at += 64) __builtin_prefetch((const char *)row + at);
 }
 
-// out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
-// added to it.
-template <class T>
-static void dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                       const T *b, int64_t ldb, T *out, bool add = false) {
-    if (m == 0 || n == 0) return;
-    if (k == 0) return add ? void() : dp_fill(out, m * n, (T)0);
-    if constexpr (sizeof(T) == 4)
-        c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add);
-    else
-        c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add);
+template <class T> DP_INLINE void dp_fill(T *v, int64_t n, T value) {
+    for (int64_t k = 0; k < n; ++k) v[k] = value;
 }
 
 // Do rows 0 to `rows` of a loop whose rows do not need each other, on several threads where that pays. An operation on an
@@ -127,6 +122,31 @@ static inline void dp_rows(Context &c, void (*loop)(Context &, int64_t, int64_t)
         const Shared &s = *(Shared *)data;
         s.loop(s.c, s.rows * part / s.parts, s.rows * (part + 1) / s.parts);
     }, &shared);
+}
+
+// out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
+// added to it. A tail may be executed on each range of rows, or of columns, once it has been computed: whether it has been.
+template <class T>
+static bool dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
+                       const T *b, int64_t ldb, T *out, bool add = false, dp_Range *tail = nullptr,
+                       bool by_rows = false, int64_t operations = 0) {
+    if (m == 0 || n == 0 || k == 0) {
+        if (!add) dp_fill(out, m * n, (T)0);
+        return false;
+    }
+    if constexpr (sizeof(T) == 4)
+        return c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, by_rows, operations);
+    else
+        return c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, by_rows, operations);
+}
+
+// The same, and then a loop over the rows of out, or its columns, in which each needs no other of them.
+template <class T, void (*loop)(Context &, int64_t, int64_t)>
+static void dp_product_then(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
+                            const T *b, int64_t ldb, T *out, bool by_rows, int64_t operations) {
+    dp_Range *const tail = [](void *context, int64_t low, int64_t high) { loop(*(Context *)context, low, high); };
+    if (!dp_product<T>(c, at, bt, m, n, k, a, lda, b, ldb, out, false, tail, by_rows, operations))
+        dp_rows(c, loop, by_rows ? m : n, operations);
 }
 
 #endif

@@ -6,9 +6,12 @@
 // A register tile of MR rows and two vectors of columns stays in registers while k goes by: a column of a is read one
 // number at a time, a row of b one vector at a time. Columns of b are copied side by side (packed) where many rows of a
 // meet them, where b is transposed, and where they fill no vector; a batch of 32 reads them where they lie. Rows of a
-// transposed a are packed as well where many columns meet them: what a tile reads one after the other lies a line apart,
-// on more pages than the TLB holds. Blocks: DEPTH of k and WIDTH columns of b fit into the second cache beside HEIGHT
-// rows of a, one tile's columns into the first.
+// transposed a are packed as well where several tiles of columns meet them: what a tile reads one after the other lies a
+// line apart, on more pages than the TLB holds. Blocks: some DEPTH of k of one tile's columns fit into the first cache,
+// HEIGHT rows of a beside all columns of a layer into the second.
+//
+// Threads share the rows of out, after they have packed b together; of few rows, the columns, each packing its own. What
+// is computed of out next (`tail`) a thread does with the rows, or the columns, that it has just made.
 //
 // Compiled beside native_threads.h, and so that a product and a sum become one instruction.
 //
@@ -21,10 +24,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
+// Loops over a tile become single instructions before its sums are given registers.
+#define DP_UNROLL _Pragma("GCC unroll 16")
+
 #if defined(__AVX512F__)  // 32 registers
-static const int dp_BYTES = 64, dp_MR = 8;
+static const int dp_BYTES = 64, dp_MR = 14;
 #elif defined(__AVX__)  // 16
 static const int dp_BYTES = 32, dp_MR = 6;
 #elif defined(__aarch64__)  // 32
@@ -33,13 +40,19 @@ static const int dp_BYTES = 16, dp_MR = 8;
 static const int dp_BYTES = 16, dp_MR = 4;
 #endif
 
-static const int64_t dp_DEPTH = 256, dp_WIDTH = 512, dp_HEIGHT = 128;
+static const int64_t dp_DEPTH = 272, dp_HEIGHT = 140;
+// So many elements of b are packed at a time: the second cache holds a layer of them, and next to all.
+static const int64_t dp_PACKED = 1 << 19;
 // So few rows read b where it lies.
 static const int64_t dp_FEW = 64;
-// From so many tiles and lines on it pays to pack the rows of a transposed a.
-static const int64_t dp_MANY = 12, dp_LONG = 64;
+// From so many columns and lines on it pays to pack the rows of a transposed a.
+static const int64_t dp_MANY = 2, dp_LONG = 64;
 // From so many multiplications on a thread's part takes longer than handing it over (some 10 us of one core).
 static const int64_t dp_PART = 1 << 19;
+// What copies so many elements is not worth handing over.
+static const int64_t dp_COPIED = 1 << 15;
+
+typedef void dp_Range(void *context, int64_t low, int64_t high);
 
 template <class T> struct dp_Product {
     typedef T Vector __attribute__((vector_size(dp_BYTES), aligned(sizeof(T)), may_alias));
@@ -52,23 +65,36 @@ template <class T> struct dp_Product {
     const T *b;
     int64_t ldb;
     T *out;
-    int64_t parts;
+    // What is done with rows, or columns, of out when they are computed, or null; and its operations on single elements.
+    dp_Range *tail;
+    void *context;
     bool by_rows;
+    int64_t operations;
+    // Of the job that threads share now: its parts, its columns, and these packed, tile by tile (null: each packs its own).
+    int64_t parts, first, last;
+    T *packed;
 
     template <int rows, int vectors, bool transposed>
     static void tile(int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *out, int64_t n, bool add) {
         Vector sum[rows][vectors];
+        DP_UNROLL
         for (int r = 0; r < rows; ++r)
+            DP_UNROLL
             for (int v = 0; v < vectors; ++v) sum[r][v] = Vector{};
         for (int64_t l = 0; l < k; ++l) {
             Vector line[vectors];
+            DP_UNROLL
             for (int v = 0; v < vectors; ++v) line[v] = *(const Vector *)(b + l * ldb + v * W);
+            DP_UNROLL
             for (int r = 0; r < rows; ++r) {
                 const T one = transposed ? a[l * lda + r] : a[r * lda + l];
+                DP_UNROLL
                 for (int v = 0; v < vectors; ++v) sum[r][v] += one * line[v];
             }
         }
+        DP_UNROLL
         for (int r = 0; r < rows; ++r)
+            DP_UNROLL
             for (int v = 0; v < vectors; ++v) {
                 Vector *to = (Vector *)(out + r * n + v * W);
                 *to = add ? *to + sum[r][v] : sum[r][v];
@@ -77,25 +103,41 @@ template <class T> struct dp_Product {
 
     typedef void Tile(int64_t, const T *, int64_t, const T *, int64_t, T *, int64_t, bool);
 
-    template <int vectors, bool transposed> static Tile *of(int64_t rows) {
-        static Tile *const tiles[] = {tile<1, vectors, transposed>, tile<2, vectors, transposed>,
-                                      tile<3, vectors, transposed>, tile<4, vectors, transposed>,
-                                      tile<5, vectors, transposed>, tile<6, vectors, transposed>,
-                                      tile<7, vectors, transposed>, tile<8, vectors, transposed>};
+    template <int vectors, bool transposed, int... less> static Tile *of(int64_t rows, std::integer_sequence<int, less...>) {
+        static Tile *const tiles[] = {tile<less + 1, vectors, transposed>...};
         return tiles[rows - 1];
+    }
+
+    Tile *tile_of(int64_t rows, bool full) const {
+        const auto all = std::make_integer_sequence<int, dp_MR>();
+        return full ? (at ? of<2, true>(rows, all) : of<2, false>(rows, all))
+                    : (at ? of<1, true>(rows, all) : of<1, false>(rows, all));
     }
 
     // Columns j to j + nr of b, lines l to l + kc, side by side and filled up with zeros.
     void pack(T *to, int64_t l, int64_t kc, int64_t j, int64_t nr, int64_t wide) const {
         if (nr != wide) std::fill(to, to + kc * wide, (T)0);
+        if (bt) {  // lines of b in squares that the first cache holds
+            for (int64_t from = 0; from < kc; from += W)
+                for (int64_t q = 0; q < nr; ++q)
+                    for (int64_t line = from; line < std::min(from + W, kc); ++line)
+                        to[line * wide + q] = b[(j + q) * ldb + l + line];
+            return;
+        }
         for (int64_t line = 0; line < kc; ++line) {
-            const T *from = bt ? b + j * ldb + l + line : b + (l + line) * ldb + j;
-            if (bt)
-                for (int64_t q = 0; q < nr; ++q) to[line * wide + q] = from[q * ldb];
-            else if (nr == NR)
+            const T *from = b + (l + line) * ldb + j;
+            if (nr == NR)
                 memcpy(to + line * NR, from, NR * sizeof(T));
             else
                 std::copy(from, from + nr, to + line * wide);
+        }
+    }
+
+    // All lines of columns j to j1.
+    void pack_columns(T *to, int64_t j, int64_t j1) const {
+        for (int64_t nr; j < j1; j += nr, to += nr * k) {
+            nr = std::min((int64_t)NR, j1 - j);
+            pack(to, 0, k, j, nr, nr > W ? NR : W);
         }
     }
 
@@ -107,52 +149,63 @@ template <class T> struct dp_Product {
 
     // Rows i to i1 of a transposed a, lines l to l + kc, tile by tile.
     void pack_rows(T *to, int64_t i, int64_t i1, int64_t l, int64_t kc) const {
-        for (int64_t rows; i < i1; i += rows) {
-            rows = next(i1 - i);
-            for (int64_t line = 0; line < kc; ++line, to += rows)
-                std::copy(a + (l + line) * lda + i, a + (l + line) * lda + i + rows, to);
+        for (int64_t from = 0; from < kc; from += W) {  // a few lines at a time: their pages are all at hand
+            T *tile = to;
+            for (int64_t row = i, rows; row < i1; row += rows, tile += rows * kc) {
+                rows = next(i1 - row);
+                for (int64_t line = from; line < std::min(from + W, kc); ++line) {
+                    const T *of = a + (l + line) * lda + row;
+                    if (rows == dp_MR)
+                        memcpy(tile + line * dp_MR, of, dp_MR * sizeof(T));
+                    else
+                        std::copy(of, of + rows, tile + line * rows);
+                }
+            }
         }
     }
 
-    // Rows m0 to m1 and columns n0 to n1 of the result.
-    void block(int64_t m0, int64_t m1, int64_t n0, int64_t n1) const {
-        static thread_local std::vector<T> memory, of_rows;
-        const bool all = bt || m1 - m0 > dp_FEW;
-        const int64_t size = dp_DEPTH * (dp_WIDTH + NR) + W;
-        if ((all || (n1 - n0) % W) && (int64_t)memory.size() < size) memory.resize(size);
+    // Memory of this thread's own, for so many elements.
+    template <int use> static T *scratch(int64_t size) {
+        static thread_local std::vector<T> memory;
+        if ((int64_t)memory.size() < size + W) memory.resize(size + W);
+        return (T *)(((uintptr_t)memory.data() + dp_BYTES - 1) / dp_BYTES * dp_BYTES);
+    }
+
+    // Rows m0 to m1 and columns n0 to n1 of the result; b as it lies, or packed from n0 on.
+    void block(int64_t m0, int64_t m1, int64_t n0, int64_t n1, const T *packed) const {
         const bool packs_rows = at && n1 - n0 >= dp_MANY * NR && k >= dp_LONG;
-        if (packs_rows && of_rows.empty()) of_rows.resize(dp_HEIGHT * dp_DEPTH);
-        T *const aligned = (T *)(((uintptr_t)memory.data() + dp_BYTES - 1) / dp_BYTES * dp_BYTES);
-        for (int64_t j0 = n0; j0 < n1; j0 += dp_WIDTH)
-            for (int64_t l = 0; l < k; l += dp_DEPTH) {
-                const int64_t j1 = std::min(j0 + dp_WIDTH, n1), kc = std::min(dp_DEPTH, k - l);
-                for (int64_t i0 = m0; i0 < m1; i0 += dp_HEIGHT) {
-                    const int64_t i1 = std::min(i0 + dp_HEIGHT, m1);
-                    if (packs_rows) pack_rows(of_rows.data(), i0, i1, l, kc);
-                    for (int64_t j = j0; j < j1; j += NR) {
-                        const int64_t nr = std::min((int64_t)NR, j1 - j), wide = nr > W ? NR : W;
-                        const T *panel = b + l * ldb + j;
-                        int64_t pitch = ldb;
-                        if (all || nr != wide) {
-                            T *packed = aligned + (j - j0) * kc;
-                            if (i0 == m0) pack(packed, l, kc, j, nr, wide);
-                            panel = packed, pitch = wide;
-                        }
-                        column(i0, i1, l, kc, packs_rows ? of_rows.data() : nullptr, panel, pitch, j, nr, wide);
+        T *const of_rows = packs_rows ? scratch<0>(dp_HEIGHT * dp_DEPTH) : nullptr;
+        const int64_t blocks = (k + dp_DEPTH - 1) / dp_DEPTH, depth = (k + blocks - 1) / blocks;
+        for (int64_t i0 = m0; i0 < m1; i0 += dp_HEIGHT) {
+            const int64_t i1 = std::min(i0 + dp_HEIGHT, m1);
+            for (int64_t l = 0; l < k; l += depth) {
+                const int64_t kc = std::min(depth, k - l);
+                if (packs_rows) pack_rows(of_rows, i0, i1, l, kc);
+                for (int64_t j = n0; j < n1; j += NR) {
+                    const int64_t nr = std::min((int64_t)NR, n1 - j), wide = nr > W ? NR : W;
+                    const T *panel = b + l * ldb + j;
+                    int64_t pitch = ldb;
+                    if (packed) {
+                        panel = packed + (j - n0) * k + l * wide, pitch = wide;
+                    } else if (nr != wide) {
+                        T *const edge = scratch<1>(dp_DEPTH * NR);
+                        pack(edge, l, kc, j, nr, wide);
+                        panel = edge, pitch = wide;
                     }
+                    tiles(i0, i1, l, kc, of_rows, panel, pitch, j, nr, wide);
                 }
             }
+        }
     }
 
     // Rows i to i1 of one tile's columns; of_rows is what pack_rows has made of them, if it has.
-    void column(int64_t i, int64_t i1, int64_t l, int64_t kc, const T *of_rows, const T *panel, int64_t pitch, int64_t j,
+    void tiles(int64_t i, int64_t i1, int64_t l, int64_t kc, const T *of_rows, const T *panel, int64_t pitch, int64_t j,
                 int64_t nr, int64_t wide) const {
         const bool plus = add || l > 0;
         alignas(64) T edge[dp_MR * NR];
         for (int64_t rows; i < i1; i += rows) {
             rows = next(i1 - i);
-            Tile *const tile = wide == NR ? (at ? of<2, true>(rows) : of<2, false>(rows))
-                                          : (at ? of<1, true>(rows) : of<1, false>(rows));
+            Tile *const tile = tile_of(rows, wide == NR);
             const T *from = of_rows ? of_rows : at ? a + l * lda + i : a + i * lda + l;
             const int64_t line = of_rows ? rows : lda;
             if (of_rows) of_rows += rows * kc;
@@ -168,32 +221,83 @@ template <class T> struct dp_Product {
         }
     }
 
-    static void part(void *data, int64_t number) {
-        const dp_Product &own = *(const dp_Product *)data;
-        const int64_t length = own.by_rows ? own.m : own.n, step = own.by_rows ? dp_MR : NR;
-        const int64_t tiles = (length + step - 1) / step;
-        const int64_t from = tiles * number / own.parts * step;
-        const int64_t to = std::min(tiles * (number + 1) / own.parts * step, length);
-        own.by_rows ? own.block(from, to, 0, own.n) : own.block(0, own.m, from, to);
+    // Elements of columns n0 to n1 when they are packed.
+    int64_t size(int64_t n0, int64_t n1) const { return k * ((n1 - n0 + W - 1) / W * W); }
+
+    // Where a part of rows, or one of columns, begins; the next one's begin is its end.
+    int64_t row(int64_t number) const { return m * number / parts; }
+    int64_t column(int64_t number) const {
+        return std::min((last - first + NR - 1) / NR * number / parts * NR + first, last);
     }
 
-    void run(int64_t threads) {
-        // Few rows read all of b anyway: then threads share its columns.
-        by_rows = m > dp_FEW && m / dp_MR > n / NR;
-        const int64_t tiles = by_rows ? (m + dp_MR - 1) / dp_MR : (n + NR - 1) / NR;
-        parts = threads < 2 ? 1 : std::min({tiles, 2 * threads, std::max(m * n * k / dp_PART, (int64_t)1)});
-        dp_parallel(threads, parts, part, this);
+    static void pack_part(void *data, int64_t number) {
+        const dp_Product &own = *(const dp_Product *)data;
+        const int64_t from = own.column(number), to = own.column(number + 1);
+        own.pack_columns(own.packed + (from - own.first) * own.k, from, to);
+    }
+
+    static void part(void *data, int64_t number) {
+        const dp_Product &own = *(const dp_Product *)data;
+        const int64_t from = own.by_rows ? own.row(number) : own.column(number);
+        const int64_t to = own.by_rows ? own.row(number + 1) : own.column(number + 1);
+        if (own.by_rows) {
+            own.block(from, to, own.first, own.last, own.packed);
+        } else if (own.bt || own.m > dp_FEW) {
+            for (int64_t j = from, j1; j < to; j = j1) {
+                j1 = std::min(j + own.together(), to);
+                T *const packed = scratch<2>(own.size(j, j1));
+                own.pack_columns(packed, j, j1);
+                own.block(0, own.m, j, j1, packed);
+            }
+        } else {
+            own.block(0, own.m, from, to, nullptr);
+        }
+        if (own.tail && own.last == own.n) own.tail(own.context, from, to);
+    }
+
+    // How many columns are packed at a time.
+    int64_t together() const { return std::max(dp_PACKED / k / NR, (int64_t)1) * NR; }
+
+    // The transposed product, b' a, whose lines are long where out has hardly a column.
+    void run_transposed(int64_t threads) {
+        T *const transposed = scratch<3>(m * n);
+        dp_Product{!bt, false, false, n, m, k, b, ldb, a, lda, transposed, nullptr, nullptr, false, 0}.run(threads);
+        for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < n; ++j) out[i * n + j] = transposed[j * m + i];
+    }
+
+    // Whether the tail has been executed.
+    bool run(int64_t threads) {
+        if (at && !add && n < NR && n % W && m >= dp_MANY * NR) return run_transposed(threads), false;
+        if (by_rows && m <= dp_FEW) tail = nullptr;
+        if (!tail) by_rows = m > dp_FEW && m / dp_MR > n / NR;
+        // Of rows a part has two tiles at least, which are as long as tiles can be.
+        const int64_t most = std::min(by_rows ? m / dp_MR / 2 : (n + NR - 1) / NR, 4 * threads);
+        const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / dp_PART), (int64_t)1);
+        first = 0, last = n, packed = nullptr, parts = shared;
+        if (!by_rows) dp_parallel(threads, parts, part, this);
+        for (; by_rows && first < n; first = last) {
+            last = std::min(first + together(), n);
+            packed = scratch<2>(size(first, last));
+            parts = shared > 1 && size(first, last) > dp_COPIED ? std::min((last - first + NR - 1) / NR, 2 * threads) : 1;
+            dp_parallel(threads, parts, pack_part, this);
+            parts = shared;
+            dp_parallel(threads, parts, part, this);
+        }
+        return tail;
     }
 };
 
-extern "C" void dp_product_float(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const float *a,
-                                 int64_t lda, const float *b, int64_t ldb, float *out, bool add) {
-    dp_Product<float>{at, bt, add, m, n, k, a, lda, b, ldb, out, 1, false}.run(threads);
+extern "C" bool dp_product_float(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const float *a,
+                                 int64_t lda, const float *b, int64_t ldb, float *out, bool add, dp_Range *tail,
+                                 void *context, bool by_rows, int64_t operations) {
+    return dp_Product<float>{at, bt, add, m, n, k, a, lda, b, ldb, out, tail, context, by_rows, operations}.run(threads);
 }
 
-extern "C" void dp_product_double(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const double *a,
-                                  int64_t lda, const double *b, int64_t ldb, double *out, bool add) {
-    dp_Product<double>{at, bt, add, m, n, k, a, lda, b, ldb, out, 1, false}.run(threads);
+extern "C" bool dp_product_double(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const double *a,
+                                  int64_t lda, const double *b, int64_t ldb, double *out, bool add, dp_Range *tail,
+                                  void *context, bool by_rows, int64_t operations) {
+    return dp_Product<double>{at, bt, add, m, n, k, a, lda, b, ldb, out, tail, context, by_rows, operations}.run(threads);
 }
 
 #endif

@@ -101,6 +101,15 @@ def _without_gpu(request: pytest.FixtureRequest):
         yield
 
 
+@pytest.fixture(autouse=True)
+def _own_seed():
+    """Let no test begin with the default seed that another one has set."""
+    yield
+    random = sys.modules.get("dptrain.random")
+    if random is not None:
+        random.set_default_seed(0)
+
+
 @pytest.fixture(scope="session")
 def mnist_dir() -> Path:
     if not MNIST.is_dir():

@@ -1,7 +1,10 @@
 """C++ for a CPU from the kernels of a program.
 
 One function a kernel; the functions between two calls or messages make a segment, and a program without either is one
-function that executes many steps. Nothing in the text depends on the batch size: rows, and where arrays lie, are read
+function that executes many steps. A loop over what a product has just made is its tail: each thread executes it on the
+rows, or the columns, that it has computed and has in its cache.
+
+Nothing in the text depends on the batch size: rows, and where arrays lie, are read
 from the `Context` of `kernels/native.h`.
 
 In the text: R rows of the rank, F its first row, G rows of the global batch; i0, i1, ... indices of a loop's outer
@@ -10,7 +13,7 @@ axes, j of its last one; a arrays, b where a row of one begins, v what is read, 
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +30,9 @@ from dptrain.program.sources import (
     index_text,
     is_one,
     length_text,
+    marked,
     matrix,
+    space_of,
     times,
     whole,
 )
@@ -38,6 +43,8 @@ _BLOCK = 1024
 # A sum over fewer elements takes them one after the other.
 _LANES = 16
 _LONG = 32
+# Rows that are shorter go through a loop as one, which a tail cannot.
+_WIDE = 64
 
 
 @dataclass
@@ -46,11 +53,9 @@ class Segment:
 
     Attributes:
         name: of the function.
-        kernels: as above.
     """
 
     name: str
-    kernels: list[Kernel]
 
 
 @dataclass
@@ -63,6 +68,7 @@ class Code:
         tables: roots whose first lengths are in the context.
         parts: what is executed in this order: segments, calls, and messages (parts and sums).
         stored: `id`s of tensors that have memory.
+        tails: `id`s of the loops that are executed with the product before them.
     """
 
     source: str = ""
@@ -70,6 +76,7 @@ class Code:
     tables: list[Tensor] = field(default_factory=list)
     parts: list[Segment | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
     stored: set[int] = field(default_factory=set)
+    tails: set[int] = field(default_factory=set)
 
 
 def generate(fused: Fused) -> Code:
@@ -87,49 +94,83 @@ class _Writer:
                 self.code.stored |= _between_passes(kernel)
         self._slots: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
-        functions: list[str] = []
+        self._functions: list[str] = []
         for stage in fused.stages:
-            segment: list[_Function] = []
-            for kernel in stage.kernels:
-                function = self._function(kernel)
-                if function is not None:
-                    segment.append(function)
+            calls: list[str] = []
+            for number, kernel in enumerate(stage.kernels):
+                follower = stage.kernels[number + 1] if number + 1 < len(stage.kernels) else None
+                call = "" if id(kernel) in self.code.tails else self._call(kernel, follower)
+                if call is not None:
+                    calls += [f"  {call}"] if call else []
                     continue
                 assert isinstance(kernel, Call)
-                self._close(segment, functions)
-                segment = []
+                self._close(calls)
+                calls = []
                 self.code.parts.append(kernel)
-            self._close(segment, functions)
+            self._close(calls)
             self.code.parts += stage.messages
-        self.code.source = "\n".join([*functions, self._run()])
+        self.code.source = "\n".join([*self._functions, self._run()])
 
-    def _function(self, kernel: Kernel) -> "_Function | None":
-        """Return a kernel's function, None for a call that only NumPy can execute."""
+    def _call(self, kernel: Kernel, follower: Kernel | None) -> str | None:
+        """Write a kernel's function; return what calls it, None for a call that only NumPy can execute."""
         if isinstance(kernel, Loop):
             loop = _LoopText(self, kernel)
-            return _Function(kernel, loop.text(), loop.shared)
-        body = self._product(kernel) if isinstance(kernel, Product) else call_text(kernel, self._address)
-        return None if body is None else _Function(kernel, body)
+            name = self._define(loop.text(), ranged=loop.shared is not None)
+            called = f"{name}(c);" if loop.shared is None else f"dp_rows(c, {name}, {', '.join(loop.shared)});"
+        elif isinstance(kernel, Product):
+            tail = self._tail(kernel, follower) if isinstance(follower, Loop) else None
+            called = f"{self._define(self._product(kernel, tail))}(c);"
+        else:
+            body = call_text(kernel, self._address)
+            if body is None:
+                return None
+            called = f"{self._define(body)}(c);"
+        return called if self._is_needed(kernel) else f"if (last) {called}"
+
+    def _define(self, body: str, *, ranged: bool = False) -> str:
+        """Write a function of this body; return its name."""
+        name, part = f"kernel{len(self._functions)}", ", int64_t low, int64_t high" if ranged else ""
+        head = f"static void {name}(Context &c{part}) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n"
+        self._functions.append(f"{head}{body}}}\n")
+        return name
+
+    def _is_needed(self, kernel: Kernel) -> bool:
+        """Whether a kernel is executed in every step, not in the last alone."""
+        return any(id(tensor) in self.fused.every_step for tensor in kernel.tensors)
+
+    def _tail(self, product: Product, loop: Loop) -> tuple[str, str, str] | None:
+        """Write the function of a loop that a product's threads can go on with.
+
+        Returns:
+            Its name, whether it is shared by rows, and its operations; None where a part of it needs more than that
+            part of the product.
+        """
+        tensor = product.tensor
+        if tensor.ndim != 2 or space_of(loop.space) != marked(tensor.shape):
+            return None
+        reads = [one for one in loop.reads if self.fused.memory_of(one.root) is self.fused.memory_of(tensor)]
+        own = whole(tensor).strides(2)
+        if not reads or any(one.root is not tensor or one.start() or one.strides(2) != own for one in reads):
+            return None
+        text = _LoopText(self, loop, collapse=False)
+        by_rows, of_a = text.shared_axis == 0, matrix(product.reads[0], tensor.inputs[0].shape)
+        if text.shared is None or of_a is None or self._is_needed(loop) != self._is_needed(product):
+            return None
+        if tensor.shape[1] < _WIDE if by_rows else of_a[0]:  # by columns, each part packs all rows of a transposed a
+            return None
+        self.code.tails.add(id(loop))
+        return self._define(text.text(), ranged=True), str(by_rows).lower(), text.shared[1]
 
     def _address(self, root: Tensor, written: bool) -> str:
         return f"({'' if written else 'const '}{C_TYPES[root.dtype.name]} *)c.p[{self.slot(root)}]"
 
-    def _close(self, segment: "list[_Function]", functions: list[str]) -> None:
-        if not segment:
+    def _close(self, calls: list[str]) -> None:
+        if not calls:
             return
-        name, calls = f"segment{len(self.code.parts)}", []
-        for one in segment:
-            own = f"kernel{len(functions)}"
-            part = "" if one.shared is None else ", int64_t low, int64_t high"
-            functions.append(
-                f"static void {own}(Context &c{part}) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n{one.body}}}\n"
-            )
-            needed = any(id(tensor) in self.fused.every_step for tensor in one.kernel.tensors)
-            call = f"{own}(c);" if one.shared is None else f"dp_rows(c, {own}, {', '.join(one.shared)});"
-            calls.append(f"  {'' if needed else 'if (last) '}{call}")
-        lengths = "  const int64_t R = c.R, G = c.G;\n"
-        functions.append(f'extern "C" void {name}(Context &c, int last) {{\n{lengths}' + "\n".join(calls) + "\n}\n")
-        self.code.parts.append(Segment(name, [one.kernel for one in segment]))
+        name, lengths = f"segment{len(self.code.parts)}", "  const int64_t R = c.R, G = c.G;\n"
+        body = "\n".join(calls)
+        self._functions.append(f'extern "C" void {name}(Context &c, int last) {{\n{lengths}{body}\n}}\n')
+        self.code.parts.append(Segment(name))
 
     def _run(self) -> str:
         """Return the function that executes many steps, where nothing else has to be done between them."""
@@ -168,7 +209,7 @@ class _Writer:
         """Return what tells a tensor's names from others'."""
         return self._numbers.setdefault(id(tensor), len(self._numbers))
 
-    def _product(self, product: Product) -> str:
+    def _product(self, product: Product, tail: tuple[str, str, str] | None) -> str:
         tensor, (x1, x2) = product.tensor, product.reads
         a, b = tensor.inputs
         rank, scalar = tensor.ndim, C_TYPES[tensor.dtype.name]
@@ -202,25 +243,15 @@ class _Writer:
         settings = ", ".join(
             (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
-        lines.append(
-            f"{indent}dp_product<{scalar}>(c, {settings}, {pointers[0]}, {length_text(of_a[1])}, {pointers[1]}, "
-            f"{length_text(of_b[1])}, {pointers[2]});\n"
-        )
+        operands = f"{pointers[0]}, {length_text(of_a[1])}, {pointers[1]}, {length_text(of_b[1])}, {pointers[2]}"
+        if tail is None:
+            lines.append(f"{indent}dp_product<{scalar}>(c, {settings}, {operands});\n")
+        else:
+            name, by_rows, operations = tail
+            lines.append(
+                f"{indent}dp_product_then<{scalar}, {name}>(c, {settings}, {operands}, {by_rows}, {operations});\n"
+            )
         return "".join(lines)
-
-
-class _Function(NamedTuple):
-    """What a kernel becomes.
-
-    Attributes:
-        kernel: as above.
-        body: of the function.
-        shared: of a loop that threads can share, how many parts it has at most, and the operations of all.
-    """
-
-    kernel: Kernel
-    body: str
-    shared: tuple[str, str] | None = None
 
 
 class _LoopText:
@@ -230,7 +261,7 @@ class _LoopText:
     reduction takes up (`taken`), and `after`.
     """
 
-    def __init__(self, writer: _Writer, loop: Loop) -> None:
+    def __init__(self, writer: _Writer, loop: Loop, *, collapse: bool = True) -> None:
         self._writer, self._loop = writer, loop
         self._rank, self._row = len(loop.space), len(loop.space) - 1
         self._lengths = [extent((n,)) for n in loop.space]
@@ -240,7 +271,7 @@ class _LoopText:
         self._lines: dict[tuple[str, int], list[str]] = {}
         self._known: dict[Any, str] = {}
         self._buffers = self._buffered()
-        if all(one.kind == "map" and "{last}" not in _expression(one) for one in loop.members):
+        if collapse and all(one.kind == "map" and "{last}" not in _expression(one) for one in loop.members):
             self._collapse()
 
     def text(self) -> str:
@@ -446,6 +477,11 @@ class _LoopText:
             name = f"g{self._number(member)}"
             scalar = C_TYPES[table.root.dtype.name]
             self._note("before", f"const {scalar} *{name} = {array} + {row} * {step} + {self._index(table)};", number)
+            if read is None and self._outer and places.strides(self._rank)[self._outer[-1]] == ONE:
+                axis = self._outer[-1]
+                more = f"i{axis} + 1 < {length_text(self._lengths[axis])}"
+                coming = f"dp_row({self._base(places)}[1], {length}, c.outside)"
+                self._note("before", f"if ({more}) dp_prefetch({array} + {coming} * {step}, {step});", number)
             return f"{name}[{index_text('j', stride)}]"
         along = f" + {index_text('j', stride)}" if member.inner and stride != NOTHING else ""
         return f"{array}[{row} * {step} + {self._index(table)}{along}]"

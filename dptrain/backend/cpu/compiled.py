@@ -2,7 +2,7 @@
 
 import ctypes
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Call, Fused, Loop, Member
+from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member
 from dptrain.program.memory import aligned, arrange
 from dptrain.program.messages import all_reduce
 from dptrain.program.passes import without_ranks
@@ -229,15 +229,16 @@ class CompiledExecutable:
                 for (part, reduced), place in zip(message, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
                     self._messages[id(reduced)] = flat
                     self._arrays[id(part)] = self._arrays[id(reduced)] = place.reshape(local(part.shape, self._rows))
-        replaced = in_place(self.fused)
-        made = [(number, one) for number, kernel in enumerate(self.fused.kernels) for one in kernel.tensors]
+        kernels = numbered(self.fused, self.code.tails)
+        replaced = in_place(self.fused, kernels)
+        made = [(number, one) for number, kernel in kernels for one in kernel.tensors]
         wanted = [(number, one) for number, one in made if id(one) in self.code.stored]
         wanted = [(number, one) for number, one in wanted if id(one) not in self._arrays]
         for _, one in wanted:
             if id(one) in replaced:
                 self._arrays[id(one)] = self._arrays[id(replaced[id(one)])].reshape(local(one.shape, self._rows))
         wanted = [(number, one) for number, one in wanted if id(one) not in replaced]
-        last = last_reads(self.fused)
+        last = last_reads(self.fused, kernels)
         shapes = [local(one.shape, self._rows) for _, one in wanted]
         sizes = [int(np.prod(shape)) * one.dtype.itemsize for shape, (_, one) in zip(shapes, wanted, strict=True)]
         lives = [(size, number, last.get(id(one), number)) for size, (number, one) in zip(sizes, wanted, strict=True)]
@@ -248,24 +249,30 @@ class CompiledExecutable:
         self.nbytes = size
 
 
-def last_reads(fused: Fused) -> dict[int, int]:
-    """Return the last kernel that reads each root's memory; what is handed out is read after all of them."""
+def numbered(fused: Fused, tails: Set[int]) -> list[tuple[int, Kernel]]:
+    """Return the kernels with the numbers of their steps: a tail's is that of the product it is executed with."""
+    numbers = itertools.accumulate(int(id(kernel) not in tails) for kernel in fused.kernels)
+    return list(zip(numbers, fused.kernels, strict=True))
+
+
+def last_reads(fused: Fused, kernels: Sequence[tuple[int, Kernel]]) -> dict[int, int]:
+    """Return the last step that reads each root's memory; what is handed out is read after all of them."""
     found: dict[int, int] = {}
-    for number, kernel in enumerate(fused.kernels):
+    for number, kernel in kernels:
         for source in kernel.reads:
             found[id(fused.memory_of(source.root))] = number
     for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
-        found[id(fused.memory_of(root))] = len(fused.kernels)
+        found[id(fused.memory_of(root))] = len(kernels) + 1
     return found
 
 
-def in_place(fused: Fused) -> dict[int, Tensor]:
+def in_place(fused: Fused, kernels: Sequence[tuple[int, Kernel]]) -> dict[int, Tensor]:
     """Return the state that new values can be written over, by the `id` of what computes them.
 
     It can where nothing reads the old value any more, but a loop that reads each element before it writes it.
     """
     readers: dict[int, list[tuple[int, Any]]] = {}
-    for number, kernel in enumerate(fused.kernels):
+    for number, kernel in kernels:
         for one in kernel.members if isinstance(kernel, Loop) else [kernel]:
             for source in one.reads:
                 readers.setdefault(id(fused.memory_of(source.root)), []).append((number, (one, source)))
@@ -274,7 +281,7 @@ def in_place(fused: Fused) -> dict[int, Tensor]:
     taken = {id(part) for stage in fused.stages for message in stage.messages for part, _ in message}
     for variable, update in fused.updates.items():
         old, new = fused.program.state[variable], fused.memory_of(update)
-        maker = next(((n, k) for n, k in enumerate(fused.kernels) if any(one is new for one in k.tensors)), (-1, None))
+        maker = next(((n, k) for n, k in kernels if any(one is new for one in k.tensors)), (-1, None))
         number, loop = maker
         if not isinstance(loop, Loop) or id(new) in taken or id(new) in found or id(old) in handed_out:
             continue
@@ -288,9 +295,11 @@ def in_place(fused: Fused) -> dict[int, Tensor]:
     return found
 
 
-def _reads_itself(loop: Loop, writer: Member, reader: Member, source: Source) -> bool:
+def _reads_itself(loop: Loop, writer: Member, reader: Member | Kernel, source: Source) -> bool:
     """Whether a loop that writes a member over what a source reads has read each element before."""
-    if writer.kind != "map" or reader.kind not in ("map", "gather") or any(loop.passes().values()):
+    if not isinstance(reader, Member) or writer.kind != "map" or reader.kind not in ("map", "gather"):
+        return False
+    if any(loop.passes().values()):
         return False
     rank = len(loop.space)
     same = source.strides(rank) == whole(writer.tensor).along(writer.axes).strides(rank) and not source.start()

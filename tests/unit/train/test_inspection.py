@@ -70,7 +70,7 @@ def test_what_the_samples_go_through_is_named_with_its_layer():
 def test_an_update_that_overflows_is_seen_before_its_loss():
     """The one step's loss is finite; only the parameters that it leaves are not."""
     x, y = toy(10)
-    model = dp.Sequential([Dense(1, input_shape=(6,))])
+    model = dp.Sequential([Dense(1, input_shape=(6,))], seed=0)
     model.compile(SGD(3e38), "mse", dtype="float32")
     expected = r"in step 1 of epoch 1: op 'multiply' behind layer 'dense' is the first to make an infinity, at \[0, 0\]"
     with pytest.raises(DivergenceError, match=expected):

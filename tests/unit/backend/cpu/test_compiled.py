@@ -239,25 +239,30 @@ def test_threads_have_one_threads_bits():
     start = rng.normal(0, 0.1, (features, features)).astype(np.float32)
 
     def trained(threads):
-        w, b, slot = Variable(start), Variable(start[0]), Variable(np.zeros_like(start))
+        w1, w2, b, slot, old = (Variable(one) for one in (start, start.T, start[0], np.zeros_like(start), start))
 
         def step(x, rows):
-            y = ops.tanh(ops.take(x, rows) @ w + b)  # a gather; a loop over all elements
+            h = ops.relu(ops.take(x, rows) @ w1 + b)  # a gather; a loop over the rows that a product has made
+            y = ops.tanh(h @ w2)
             shares = ops.softmax(y)  # one over rows, with their sums
             loss = ops.mean(ops.square(shares - y))  # one sum over all
-            loss.backward()  # sums over columns, of the bias' gradient
-            slot.assign(0.9 * slot + w.grad)
-            w.assign(w - 0.1 * slot / (1 + ops.sqrt(ops.square(slot))))
+            loss.backward()  # sums over the columns that a product has made, of the bias' gradient
+            slot.assign(0.9 * slot + w1.grad)
+            w1.assign(w1 - 0.1 * slot / (1 + ops.sqrt(ops.square(slot))))
+            w2.assign(w2 - 0.1 * w2.grad)
             b.assign(b - 0.1 * b.grad)
+            old.assign(0.5 * old)  # over all elements
             return {"loss": loss, "columns": ops.max(shares * y, axis=0), "rows": ops.sum(y, axis=1)}
 
         executable = CompiledExecutable(trace(step, wanted), HostMemory(), data, threads=threads)
         executable.run([0, 0, 0])
-        return [*executable.outputs.values(), w.numpy(), b.numpy()], executable.code.source
+        return [*executable.outputs.values(), *(one.numpy() for one in (w1, w2, b, old))], executable.code.source
 
     alone, source = trained(1)
     shared = re.findall(r"dp_rows\(c, kernel\d+, (\w+), ", source)
     assert {"R", str(features)} < set(shared)  # by rows, by columns, and by elements
+    tails = re.findall(r"dp_product_then<float, kernel\d+>\(.*, (true|false), [^,]*\);", source)
+    assert set(tails) == {"true", "false"}
     for threads in (2, 3):
         for one, other in zip(trained(threads)[0], alone, strict=True):
             assert one.tobytes() == other.tobytes()
@@ -283,6 +288,25 @@ def test_reductions_of_any_length(length):
     compare(trace(step, {"x": ((4, length), "float32")}), 1, data, {"rtol": 2e-5, "atol": 2e-5})
     turned = trace(lambda x: {"softmax": ops.softmax(ops.transpose(x))}, {"x": ((Rows(4), length), "float32")})
     compare(turned, 1, data, {"rtol": 1e-5})
+
+
+def test_a_tail_leaves_alone_what_its_product_reads():
+    """Though nobody reads it later: other parts of the product do."""
+    rows, features = 512, 128
+    rng = np.random.default_rng(5)
+    data = {name: rng.normal(size=(n, features)).astype(np.float32) for name, n in (("x", rows), ("w", features))}
+
+    def step(x, w):
+        y = ops.relu((2 * x) @ w)
+        return {"y": y, "sums": ops.sum(y, axis=0)}
+
+    program = trace(step, {"x": ((Rows(rows), features), "float32"), "w": ((features, features), "float32")})
+    executable = CompiledExecutable(program, HostMemory(), data, threads=2)
+    assert re.search(r"dp_product_then<float, kernel\d+>\(.*, false, [^,]*\);", executable.code.source)  # by columns
+    executable.run()
+    expected = np.maximum(2 * data["x"].astype(float) @ data["w"], 0)
+    np.testing.assert_allclose(executable.outputs["y"], expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(executable.outputs["sums"], expected.sum(axis=0), rtol=1e-4)
 
 
 def test_products_of_every_kind():
