@@ -235,17 +235,24 @@ class Rewriter:
         self.out.append("\n" * max(0, missing))
         self.copied = end
 
+    def own_headers(self) -> int:
+        """Where the headers end that stand before every source: most of the text, and nothing in it has to change."""
+        mark = '\n# 0 "<command-line>" 2\n'
+        end = self.text.rfind(mark) + len(mark)
+        changed = re.search(r"\b(__global__|__shared__|__launch_bounds__|__cluster_dims__)\b", self.text[: max(end, 0)])
+        return 0 if end < len(mark) or changed else end
+
     @property
     def in_body(self) -> bool:
         return bool(self.scopes) and self.scopes[-1].namespace is None
 
     def run(self) -> str:
         """Returns the rewritten text."""
-        statement = 0  # where the running declaration begins
+        statement = self.own_headers()  # where the running declaration begins
         parentheses = 0
         skip_to = 0
         pending: Kernel | None = None
-        for match in TOKEN.finditer(self.text):
+        for match in TOKEN.finditer(self.text, statement):
             if match.start() < skip_to:
                 continue
             if match["line"] is not None or match["string"] is not None:
