@@ -1,12 +1,13 @@
 // What generated code for the CPU stands on, besides scalar.h: the context, reductions in a fixed order, products, loops
 // that threads share.
 //
-// A sum adds up 16 interleaved partial sums and then these, whatever the width of the CPU's vectors, so that its bits
-// depend on nothing but the numbers.
+// A sum along a row adds up 16 interleaved partial sums and then these, whatever the width of the CPU's vectors; one over
+// rows adds up the sums of blocks of rows, whichever threads make them. So its bits depend on nothing but the numbers.
 #ifndef DPTRAIN_NATIVE_H
 #define DPTRAIN_NATIVE_H
 
 #include <limits>
+#include <vector>
 
 #ifdef __clang__
 #define DP_LOOP _Pragma("clang loop vectorize(assume_safety)")
@@ -20,7 +21,7 @@ typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data)
 typedef void dp_Range(void *context, int64_t low, int64_t high);
 template <class T>
 using dp_Multiply = bool(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                         const T *b, int64_t ldb, T *out, bool add, dp_Range *tail, void *context, bool by_rows,
+                         const T *b, int64_t ldb, T *out, bool add, dp_Range *tail, void *context, int64_t step,
                          int64_t operations);
 
 struct Context {
@@ -32,7 +33,13 @@ struct Context {
     dp_Parallel *parallel;
     dp_Multiply<float> *multiply_float;
     dp_Multiply<double> *multiply_double;
+    char *sums;         // of blocks of rows, in the loop that is executed
 };
+
+// Rows whose sums are added up before those of blocks are: a number that depends on that of all rows alone.
+static inline int64_t dp_block(int64_t rows) { return rows <= 64 * 16 ? 16 : (rows + 63) / 64; }
+
+static inline int64_t dp_least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class T, int lanes> struct dp_Sum {
     T lane[lanes];
@@ -50,6 +57,20 @@ template <class T, int lanes> struct dp_Sum {
             for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
         return lane[0];
     }
+};
+
+// The sum of a number for each row, in the order of a loop over rows.
+template <class T> struct dp_RowSum {
+    int64_t block, left;
+    T total_ = 0, own = 0;
+    explicit dp_RowSum(int64_t rows) : block(dp_block(rows)), left(block) {}
+    void add(const T *v, int64_t n) {
+        for (int64_t k = 0; k < n; ++k) {
+            own += v[k];
+            if (--left == 0) total_ += own, own = 0, left = block;
+        }
+    }
+    T total() { return left == block ? total_ : total_ + own; }
 };
 
 template <class T> DP_INLINE T dp_lowest() {
@@ -107,46 +128,73 @@ template <class T> DP_INLINE void dp_fill(T *v, int64_t n, T value) {
     for (int64_t k = 0; k < n; ++k) v[k] = value;
 }
 
-// Do rows 0 to `rows` of a loop whose rows do not need each other, on several threads where that pays. An operation on an
-// element takes some 0.1 ns, handing a part over 1 us.
-static inline void dp_rows(Context &c, void (*loop)(Context &, int64_t, int64_t), int64_t rows, int64_t operations) {
+// Do rows 0 to `rows` of a loop whose rows do not need each other, on several threads where that pays, which get multiples of
+// `step` rows. An operation on an element takes some 0.1 ns, handing a part over 1 us.
+static inline void dp_rows(Context &c, void (*loop)(Context &, int64_t, int64_t), int64_t rows, int64_t operations,
+                           int64_t step = 1) {
     struct Shared {
         Context &c;
         void (*loop)(Context &, int64_t, int64_t);
-        int64_t rows, parts;
-    } shared{c, loop, rows, operations >> 15};
-    const int64_t most = rows < 4 * c.threads ? rows : 4 * c.threads;
-    if (shared.parts > most) shared.parts = most;
+        int64_t rows, step, steps, parts;
+        int64_t begin(int64_t part) const { return dp_least(steps * part / parts * step, rows); }
+    } shared{c, loop, rows, step, (rows + step - 1) / step, operations >> 15};
+    shared.parts = dp_least(shared.parts, dp_least(shared.steps, 4 * c.threads));
     if (c.threads < 2 || shared.parts < 2) return loop(c, 0, rows);
     c.parallel(c.threads, shared.parts, [](void *data, int64_t part) {
         const Shared &s = *(Shared *)data;
-        s.loop(s.c, s.rows * part / s.parts, s.rows * (part + 1) / s.parts);
+        s.loop(s.c, s.begin(part), s.begin(part + 1));
     }, &shared);
 }
 
+// Let a loop have memory for the sums of its blocks of rows, so many bytes each; return how many blocks.
+static inline int64_t dp_blocks(Context &c, int64_t rows, int64_t bytes) {
+    static thread_local std::vector<char> memory;
+    const int64_t blocks = (rows + dp_block(rows) - 1) / dp_block(rows);
+    if ((int64_t)memory.size() < blocks * bytes + 64) memory.resize(blocks * bytes + 64);
+    c.sums = (char *)(((uintptr_t)memory.data() + 63) / 64 * 64);
+    return blocks;
+}
+
+// The same for a loop that sums blocks of rows, and then their sums.
+static inline void dp_summed(Context &c, void (*loop)(Context &, int64_t, int64_t), void (*ending)(Context &, int64_t),
+                             int64_t rows, int64_t operations, int64_t bytes) {
+    const int64_t blocks = dp_blocks(c, rows, bytes);
+    dp_rows(c, loop, rows, operations, dp_block(rows));
+    ending(c, blocks);
+}
+
 // out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
-// added to it. A tail may be executed on each range of rows, or of columns, once it has been computed: whether it has been.
+// added to it. A tail may be executed on multiples of `step` rows once they have been computed: whether it has been.
 template <class T>
 static bool dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                       const T *b, int64_t ldb, T *out, bool add = false, dp_Range *tail = nullptr,
-                       bool by_rows = false, int64_t operations = 0) {
+                       const T *b, int64_t ldb, T *out, bool add = false, dp_Range *tail = nullptr, int64_t step = 1,
+                       int64_t operations = 0) {
     if (m == 0 || n == 0 || k == 0) {
         if (!add) dp_fill(out, m * n, (T)0);
         return false;
     }
     if constexpr (sizeof(T) == 4)
-        return c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, by_rows, operations);
+        return c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, step, operations);
     else
-        return c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, by_rows, operations);
+        return c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, step, operations);
 }
 
-// The same, and then a loop over the rows of out, or its columns, in which each needs no other of them.
+// The same, and then a loop over the rows of out in which none needs another.
 template <class T, void (*loop)(Context &, int64_t, int64_t)>
 static void dp_product_then(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                            const T *b, int64_t ldb, T *out, bool by_rows, int64_t operations) {
+                            const T *b, int64_t ldb, T *out, int64_t operations, int64_t step = 1) {
     dp_Range *const tail = [](void *context, int64_t low, int64_t high) { loop(*(Context *)context, low, high); };
-    if (!dp_product<T>(c, at, bt, m, n, k, a, lda, b, ldb, out, false, tail, by_rows, operations))
-        dp_rows(c, loop, by_rows ? m : n, operations);
+    if (!dp_product<T>(c, at, bt, m, n, k, a, lda, b, ldb, out, false, tail, step, operations))
+        dp_rows(c, loop, m, operations, step);
+}
+
+// And the end of its sums, if it sums blocks of rows.
+template <class T, void (*loop)(Context &, int64_t, int64_t), void (*ending)(Context &, int64_t)>
+static void dp_product_summed(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
+                              const T *b, int64_t ldb, T *out, int64_t operations, int64_t bytes) {
+    const int64_t blocks = dp_blocks(c, m, bytes);
+    dp_product_then<T, loop>(c, at, bt, m, n, k, a, lda, b, ldb, out, operations, dp_block(m));
+    ending(c, blocks);
 }
 
 #endif

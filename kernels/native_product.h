@@ -11,7 +11,7 @@
 // HEIGHT rows of a beside all columns of a layer into the second.
 //
 // Threads share the rows of out, after they have packed b together; of few rows, the columns, each packing its own. What
-// is computed of out next (`tail`) a thread does with the rows, or the columns, that it has just made.
+// is computed of out next (`tail`) a thread does with the rows that it has just made.
 //
 // Compiled beside native_threads.h, and so that a product and a sum become one instruction.
 //
@@ -65,12 +65,13 @@ template <class T> struct dp_Product {
     const T *b;
     int64_t ldb;
     T *out;
-    // What is done with rows, or columns, of out when they are computed, or null; and its operations on single elements.
+    // What is done with multiples of `step` rows of out when they are computed, or null; and its operations on single
+    // elements.
     dp_Range *tail;
     void *context;
-    bool by_rows;
-    int64_t operations;
+    int64_t step, operations;
     // Of the job that threads share now: its parts, its columns, and these packed, tile by tile (null: each packs its own).
+    bool by_rows;
     int64_t parts, first, last;
     T *packed;
 
@@ -225,7 +226,7 @@ template <class T> struct dp_Product {
     int64_t size(int64_t n0, int64_t n1) const { return k * ((n1 - n0 + W - 1) / W * W); }
 
     // Where a part of rows, or one of columns, begins; the next one's begin is its end.
-    int64_t row(int64_t number) const { return m * number / parts; }
+    int64_t row(int64_t number) const { return std::min((m + step - 1) / step * number / parts * step, m); }
     int64_t column(int64_t number) const {
         return std::min((last - first + NR - 1) / NR * number / parts * NR + first, last);
     }
@@ -261,7 +262,7 @@ template <class T> struct dp_Product {
     // The transposed product, b' a, whose lines are long where out has hardly a column.
     void run_transposed(int64_t threads) {
         T *const transposed = scratch<3>(m * n);
-        dp_Product{!bt, false, false, n, m, k, b, ldb, a, lda, transposed, nullptr, nullptr, false, 0}.run(threads);
+        dp_Product{!bt, false, false, n, m, k, b, ldb, a, lda, transposed, nullptr, nullptr, 1}.run(threads);
         for (int64_t i = 0; i < m; ++i)
             for (int64_t j = 0; j < n; ++j) out[i * n + j] = transposed[j * m + i];
     }
@@ -269,10 +270,10 @@ template <class T> struct dp_Product {
     // Whether the tail has been executed.
     bool run(int64_t threads) {
         if (at && !add && n < NR && n % W && m >= dp_MANY * NR) return run_transposed(threads), false;
-        if (by_rows && m <= dp_FEW) tail = nullptr;
-        if (!tail) by_rows = m > dp_FEW && m / dp_MR > n / NR;
+        if (m <= dp_FEW) tail = nullptr;
+        by_rows = tail || (m > dp_FEW && m / dp_MR > n / NR);
         // Of rows a part has two tiles at least, which are as long as tiles can be.
-        const int64_t most = std::min(by_rows ? m / dp_MR / 2 : (n + NR - 1) / NR, 4 * threads);
+        const int64_t most = std::min(by_rows ? m / std::max(2 * (int64_t)dp_MR, step) : (n + NR - 1) / NR, 4 * threads);
         const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / dp_PART), (int64_t)1);
         first = 0, last = n, packed = nullptr, parts = shared;
         if (!by_rows) dp_parallel(threads, parts, part, this);
@@ -290,14 +291,14 @@ template <class T> struct dp_Product {
 
 extern "C" bool dp_product_float(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const float *a,
                                  int64_t lda, const float *b, int64_t ldb, float *out, bool add, dp_Range *tail,
-                                 void *context, bool by_rows, int64_t operations) {
-    return dp_Product<float>{at, bt, add, m, n, k, a, lda, b, ldb, out, tail, context, by_rows, operations}.run(threads);
+                                 void *context, int64_t step, int64_t operations) {
+    return dp_Product<float>{at, bt, add, m, n, k, a, lda, b, ldb, out, tail, context, step, operations}.run(threads);
 }
 
 extern "C" bool dp_product_double(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const double *a,
                                   int64_t lda, const double *b, int64_t ldb, double *out, bool add, dp_Range *tail,
-                                  void *context, bool by_rows, int64_t operations) {
-    return dp_Product<double>{at, bt, add, m, n, k, a, lda, b, ldb, out, tail, context, by_rows, operations}.run(threads);
+                                  void *context, int64_t step, int64_t operations) {
+    return dp_Product<double>{at, bt, add, m, n, k, a, lda, b, ldb, out, tail, context, step, operations}.run(threads);
 }
 
 #endif

@@ -2,13 +2,14 @@
 
 One function a kernel; the functions between two calls or messages make a segment, and a program without either is one
 function that executes many steps. A loop over what a product has just made is its tail: each thread executes it on the
-rows, or the columns, that it has computed and has in its cache.
+rows that it has computed and has in its cache.
 
-Nothing in the text depends on the batch size: rows, and where arrays lie, are read
-from the `Context` of `kernels/native.h`.
+Nothing in the text depends on the batch size: rows, and where arrays lie, are read from the `Context` of
+`kernels/native.h`.
 
 In the text: R rows of the rank, F its first row, G rows of the global batch; i0, i1, ... indices of a loop's outer
-axes, j of its last one; a arrays, b where a row of one begins, v what is read, t what is computed.
+axes, j of its last one, q of a block of rows; a arrays, p sums of a block, b where a row of one begins, v what is read,
+t what is computed.
 """
 
 import math
@@ -43,6 +44,9 @@ _BLOCK = 1024
 # A sum over fewer elements takes them one after the other.
 _LANES = 16
 _LONG = 32
+# A sum over rows of at most so many elements is made of the sums of blocks of rows (`dp_block` of native.h), which
+# threads can share.
+_SUMMED = 1 << 16
 # Rows that are shorter go through a loop as one, which a tail cannot.
 _WIDE = 64
 
@@ -115,8 +119,13 @@ class _Writer:
         """Write a kernel's function; return what calls it, None for a call that only NumPy can execute."""
         if isinstance(kernel, Loop):
             loop = _LoopText(self, kernel)
-            name = self._define(loop.text(), ranged=loop.shared is not None)
-            called = f"{name}(c);" if loop.shared is None else f"dp_rows(c, {name}, {', '.join(loop.shared)});"
+            name, ending = self._define_loop(loop)
+            if ending is not None:
+                called = f"dp_summed(c, {name}, {ending}, {loop.rows}, {loop.operations}, {loop.summed});"
+            elif loop.shared_axis is not None:
+                called = f"dp_rows(c, {name}, {loop.parts}, {loop.operations});"
+            else:
+                called = f"{name}(c);"
         elif isinstance(kernel, Product):
             tail = self._tail(kernel, follower) if isinstance(follower, Loop) else None
             called = f"{self._define(self._product(kernel, tail))}(c);"
@@ -127,10 +136,15 @@ class _Writer:
             called = f"{self._define(body)}(c);"
         return called if self._is_needed(kernel) else f"if (last) {called}"
 
-    def _define(self, body: str, *, ranged: bool = False) -> str:
+    def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:
+        """Write the function of a loop, and of the end of its sums if it sums blocks of rows; return their names."""
+        name = self._define(loop.text(), ", int64_t low, int64_t high" if loop.ranged else "")
+        return name, self._define(loop.ending(), ", int64_t blocks") if loop.summed else None
+
+    def _define(self, body: str, arguments: str = "") -> str:
         """Write a function of this body; return its name."""
-        name, part = f"kernel{len(self._functions)}", ", int64_t low, int64_t high" if ranged else ""
-        head = f"static void {name}(Context &c{part}) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n"
+        name = f"kernel{len(self._functions)}"
+        head = f"static void {name}(Context &c{arguments}) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n"
         self._functions.append(f"{head}{body}}}\n")
         return name
 
@@ -142,8 +156,8 @@ class _Writer:
         """Write the function of a loop that a product's threads can go on with.
 
         Returns:
-            Its name, whether it is shared by rows, and its operations; None where a part of it needs more than that
-            part of the product.
+            What computes the product and then the loop, its template arguments, and its last arguments; None where a
+            part of the loop needs more than that part of the product.
         """
         tensor = product.tensor
         if tensor.ndim != 2 or space_of(loop.space) != marked(tensor.shape):
@@ -153,13 +167,13 @@ class _Writer:
         if not reads or any(one.root is not tensor or one.start() or one.strides(2) != own for one in reads):
             return None
         text = _LoopText(self, loop, collapse=False)
-        by_rows, of_a = text.shared_axis == 0, matrix(product.reads[0], tensor.inputs[0].shape)
-        if text.shared is None or of_a is None or self._is_needed(loop) != self._is_needed(product):
-            return None
-        if tensor.shape[1] < _WIDE if by_rows else of_a[0]:  # by columns, each part packs all rows of a transposed a
+        if text.shared_axis != 0 or tensor.shape[1] < _WIDE or self._is_needed(loop) != self._is_needed(product):
             return None
         self.code.tails.add(id(loop))
-        return self._define(text.text(), ranged=True), str(by_rows).lower(), text.shared[1]
+        name, ending = self._define_loop(text)
+        if ending is not None:
+            return "dp_product_summed", f"{name}, {ending}", f"{text.operations}, {text.summed}"
+        return "dp_product_then", name, text.operations
 
     def _address(self, root: Tensor, written: bool) -> str:
         return f"({'' if written else 'const '}{C_TYPES[root.dtype.name]} *)c.p[{self.slot(root)}]"
@@ -247,10 +261,8 @@ class _Writer:
         if tail is None:
             lines.append(f"{indent}dp_product<{scalar}>(c, {settings}, {operands});\n")
         else:
-            name, by_rows, operations = tail
-            lines.append(
-                f"{indent}dp_product_then<{scalar}, {name}>(c, {settings}, {operands}, {by_rows}, {operations});\n"
-            )
+            function, loops, last = tail
+            lines.append(f"{indent}{function}<{scalar}, {loops}>(c, {settings}, {operands}, {last});\n")
         return "".join(lines)
 
 
@@ -258,7 +270,11 @@ class _LoopText:
     """The text of a loop.
 
     A row of it (all of its last axis) is `head`, then for each pass `before`, along the row `loads` and `body`, what a
-    reduction takes up (`taken`), and `after`.
+    reduction takes up (`taken`), and `after`. Where sums over the first axis are made of those of blocks of rows, each
+    block is `begin`, its rows, and `end`; what blocks have summed is added up in `ending`.
+
+    Attributes:
+        summed: bytes of a block's sums, 0 where there are none.
     """
 
     def __init__(self, writer: _Writer, loop: Loop, *, collapse: bool = True) -> None:
@@ -271,6 +287,12 @@ class _LoopText:
         self._lines: dict[tuple[str, int], list[str]] = {}
         self._known: dict[Any, str] = {}
         self._buffers = self._buffered()
+        self._offsets: dict[Member, int] = {}
+        self.summed = 0
+        for member in loop.members:
+            if self._is_summed(member):
+                self._offsets[member] = self.summed
+                self.summed += -(-extent(member.tensor.shape)[0] * member.tensor.dtype.itemsize // 64) * 64
         if collapse and all(one.kind == "map" and "{last}" not in _expression(one) for one in loop.members):
             self._collapse()
 
@@ -279,9 +301,16 @@ class _LoopText:
         for member in self._loop.members:
             self._add(member)
         lines, indent = self._part("top", "  "), "  "
+        if self.summed:
+            lines.append(f"  for (int64_t q = low / dp_block({self.rows}); q * dp_block({self.rows}) < high; ++q) {{\n")
+            lines += self._part("begin", "    ")
+            indent = "    "
         for axis in self._outer:
             first, end = "0", length_text(self._lengths[axis])
-            if axis == self.shared_axis:
+            if axis == 0 and self.summed:
+                first, end = (f"(q + {n}) * dp_block({self.rows})" for n in range(2))
+                end = f"dp_least({end}, high)"
+            elif axis == self.shared_axis:
                 first, end = "low", "high"
             lines.append(f"{indent}for (int64_t i{axis} = {first}; i{axis} < {end}; ++i{axis}) {{\n")
             indent += "  "
@@ -289,35 +318,67 @@ class _LoopText:
         for number in range(max(self._passes.values(), default=0) + 1):
             lines += self._part("before", indent, number) + self._inner(number, indent)
             lines += self._part("after", indent, number)
-        lines += [f"{'  ' * depth}}}\n" for depth in range(len(self._outer), 0, -1)]
+        for _ in self._outer:
+            indent = indent[2:]
+            lines.append(f"{indent}}}\n")
+        lines += [*self._part("end", indent), "  }\n"] if self.summed else []
         return "".join(lines + self._part("bottom", "  "))
+
+    def ending(self) -> str:
+        """Return the body of the function that adds up what blocks have summed, in their order."""
+        lines = []
+        for member, place in self._offsets.items():
+            tensor, scalar = member.tensor, C_TYPES[member.tensor.dtype.name]
+            size, start = extent(tensor.shape)[0], self._start(member)
+            lines.append(f"  {scalar} *w{place} = ({scalar} *)c.p[{self._writer.slot(tensor)}];\n")
+            lines.append(f"  dp_fill<{scalar}>(w{place}, {size}, {start});\n")
+            lines.append("  for (int64_t q = 0; q < blocks; ++q) {\n")
+            lines.append(f"    const {scalar} *b = (const {scalar} *)(c.sums + q * {self.summed} + {place});\n")
+            joined = self._joined(member, f"w{place}[j]", "b[j]")
+            lines.append(f"    DP_LOOP\n    for (int64_t j = 0; j < {size}; ++j) w{place}[j] = {joined};\n  }}\n")
+        return "".join(lines)
+
+    @property
+    def rows(self) -> str:
+        """The length of its first axis."""
+        return length_text(extent(self._loop.space[:1]))
+
+    @property
+    def ranged(self) -> bool:
+        """Whether its function is told which part it executes."""
+        return self.summed > 0 or self.shared_axis is not None
+
+    def _is_summed(self, member: Member) -> bool:
+        """Whether a member is a sum that is made of those of blocks of rows, which other members do not change."""
+        number, power = extent(member.tensor.shape)
+        return self._rank > 1 and member.kind == "sum" and 0 not in member.axes and not power and number <= _SUMMED
 
     @property
     def shared_axis(self) -> int | None:
         """The axis whose parts different threads can compute, None where each needs the others' elements.
 
-        Every sum is one thread's, so that its bits do not depend on their number.
+        Every sum is one thread's, or made of blocks, so that its bits do not depend on their number.
         """
         members, rank = self._loop.members, self._rank
         if rank and all(one.kind in ("map", "gather") for one in members):
             return [*self._outer, self._row][0]
-        if self._outer and not any(one.kind == "sum" for one in members):
+        if self._outer and all(one in self._offsets for one in members if one.kind == "sum"):
             return self._outer[0]
-        of_columns = all(one.inner and one.kind != "reduce" for one in members) and all(
-            [axis for axis in one.axes if axis is not None] == [self._row] for one in members if one.kind == "sum"
-        )
-        if rank == 2 and self._outer and of_columns:
-            return self._row
         return None
 
     @property
-    def shared(self) -> tuple[str, str] | None:
-        """How many parts that axis has at most, and operations on all of them."""
-        axis = self.shared_axis
-        if axis is None:
-            return None
+    def parts(self) -> str:
+        """How many parts the shared axis has at most."""
+        assert self.shared_axis is not None
+        return length_text(self._lengths[self.shared_axis])
+
+    @property
+    def operations(self) -> str:
+        """Those of all parts together on single elements; 0 where they are not shared."""
+        if self.shared_axis is None:
+            return "0"
         elements = " * ".join(f"({length_text(self._lengths[one])})" for one in (*self._outer, self._row))
-        return length_text(self._lengths[axis]), f"{elements} * {len(self._loop.members)}"
+        return f"{elements} * {len(self._loop.members)}"
 
     def _note(self, part: str, line: str, number: int = 0) -> None:
         self._lines.setdefault((part, number), []).append(line)
@@ -512,10 +573,13 @@ class _LoopText:
             self._accumulate(member, value, "body" if member.inner else "after", number)
             return
         length = self._lengths[self._row]
-        lanes = 1 if (self._rank == 1 and length[1]) or (not length[1] and length[0] < _LONG) else _LANES
+        lanes = 1 if not length[1] and length[0] < _LONG else _LANES
         kind = {"reduce_sum": "dp_Sum", "reduce_max": "dp_Max", "argmax_along": "dp_Argmax"}[op.name]
         settings = C_TYPES[dtype.name] if op.name == "argmax_along" else f"{C_TYPES[dtype.name]}, {lanes}"
-        self._note("before", f"{kind}<{settings}> s{own};", number)
+        declared = f"{kind}<{settings}> s{own}"
+        if self._rank == 1 and length[1] and op.name == "reduce_sum":  # in the order of a sum in a loop over rows
+            declared = f"dp_RowSum<{C_TYPES[dtype.name]}> s{own}({self.rows})"
+        self._note("before", f"{declared};", number)
         self._note("taken", f"s{own}.add({self._vector(member, dtype, number)}, m);", number)
         if member.kind == "sum":
             self._accumulate(member, f"s{own}.total()", "after", number)
@@ -542,23 +606,38 @@ class _LoopText:
         tensor, op = member.tensor, member.tensor.op
         assert op is not None
         source, scalar = whole(tensor).along(member.axes), C_TYPES[tensor.dtype.name]
-        array, start = self._array(tensor, written=True), "0" if op.name == "reduce_sum" else f"dp_lowest<{scalar}>()"
+        start, first, last = self._start(member), "top", "bottom"
+        if member in self._offsets:
+            array, first, last = f"p{self._number(member)}", "begin", "end"
+            self._note(
+                first, f"{scalar} *{array} = ({scalar} *)(c.sums + q * {self.summed} + {self._offsets[member]});"
+            )
+        else:
+            array = self._array(tensor, written=True)
         if all(axis is None for axis in member.axes):
             target = f"x{self._number(member)}"
-            self._note("top", f"{scalar} {target} = {start};")
-            self._note("bottom", f"*{array} = {target};")
+            self._note(first, f"{scalar} {target} = {start};")
+            self._note(last, f"*{array} = {target};")
         else:
-            own, length = array, length_text(extent(tensor.shape))
-            if self.shared_axis == self._row:
-                own, length = f"{array} + low", "high - low"
-            self._note("top", f"dp_fill<{scalar}>({own}, {length}, {start});")
+            self._note(first, f"dp_fill<{scalar}>({array}, {length_text(extent(tensor.shape))}, {start});")
             target = f"{array}[{self._index(source)}]"
             if part == "body":
                 name = f"o{self._number(member)}"
                 self._note("head", f"{scalar} *{name} = {array} + {self._index(source)};")
                 target = f"{name}[{index_text('j', source.strides(self._rank)[self._row])}]"
-        joined = f"{target} + {value}" if op.name == "reduce_sum" else f"dp_maximum<{scalar}>({target}, {value})"
-        self._note(part, f"{target} = {joined};", number)
+        self._note(part, f"{target} = {self._joined(member, target, value)};", number)
+
+    def _start(self, member: Member) -> str:
+        """Return what a reduction begins with."""
+        op, scalar = member.tensor.op, C_TYPES[member.tensor.dtype.name]
+        assert op is not None
+        return "0" if op.name == "reduce_sum" else f"dp_lowest<{scalar}>()"
+
+    def _joined(self, member: Member, one: str, other: str) -> str:
+        """Return what a reduction makes of two values."""
+        op, scalar = member.tensor.op, C_TYPES[member.tensor.dtype.name]
+        assert op is not None
+        return f"{one} + {other}" if op.name == "reduce_sum" else f"dp_maximum<{scalar}>({one}, {other})"
 
 
 def _expression(member: Member) -> str:

@@ -40,6 +40,7 @@ class Context(ctypes.Structure):
         ("parallel", ctypes.c_void_p),
         ("multiply_float", ctypes.c_void_p),
         ("multiply_double", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
     )
 
 

@@ -246,13 +246,18 @@ def test_threads_have_one_threads_bits():
             y = ops.tanh(h @ w2)
             shares = ops.softmax(y)  # one over rows, with their sums
             loss = ops.mean(ops.square(shares - y))  # one sum over all
-            loss.backward()  # sums over the columns that a product has made, of the bias' gradient
+            loss.backward()  # sums of blocks of the rows that a product has made, of the bias' gradient
             slot.assign(0.9 * slot + w1.grad)
             w1.assign(w1 - 0.1 * slot / (1 + ops.sqrt(ops.square(slot))))
             w2.assign(w2 - 0.1 * w2.grad)
             b.assign(b - 0.1 * b.grad)
             old.assign(0.5 * old)  # over all elements
-            return {"loss": loss, "columns": ops.max(shares * y, axis=0), "rows": ops.sum(y, axis=1)}
+            return {
+                "loss": loss,
+                "columns": ops.max(shares * y, axis=0),
+                "rows": ops.sum(y, axis=1),
+                "x": ops.sum(ops.take(x, rows), 0),
+            }
 
         executable = CompiledExecutable(trace(step, wanted), HostMemory(), data, threads=threads)
         executable.run([0, 0, 0])
@@ -260,9 +265,9 @@ def test_threads_have_one_threads_bits():
 
     alone, source = trained(1)
     shared = re.findall(r"dp_rows\(c, kernel\d+, (\w+), ", source)
-    assert {"R", str(features)} < set(shared)  # by rows, by columns, and by elements
-    tails = re.findall(r"dp_product_then<float, kernel\d+>\(.*, (true|false), [^,]*\);", source)
-    assert set(tails) == {"true", "false"}
+    assert str(features**2) in shared  # by elements
+    for one in ("dp_summed", "dp_product_then", "dp_product_summed"):
+        assert f"{one}<" in source or f"{one}(" in source
     for threads in (2, 3):
         for one, other in zip(trained(threads)[0], alone, strict=True):
             assert one.tobytes() == other.tobytes()
@@ -290,21 +295,36 @@ def test_reductions_of_any_length(length):
     compare(turned, 1, data, {"rtol": 1e-5})
 
 
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 300, 1024, 1025, 2000])
+def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
+    """In a loop of their own over one axis, over two axes, or beside others."""
+
+    def step(x):
+        squares = ops.sum(ops.square(x), axis=1)
+        found = {"columns": ops.sum(x, axis=0), "all": ops.sum(x), "total": ops.sum(squares), "of": ops.max(x, axis=0)}
+        return found | {"lengths": ops.sum(ops.sqrt(squares)), "most": ops.max(squares)}
+
+    program = trace(step, {"x": ((Rows(rows), 40), "float32")})
+    x = np.random.default_rng(rows).normal(size=(rows, 40)).astype(np.float32)
+    assert "dp_summed(" in executable_of(program, {"x": x}, True).code.source
+    compare(program, 1, {"x": x}, {"rtol": 1e-5, "atol": 1e-3})
+
+
 def test_a_tail_leaves_alone_what_its_product_reads():
-    """Though nobody reads it later: other parts of the product do."""
-    rows, features = 512, 128
+    """Though nobody reads it later: other parts of the product do. The output could lie in the place of `2 * w`."""
+    rows, features = 128, 128
     rng = np.random.default_rng(5)
     data = {name: rng.normal(size=(n, features)).astype(np.float32) for name, n in (("x", rows), ("w", features))}
 
     def step(x, w):
-        y = ops.relu((2 * x) @ w)
+        y = ops.relu(x @ (2 * w))
         return {"y": y, "sums": ops.sum(y, axis=0)}
 
     program = trace(step, {"x": ((Rows(rows), features), "float32"), "w": ((features, features), "float32")})
     executable = CompiledExecutable(program, HostMemory(), data, threads=2)
-    assert re.search(r"dp_product_then<float, kernel\d+>\(.*, false, [^,]*\);", executable.code.source)  # by columns
+    assert "dp_product_summed<" in executable.code.source
     executable.run()
-    expected = np.maximum(2 * data["x"].astype(float) @ data["w"], 0)
+    expected = np.maximum(data["x"].astype(float) @ (2 * data["w"]), 0)
     np.testing.assert_allclose(executable.outputs["y"], expected, rtol=0, atol=1e-4)
     np.testing.assert_allclose(executable.outputs["sums"], expected.sum(axis=0), rtol=1e-4)
 

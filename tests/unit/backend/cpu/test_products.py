@@ -21,7 +21,7 @@ TOLERANCE = {"float32": 1e-6, "float64": 1e-15}  # of an element, by sqrt(k)
 RANGE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
-def product(a, b, *, threads=1, out=None, tail=None, by_rows=False):
+def product(a, b, *, threads=1, out=None, tail=None, step=1):
     """Return a times b, each as it lies in memory or transposed; or add it to `out`.
 
     A tail is called as tail(the product so far, low, high); None is returned if it has been left to the caller.
@@ -31,14 +31,14 @@ def product(a, b, *, threads=1, out=None, tail=None, by_rows=False):
     function = threads_and_products()[1 if a.dtype == np.float32 else 2]
     kinds = [ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
     kinds += [ctypes.c_void_p, ctypes.c_int64] * 2 + [ctypes.c_void_p, ctypes.c_bool]
-    kinds += [RANGE, ctypes.c_void_p, ctypes.c_bool, ctypes.c_int64]
+    kinds += [RANGE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     then = RANGE() if tail is None else RANGE(lambda _, low, high: tail(found, low, high))
     (at, of_a), (bt, of_b) = (
         (not one.flags.c_contiguous, one.T if not one.flags.c_contiguous else one) for one in (a, b)
     )
     where = (of_a.ctypes.data, of_a.shape[1], of_b.ctypes.data, of_b.shape[1], found.ctypes.data)
     call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function)
-    executed = call(threads, at, bt, m, n, k, *where, out is not None, then, None, by_rows, 0)
+    executed = call(threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
     return found if tail is None or executed else None
 
 
@@ -76,32 +76,28 @@ def test_threads_have_one_threads_bits(m, n, k, bt):
             np.testing.assert_array_equal(product(a, b, threads=threads), alone)
 
 
-@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("step", [1, 16])
 @pytest.mark.parametrize(("m", "n", "k"), [(700, 1100, 600), (70, 640, 300), (300, 40, 2000)])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_tail_finds_its_rows_or_columns_complete(m, n, k, threads, by_rows):
+def test_a_tail_finds_its_rows_complete(m, n, k, threads, step):
     a, b = matrices(m, n, k, False, False, "float32")
     expected, seen = product(a, b), []
 
     def tail(found, low, high):
-        same = (
-            np.array_equal(found[low:high], expected[low:high])
-            if by_rows
-            else np.array_equal(found[:, low:high], expected[:, low:high])
-        )
-        seen.append((low, high, same))
+        seen.append((low, high, np.array_equal(found[low:high], expected[low:high])))
 
-    np.testing.assert_array_equal(product(a, b, threads=threads, tail=tail, by_rows=by_rows), expected)
+    np.testing.assert_array_equal(product(a, b, threads=threads, tail=tail, step=step), expected)
     ends = [0, *(high for _, high, _ in sorted(seen))]
     assert [low for low, *_ in sorted(seen)] == ends[:-1]  # each once
-    assert ends[-1] == (m if by_rows else n)
+    assert all(low % step == 0 for low in ends[:-1])
+    assert ends[-1] == m
     assert all(same for *_, same in seen)
-    assert threads == 1 or len(seen) > 1 or (not by_rows and n <= 64)
+    assert (threads > 1) == (len(seen) > 1)
 
 
 def test_few_rows_are_shared_by_columns_and_their_tail_is_left():
     a, b = matrices(32, 512, 784, False, False, "float32")
-    assert product(a, b, threads=2, tail=lambda *_: None, by_rows=True) is None
+    assert product(a, b, threads=2, tail=lambda *_: None) is None
 
 
 def test_callers_do_not_meet():
