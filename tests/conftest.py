@@ -32,7 +32,8 @@ settings.load_profile("same")
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Run the whole suite in a process more than there are cores, up to four; chosen files, and one GPU, in one.
 
-    A quarter of its time tests wait: for time limits, and for processes that sleep until a signal comes. A process that is done takes over half of what another has left, in a row: what a file's tests share is made once.
+    A quarter of their time tests wait: for time limits, and for processes that sleep until a signal comes. A process
+    that is done takes over half of what another has left, in a row: what a file's tests share is made once.
     """
     options = config.option
     whole = config.args_source is not pytest.Config.ArgsSource.ARGS

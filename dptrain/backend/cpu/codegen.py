@@ -351,7 +351,7 @@ class _LoopText:
     def _is_summed(self, member: Member) -> bool:
         """Whether a member is a sum that is made of those of blocks of rows, which other members do not change."""
         number, power = extent(member.tensor.shape)
-        return self._rank > 1 and member.kind == "sum" and 0 not in member.axes and not power and number <= _SUMMED
+        return self._rank > 1 and member.kind == "sum" and 0 not in member.axes and not power and 0 < number <= _SUMMED
 
     @property
     def shared_axis(self) -> int | None:

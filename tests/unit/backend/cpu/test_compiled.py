@@ -310,6 +310,18 @@ def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
     compare(program, 1, {"x": x}, {"rtol": 1e-5, "atol": 1e-3})
 
 
+def test_sums_over_rows_of_no_columns_and_of_many():
+    """Of none, and of too many to be kept for each block."""
+    many = 70_000
+
+    def step(x, y):
+        return {"none": ops.sum(ops.square(x), axis=0), "many": ops.sum(ops.square(y), axis=0)}
+
+    program = trace(step, {"x": ((Rows(40), 0), "float32"), "y": ((Rows(40), many), "float32")})
+    data = {"x": np.zeros((40, 0), np.float32), "y": np.ones((40, many), np.float32)}
+    np.testing.assert_array_equal(compare(program, 1, data)[0]["many"], 40)
+
+
 def test_a_tail_leaves_alone_what_its_product_reads():
     """Though nobody reads it later: other parts of the product do. The output could lie in the place of `2 * w`."""
     rows, features = 128, 128
