@@ -158,19 +158,17 @@ static void dp_max_pool2d(const dp_Window &w, int64_t B, int64_t C, const T *x, 
 template <class T>
 static void dp_max_pool2d_input(const dp_Window &w, int64_t B, int64_t C, const T *x, const T *y, const T *dy, T *dx) {
     dp_fill(dx, B * w.H * w.W * C, (T)0);
-    std::vector<char> free(C);
+    T *left = dp_scratch<T>(C);  // what a window has not given to an element yet
     for (int64_t b = 0; b < B; ++b)
         dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
-            if (r == 0 && s == 0)
-                for (int64_t i = 0; i < C; ++i) free[i] = 1;
-            if (!inside) return;
             const int64_t image = (b * w.H * w.W + at) * C, out = ((b * w.P + p) * w.Q + q) * C;
-            char *mine = free.data();
+            if (r == 0 && s == 0) memcpy(left, dy + out, C * sizeof(T));
+            if (!inside) return;
             DP_LOOP
             for (int64_t i = 0; i < C; ++i) {
-                const bool chosen = mine[i] && x[image + i] == y[out + i];
-                dx[image + i] += chosen ? dy[out + i] : (T)0;
-                mine[i] = mine[i] && !chosen;
+                const bool chosen = x[image + i] == y[out + i];
+                dx[image + i] += chosen ? left[i] : (T)0;
+                left[i] = chosen ? (T)0 : left[i];
             }
         });
 }

@@ -277,7 +277,9 @@ template <class T> struct dp_Product {
         const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / dp_PART), (int64_t)1);
         first = 0, last = n, packed = nullptr, parts = shared;
         if (!by_rows) dp_parallel(threads, parts, part, this);
-        for (; by_rows && first < n; first = last) {
+        const bool lies = !bt && n <= NR && n % W == 0 && ldb == n;  // as if it were packed
+        if (by_rows && lies) dp_parallel(threads, parts, part, this);
+        for (; by_rows && !lies && first < n; first = last) {
             last = std::min(first + together(), n);
             packed = scratch<2>(size(first, last));
             parts = shared > 1 && size(first, last) > dp_COPIED ? std::min((last - first + NR - 1) / NR, 2 * threads) : 1;
