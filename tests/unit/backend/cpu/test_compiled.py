@@ -295,7 +295,7 @@ def test_reductions_of_any_length(length):
     compare(turned, 1, data, {"rtol": 1e-5})
 
 
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 300, 1024, 1025, 2000])
+@pytest.mark.parametrize("rows", [1, 16, 17, 1025])
 def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
     """In a loop of their own over one axis, over two axes, or beside others."""
 
