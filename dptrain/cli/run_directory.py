@@ -3,6 +3,7 @@
 config.yaml        enough to repeat the run with --config
 metrics.jsonl      one object an epoch
 checkpoints/       where the training stood, see `dptrain.saving.checkpoints`
+model.keras        the model: layers, weights, optimizer; `dptrain.models.load_model` takes it, or the directory
 model.safetensors  the weights, and the layers as metadata
 summary.json       final metrics, versions, world size, device, time; there is one when the run has come to its end
 curves.png         loss and metrics over epochs, where matplotlib is installed
@@ -17,13 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-import numpy.typing as npt
-
 from dptrain.cli.curves import draw_curves
 from dptrain.errors import OutputError
 from dptrain.runtime.files import append_line, make_folder, output_error, sweep_temporaries, write_atomically
 from dptrain.runtime.locks import LOCK, locked
-from dptrain.saving import safetensors_file
 
 _ELSEWHERE = "choose another --out"
 
@@ -126,14 +124,11 @@ class RunDirectory:
         if content and metrics.name not in self._written:
             self._written.append(metrics.name)
 
-    def finish(
-        self, weights: Mapping[str, npt.NDArray[Any]], architecture: list[dict[str, Any]], summary: Mapping[str, Any]
-    ) -> list[str]:
+    def finish(self, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> list[str]:
         """Write model, summary and curves; return the names of the files that the run wrote.
 
         Args:
-            weights: by name.
-            architecture: class name and configuration of every layer.
+            files: of the model, by name.
             summary: anything that JSON can carry.
 
         Raises:
@@ -142,8 +137,9 @@ class RunDirectory:
         if self.continues:  # with as many epochs as there are now
             write_atomically(self.path / "config.yaml", self._config.encode())
         metrics = self.path / "metrics.jsonl"
-        written = [*self._written, "model.safetensors", "summary.json"]
-        write_atomically(self.path / "model.safetensors", safetensors_file.encode(weights, architecture))
+        written = [*self._written, *files, "summary.json"]
+        for name, content in files.items():
+            write_atomically(self.path / name, content)
         if metrics.name in written:
             epochs = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
             picture = draw_curves(epochs, title=self.path.resolve().name)

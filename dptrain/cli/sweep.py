@@ -52,10 +52,11 @@ from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
 from dptrain.runtime.text import short
+from dptrain.saving.run_folder import MODELS
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure, packs_of
 from dptrain.sweeps.driver import Request, execute, gather, prepare, spread
-from dptrain.sweeps.keeping import MODELS, keeps_models
+from dptrain.sweeps.keeping import keeps_models
 from dptrain.sweeps.pareto import decided, mean_column, objectives_of, require_one
 from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import SweepResult

@@ -33,6 +33,9 @@ from dptrain.errors import OutputError, PreemptedError
 from dptrain.models import Sequential
 from dptrain.runtime import signals, terminal
 from dptrain.runtime.failure import phase
+from dptrain.saving import keras_zip
+from dptrain.saving.run_folder import MODEL
+from dptrain.saving.weights import encode_safetensors
 from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
 
@@ -109,8 +112,8 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                     "communicator": comm.description,
                 },
             }
-            architecture = [{"class": type(layer).__name__, "config": layer.config()} for layer in model.layers]
-            return run.finish({one.path: one.numpy() for one in model.weights}, architecture, summary)
+            files = {MODEL: keras_zip.encode(model), "model.safetensors": encode_safetensors(model)}
+            return run.finish(files, summary)
 
         files = comm.agree("saving", write_results)
         if tested and comm.rank == 0 and not quiet:

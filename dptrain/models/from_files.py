@@ -18,6 +18,7 @@ from dptrain.runtime.failure import phase
 from dptrain.saving import ensemble_zip, keras_config, keras_h5, keras_zip, optimizer_variables
 from dptrain.saving.keras_zip import ModelFile
 from dptrain.saving.reading import Loaded, Stored, fill, reading, share
+from dptrain.saving.run_folder import model_file
 
 T = TypeVar("T")
 
@@ -27,34 +28,43 @@ def load_model(
     custom_objects: Mapping[str, Any] | None = None,
     compile: bool = True,
     safe_mode: bool = True,
+    *,
+    best: bool = False,
     **options: Any,
 ) -> Model:
-    """Return the model in a `.keras` file of dptrain or Keras 3. Collective.
+    """Return the model in a `.keras` file of dptrain or Keras 3, or of a run's folder. Collective.
 
     Training goes on exactly where it stopped: weights, optimizer (iterations, learning rate, slots), loss, metrics
     and, in a file of dptrain's, the seed. NaN in weights are loaded as they are.
 
     Args:
-        filepath: ends in `.keras`.
+        filepath: ends in `.keras`, or the folder of a run ("runs/X") or of a sweep that has kept one model.
         custom_objects: the user's own classes and functions by name; see `dptrain.saving.register_keras_serializable`.
         compile: whether to compile the model as it was.
         safe_mode: dptrain never runs code from a file; must be True.
+        best: of a run's folder, the model of its best epoch instead of its last (not in Keras, as the options).
         options: of `Model.compile` that a file does not have, such as device="cpu".
 
     Raises:
         ConfigError: an argument is not supported, or h5py is not installed.
-        DataError: the file is missing or damaged, or has what dptrain does not have; names it.
+        DataError: the file is missing or damaged, or has what dptrain does not have; names it. Or the run has not
+            finished: names its newest checkpoint.
         AgreedError: either of these, on all ranks, under mpirun.
     """
-    path = Path(filepath)
-    if path.suffix != ".keras":
-        raise ConfigError(f"Invalid filename: expected a `.keras` extension. Received: filepath={path}")
     if not safe_mode:
         raise ConfigError("not supported: safe_mode=False; dptrain runs no code from files")
     comm = comms.current()
     phase.enter("loading")
-    file = _agreed(comm, lambda: keras_zip.read(path) if comm.rank == 0 else None)
-    return _model_of(comm, str(path), file, custom_objects, compile, options)
+
+    def read() -> tuple[str, ModelFile] | None:
+        if comm.rank != 0:
+            return None
+        path = model_file(Path(filepath), best=best)
+        return str(path), keras_zip.read(path)
+
+    found = _agreed(comm, read)
+    where, file = (str(filepath), None) if found is None else found
+    return _model_of(comm, where, file, custom_objects, compile, options)
 
 
 def load_members(

@@ -278,6 +278,11 @@ def _newest(path: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
+def newest_name(path: Path) -> str | None:
+    """Return the name of a directory's newest checkpoint, good or not; None where there is none."""
+    return next(reversed(list(_names(path))), None)
+
+
 def _content(path: Path) -> bytes:
     with open_regular(path) as file:
         return file.read()

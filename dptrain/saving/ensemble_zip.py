@@ -31,9 +31,9 @@ def encode(models: Sequence[Any]) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         about = {"format": _FORMAT, "version": __version__, "members": len(models)}
-        archive.writestr(_ABOUT, json.dumps(about))
+        archive.writestr(keras_zip.undated(_ABOUT), json.dumps(about))
         for number, model in enumerate(models):
-            archive.writestr(member_name(number), keras_zip.encode(model))
+            archive.writestr(keras_zip.undated(member_name(number)), keras_zip.encode(model))
     return content.getvalue()
 
 

@@ -53,7 +53,7 @@ def h5py_module() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
-        raise ConfigError(f"Keras' files need h5py: pip install 'dptrain[keras-files]' ({error})") from error
+        raise ConfigError(f"Keras' files need h5py: pip install h5py ({error})") from error
     module: ModuleType = h5py
     return module
 

@@ -1,14 +1,15 @@
 """Keras 3's `.keras`: a zip archive, members stored without compression.
 
-    metadata.json       keras_version (whose layout the file follows), date_saved; and under "dptrain" what Keras has no
-                        place for: format (1), version, seed
+    metadata.json       keras_version (whose layout the file follows); and under "dptrain" what Keras has no place for:
+                        format (1), version, seed. Keras' date_saved, which nothing reads, is left out
     config.json         see keras_config: layers, input shape, optimizer, loss, metrics
     model.weights.h5    see keras_h5: weights and the optimizer's state
+
+The same model gives the same bytes: the archive has no dates.
 
 Source: `_save_model_to_fileobj` in keras/src/saving/saving_lib.py, Keras 3.15.
 """
 
-import datetime
 import io
 import json
 import zipfile
@@ -71,7 +72,6 @@ def encode(model: Any) -> bytes:
     keras_h5.h5py_module()
     metadata = {
         "keras_version": _KERAS,
-        "date_saved": datetime.datetime.now().strftime("%Y-%m-%d@%H:%M:%S"),
         "dptrain": {"format": _FORMAT, "version": __version__, "seed": model.seed},
     }
     try:
@@ -80,10 +80,16 @@ def encode(model: Any) -> bytes:
         raise ConfigError(f"model {model.name!r} has a configuration that JSON cannot hold: {error}") from error
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
-        archive.writestr(_METADATA, json.dumps(metadata))
-        archive.writestr(_CONFIG, config)
-        archive.writestr(_WEIGHTS, keras_h5.encode(model))
+        for name, data in ((_METADATA, json.dumps(metadata)), (_CONFIG, config), (_WEIGHTS, keras_h5.encode(model))):
+            archive.writestr(undated(name), data)
     return content.getvalue()
+
+
+def undated(name: str) -> zipfile.ZipInfo:
+    """Return a member's entry without the time of day, which would make the same content other bytes."""
+    entry = zipfile.ZipInfo(name)
+    entry.external_attr = 0o600 << 16  # as `writestr` gives to a plain name: the owner may read what is unpacked
+    return entry
 
 
 def read(path: Path) -> ModelFile:

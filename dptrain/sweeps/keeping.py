@@ -8,6 +8,7 @@ from typing import Literal
 from dptrain.errors import ConfigError
 from dptrain.runtime.files import make_folder
 from dptrain.saving.keras_h5 import h5py_module
+from dptrain.saving.run_folder import MODELS
 from dptrain.saving.state import decode, restore
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
@@ -16,8 +17,6 @@ from dptrain.sweeps.training import Recipe, Slot
 
 # Which trials' models stay as files.
 Keep = Literal["best", "all", "none"]
-
-MODELS = "models"
 
 
 def keeps_models(keep: Keep | None) -> tuple[Keep, str]:

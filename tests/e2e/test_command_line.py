@@ -81,7 +81,8 @@ def test_the_saved_configuration_repeats_the_run(small_npz, tmp_path):
     assert list(a) == list(b)
     assert a["dense_1/kernel"].shape == (32, 16)
     assert all(a[name].tobytes() == b[name].tobytes() for name in a)
-    assert (first / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    for name in ("model.safetensors", "model.keras"):
+        assert (first / name).read_bytes() == (again / name).read_bytes()
 
 
 def test_print_config_shows_file_and_command_line(tmp_path):
