@@ -14,8 +14,8 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from dptrain.cli.words import suggest
 from dptrain.errors import ConfigError
-from dptrain.registry.names import suggestion
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.terminal import VERBOSITY
@@ -460,7 +460,8 @@ def _check_keys(tree: Any, section: Any, file_name: str, prefix: str) -> None:
     known = [field.name for field in dataclasses.fields(section)]
     for key, value in tree.items():
         if key not in known:
-            raise ConfigError(f"--config {file_name}: unknown {prefix + str(key)!r}{suggestion(str(key), known)}")
+            paths = [leaf.path for leaf in leaves()]
+            raise ConfigError(f"--config {file_name}: unknown {prefix + str(key)!r}{suggest(str(key), known, paths)}")
         if dataclasses.is_dataclass(inner := getattr(section, key)):
             _check_keys(value, inner, file_name, f"{prefix}{key}.")
 

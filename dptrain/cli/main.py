@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dptrain.cli.config import Config, leaves, read_file, resolve, to_dict, to_yaml, verbosity
 from dptrain.cli.parser import Parser
 from dptrain.cli.sweep_options import add_options
-from dptrain.errors import AgreedError
-from dptrain.registry.names import lookup
+from dptrain.cli.words import suggest
+from dptrain.errors import AgreedError, ConfigError
 from dptrain.runtime import failure, signals, terminal, watchdog
 from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.streams import outlive_readers
@@ -69,8 +69,8 @@ def _run(argv: Sequence[str]) -> int:
     configure = _tried(lambda: _configure(parse()))
     _announce(command, parse, configure)
     comm = _communicator(command)
-    run = comm.agree("command line", lambda: _command(command))
     parsed = comm.agree("command line", parse)
+    run = comm.agree("command line", lambda: _command(command))
     config = comm.agree("configuration", lambda: _checked(configure()))
     failure.show_traceback = config.debug
     watchdog.limit(config.stall_warning, config.stall_timeout)
@@ -115,12 +115,7 @@ COMMANDS = ("train", "sweep", "doctor", "explain", "launch")
 
 
 def _command(name: str) -> "Command":
-    """Return what carries out a subcommand, for which its libraries are imported.
-
-    Raises:
-        ConfigError: there is no such subcommand.
-    """
-    lookup("command", name, dict.fromkeys(COMMANDS))
+    """Return the function that carries out a subcommand; this imports its libraries."""
     found: Command = getattr(import_module(f"dptrain.cli.{name}"), name)
     return found
 
@@ -158,6 +153,8 @@ def _at(tree: dict[str, Any], path: str) -> Any:
 
 
 def _split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
+    if argv and argv[0] == "help":
+        return (argv[1] if len(argv) > 1 else COMMANDS[0]), ["--help"]
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return COMMANDS[0], list(argv)
@@ -227,8 +224,11 @@ def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the options of a command.
 
     Raises:
-        ConfigError: an unknown option, or one without its value.
+        ConfigError: an unknown command, an unknown option, or one without its value.
     """
+    if command not in COMMANDS:
+        script = "; python -m dptrain launch -n 4 -- python script.py runs a script" if command.endswith(".py") else ""
+        raise ConfigError(f"unknown command {command!r}{script or suggest(command, COMMANDS)}")
     return _build_parser(command).parse_args(arguments)
 
 

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from dptrain.cli.words import suggest
 from dptrain.errors import ConfigError
-from dptrain.registry.names import suggestion
 from dptrain.runtime.launcher import detect_launch
 
 
@@ -30,9 +30,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
-            # An option has two names, of which the one with its group is meant by whoever writes a group.
+            # An option has two names: whoever writes a group means the one with its group.
             alike = [option for option in known if ("." in option) == ("." in name)]
-            raise ConfigError(f"unknown {unknown[0]!r}{suggestion(name, alike)}")
+            raise ConfigError(f"unknown {unknown[0]!r}{suggest(name, alike, known)}")
         return parsed
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -43,11 +43,11 @@ from dptrain.cli.config import (
 )
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
+from dptrain.cli.words import suggest
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData
 from dptrain.errors import ConfigError
 from dptrain.models import Model, Sequential
-from dptrain.registry.names import suggestion
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
@@ -180,7 +180,7 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
     tree: dict[str, Any] = {} if plan is None else read_mapping(Path(plan), "--plan")
     for key in tree:
         if key not in known:
-            raise ConfigError(f"--plan {plan}: unknown {key!r}{suggestion(str(key), known)}")
+            raise ConfigError(f"--plan {plan}: unknown {key!r}{suggest(str(key), known)}")
     if "grid" in said:
         tree["grid"] = _once("--grid", [parse_grid(text) for text in said.pop("grid")])
     typed = set(said)
@@ -408,7 +408,7 @@ def field_path(name: str) -> str:
     if not found:
         get = (lambda leaf: leaf.path) if "." in name else _short
         names = {get(leaf) for leaf in all_leaves if leaf.path not in _FIXED}
-        raise ConfigError(f"unknown field {name!r}{suggestion(name, names)}")
+        raise ConfigError(f"unknown field {name!r}{suggest(name, sorted(names))}")
     if len(found) > 1:
         raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in found)}")
     if found[0].path in _FIXED:

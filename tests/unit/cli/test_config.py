@@ -107,6 +107,9 @@ def test_bad_values_name_key_value_range_and_place(path, value, expected):
     ("text", "expected"),
     [
         ("optimizer:\n  learing_rate: 1\n", "unknown 'optimizer.learing_rate'; did you mean 'learning_rate'?"),
+        ("optimizer:\n  lr: 1\n", "unknown 'optimizer.lr'; did you mean 'learning_rate'?"),
+        ("lr: 1\n", "unknown 'lr'; did you mean 'optimizer.learning_rate'?"),
+        ("batch_size: 32\n", "unknown 'batch_size'; did you mean 'train.batch_size'?"),
         ("trian: {}\n", "unknown 'trian'; did you mean 'train'?"),
         ("seed: 1\nseed: 2\n", "line 2: key 'seed' stands twice"),
         ("train: 5\n", "expected keys and values under 'train'"),

@@ -17,6 +17,18 @@ from dptrain.cli.main import main
         ("sweep --metri loss", "unknown '--metri'; did you mean '--metric'"),
         ("doctor --devic cpu", "unknown '--devic'; did you mean '--device'"),
         ("train 7", "unknown '7'"),
+        ("--lr 1e-3", "unknown '--lr'; did you mean '--learning-rate'?"),
+        ("--optimizer.lr 1e-3", "unknown '--optimizer.lr'; did you mean '--optimizer.learning_rate'?"),
+        ("--num_epochs 3", "did you mean '--epochs'?"),
+        ("--beta1 0.5", "did you mean '--optimizer.beta_1'?"),
+        ("--gpus 4", "unknown '--gpus'; mpirun sets the number of ranks: mpirun -n 4 python -m dptrain"),
+        ("-n 4", "mpirun sets the number of ranks"),
+        ("sweep --random-state 7", "did you mean '--seed'?"),
+        ("launch --np 4 -- true", "did you mean '--ranks'?"),
+        ("tune", "unknown command 'tune'; did you mean 'sweep'?"),
+        ("swep --help", "unknown command 'swep'"),
+        ("help trian", "unknown command 'trian'; did you mean 'train'?"),
+        ("script.py", "unknown command 'script.py'; python -m dptrain launch -n 4 -- python script.py runs a script"),
     ],
 )
 def test_a_word_that_is_nearly_right_is_not_taken_but_answered(capfd, arguments, message):
@@ -26,3 +38,18 @@ def test_a_word_that_is_nearly_right_is_not_taken_but_answered(capfd, arguments,
     assert err.startswith("dptrain: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("help", "usage: python -m dptrain "),
+        ("help launch", "usage: python -m dptrain launch "),
+        ("help sweep", "--grid"),
+    ],
+)
+def test_help_is_a_command_too(capfd, arguments, shown):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 0
+    assert shown in capfd.readouterr().out

@@ -1,0 +1,100 @@
+"""What people type who come from another tool: abbreviations and other names of the command line's words."""
+
+from collections.abc import Iterable
+
+from dptrain.registry.names import suggestion
+
+# Our words, each with what others call the same thing; all as `_plain` returns them.
+_OTHERS = {
+    "learning_rate": "lr init_lr step_size",
+    "schedule": "scheduler lr_schedule lr_scheduler",
+    "batch_size": "bs b batch batchsize global_batch_size train_batch_size per_device_train_batch_size",
+    "epochs": "num_epochs n_epochs nb_epoch nb_epochs max_epochs num_train_epochs",
+    "steps_per_epoch": "steps max_steps limit_train_batches",
+    "weight_decay": "wd l2",
+    "optimizer": "opt optim",
+    "momentum": "mom",
+    "beta_1": "beta1 adam_beta1",
+    "beta_2": "beta2 adam_beta2",
+    "epsilon": "eps adam_epsilon",
+    "global_clipnorm": "clip grad_clip clip_grad max_grad_norm gradient_clip_val",
+    "gradient_accumulation_steps": "grad_accum accumulate_grad_batches gradient_accumulation",
+    "dropout": "drop dropout_rate",
+    "activation": "act",
+    "model": "arch network",
+    "hidden": "layers units arch network hidden_size hidden_sizes hidden_dim hidden_units hidden_layers",
+    "data": "dataset data_path train_data input",
+    "data_dir": "data_root",
+    "target": "label y",
+    "validation_split": "val_split valid_split test_split",
+    "early_stopping": "patience",
+    "out": "o output output_dir save_dir logdir run_dir checkpoint_dir",
+    "log_dir": "logs logdir",
+    "resume": "resume_from resume_from_checkpoint continue load ckpt",
+    "checkpoint_every": "save_every save_steps",
+    "seed": "random_seed random_state manual_seed",
+    "seeds": "random_seed random_state manual_seed repeats num_seeds",
+    "reproducible": "deterministic determinism",
+    "verbose": "quiet silent q",
+    "config": "c conf config_file",
+    "precision": "amp fp16 bf16 tf32 mixed_precision",
+    "dtype": "float64 double",
+    "device": "cuda cpu gpu accelerator",
+    "jit_compile": "jit compile",
+    "run_eagerly": "eager",
+    "dry_run": "plan_only",
+    "fast_dev_run": "dry_run smoke_test",
+    "max_time": "timeout time_limit",
+    "stall_timeout": "timeout",
+    "grid": "param params space",
+    "random": "trials n_trials num_trials num_samples",
+    "adaptive": "optuna bayes tpe",
+    "folds": "cv kfold k_folds",
+    "halving": "asha hyperband",
+    "metric": "objective monitor",
+    "ranks": "n np nproc nproc_per_node num_processes ntasks world_size gpus num_gpus ngpus n_gpus devices workers "
+    "num_workers gpu",
+    "hosts": "nodes nnodes host",
+    "hostfile": "machinefile",
+    "restarts": "max_restarts retries",
+    # Commands.
+    "train": "fit run start",
+    "launch": "mpirun mpiexec torchrun srun",
+    "sweep": "search tune hpo",
+    "evaluate": "eval test validate",
+    "predict": "infer inference",
+    "doctor": "check info env diagnose",
+    "runs": "list ls compare",
+    "explain": "summary profile show",
+}
+_MEANT: dict[str, list[str]] = {}
+for _ours, _words in _OTHERS.items():
+    for _word in _words.split():
+        _MEANT.setdefault(_word, []).append(_ours)
+
+
+def suggest(word: str, known: Iterable[str], further: Iterable[str] = ()) -> str:
+    """Return the end of an 'unknown word' message as `suggestion` does, which also understands other tools' words.
+
+    Args:
+        word: as it was typed: an option with its dashes, or a field's or a command's name.
+        known: what could have been typed.
+        further: what else could have been, which is suggested only where it ends as the word does, or means the same.
+    """
+    known = list(known)
+    ends: dict[str, str] = {}
+    for one in (*known, *further):
+        ends.setdefault(_plain(one), one)
+    plain = _plain(word)
+    meant = [plain, *_MEANT.get(plain, [])]
+    for ours in meant:
+        if ours in ends:
+            return f"; did you mean {ends[ours]!r}?"
+    if "ranks" in meant:
+        return "; mpirun sets the number of ranks: mpirun -n 4 python -m dptrain"
+    return suggestion(word, known)
+
+
+def _plain(word: str) -> str:
+    """Return the end of a dotted name or of an option, in lower case, with underscores."""
+    return word.lstrip("-").rpartition(".")[2].lower().replace("-", "_")

@@ -1,0 +1,40 @@
+"""What other tools call the words of the command line."""
+
+import re
+
+import pytest
+
+from dptrain.cli import words
+from dptrain.cli.config import leaves
+from dptrain.cli.words import suggest
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "end"),
+    [
+        ("lr", ["learning_rate", "seed"], "; did you mean 'learning_rate'?"),
+        ("--LR", ["--learning-rate"], "; did you mean '--learning-rate'?"),
+        ("--learning_rate", ["--learning-rate"], "; did you mean '--learning-rate'?"),
+        ("eval", ["train", "evaluate"], "; did you mean 'evaluate'?"),
+        ("--workers", ["--ranks"], "; did you mean '--ranks'?"),
+        ("--workers", ["--seed"], "; mpirun sets the number of ranks: mpirun -n 4 python -m dptrain"),
+        ("--sead", ["--seed"], "; did you mean '--seed'?"),
+        ("lr", ["units"], "; known: units"),
+    ],
+)
+def test_suggestions(word, known, end):
+    assert suggest(word, known) == end
+
+
+def test_further_words_are_suggested_by_their_ends_only():
+    assert suggest("lr", ["seed"], ["optimizer.learning_rate"]) == "; did you mean 'optimizer.learning_rate'?"
+    assert suggest("learning_rat", ["seed"], ["optimizer.learning_rate"]) == "; known: seed"
+
+
+def test_no_word_of_ours_stands_for_another_of_ours_in_the_same_place():
+    ours = {name for leaf in leaves() for name in (leaf.path.rpartition(".")[2], (leaf.flag or "").replace("-", "_"))}
+    assert not ours & set(words._MEANT)
+
+
+def test_every_word_is_written_as_it_is_looked_up():
+    assert all(re.fullmatch("[a-z0-9_]+", word) and word == words._plain(word) for word in words._MEANT)
