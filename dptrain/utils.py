@@ -1,5 +1,6 @@
 """Small helpers with Keras' names."""
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,17 +35,21 @@ if not TYPE_CHECKING:  # for which any name would do
 
 
 def set_random_seed(seed: int) -> None:
-    """Set the seed of models made from now on: initial weights, shuffling, dropout.
+    """Set the seed of models made from now on (initial weights, shuffling, dropout), of NumPy's and Python's `random`.
 
-    Call it with the same seed on every rank.
+    Call it with the same seed on every rank, before the script draws numbers.
 
     Args:
-        seed: 0 to 2**63 - 1.
+        seed: 0 to 2**63 - 1. NumPy's legacy generator takes its last 32 bits.
 
     Raises:
         ConfigError: the seed is out of range.
+
+    Source: keras/src/utils/rng_utils.py, Keras 3.15.
     """
     set_default_seed(check_seed(seed))
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:

@@ -11,6 +11,12 @@ from dptrain.backend.cpu.digest import Digests
 
 Array = npt.NDArray[Any]
 
+# What to do where the ranks' samples differ.
+DRAW_THE_SAME = (
+    "every rank needs the same data: seed what is random, with dp.utils.set_random_seed(0) at the top of the script or "
+    "np.random.default_rng(0)"
+)
+
 # What is copied at once of an array that is not contiguous.
 _CHUNK_BYTES = 1 << 24
 # Rows that count of a memory map, which may be larger than any memory, and lie on a shared disk.

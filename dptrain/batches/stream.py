@@ -20,7 +20,7 @@ from dptrain.backend.transfers import Staging
 from dptrain.batches.adapters import END, BatchSource, Draw
 from dptrain.batches.base import Batches, warn_of_the_end
 from dptrain.batches.feed import Rows
-from dptrain.batches.fingerprint import fingerprint
+from dptrain.batches.fingerprint import DRAW_THE_SAME, fingerprint
 from dptrain.batches.sampling import Shard, check_shards, shards_of
 from dptrain.batches.structure import Batch
 from dptrain.batches.workers import Workers
@@ -324,7 +324,7 @@ class StreamBatches(Batches):
         if len(others) < len(found):
             each += f", the others {common[0]}"
         if len({about for about, _ in found}) == 1:
-            each += ", with other values: every rank must draw the same, so seed what is random"
+            each += f", with other values; {DRAW_THE_SAME}"
         failures = [(rank, str(found[rank][0])) for rank in others]
         raise AgreedError("data", ExitCode.DATA, f"{where}: the ranks have drawn different batches: {each}", failures)
 

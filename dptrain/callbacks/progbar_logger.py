@@ -16,8 +16,8 @@ _REFRESH = 0.1
 
 
 def format_logs(logs: Logs) -> str:
-    """Return "loss: 0.3505 - accuracy: 0.9015"."""
-    return " - ".join(f"{key}: {value:.4f}" for key, value in logs.items())
+    """Return "loss: 0.3505 - learning_rate: 2.0000e-05": as Keras' progress bar, four decimals only above 0.001."""
+    return " - ".join(f"{key}: {value:{'.4f' if abs(value) > 1e-3 else '.4e'}}" for key, value in logs.items())
 
 
 def _fitting(parts: list[str], columns: int) -> list[str]:

@@ -149,20 +149,23 @@ class Communicator(ABC):
         """
         return self.allgather(fact if self.rank == 0 else None, call="broadcast_fact")[0]
 
-    def require_same(self, what: str, facts: Mapping[str, Any]) -> None:
+    def require_same(self, what: str, facts: Mapping[str, Any], advice: Mapping[str, str] | None = None) -> None:
         """Fail on every rank where `facts` (anything that JSON can carry) are not the same on all.
 
         Args:
             what: begins the message ("the ranks are set up differently").
             facts: by name.
+            advice: what to do where a fact differs, by its name.
 
         Raises:
             AgreedError: with exit code 2; names every fact that differs, with each rank's. Or as `allgather`.
         """
         found = self.allgather(facts, call=f"require_same({what!r})")
         keys = dict.fromkeys(key for one in found for key in one)
+        hints = {key: f"; {text}" for key, text in (advice or {}).items()}
         differences = [
             f"{key}: {', '.join(f'rank {rank} has {other.get(key)!r}' for rank, other in enumerate(found))}"
+            f"{hints.get(key, '')}"
             for key in keys
             if any(other.get(key) != found[0].get(key) for other in found)
         ]

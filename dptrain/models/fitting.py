@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
-from dptrain.batches.fingerprint import fingerprint
+from dptrain.batches.fingerprint import DRAW_THE_SAME, fingerprint
 from dptrain.batches.inputs import (
     Expected,
     Samples,
@@ -250,8 +250,9 @@ class Fitting(Layer):
         if comm.size > 1:
             # A rank with another number of steps would leave the others waiting; with other data or another batch size
             # each would compute the gradient of something else.
+            differing_data = "the training sets (shapes, dtypes, checksum) differ"
             facts = {
-                "the training sets (shapes, dtypes, checksum) differ": train.facts,
+                differing_data: train.facts,
                 "arguments": [batch_size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last],
                 "skip_outliers": skip_outliers,
                 "shards of a batch": shards,
@@ -266,7 +267,7 @@ class Fitting(Layer):
                 "trainable": self.trainable,
                 "compiled": self.describe_compiled(),
             }
-            comm.require_same("the ranks call fit differently", facts)
+            comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
         watched = _watched(comm, hooks, "test")
         self.trainer(comm)
 
@@ -463,6 +464,9 @@ class Fitting(Layer):
             return self._data(comm, x, y, sample_weight)
 
         data = self.agreed(comm, "evaluate", check)
+        if comm.size > 1:  # each would evaluate its part of something else
+            about = "the data (shapes, dtypes, checksum) differ"
+            comm.require_same("the ranks call evaluate differently", {about: data.facts}, {about: DRAW_THE_SAME})
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "test")
         trainer = self.trainer(comm)

@@ -1,6 +1,7 @@
 """What users hand to sweeps and ensembles: a function that makes models, data that many trainings read."""
 
 import inspect
+import random
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,8 @@ from dptrain.batches.fingerprint import fingerprint
 from dptrain.batches.inputs import as_array, is_array
 from dptrain.errors import ConfigError
 from dptrain.models import Model
-from dptrain.utils import PyDataset, default_seed, set_random_seed
+from dptrain.random import default_seed, set_default_seed
+from dptrain.utils import PyDataset, set_random_seed
 
 
 class Builder:
@@ -34,7 +36,7 @@ class Builder:
         self._built: weakref.WeakSet[Model] = weakref.WeakSet()
 
     def build(self, seed: int, **fields: Any) -> Model:
-        """Call the user's function; the seed is its `seed`, if it has one, and the default of models made meanwhile.
+        """Call the user's function; the seed is its `seed`, if it has one, and set as `set_random_seed` does meanwhile.
 
         Args:
             seed: of the model, unless the function gives it another.
@@ -43,12 +45,14 @@ class Builder:
         Raises:
             ConfigError: it returns something else than a new compiled model.
         """
-        before = default_seed()
+        before, pythons, numpys = default_seed(), random.getstate(), np.random.get_state()
         set_random_seed(seed)
         try:
             model = self._build_model(**fields, **({"seed": seed} if "seed" in self.takes else {}))
         finally:
-            set_random_seed(before)
+            set_default_seed(before)
+            random.setstate(pythons)
+            np.random.set_state(numpys)
         if not isinstance(model, Model) or not model.compiled:
             raise ConfigError(f"build_model: expected a compiled model, found {type(model).__name__}")
         if model in self._built:

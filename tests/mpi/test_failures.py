@@ -58,6 +58,24 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code
         assert f"(rank {bad}, host " in done.err
 
 
+def test_data_drawn_without_a_seed_is_refused_with_how_to_seed_it(tmp_path):
+    script = tmp_path / "unseeded.py"
+    script.write_text(
+        "import sys, numpy as np, dptrain as dp\n"
+        "model = dp.Sequential([dp.layers.Dense(2, input_shape=(5,))])\nmodel.compile('sgd', 'mse')\n"
+        "draw = lambda: (np.random.rand(8, 5), np.random.rand(8, 2))\n"
+        "ways = {'fit': lambda: model.fit(*draw()), 'evaluate': lambda: model.evaluate(*draw()),\n"
+        "        'generator': lambda: model.fit((draw() for _ in range(3)), shuffle=False)}\n"
+        "ways[sys.argv[1]]()\n"
+    )
+    for way, code in (("fit", 2), ("evaluate", 2), ("generator", 65)):
+        done = mpirun(2, str(script), way)
+        assert done.code == code
+        assert "seed what is random, with dp.utils.set_random_seed(0) at the top" in done.messages[-1], done.err
+    script.write_text("import dptrain as dp; dp.utils.set_random_seed(0)\n" + script.read_text())
+    assert mpirun(2, str(script), "fit").code == 0
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -46,7 +46,7 @@ def test_the_numbers_of_one_rank(train, kind, ranks):
         ("generator", "ends", 65, "batch 2 of epoch 2: the ranks have drawn different batches: "),
         ("generator", "size", 65, "batch 1 of epoch 2: the ranks have drawn different batches: "),
         ("generator", "dtype", 65, "batch 1 of epoch 2: the ranks have drawn different batches: "),
-        ("generator", "values", 65, "float64 (2,), with other values: every rank must draw the same, so seed"),
+        ("generator", "values", 65, "float64 (2,), with other values; every rank needs the same data: seed"),
         ("generator", "shape", 65, "batch 1 of epoch 2: model expects 4 features of shape (4,), data has 3"),
         ("generator", "raises", 70, "batch 1 of epoch 2: KeyError: 'the disk is gone' (sources.py:"),
         ("generator", "exits", 70, "batch 1 of epoch 2: SystemExit: 3"),

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from dptrain.callbacks import CallbackList, ProgbarLogger
+from dptrain.callbacks.progbar_logger import format_logs
 from tests.unit.callbacks import Rank1, build, toy, trainer
 
 
@@ -15,6 +16,15 @@ def printed(action) -> str:
     with redirect_stdout(text):
         action()
     return text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.00101, "0.0010"), (0.001, "1.0000e-03"), (2e-5, "2.0000e-05"), (-2e-5, "-2.0000e-05"), (-1.5, "-1.5000"),
+     (0.0, "0.0000e+00"), (float("nan"), "nan"), (123456.0, "123456.0000")],
+)  # fmt: skip
+def test_numbers_are_written_as_keras_progress_bar_writes_them(value, shown):
+    assert format_logs({"a": value, "loss": 0.35}) == f"a: {shown} - loss: 0.3500"
 
 
 def test_epoch_lines():
@@ -49,7 +59,7 @@ def test_a_live_line_leaves_out_what_does_not_fit(monkeypatch, width):
     assert live
     assert max(map(len, live)) <= width
     assert any("loss: " in line for line in live) == (width >= 60)
-    assert all(re.fullmatch(r".* samples/s( - [a-z_]+: [0-9.]+)*", line.rstrip()) for line in live)
+    assert all(re.fullmatch(r".* samples/s( - [a-z_]+: [-+0-9.e]+)*", line.rstrip()) for line in live)
 
 
 def test_an_error_gives_the_terminal_back():

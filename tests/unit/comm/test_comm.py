@@ -207,3 +207,9 @@ def test_ranks_that_are_in_different_calls_learn_who_is_where(odd):
 def test_facts_that_not_all_ranks_have_differ():
     found = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, **({"b": 2} if comm.rank else {})}))
     assert {str(error) for error in found} == {"differ: b: rank 0 has None, rank 1 has 2"}
+
+
+def test_what_to_do_is_said_of_facts_that_differ():
+    advice = {"b": "seed it", "a": "never said"}
+    found = on_ranks(2, lambda comm: comm.require_same("differ", {"a": 1, "b": comm.rank}, advice))
+    assert {str(error) for error in found} == {"differ: b: rank 0 has 0, rank 1 has 1; seed it"}

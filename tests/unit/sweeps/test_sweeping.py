@@ -219,6 +219,20 @@ def test_optuna_chooses_settings_by_the_means(tmp_path):
     assert sweep({"learning_rate": "log:1e-4..1e-1", "units": "4,5"}, **options) == result
 
 
+def test_numpys_random_numbers_follow_the_seed_while_a_model_is_built():
+    drawn = []
+
+    def with_own_weights(seed):
+        drawn.append(np.random.rand())
+        return build()
+
+    np.random.seed(5)
+    expected = np.random.RandomState(5).rand()
+    sweep({}, with_own_weights, seeds=[3, 4])
+    assert drawn[-2:] == [np.random.RandomState(seed).rand() for seed in (3, 4)]
+    assert np.random.rand() == expected
+
+
 def test_fields_go_to_build_model_or_to_fit():
     def steps_of(**options):
         return [len(run["metrics"]) for run in sweep({"batch_size": [8, 35], "epochs": [1, 2]}, **options).runs]

@@ -2,6 +2,7 @@
 
 import io
 import math
+import random
 from contextlib import redirect_stdout
 from itertools import pairwise
 
@@ -204,6 +205,11 @@ def test_set_random_seed():
     dp.utils.set_random_seed(9)
     try:
         assert dp.Sequential([Dense(2, input_shape=(2,))]).seed == 9
+        drawn = np.random.rand(3).tolist(), random.random()
+        dp.utils.set_random_seed(9)
+        assert (np.random.rand(3).tolist(), random.random()) == drawn
+        dp.utils.set_random_seed(2**62)
+        assert (np.random.rand(3).tolist(), random.random()) != drawn
     finally:
         dp.utils.set_random_seed(0)
     with pytest.raises(ConfigError, match="seed = -1"):
