@@ -1,15 +1,15 @@
-"""The command line: `python -m dptrain [train|sweep|doctor|explain|launch] [options]`."""
+"""The command line: `python -m dptrain [train|evaluate|predict|...] [options]`, see COMMANDS."""
 
 import argparse
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dptrain.cli.config import Config, leaves, read_file, resolve, to_dict, to_yaml, verbosity
-from dptrain.cli.parser import Parser
+from dptrain.cli.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.parser import Options, Parser
 from dptrain.cli.sweep_options import add_options
 from dptrain.cli.words import suggest
 from dptrain.errors import AgreedError, ConfigError
@@ -34,6 +34,8 @@ Train a neural network on one process, or on several ranks with mpirun:
   mpirun -n 4 python -m dptrain                  the same on four ranks
   python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
   python -m dptrain --config runs/X/config.yaml  repeat a run
+  python -m dptrain evaluate runs/X              its metrics; predict and export likewise
+  python -m dptrain predict runs/X --data new.npz --out predictions.csv
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain doctor                       what works, what is missing
   python -m dptrain explain --hidden 64          a step's ops, without data
@@ -75,7 +77,7 @@ def _run(argv: Sequence[str]) -> int:
     failure.show_traceback = config.debug
     watchdog.limit(config.stall_warning, config.stall_timeout)
     _check_same_everywhere(comm, config)
-    if parsed.print_config:
+    if getattr(parsed, "print_config", False):
         if comm.rank == 0:
             print(to_yaml(config), end="")
         return 0
@@ -111,7 +113,9 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
-COMMANDS = ("train", "sweep", "doctor", "explain", "launch")
+COMMANDS = ("train", "evaluate", "predict", "export", "sweep", "doctor", "explain", "launch")
+# Those whose modules say which options they have (OPTIONS), and import what takes long where they use it.
+_OWN_OPTIONS = ("evaluate", "predict", "export")
 
 
 def _command(name: str) -> "Command":
@@ -174,6 +178,19 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _build_parser(command: str) -> Parser:
+    """Return the parser of a subcommand: its own options, and those of a run's configuration that it takes."""
+    if command in _OWN_OPTIONS:
+        options: Options = import_module(f"dptrain.cli.{command}").OPTIONS
+        parser = Parser(
+            prog=f"dptrain {command}",
+            usage=f"python -m dptrain {command} RUN [options]",
+            description=options.description,
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
+        options.add(parser)
+        _add_fields(parser, [leaf for leaf in leaves() if leaf.path in options.fields])
+        return parser
     parser = Parser(
         prog="dptrain",
         usage=f"python -m dptrain [{'|'.join(COMMANDS)}] [options]",
@@ -194,9 +211,15 @@ def _build_parser(command: str) -> Parser:
         shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
         own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
         own.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
+    _add_fields(parser, leaves())
+    return parser
+
+
+def _add_fields(parser: Parser, fields: Iterable[Leaf]) -> None:
+    """Add an option for each of these fields of a run's configuration, in groups as in a file."""
     taken = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, Any] = {}
-    for leaf in leaves():
+    for leaf in fields:
         section = leaf.path.rpartition(".")[0] or "run"
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
@@ -213,7 +236,6 @@ def _build_parser(command: str) -> Parser:
             help=(leaf.help + default).replace("%", "%%"),
             **({"nargs": "?", "const": "true"} if leaf.is_flag else {}),
         )
-    return parser
 
 
 def _shown(value: Any) -> str:
@@ -233,10 +255,11 @@ def _parse(command: str, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _configure(parsed: argparse.Namespace) -> Config:
-    file = {} if parsed.config is None else read_file(Path(parsed.config))
+    source = getattr(parsed, "config", None)
+    file = {} if source is None else read_file(Path(source))
     paths = {leaf.path for leaf in leaves()}
     overrides = {path: value for path, value in vars(parsed).items() if path in paths}
-    return resolve(file, str(parsed.config), overrides)
+    return resolve(file, str(source), overrides)
 
 
 def _checked(config: Config) -> Config:

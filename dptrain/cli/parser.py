@@ -1,12 +1,28 @@
 """The argument parser of all subcommands."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from dptrain.cli.words import suggest
 from dptrain.errors import ConfigError
 from dptrain.runtime.launcher import detect_launch
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line of a subcommand that is no training: its module has one, called OPTIONS.
+
+    Attributes:
+        description: what it does, a line.
+        add: adds its own options.
+        fields: paths of those fields of a run's configuration that are options here as well.
+    """
+
+    description: str
+    add: Callable[[argparse.ArgumentParser], None]
+    fields: Collection[str] = ()
 
 
 class Parser(argparse.ArgumentParser):

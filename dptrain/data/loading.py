@@ -149,6 +149,15 @@ def _read(source: ArraySource, comm: Communicator, sharding: str) -> Array:
         own = np.empty((stop - start, *source.shape[1:]), source.dtype)
         comm.agree("data", lambda: source.read_into(own, start))
         return own
+    return read_shared(source, comm)
+
+
+def read_shared(source: ArraySource, comm: Communicator) -> Array:
+    """Return all rows, of which a node keeps one copy. Collective.
+
+    Raises:
+        AgreedError: the file is damaged, on any rank.
+    """
     array, fill = comm.shared_array(source.shape, source.dtype)
     comm.agree("data", lambda: source.read_into(array) if fill else None)
     comm.node_barrier()

@@ -11,7 +11,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -56,6 +56,26 @@ def open_npz(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
         DataError: missing or unreadable file, not a zip archive, a missing array, an array of other things than
             numbers (pickled objects above all), too large, damaged, or the shapes do not fit together.
     """
+    sources = open_arrays(path, lambda names: KEYS, max_bytes=max_bytes)
+    return DataSources(name=Path(path).stem, **sources)
+
+
+def open_arrays(
+    path: str | os.PathLike[str],
+    choose: Callable[[Collection[str]], Sequence[str]],
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> dict[str, ArraySource]:
+    """Open arrays of an archive as `open_npz` does.
+
+    Args:
+        path: the file.
+        choose: returns which arrays are wanted, from the names that there are.
+        max_bytes: the largest that each of the arrays may be.
+
+    Raises:
+        DataError: as `open_npz`, and an array that was chosen is not there.
+    """
     path = Path(path)
     with stream_errors(str(path)), open_regular(path) as raw:
         first = raw.read(4)
@@ -63,15 +83,15 @@ def open_npz(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
         raise DataError(f"{path}: not an .npz archive: first bytes {first.hex() or 'none'}{_guess(first)}")
     with _archive(path) as archive:
         present = {name.removesuffix(".npy"): name for name in archive.namelist()}
-        missing = [key for key in KEYS if key not in present]
+        keys = choose(present)
+        missing = [key for key in keys if key not in present]
         if missing:
             found = ", ".join(ascii(name)[1:-1] for name in sorted(present)[:10]) or "nothing"
             more = f" and {len(present) - 10} more" if len(present) > 10 else ""
             raise DataError(
-                f"{path}: no {', '.join(missing)} in the archive; expected {', '.join(KEYS)}, found {found}{more}"
+                f"{path}: no {', '.join(missing)} in the archive; expected {', '.join(keys)}, found {found}{more}"
             )
-        sources = {key: _open_member(path, archive, present[key], max_bytes) for key in KEYS}
-    return DataSources(name=path.stem, **sources)
+        return {key: _open_member(path, archive, present[key], max_bytes) for key in keys}
 
 
 def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: int) -> ArraySource:

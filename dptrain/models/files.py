@@ -18,6 +18,7 @@ from dptrain.models.configuration import functional_config, functional_ends
 from dptrain.models.graph import Graph
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
+from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
 from dptrain.saving import keras_h5, keras_zip
@@ -113,21 +114,23 @@ class Files(Layer):
             for line in loaded.warnings:
                 warnings.warn(line, stacklevel=2)
 
-    def export(self, filepath: str | Path, overwrite: bool = True) -> None:
-        """Write the program of `predict` to a file that needs none of the Python that made it.
+    def export(self, filepath: str | Path, format: str = "program", *, overwrite: bool = True) -> None:
+        """Write the program of `predict` to a file that needs none of the Python that made it. Collective.
 
-        `dptrain.saving.load_program` makes a function of it. Collective; rank 0 writes.
+        Rank 0 writes.
 
         Args:
-            filepath: any name; the format is safetensors, see `dptrain.saving.program`.
+            filepath: any name.
+            format: "program", of which `dptrain.saving.load_program` makes a function, see `dptrain.saving.program`.
             overwrite: whether an existing file may be replaced.
 
         Raises:
-            ConfigError: the model has no input shape yet, or uses ops of its user's own.
+            ConfigError: the model has no input shape yet, or uses ops of its user's own; or there is no such format.
             OutputError: as `save`.
             AgreedError: either of these, on all ranks, under mpirun.
         """
-        self._write_file(Path(filepath), lambda: encode_program(self), overwrite)
+        encode = lookup("format", format, {"program": encode_program})
+        self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
     def config(self) -> dict[str, Any]:
         """Return the layers and how they are connected as Keras' `Functional.get_config` does.

@@ -1,0 +1,90 @@
+"""`python -m dptrain export RUN`: a model in another format."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dptrain.cli.config import Config
+from dptrain.cli.parser import Options
+from dptrain.cli.serving import DEVICE, add_model, load_served
+from dptrain.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from dptrain.comm import Communicator
+
+# Formats with the endings of their files, of which the first is the usual one.
+_ENDINGS = {
+    "keras": (".keras",),
+    "safetensors": (".safetensors",),
+    "program": (".program", ".dptrain", ".bin"),
+    "npz": (".npz",),
+}
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        "--format",
+        metavar="|".join(_ENDINGS),
+        help="keras: the whole model; program: `predict` for `dptrain.saving.load_program`; "
+        "safetensors, npz: the weights by name (default: by the file's ending)",
+    )
+    parser.add_argument("--out", dest="file", metavar="FILE", required=True, help="where to")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file where it exists")
+
+
+OPTIONS = Options("Write a trained model in another format.", _add_options, DEVICE)
+
+
+def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> int:
+    """Write the model; rank 0 writes. Collective.
+
+    Args:
+        config: what names the device.
+        comm: the ranks.
+        parsed: the command line.
+    """
+    path = Path(parsed.file)
+
+    def check() -> str:
+        if comm.rank == 0 and path.exists() and not parsed.overwrite:
+            raise OutputError(f"{path} exists; --overwrite replaces it")
+        return _format(parsed.format, path)
+
+    kind = comm.agree("command line", check)
+    model = load_served(config, comm, parsed)
+    if kind == "npz":
+
+        def write() -> None:
+            from dptrain.cli.predictions import as_arrays
+            from dptrain.runtime.files import write_atomically
+
+            if comm.rank == 0:
+                write_atomically(path, as_arrays(model.named_weights(), ".npz"), advice="choose another --out")
+
+        comm.agree("saving", write)
+    elif kind in ("keras", "safetensors"):
+        (model.save if kind == "keras" else model.save_weights)(path)
+    else:
+        model.export(path, kind)
+    if comm.rank == 0:
+        print(f"{path}: {kind}, {path.stat().st_size:,} bytes")
+    return 0
+
+
+def _format(asked: str | None, path: Path) -> str:
+    """Return the format that is asked for, or that the file's ending names.
+
+    Raises:
+        ConfigError: there is no such format, or the ending is that of another.
+    """
+    by_ending = next((name for name, endings in _ENDINGS.items() if path.suffix in endings), None)
+    if asked is None:
+        if by_ending is None:
+            raise ConfigError(f"--out {path}: its ending names no format; use --format {'|'.join(_ENDINGS)}")
+        return by_ending
+    if asked not in _ENDINGS:
+        raise ConfigError(f"--format {asked}: expected one of {', '.join(_ENDINGS)}")
+    if asked != "program" and asked != by_ending:
+        raise ConfigError(f"--format {asked} --out {path}: expected a file that ends in {_ENDINGS[asked][0]}")
+    return asked

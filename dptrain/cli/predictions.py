@@ -1,0 +1,109 @@
+"""Predictions in files: CSV for people and spreadsheets, NumPy's formats for programs."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.models import Model
+from dptrain.program import tree
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What a model's output says.
+
+    Attributes:
+        task: "multiclass" (probabilities of classes), "binary" (that of the second class) or "values".
+        names: of the classes; empty where they are numbers.
+        target: what is predicted, for the column of values.
+    """
+
+    task: Literal["multiclass", "binary", "values"] = "values"
+    names: Sequence[str] = ()
+    target: str = "output"
+
+
+def meaning(model: Model) -> Meaning:
+    """Return what a model's only output says, from its preprocessing, else from its loss."""
+    known = getattr(model, "preprocessing", None)
+    names = tuple(map(str, getattr(known, "class_names", None) or ()))
+    target = str(getattr(known, "target", None) or "output")
+    losses = model.expected.losses
+    loss = None if losses is None or tree.is_nested(losses) else losses
+    logits = getattr(loss, "from_logits", True)
+    kind = type(loss).__name__
+    if not logits and kind.endswith("CategoricalCrossentropy"):
+        return Meaning("multiclass", names, target)
+    if not logits and kind == "BinaryCrossentropy":
+        return Meaning("binary", names, target)
+    return Meaning(target=target)
+
+
+def as_csv(found: Any, means: Meaning) -> str:
+    """Return predictions as CSV: the row's number from 0, the class where there are classes, and every output.
+
+    Args:
+        found: (rows, ...) outputs, or a dictionary or list of such.
+        means: what a single output says.
+
+    Raises:
+        ConfigError: an output is no list of numbers a row.
+    """
+    columns: dict[str, Array] = {}
+    named = list(tree.flatten(found))
+    for path, output in named:
+        if output.ndim > 2:
+            shape = (None, *output.shape[1:])
+            raise ConfigError(f"an output of shape {shape} does not fit into a table; use --out FILE.npy or FILE.npz")
+        columns |= _columns(
+            output if output.ndim == 2 else output[:, None], means if len(named) == 1 else Meaning(target=path)
+        )
+    rows = len(next(iter(columns.values())))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["index", *columns])
+    # Strings of NumPy's: the shortest that read back as the same number of the outputs' type.
+    writer.writerows(zip(map(str, range(rows)), *(one.astype(str) for one in columns.values()), strict=True))
+    return text.getvalue()
+
+
+def as_arrays(found: Any, ending: str) -> bytes:
+    """Return predictions as the content of an .npy file, or of an .npz file with an array an output.
+
+    Raises:
+        ConfigError: several outputs for an .npy file.
+    """
+    content = io.BytesIO()
+    if ending == ".npz":
+        np.savez(content, **{path or "output": one for path, one in tree.flatten(found)})
+    elif tree.is_nested(found):
+        raise ConfigError("the model has several outputs, an .npy file holds one; use --out FILE.npz")
+    else:
+        np.save(content, found)
+    return content.getvalue()
+
+
+def _columns(output: Array, means: Meaning) -> dict[str, Array]:
+    width = output.shape[1]
+    if means.task == "binary" and width == 1:
+        classes = means.names if len(means.names) == 2 else ("0", "1")
+        return {"class": _named((output[:, 0] > 0.5).astype(int), classes), f"p_{classes[1]}": output[:, 0]}
+    if means.task == "multiclass" and width > 1:
+        classes = means.names if len(means.names) == width else tuple(map(str, range(width)))
+        best = {"class": _named(output.argmax(axis=1), classes)}
+        return best | {f"p_{name}": output[:, one] for one, name in enumerate(classes)}
+    if width == 1:
+        return {means.target: output[:, 0]}
+    return {f"{means.target}_{one}": output[:, one] for one in range(width)}
+
+
+def _named(numbers: npt.NDArray[np.int64], names: Sequence[str]) -> Array:
+    return np.asarray(names)[numbers]

@@ -1,0 +1,111 @@
+"""What `--data` names for a model that is there already: arrays in its own form, targets where they are known."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.comm import Communicator
+from dptrain.data.catalog import DEFAULT_MAX_BYTES
+from dptrain.data.loading import load_dataset, read_shared
+from dptrain.data.npz import open_arrays
+from dptrain.errors import DataError
+from dptrain.runtime.files import open_regular
+from dptrain.saving.reading import reading
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class GivenSamples:
+    """Samples as a model takes them.
+
+    Attributes:
+        name: of the data, for people.
+        x: (rows, ...), or a dictionary of such by the names of the model's inputs.
+        y: targets, or None where the data has none.
+    """
+
+    name: str
+    x: Any
+    y: Array | None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(next(iter(self.x.values())) if isinstance(self.x, Mapping) else self.x)
+
+
+def load_samples(
+    name_or_path: str,
+    comm: Communicator,
+    *,
+    part: str = "test",
+    inputs: Sequence[str] = (),
+    data_dir: Path | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> GivenSamples:
+    """Bring samples into memory, one copy a node. Collective.
+
+    Args:
+        name_or_path: an .npy file of features; an .npz file with x, and y where it is known, or with x_test and y_test
+            (x_train and y_train), or with an array for each input of the model; or a data set as for a training.
+        comm: the ranks.
+        part: "test" or "train", where the data has both.
+        inputs: names of the model's inputs, where it has several.
+        data_dir: where the user keeps the files of a named set.
+        max_bytes: the largest that each array may be.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any: the file is missing, damaged, or has no such arrays.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.suffix == ".npy":
+        x = comm.agree("data", lambda: _mapped(path))
+        comm.require_same("the ranks see different data", {"x": [list(x.shape), str(x.dtype)]})
+        return GivenSamples(str(path), x, None)
+    if path.suffix == ".npz":
+        sources = comm.agree(
+            "data", lambda: open_arrays(path, lambda names: _chosen(path, names, part, inputs), max_bytes=max_bytes)
+        )
+        headers = {key: [list(one.shape), str(one.dtype)] for key, one in sources.items()}
+        comm.require_same("the ranks see different data", headers)
+        found = {key: read_shared(one, comm) for key, one in sources.items()}
+        y = next((found.pop(key) for key in ("y", f"y_{part}") if key in found and key not in inputs), None)
+        return GivenSamples(str(path), found if set(found) == set(inputs) else next(iter(found.values())), y)
+    data = load_dataset(name_or_path, comm, data_dir=data_dir, max_bytes=max_bytes)
+    split = data.test if part == "test" else data.train
+    return GivenSamples(f"{data.name} ({part} part)", split.x, split.y)
+
+
+def _mapped(path: Path) -> Array:
+    """Return the array in an .npy file; its pages are read as they are used.
+
+    Raises:
+        DataError: missing or damaged, or no array of numbers with a row a sample.
+    """
+    with reading(str(path)):
+        open_regular(path).close()
+        x: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if x.dtype.kind not in "fiub" or not x.ndim:
+            raise DataError(f"{x.dtype} {x.shape}: expected real numbers, (rows, ...)")
+        return x
+
+
+def _chosen(path: Path, names: Collection[str], part: str, inputs: Sequence[str]) -> list[str]:
+    """Return which arrays of an archive hold the features, and last the targets, where they are there.
+
+    Raises:
+        DataError: none can be told to be the features.
+    """
+    if len(inputs) > 1 and all(name in names for name in inputs):
+        return [*inputs, *(["y"] if "y" in names and "y" not in inputs else [])]
+    for x, y in ((f"x_{part}", f"y_{part}"), ("x", "y")):
+        if x in names:
+            return [x, *([y] if y in names else [])]
+    if len(names) == 1:
+        return list(names)
+    wanted = f"x_{part} or x" if len(inputs) < 2 else f"{', '.join(inputs)}, or x"
+    raise DataError(f"{path}: no features in the archive; expected {wanted}, found {', '.join(sorted(names)[:10])}")

@@ -1,0 +1,102 @@
+"""What `evaluate`, `predict` and `export` have in common: options, the model, the samples."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dptrain.cli.config import Config, device_options, read_file, resolve
+
+# NumPy and all that needs it are imported by the functions that use them: help comes at once.
+if TYPE_CHECKING:
+    from dptrain.cli.samples import GivenSamples
+    from dptrain.comm import Communicator
+    from dptrain.models import Model
+
+# Fields of a run's configuration that say what computes, and how it is watched; and the limit of files.
+DEVICE = ("device", "gpu_select", "share_gpu", "precision", "gemm", "jit_compile", "stall_timeout", "debug")
+SAMPLES = ("data.max_bytes",)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the model."""
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/X, or a .keras file")
+    parser.add_argument("--best", action="store_true", help="the run's best model (best.keras) instead of its last")
+
+
+def add_samples(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the samples."""
+    field: dict[str, Any] = {"default": argparse.SUPPRESS}
+    text = "an .npz or .npy file, or what a training takes (default: the data that the run was trained on)"
+    parser.add_argument("--data", "--data.name", dest="data.name", metavar="NAME", help=text, **field)
+    text = "folder with the files of a named data set"
+    parser.add_argument("--data-dir", "--data.dir", dest="data.dir", metavar="DIR", help=text, **field)
+    parser.add_argument("--part", choices=("test", "train"), default="test", help="of data with both (default: test)")
+    text = "samples at once, over all ranks (default: what is fastest)"
+    parser.add_argument("--batch-size", metavar="ROWS", help=text)
+
+
+def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> "Model":
+    """Return the model that the command line names, on the configured device. Collective.
+
+    Raises:
+        ConfigError: no such device, or no name of a model.
+        DataError: the file or folder is missing or damaged; on several ranks an AgreedError.
+    """
+    from dptrain.models import load_model
+    from dptrain.train.devices import open_backend
+
+    options = {name: value for name, value in device_options(config).items() if name != "dtype"}
+    model = load_model(parsed.run, best=parsed.best, **options)
+    if not model.compiled:  # which `compile` would have told of the device
+        model.put_on(open_backend(comm, dtype=model.dtype, **options))
+    return model
+
+
+def load_served_samples(
+    config: Config, comm: "Communicator", parsed: argparse.Namespace, model: "Model"
+) -> "GivenSamples":
+    """Return the samples that the command line names, by default those of the run. Collective.
+
+    Raises:
+        ConfigError: none are named, and none are known.
+        AgreedError: the data is missing or damaged, or does not fit the model.
+    """
+    from dptrain.cli.samples import load_samples
+
+    data = config.data
+    if "data.name" not in vars(parsed):
+        data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
+    return load_samples(
+        data.name,
+        comm,
+        part=parsed.part,
+        inputs=model.expected.input_names,
+        data_dir=None if data.dir is None else Path(data.dir),
+        max_bytes=data.max_bytes,
+    )
+
+
+def _data_of_run(run: Path) -> Any:
+    from dptrain.errors import ConfigError
+    from dptrain.saving.run_folder import CONFIG
+
+    file = run / CONFIG
+    if not file.is_file():
+        raise ConfigError(f"--data is missing, and {run} has no {CONFIG} to say which data the model is of")
+    return resolve(read_file(file), str(file), {}).data
+
+
+def batch_size_of(parsed: argparse.Namespace) -> int | None:
+    """Return the number of samples at once.
+
+    Raises:
+        ConfigError: no positive integer.
+    """
+    from dptrain.errors import ConfigError
+
+    text = parsed.batch_size
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(f"--batch-size {text}: expected an integer >= 1")
+    return int(text)

@@ -1,0 +1,190 @@
+"""`evaluate`, `predict` and `export`: what is done with a run that has ended."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import dptrain as dp
+from dptrain.cli.main import main
+from dptrain.cli.predictions import Meaning, as_arrays, as_csv
+from dptrain.errors import ConfigError
+
+RNG = np.random.default_rng(5)
+X = RNG.random((23, 4), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run's folder, with a classifier's model and arrays beside it."""
+    path = tmp_path_factory.mktemp("serving")
+    y = np.arange(23) % 3
+    np.savez(path / "data.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
+    np.save(path / "x.npy", X)
+    arguments = ["--data", str(path / "data.npz"), "--hidden", "5", "--epochs", "1", "--jit-compile", "off"]
+    assert main([*arguments, "--verbose", "0", "--out", str(path / "run")]) == 0
+    return path
+
+
+def ask(capfd, *arguments) -> str:
+    assert main([*map(str, arguments), "--jit-compile", "off"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    return out
+
+
+def refused(capfd, code: int, *arguments) -> str:
+    assert main([*map(str, arguments)]) == code
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_evaluate_says_what_the_training_said(folder, capfd):
+    found = json.loads(ask(capfd, "evaluate", folder / "run", "--json"))
+    metrics = json.loads((folder / "run" / "summary.json").read_text())["metrics"]
+    assert found["metrics"] == {"loss": metrics["val_loss"], "accuracy": metrics["val_accuracy"]}
+    assert found["samples"] == 7
+    train = ask(capfd, "evaluate", folder / "run" / "model.keras", "--data", folder / "data.npz", "--part", "train")
+    assert train.startswith(f"{folder / 'data.npz'}: 23 samples: loss ")
+
+
+def test_predict_writes_a_line_a_row(folder, capfd):
+    text = ask(capfd, "predict", folder / "run", "--data", folder / "x.npy")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    expected = dp.models.load_model(folder / "run").predict(X, verbose=0)
+    assert list(rows[0]) == ["index", "class", "p_0", "p_1", "p_2"]
+    assert [int(row["index"]) for row in rows] == list(range(23))
+    assert [int(row["class"]) for row in rows] == expected.argmax(axis=1).tolist()
+    found = np.array([[row[f"p_{one}"] for one in range(3)] for row in rows], np.float32)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.npy", "p.npz"])
+def test_predict_writes_a_file_in_one_piece(folder, capfd, tmp_path, name):
+    out = tmp_path / name
+    out.write_text("old")
+    assert ask(capfd, "predict", folder / "run", "--data", folder / "x.npy", "--batch-size", 5, "--out", out) == ""
+    expected = dp.models.load_model(folder / "run").predict(X, verbose=0)
+    if name != "p.csv":
+        found = np.load(out)
+        np.testing.assert_array_equal(found if name == "p.npy" else found["output"], expected)
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("form", ["keras", "safetensors", "npz", "program"])
+def test_export_writes_every_format(folder, capfd, tmp_path, form):
+    out = tmp_path / f"model.{form}"
+    assert ask(capfd, "export", folder / "run", "--out", out).startswith(f"{out}: {form}, ")
+    model = dp.models.load_model(folder / "run", device="cpu", jit_compile=False)
+    if form == "keras":
+        found = dp.models.load_model(out, device="cpu", jit_compile=False)
+        assert found.optimizer.get_config() == model.optimizer.get_config()
+        np.testing.assert_array_equal(found.predict(X, verbose=0), model.predict(X, verbose=0))
+    elif form == "program":
+        found = dp.saving.load_program(out, device="cpu", jit_compile=False)(X)
+        np.testing.assert_array_equal(found, model.predict(X, verbose=0))
+    else:
+        found = safetensors.numpy.load_file(out) if form == "safetensors" else np.load(out)
+        weights = model.named_weights()
+        assert sorted(found) == sorted(weights)
+        assert all(np.array_equal(found[name], one) for name, one in weights.items())
+    assert f"{out} exists; --overwrite replaces it" in refused(capfd, 74, "export", folder / "run", "--out", out)
+    ask(capfd, "export", folder / "run", "--out", out, "--overwrite")
+
+
+def test_arrays_of_a_file_are_found_by_name(folder, capfd, tmp_path):
+    ask(capfd, "predict", folder / "run", "--data", folder / "data.npz", "--out", tmp_path / "a.npy")
+    np.savez(tmp_path / "xy.npz", y=np.zeros(7, int), x=X[:7])
+    np.savez(tmp_path / "other.npz", features=X[:7])
+    for name in ("xy", "other"):
+        ask(capfd, "predict", folder / "run", "--data", tmp_path / f"{name}.npz", "--out", tmp_path / f"{name}.npy")
+        np.testing.assert_array_equal(np.load(tmp_path / f"{name}.npy"), np.load(tmp_path / "a.npy"))
+
+
+def test_several_inputs_are_named_in_the_file(capfd, tmp_path):
+    a, b = dp.layers.Input((2,), name="a"), dp.layers.Input((3,), name="b")
+    model = dp.Model([a, b], {"sum": dp.layers.Dense(1)(dp.layers.Concatenate()([a, b])), "same": a})
+    model.save(tmp_path / "m.keras")
+    np.savez(tmp_path / "d.npz", a=X[:, :2], b=X[:, :3])
+    out = tmp_path / "p.npz"
+    ask(capfd, "predict", tmp_path / "m.keras", "--data", tmp_path / "d.npz", "--out", out)
+    found, expected = np.load(out), model.predict([X[:, :2], X[:, :3]], verbose=0)
+    assert all(np.array_equal(found[name], one) for name, one in expected.items())
+    text = ask(capfd, "predict", tmp_path / "m.keras", "--data", tmp_path / "d.npz")
+    assert text.splitlines()[0] == "index,same_0,same_1,sum"
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "message"),
+    [
+        (2, "evaluate", "the following arguments are required: RUN"),
+        (65, "predict nowhere", "nowhere: not found; expected the folder of a run, or a .keras file"),
+        (65, "predict RUN --data nowhere.npz", "nowhere.npz not found"),
+        (65, "predict RUN --data DIR/wide.npy", "model expects 4 features of shape (4,), data has 5 of shape (5,)"),
+        (65, "predict RUN --data DIR/text.npy", "expected real numbers"),
+        (65, "predict RUN --data DIR/two.npz", "no features in the archive; expected x_test or x, found a, b"),
+        (65, "evaluate RUN --data DIR/x.npy", "no targets to compare with; `python -m dptrain predict` needs none"),
+        (2, "evaluate DIR/plain.keras --data DIR/data.npz", "saved without loss and metrics (it was not compiled)"),
+        (2, "evaluate DIR/plain.keras", "--data is missing"),
+        (2, "predict RUN --out p.txt", "expected a file that ends in .csv, .npy, .npz"),
+        (2, "predict RUN --batch-size 0", "--batch-size 0: expected an integer >= 1"),
+        (2, "predict RUN --hidden 4", "unknown '--hidden'"),
+        (74, "predict RUN --out DIR/nowhere/p.csv", "choose another --out"),
+        (65, "predict RUN --best", "no best.keras: the run monitored no metric; its last model is model.keras"),
+        (2, "export RUN --out m.bin --format keras", "expected a file that ends in .keras"),
+        (2, "export RUN --out m", "its ending names no format; use --format keras|"),
+        (2, "export RUN --out m.h5 --format h5", "--format h5: expected one of keras, "),
+    ],
+)
+def test_what_does_not_go_ends_in_one_line(folder, capfd, monkeypatch, tmp_path, code, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    np.save(folder / "wide.npy", np.ones((2, 5)))
+    np.save(folder / "text.npy", np.array(["a", "b"]))
+    np.savez(folder / "two.npz", a=X, b=X)
+    if not (folder / "plain.keras").exists():
+        dp.Sequential([dp.layers.Input((4,)), dp.layers.Dense(3)]).save(folder / "plain.keras")
+    words = [word.replace("RUN", str(folder / "run")).replace("DIR", str(folder)) for word in arguments.split()]
+    assert message in refused(capfd, code, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_a_command_s_own_options(capfd):
+    with pytest.raises(SystemExit):
+        main(["predict", "--help"])
+    out = capfd.readouterr().out
+    assert "python -m dptrain predict RUN [options]" in out
+    assert "--out FILE" in out
+    assert "--hidden" not in out
+
+
+# Tables
+
+
+def lines(found, means=None) -> list[str]:
+    return as_csv(found, means or Meaning()).splitlines()
+
+
+def test_values_have_a_column_each():
+    assert lines(np.float32([[0.1], [2]]), Meaning(target="price")) == ["index,price", "0,0.1", "1,2.0"]
+    assert lines(np.float64([[1, np.nan]])) == ["index,output_0,output_1", "0,1.0,nan"]
+    assert lines(np.zeros((0, 1))) == ["index,output"]
+
+
+def test_classes_have_names_where_they_are_known():
+    means = Meaning("multiclass", ("cat", "dog, wet"))
+    assert lines(np.float32([[0.25, 0.75]]), means) == ['index,class,p_cat,"p_dog, wet"', '0,"dog, wet",0.25,0.75']
+    binary = np.float32([[0.25], [0.75]])
+    assert lines(binary, Meaning("binary", ("no", "yes"))) == ["index,class,p_yes", "0,no,0.25", "1,yes,0.75"]
+    assert lines(binary, Meaning("binary")) == ["index,class,p_1", "0,0,0.25", "1,1,0.75"]
+
+
+def test_pictures_do_not_fit_into_a_table():
+    with pytest.raises(ConfigError, match=r"an output of shape \(None, 4, 4\) does not fit into a table; use --out"):
+        as_csv(np.zeros((2, 4, 4)), Meaning())
+    with pytest.raises(ConfigError, match=r"several outputs, an .npy file holds one"):
+        as_arrays({"a": X, "b": X}, ".npy")
