@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import layers, optimizers
+from dptrain import activations, layers, optimizers
 from dptrain.batches.sampling import GlobalSampler, PartSampler, Sampler, StaticSampler
 from dptrain.cli.config import Config, OptimizerConfig, device_options, fixed_shards
+from dptrain.cli.model_function import load_function
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split, load_dataset
 from dptrain.errors import ConfigError
-from dptrain.models import Sequential
+from dptrain.models import Model, Sequential
+from dptrain.sweeps.space import label
 
+# Of a classifier.
+LOSS, METRICS = "sparse_categorical_crossentropy", ["accuracy"]
 # What --fast-dev-run runs.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
 
@@ -106,8 +110,29 @@ def parts_of(config: Config, data: LoadedData, comm: Communicator) -> Parts:
     return Parts(rows, _small(validation) if config.fast_dev_run else validation, data.test)
 
 
-def build_model(config: Config, data: LoadedData) -> Sequential:
-    """Return the configured network, compiled for the data set's samples and classes."""
+def build_model(config: Config, data: LoadedData) -> Model:
+    """Return the configured network, compiled for the data set's samples and classes.
+
+    Raises:
+        ConfigError: the user's function fails, or its model does not fit the data or the other settings.
+    """
+    options = {
+        "comm": config.comm,
+        "bucket_mb": config.bucket_mb,
+        "device_mb": config.data.device_mb,
+        "run_eagerly": config.run_eagerly,
+        "steps_per_execution": config.steps_per_execution,
+        **device_options(config),
+    }
+    if config.model.function is not None:
+        return own_model(config, data, options)
+    model = default_network(config, data)
+    model.compile(make_optimizer(config), LOSS, metrics=METRICS, **options)
+    return model
+
+
+def default_network(config: Config, data: LoadedData) -> Sequential:
+    """Return Rescaling of integer pixels, Flatten, the configured hidden layers, and Dense with softmax."""
     shape = data.train.x.shape[1:]
     stack: list[layers.Layer] = []
     if data.train.x.dtype.kind in "ui":
@@ -120,18 +145,79 @@ def build_model(config: Config, data: LoadedData) -> Sequential:
     stack.append(layers.Dense(data.num_classes, activation="softmax"))
     model = Sequential(stack, name=run_name(config, data), seed=config.seed)
     model.build()
-    model.compile(
-        optimizer=make_optimizer(config),
-        loss="sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        comm=config.comm,
-        bucket_mb=config.bucket_mb,
-        device_mb=config.data.device_mb,
-        run_eagerly=config.run_eagerly,
-        steps_per_execution=config.steps_per_execution,
-        **device_options(config),
-    )
     return model
+
+
+def describe_network(config: Config, data: LoadedData) -> str:
+    """Return "28x28 -> 128 -> 10", or "28x28 -> models.py:build_model(units=64) -> 10"."""
+    ends = "x".join(map(str, data.train.x.shape[1:])), str(data.num_classes)
+    inside = [str(units) for units in config.model.hidden]
+    if config.model.function is not None:
+        inside = [f"{config.model.function}({label(config.model.arguments)})"]
+    return " -> ".join([ends[0], *inside, ends[1]])
+
+
+def own_model(config: Config, data: LoadedData, options: dict[str, Any]) -> Model:
+    """Return the model of the user's function, compiled as configured unless the function compiles it.
+
+    Args:
+        config: names the function and its arguments.
+        data: what the model is for.
+        options: of `Model.compile` about device and ranks, as configured.
+
+    Raises:
+        ConfigError: the function fails or returns no new model, or its model does not fit.
+    """
+    function = load_function(str(config.model.function))
+    known = {"input_shape": data.train.x.shape[1:], "num_classes": data.num_classes}
+    model = function.build(config.seed, config.model.arguments, known)
+    if model.compiled:
+        recompile(model, config, options)
+    else:
+        _check_output(model, data, function.spec)
+        model.compile(make_optimizer(config), LOSS, metrics=METRICS, **options)
+    return model
+
+
+def recompile(model: Model, config: Config, options: dict[str, Any]) -> None:
+    """Keep optimizer, loss and metrics of a model that its function has compiled; take the rest from the configuration.
+
+    Raises:
+        ConfigError: an option says something else than the function did.
+    """
+    advice = f"{config.model.function} compiles its model itself: leave the option out, or the compile"
+    for field in dataclasses.fields(OptimizerConfig):
+        if (value := getattr(config.optimizer, field.name)) != field.default:
+            raise ConfigError(f"optimizer.{field.name} = {value}: {advice}")
+    usual = inspect.signature(Model.compile).parameters
+    said = model.compile_arguments
+    for name, configured in options.items():
+        own, default = said[name], usual[name].default
+        if own == default:
+            said[name] = configured
+        elif configured not in (own, default):
+            raise ConfigError(f"{name} = {configured}: {advice} with {name}={own!r}")
+    model.compile(**said)
+
+
+def _check_output(model: Model, data: LoadedData, spec: str) -> None:
+    """Refuse a model whose outputs the loss would misread.
+
+    Raises:
+        ConfigError: it is such a model.
+    """
+    shape = model.output_shape
+    if shape != (None, data.num_classes):
+        raise ConfigError(
+            f"--model {spec}: its output has the shape {shape}, expected {(None, data.num_classes)}, one probability "
+            "a class; a model with another loss is to be compiled in the function"
+        )
+    last = next(reversed(model.layers), None)
+    if last is not None and getattr(last, "activation", None) is activations.linear:
+        raise ConfigError(
+            f"--model {spec}: its last layer, {last.name!r}, gives logits, expected probabilities: let it end in "
+            "softmax, or compile it in the function with SparseCategoricalCrossentropy(from_logits=True)"
+        )
 
 
 def make_optimizer(config: Config) -> optimizers.Optimizer:

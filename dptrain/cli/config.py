@@ -4,6 +4,7 @@ Everything that a user can set is a field here, with its type, its range and its
 format and `config.yaml` follow from the fields.
 """
 
+import copy
 import dataclasses
 import re
 from collections.abc import Hashable, Iterator, Mapping
@@ -65,6 +66,21 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def _model_arguments(value: object) -> object:
+    """Check that every value is what YAML and JSON carry: a number, a word, a list of these."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError("expected names with values")
+    if not all(map(_is_plain, value.values())):
+        raise ValueError("expected numbers, words and lists of these as values")
+    return dict(value)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)
+
+
 PositiveInt = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -75,9 +91,19 @@ OptionalPositive = Annotated[Positive | None, BeforeValidator(_none_word)]
 OptionalNonnegative = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_none_word)]
 
 
-def _field(default: Any, text: str, flag: str | None = None) -> Any:
-    """A field with its help and, where it has one, its short flag on the command line."""
-    return dataclasses.field(default=default, metadata={"help": text, "flag": flag})
+def _field(default: Any, text: str, flag: str | None = None, alone: str | None = None) -> Any:
+    """A field with its help and, where it has one, its short flag on the command line.
+
+    Args:
+        default: its value if nobody sets it; of a dictionary a new one each time.
+        text: the help.
+        flag: without dashes.
+        alone: what its flag without a value means; None where it needs one.
+    """
+    metadata = {"help": text, "flag": flag, "alone": alone}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -105,7 +131,7 @@ class DataConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class ModelConfig:
-    """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax."""
+    """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax; or a function's."""
 
     hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_comma_separated)] = _field(
         (128,), "units of the hidden layers, comma-separated", "hidden"
@@ -114,6 +140,17 @@ class ModelConfig:
         "relu", "of the hidden layers", "activation"
     )
     dropout: Rate = _field(0.0, "rate after each hidden layer", "dropout")
+    function: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None,
+        "make the model with a function of yours, file.py:build_model or package.module:build_model; runs its code",
+        "model",
+    )
+    arguments: Annotated[dict[str, Any], BeforeValidator(_model_arguments)] = _field(
+        {}, "an argument of that function; can be repeated", "model-arg"
+    )
+    digest: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "SHA-256 of the function's file, which a run notes itself"
+    )
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -279,6 +316,8 @@ class Leaf:
         help: one line.
         default: its value if nobody sets it.
         is_flag: whether it is on or off.
+        is_mapping: whether it is names with values, set one by one.
+        alone: what its flag without a value means; None where it needs one.
         choices: the words that it may be; empty where it is no choice of words.
     """
 
@@ -287,6 +326,8 @@ class Leaf:
     help: str
     default: Any
     is_flag: bool
+    is_mapping: bool
+    alone: str | None
     choices: tuple[str, ...]
 
 
@@ -303,7 +344,17 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
         else:
             words = get_args(field.type) if get_origin(field.type) is Literal else ()
             about = field.metadata
-            yield Leaf(prefix + field.name, about["flag"], about["help"], value, field.type is bool, words)
+            is_flag = field.type is bool
+            yield Leaf(
+                prefix + field.name,
+                about["flag"],
+                about["help"],
+                value,
+                is_flag,
+                isinstance(value, dict),
+                "true" if is_flag else about["alone"],
+                words,
+            )
 
 
 def device_options(config: Config) -> dict[str, Any]:
@@ -348,6 +399,9 @@ def deciding(config: Config) -> dict[str, Any]:
     for name in ("epochs", "digest_every", "reproducible"):
         del found["train"][name]
     found["train"]["shards_per_batch"] = fixed_shards(config)
+    if config.model.function is None:  # as it was before there were functions
+        for name in ("function", "arguments", "digest"):
+            del found["model"][name]
     return found | {name: tree[name] for name in ("seed", "dtype", "precision", "gemm")}
 
 
@@ -426,12 +480,14 @@ def resolve(
     Raises:
         ConfigError: a value of the wrong type or out of range; the message says where it was set.
     """
-    tree: dict[str, Any] = {key: dict(value) if isinstance(value, Mapping) else value for key, value in file.items()}
+    tree: dict[str, Any] = copy.deepcopy(dict(file))
     for path, value in overrides.items():
         *section, key = path.split(".")
         place = tree
         for name in section:
             place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{file_name}: expected names and values under {name!r}")
         place[key] = value
     try:
         return TypeAdapter(Config).validate_python(tree)

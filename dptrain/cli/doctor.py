@@ -46,7 +46,7 @@ from dptrain.cli.ranks import show_ranks
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import AgreedError, DptrainError, ExitCode
-from dptrain.models import Sequential
+from dptrain.models import Model
 from dptrain.program.messages import stages
 from dptrain.program.placement import place
 from dptrain.program.program import trace
@@ -505,7 +505,7 @@ def _split_of_a_step(config: Config, comm: Communicator) -> list[str]:
 _PARTS = ("compute", "copy", "MPI")
 
 
-def _measure(config: Config, comm: Communicator, model: Sequential) -> tuple[float, float, float, float]:
+def _measure(config: Config, comm: Communicator, model: Model) -> tuple[float, float, float, float]:
     """Return seconds: a step on this rank alone; compute, copy and MPI of a step on all. Collective.
 
     Raises:

@@ -81,6 +81,10 @@ def _run(argv: Sequence[str]) -> int:
         if comm.rank == 0:
             print(to_yaml(config), end="")
         return 0
+    if config.model.function is not None and command in _MAKE_MODELS:
+        from dptrain.cli.model_function import loaded
+
+        config = loaded(config, parsed, comm)
     return run(config, comm, parsed)
 
 
@@ -116,6 +120,8 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 COMMANDS = ("train", "evaluate", "predict", "export", "sweep", "doctor", "explain", "launch")
 # Those whose modules say which options they have (OPTIONS), and import what takes long where they use it.
 _OWN_OPTIONS = ("evaluate", "predict", "export")
+# Those that make the model as configured.
+_MAKE_MODELS = ("train", "sweep", "explain")
 
 
 def _command(name: str) -> "Command":
@@ -227,15 +233,23 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf]) -> None:
         names = [f"--{leaf.flag}"] if leaf.flag and f"--{leaf.flag}" not in taken else []
         if f"--{leaf.path}" not in names:
             names.append(f"--{leaf.path}")
-        default = "" if leaf.default is None or leaf.is_flag else f" (default: {_shown(leaf.default)})"
+        default = "" if leaf.default in (None, {}) or leaf.is_flag else f" (default: {_shown(leaf.default)})"
         groups[section].add_argument(
             *names,
             dest=leaf.path,
             default=argparse.SUPPRESS,
-            metavar="on|off" if leaf.is_flag else "|".join(leaf.choices) or leaf.path.rpartition(".")[2].upper(),
+            metavar=_metavar(leaf),
             help=(leaf.help + default).replace("%", "%%"),
-            **({"nargs": "?", "const": "true"} if leaf.is_flag else {}),
+            **({"action": "append"} if leaf.is_mapping else {}),
+            **({} if leaf.alone is None else {"nargs": "?", "const": leaf.alone}),
         )
+
+
+def _metavar(leaf: Leaf) -> str:
+    """Return what stands for an option's value in the help."""
+    if leaf.is_mapping:
+        return "NAME=VALUE"
+    return "on|off" if leaf.is_flag else "|".join(leaf.choices) or leaf.path.rpartition(".")[2].upper()
 
 
 def _shown(value: Any) -> str:
@@ -259,6 +273,11 @@ def _configure(parsed: argparse.Namespace) -> Config:
     file = {} if source is None else read_file(Path(source))
     paths = {leaf.path for leaf in leaves()}
     overrides = {path: value for path, value in vars(parsed).items() if path in paths}
+    if "model.arguments" in overrides:
+        from dptrain.cli.model_function import parse_argument
+
+        said = [parse_argument(text) for text in overrides.pop("model.arguments")]
+        overrides |= {f"model.arguments.{name}": value for name, value in said}
     return resolve(file, str(source), overrides)
 
 

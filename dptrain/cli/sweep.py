@@ -41,13 +41,14 @@ from dptrain.cli.config import (
     to_yaml,
     verbosity,
 )
+from dptrain.cli.model_function import load_function
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
 from dptrain.cli.words import suggest
 from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData
 from dptrain.errors import ConfigError
-from dptrain.models import Model, Sequential
+from dptrain.models import Model
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
@@ -59,7 +60,7 @@ from dptrain.sweeps.driver import Request, execute, gather, prepare, spread
 from dptrain.sweeps.keeping import keeps_models
 from dptrain.sweeps.pareto import decided, mean_column, objectives_of, require_one
 from dptrain.sweeps.records import Run, Setting
-from dptrain.sweeps.result import SweepResult
+from dptrain.sweeps.result import RESERVED, SweepResult
 from dptrain.sweeps.scheduler import rung_epochs
 from dptrain.sweeps.space import Space, label, parse_grid, parse_random, parse_seeds
 from dptrain.sweeps.training import Recipe
@@ -84,10 +85,14 @@ _FIXED = {
     "train.validation_split": "all runs are compared on the same samples",
     "train.fold": "use --folds",
     "run_eagerly": "it is for debugging one run",
+    **dict.fromkeys(("model.function", "model.digest"), "a sweep has one function"),
+    "model.arguments": "name an argument of the function itself, such as units=32,64",
     **dict.fromkeys(
         ("out", "name", "verbose", "progress", "fast_dev_run", "debug"), "it is about the sweep, not about a run"
     ),
 }
+# Of the user's function, by name.
+_ARGUMENTS = "model.arguments"
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
     *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
@@ -230,14 +235,17 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
                 grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV), seed=space.seed
             )
         seeds = parse_seeds(options.seeds)
-        fields = {name: field_path(name) for name in space.fields}
+        function = None if config.model.function is None else load_function(config.model.function)
+        fields = {name: field_path(name, config) for name in space.fields}
         if len(set(fields.values())) < len(fields):
             raise ConfigError(f"swept {', '.join(fields)}: two of them are the same field")
         if config.data.sharding != "global":
             raise ConfigError("--sharding static: every run of a sweep has all samples; leave it out")
         if not options.adaptive:
             for setting in space.settings():
-                _config(config, setting, fields, seeds[0])
+                one = _config(config, setting, fields, seeds[0])
+                if function is not None:
+                    function.arguments(one.model.arguments)
         rungs: tuple[int, ...] = ()
         if options.halving is not None:
             require_one(objectives)
@@ -253,9 +261,8 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     notes, folds = [why_not] if why_not else [], options.folds or 1
     phase.enter("data")
     data = load_data(config, ranks, alone=True)
-    recipe = ranks.agree(
-        "configuration", lambda: ConfigRecipe(config, data, {name: field_path(name) for name in space.fields}, folds)
-    )
+    fields = {name: field_path(name, config) for name in space.fields}
+    recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, folds))
     validated = [metric for metric in objectives if metric.startswith("val_")]
     if not recipe.has_test and validated:
         notes.append(
@@ -331,6 +338,7 @@ class ConfigRecipe(Recipe):
 
     Attributes:
         samples: how many of them are for what, in words.
+        function: that makes the models, where the user has one.
 
     Raises:
         ConfigError: nothing can be held out as asked.
@@ -342,8 +350,9 @@ class ConfigRecipe(Recipe):
         self._parts = self._parts_of(config, Run(0, 0, config.seed, 0, folds))
         self.has_test = self._parts.test is not None
         self.samples = describe_samples(data, self._parts)
+        self.function = config.model.function
 
-    def build(self, setting: Setting, seed: int) -> Sequential:
+    def build(self, setting: Setting, seed: int) -> Model:
         """Build the configured network."""
         return build_model(_config(self._config, setting, self.fields, seed), self._data)
 
@@ -396,19 +405,26 @@ def space_of(options: SweepOptions) -> Space:
     )
 
 
-def field_path(name: str) -> str:
+def field_path(name: str, config: Config) -> str:
     """Return the dotted path of a field that a sweep may vary, by its path, its flag or the end of its path.
+
+    Parameters of the user's function come first; a field of the same name has its path.
 
     Raises:
         ConfigError: there is none, or it is the same for all runs.
     """
+    own = {} if config.model.function is None else load_function(config.model.function).types
+    if (parameter := name.removeprefix(f"{_ARGUMENTS}.")) in own:
+        if parameter in RESERVED:
+            raise ConfigError(f"swept {name!r}: results have something else of that name; call it otherwise")
+        return f"{_ARGUMENTS}.{parameter}"
     all_leaves = list(leaves())
     found = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]
     found = found or [leaf for leaf in all_leaves if _short(leaf) == name]
     if not found:
         get = (lambda leaf: leaf.path) if "." in name else _short
         names = {get(leaf) for leaf in all_leaves if leaf.path not in _FIXED}
-        raise ConfigError(f"unknown field {name!r}{suggest(name, sorted(names))}")
+        raise ConfigError(f"unknown field {name!r}{suggest(name, [*own, *sorted(names)])}")
     if len(found) > 1:
         raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in found)}")
     if found[0].path in _FIXED:
@@ -466,10 +482,18 @@ def _repeat(out: Path, recipe: ConfigRecipe, setting: Setting, run: Run, capacit
     """Return the command that trains one run alone, with its bits: BLAS gives others with other numbers of threads."""
     threads = "" if capacity.threads is None else f"OPENBLAS_NUM_THREADS={capacity.threads} "
     words = ["python", "-m", "dptrain", "--config", str(out / "config.yaml"), "--seed", str(run.seed)]
-    words += [f"--{path}={_word(setting[name])}" for name, path in recipe.fields.items()]
+    if recipe.function is not None:
+        words.append(f"--model={recipe.function}")
+    words += [_option(path, setting[name]) for name, path in recipe.fields.items()]
     if run.folds > 1:
         words.append(f"--fold={run.fold + 1}/{run.folds}")
     return threads + shlex.join(words)
+
+
+def _option(path: str, value: Any) -> str:
+    """Return an option of the command line, as it is typed."""
+    section, _, name = path.rpartition(".")
+    return f"--model-arg={label({name: value}, exact=True)}" if section == _ARGUMENTS else f"--{path}={_word(value)}"
 
 
 def _word(value: Any) -> str:

@@ -17,6 +17,7 @@ from dptrain.callbacks.checkpointing import Checkpointing
 from dptrain.cli.building import (
     Parts,
     build_model,
+    describe_network,
     describe_samples,
     epochs_of,
     load_data,
@@ -30,7 +31,7 @@ from dptrain.cli.run_directory import RunDirectory
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData
 from dptrain.errors import OutputError, PreemptedError
-from dptrain.models import Sequential
+from dptrain.models import Model
 from dptrain.runtime import signals, terminal
 from dptrain.runtime.failure import phase
 from dptrain.saving import keras_zip
@@ -202,7 +203,7 @@ def _show_start(
     config: Config,
     data: LoadedData,
     parts: Parts,
-    model: Sequential,
+    model: Model,
     steps: int,
     device: str,
     comm: Communicator,
@@ -212,12 +213,10 @@ def _show_start(
     rows = [[rank, *found] for rank, found in enumerate(comm.allgather([comm.host, os.getpid(), device]))]
     if comm.rank == 0 and not quiet:
         show_ranks(rows)
-        network = " -> ".join(
-            ["x".join(map(str, data.train.x.shape[1:])), *map(str, config.model.hidden), str(data.num_classes)]
-        )
+        network = describe_network(config, data)
         terminal.say(
             f"{data.name}: {describe_samples(data, parts)}; "
-            f"{network}, {model.count_params():,} parameters; {config.optimizer.name}, "
+            f"{network}, {model.count_params():,} parameters; {model.optimizer.name}, "
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
         )
     return rows

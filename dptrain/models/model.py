@@ -392,6 +392,17 @@ class Model(Fitting, Files):
         """What `compile` was told about the device: keywords of `dptrain.train.devices.open_backend`."""
         return dict(self._compiled.device) if self._compiled else {}
 
+    @property
+    def compile_arguments(self) -> dict[str, Any]:
+        """What `compile` was given: its keywords, with which it can be called again; none where it was not called."""
+        given = self._compiled
+        if given is None:
+            return {}
+        names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
+        steps = "auto" if given.steps_per_execution is None else given.steps_per_execution
+        own = {name: getattr(given, name) for name in (*names, "comm", "bucket_mb", "device_mb")}
+        return own | {"steps_per_execution": steps, **given.device}
+
     def describe_compiled(self) -> list[Any]:
         """Return optimizer, loss and metrics as JSON can carry them: what must be the same on all ranks."""
         assert self._compiled is not None

@@ -20,7 +20,8 @@ class Builder:
     """Makes models of a user's function, each with a seed.
 
     Args:
-        build_model: returns a new compiled model each time.
+        build_model: returns a new model each time.
+        compiled: whether it is to be compiled.
 
     Attributes:
         takes: the parameters of the function.
@@ -29,9 +30,9 @@ class Builder:
         ConfigError: it is no function.
     """
 
-    def __init__(self, build_model: Callable[..., Model]) -> None:
+    def __init__(self, build_model: Callable[..., Model], *, compiled: bool = True) -> None:
         require_function("build_model", build_model)
-        self._build_model = build_model
+        self._build_model, self._compiled = build_model, compiled
         self.takes = inspect.signature(build_model).parameters
         self._built: weakref.WeakSet[Model] = weakref.WeakSet()
 
@@ -43,7 +44,7 @@ class Builder:
             fields: further arguments of the function.
 
         Raises:
-            ConfigError: it returns something else than a new compiled model.
+            ConfigError: it returns something else than a new model, compiled where that is asked for.
         """
         before, pythons, numpys = default_seed(), random.getstate(), np.random.get_state()
         set_random_seed(seed)
@@ -53,8 +54,9 @@ class Builder:
             set_default_seed(before)
             random.setstate(pythons)
             np.random.set_state(numpys)
-        if not isinstance(model, Model) or not model.compiled:
-            raise ConfigError(f"build_model: expected a compiled model, found {type(model).__name__}")
+        if not isinstance(model, Model) or (self._compiled and not model.compiled):
+            expected = "a compiled model" if self._compiled else "a model of dptrain"
+            raise ConfigError(f"build_model: expected {expected}, found {type(model).__name__}")
         if model in self._built:
             raise ConfigError(
                 "build_model: returned the same model twice; expected a new one each time, for a run each"

@@ -332,9 +332,9 @@ class Space:
         return cls(**tree)
 
 
-def label(setting: Setting) -> str:
-    """Return "learning_rate=0.001, hidden=128": one line, values as in a grid, floats to six digits."""
-    return ", ".join(f"{name}={_text(_rounded(value))}" for name, value in setting.items())
+def label(setting: Setting, *, exact: bool = False) -> str:
+    """Return "learning_rate=0.001, hidden=128": one line, values as in a grid, floats to six digits unless exact."""
+    return ", ".join(f"{name}={_text(value if exact else _rounded(value))}" for name, value in setting.items())
 
 
 def _assignment(what: str, text: str) -> tuple[str, str]:

@@ -1,0 +1,284 @@
+"""`--model file.py:build_model`: the user's own function makes the model.
+
+The file is code that the user names on the command line, and it is run. A configuration file alone runs none: what
+reads files runs no code, so the command line has to say `--model` as well.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from dptrain.cli.config import Config, ModelConfig
+from dptrain.cli.words import suggest
+from dptrain.comm import Communicator
+from dptrain.errors import ConfigError, DptrainError
+from dptrain.models import Model
+from dptrain.runtime import terminal
+from dptrain.runtime.files import open_regular
+from dptrain.runtime.text import one_line, short
+from dptrain.sweeps.arguments import Builder
+from dptrain.sweeps.space import parse_grid
+
+# What the data and the run say: a function that names one of these gets it.
+OFFERED = ("input_shape", "num_classes", "task", "preprocessing", "seed")
+# Types of a default that say which values an argument takes.
+_PLAIN = (bool, int, float, str)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFunction:
+    """A function that makes models, from a file.
+
+    Attributes:
+        spec: as the user wrote it, "models.py:build_model".
+        path: of its file.
+        digest: SHA-256 of the file.
+        builder: calls the function.
+        types: what the values of its own parameters are, by name; Any where the signature does not say.
+        required: its own parameters without a default.
+        takes_others: whether it takes arguments by any name.
+    """
+
+    spec: str
+    path: str
+    digest: str
+    builder: Builder
+    types: Mapping[str, Any]
+    required: frozenset[str]
+    takes_others: bool
+
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments as its signature types them.
+
+        Args:
+            given: values by name, as the command line or a sweep has them.
+
+        Raises:
+            ConfigError: it has no such parameter, a value does not fit, or one is missing.
+        """
+        name = self.spec.rpartition(":")[2]
+        found = {}
+        for key, value in given.items():
+            if key in OFFERED:
+                raise ConfigError(f"model.arguments.{key} = {short(value)}: {key} comes from the data and the run")
+            if key not in self.types and not self.takes_others:
+                raise ConfigError(f"{name} of {self.path} has no parameter {key!r}{suggest(key, self.types)}")
+            found[key] = self._typed(key, value)
+        if missing := sorted(self.required - found.keys()):
+            raise ConfigError(f"{name} of {self.path} needs {', '.join(missing)}: add --model-arg {missing[0]}=VALUE")
+        return found
+
+    def _typed(self, key: str, value: Any) -> Any:
+        kind = self.types.get(key, Any)
+        try:
+            if isinstance(value, bool) and kind in (int, float):
+                raise ValueError(f"expected {kind.__name__}")
+            return TypeAdapter(kind).validate_python(value)
+        except (ValidationError, ValueError) as error:
+            expected = getattr(kind, "__name__", str(kind))
+            raise ConfigError(f"model.arguments.{key} = {short(value)}: expected {expected}") from error
+        except PydanticUserError:  # a type of which Pydantic knows nothing
+            return value
+
+    def build(self, seed: int, given: Mapping[str, Any], known: Mapping[str, Any]) -> Model:
+        """Return a new model, with its weights.
+
+        Args:
+            seed: of the model, unless the function gives it another.
+            given: as `arguments`.
+            known: what the data say, "input_shape" among it, by name; it gets those that it names.
+
+        Raises:
+            ConfigError: as `arguments`; or the function fails, or returns no new model.
+        """
+        own = self.arguments(given)
+        try:
+            model = self.builder.build(
+                seed, **own, **{name: known[name] for name in known if name in self.builder.takes}
+            )
+            if not model.built:
+                model.build((None, *known["input_shape"]))
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"--model {self.spec}: {_told(error, self.path)}") from error
+        return model
+
+
+def loaded(config: Config, parsed: argparse.Namespace, comm: Communicator) -> Config:
+    """Load the configured function on every rank, and return the configuration with the digest of its file. Collective.
+
+    Args:
+        config: names the function.
+        parsed: the command line.
+        comm: the ranks.
+
+    Raises:
+        AgreedError: only a file names the function, its file fails, or ranks have different ones.
+    """
+    spec = str(config.model.function)
+
+    def load() -> ModelFunction:
+        if "model.function" not in vars(parsed):
+            raise ConfigError(f"--config {parsed.config} names code, {short(spec)}: add --model {spec} to run it")
+        function = load_function(spec)
+        _check_replaced(config)
+        if "sweep.grid" not in vars(parsed) and "sweep.random" not in vars(parsed):
+            function.arguments(config.model.arguments)
+        return function
+
+    function = comm.agree("model", load)
+    comm.require_same("the ranks have different model files", {f"{function.path} (SHA-256)": function.digest})
+    before = config.model.digest
+    if before not in (None, function.digest) and comm.rank == 0:
+        text = f"{function.path} has changed since {parsed.config} was written: its SHA-256 was {before}"
+        terminal.say(f"dptrain: warning: {text}, and is {function.digest}", file=sys.stderr)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, digest=function.digest))
+
+
+def _check_replaced(config: Config) -> None:
+    """Refuse settings of the network that the function's model takes the place of.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    for name in ("hidden", "activation", "dropout"):
+        if (value := getattr(config.model, name)) != getattr(ModelConfig(), name):
+            advice = f"leave it out, or hand it over: --model-arg {name}=..."
+            raise ConfigError(f"model.{name} = {short(value)}: {config.model.function} makes the model; {advice}")
+
+
+@cache
+def load_function(spec: str) -> ModelFunction:
+    """Return the function that a text names; its file is run, once a process.
+
+    Args:
+        spec: "file.py:function" or "package.module:function".
+
+    Raises:
+        ConfigError: there is none, or its file fails.
+    """
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        example = f"{spec.rstrip(':')}:build_model" if spec else "models.py:build_model"
+        raise ConfigError(f"--model {spec}: expected a file or a module and its function, such as {example}")
+    is_file = place.endswith(".py") or os.sep in place
+    module, path, content = _run_file(spec, Path(place)) if is_file else _import_module(spec, place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, one in vars(module).items() if callable(one) and not key.startswith("_")]
+        raise ConfigError(f"--model {spec}: {path} has no function {name!r}{suggest(name, own)}")
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"--model {spec}: the signature of {name} cannot be read") from error
+    for one in parameters.values():
+        if one.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigError(f"--model {spec}: {name} takes {one.name!r} by its position alone; drop the '/'")
+    own_parameters = {key: one for key, one in parameters.items() if one.kind in _BY_NAME and key not in OFFERED}
+    hints = _hints(function)
+    return ModelFunction(
+        spec,
+        path,
+        hashlib.sha256(content).hexdigest(),
+        Builder(function, compiled=False),
+        {key: hints.get(key, _type_of(one.default)) for key, one in own_parameters.items()},
+        frozenset(key for key, one in own_parameters.items() if one.default is inspect.Parameter.empty),
+        any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()),
+    )
+
+
+def parse_argument(text: str) -> tuple[str, Any]:
+    """Return the name and the value of "units=64"; a list is "hidden=[256,128]", as in a grid.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        name, values = parse_grid(text)
+    except ConfigError as error:
+        raise ConfigError(f"--model-arg {text}: {str(error).partition(': ')[2]}") from error
+    if len(values) != 1:
+        raise ConfigError(f"--model-arg {text}: expected one value; a list is {name}=[{text.partition('=')[2]}]")
+    return name, values[0]
+
+
+def _run_file(spec: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
+    """Run a file as Python runs a script: modules beside it can be imported. What is run is what was read."""
+    try:
+        with open_regular(path) as file:
+            content = file.read()
+    except OSError as error:
+        raise ConfigError(f"--model {spec}: {path}: {error.strerror or error}") from error
+    whole = str(path.resolve())
+    # Classes of the file are found by the name of its module, which must not hide another one.
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"_model_{path.stem}"
+    module = types.ModuleType(name)
+    module.__file__ = whole
+    folder = os.path.dirname(whole)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        exec(compile(content, whole, "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise ConfigError(f"--model {spec}: {_told(error, whole)}") from error
+    return module, whole, content
+
+
+def _import_module(spec: str, name: str) -> tuple[types.ModuleType, str, bytes]:
+    if "" not in sys.path and os.getcwd() not in sys.path:  # as with `python -m`
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(
+                f"--model {spec}: there is no module {error.name!r}; of a file: FILE.py:function"
+            ) from error
+        raise ConfigError(f"--model {spec}: {_told(error, None)}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"--model {spec}: {_told(error, None)}") from error
+    path = getattr(module, "__file__", None) or name
+    try:
+        content = Path(path).read_bytes()
+    except OSError:  # built in, or in an archive
+        content = b""
+    return module, path, content
+
+
+def _told(error: BaseException, path: str | None) -> str:
+    """Return "models.py, line 7: NameError: ..."; the line is the last one of the user's that was run."""
+    text = one_line(error)
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{os.path.basename(error.filename)}, line {error.lineno}: SyntaxError: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if path in (None, frame.filename)]
+    place = f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
+    return place + (text if isinstance(error, DptrainError) else f"{type(error).__name__}: {text}")
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return its annotations; none where one of them cannot be read."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception:
+        return {}
+
+
+def _type_of(default: Any) -> Any:
+    return type(default) if type(default) in _PLAIN else Any
