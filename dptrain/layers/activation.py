@@ -1,11 +1,18 @@
 """Layers without weights that are a function of their input, most of single elements."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from dptrain import activations, ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import ActivationArgument, Layer
+from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
+
+# What masked elements of a softmax become, as in Keras: its exponential is 0.
+_MASKED = -1e9
 
 
 class Activation(Layer):
@@ -117,22 +124,49 @@ class ELU(Layer):
 
 
 class Softmax(Layer):
-    """y = exp(x) / sum(exp(x)) along an axis.
+    """y = exp(x) / sum(exp(x)) along one axis or several.
 
     Args:
-        axis: one.
+        axis: one, or a list of several.
         options: as `Layer`.
 
     Raises:
-        ConfigError: several axes.
+        ConfigError: the axis is no integer or list of integers.
     """
 
-    def __init__(self, axis: int = -1, **options: Any) -> None:
+    def __init__(self, axis: int | Sequence[int] = -1, **options: Any) -> None:
         super().__init__(**options)
-        if isinstance(axis, bool) or not isinstance(axis, int):
-            self.refuse(axis=axis)
-        self.axis = axis
+        axes = [axis] if isinstance(axis, int) else list(axis) if isinstance(axis, Sequence) else []
+        if not axes or any(isinstance(one, bool) or not isinstance(one, int) for one in axes):
+            raise ConfigError(f"`axis` must be an integer or a list of integers. Received: axis={axis}")
+        self.axis = axis if isinstance(axis, int) else axes
 
-    def call(self, inputs: Tensor) -> Tensor:
-        """Return softmax(x)."""
-        return ops.softmax(inputs, self.axis)
+    def call(self, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return softmax(x).
+
+        Args:
+            inputs: x.
+            mask: which elements count, booleans or numbers above 0.5 for those that do, of a shape that broadcasts to
+                that of x; the others become 0.
+
+        Raises:
+            ConfigError: the mask does not broadcast to x.
+        """
+        if mask is None:
+            return self._softmax(inputs)
+        pairs = zip(reversed(mask.shape), reversed(inputs.shape), strict=False)
+        if mask.ndim > inputs.ndim or any(own not in (1, length) for own, length in pairs):
+            raise ConfigError(
+                f"The `mask` must be broadcastable to `inputs`. Received: inputs.shape={without_rows(inputs.shape)}, "
+                f"mask.shape={without_rows(mask.shape)}"
+            )
+        counts = mask if mask.dtype == np.bool_ else mask > 0.5
+        return ops.where(counts, self._softmax(ops.where(counts, inputs, _MASKED)), 0.0)
+
+    def _softmax(self, x: Tensor) -> Tensor:
+        if isinstance(self.axis, int):
+            return ops.softmax(x, self.axis)
+        if len(self.axis) == 1:
+            return ops.softmax(x, self.axis[0])
+        powers = ops.exp(x - ops.stop_gradient(ops.max(x, self.axis, keepdims=True)))
+        return powers / ops.sum(powers, self.axis, keepdims=True)

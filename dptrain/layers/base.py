@@ -216,6 +216,24 @@ class Layer(Parts):
                 raise ConfigError(f"not supported: {name} = {value!r} of layer {type(self).__name__}")
             setattr(self, name, None)
 
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        """Return the mask of the outputs: None, since masks do not travel from layer to layer.
+
+        Args:
+            inputs: as `call`.
+            previous_mask: of the inputs, None.
+        """
+        return None
+
+    def _refuse_mask(self, mask: Any) -> None:
+        """Raise for a mask that would be ignored.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if leaves(mask):
+            raise ConfigError(f"not supported: mask of layer {self.label!r} ({type(self).__name__}), which ignores it")
+
     # Calling it
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -236,6 +254,8 @@ class Layer(Parts):
         accepted = self._signature.parameters
         training = keywords.get("training")
         if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in accepted.values()):
+            if "mask" not in accepted:
+                self._refuse_mask(keywords.get("mask"))
             keywords = {key: one for key, one in keywords.items() if key not in ("training", "mask") or key in accepted}
         bound = self._signature.bind(*arguments, **keywords)
         training = bound.arguments.get("training", training)
@@ -273,6 +293,11 @@ class Layer(Parts):
             if self.input_spec is not None:
                 check(self.input_spec, first, self.label)
         outputs = self.call(*bound.args, **bound.kwargs)
+        if type(self).compute_mask is not Layer.compute_mask and leaves(self.compute_mask(first, None)):
+            raise ConfigError(
+                f"not supported: the mask that `compute_mask` of layer {self.label!r} returns; masks do not travel "
+                "from layer to layer"
+            )
         if self.activity_regularizer is not None:
             for one in leaves(outputs):
                 penalty = self.activity_regularizer(one)

@@ -136,6 +136,7 @@ class Sequential(Model):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return what the last layer makes of what the first one is given."""
+        self._refuse_mask(mask)
         if self._graph is not None:
             return super().call(inputs)
         for layer in self._stack:

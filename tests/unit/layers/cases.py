@@ -106,7 +106,10 @@ CASES: dict[str, list[Case]] = {
     "RepeatVector": [Case(lambda: L.RepeatVector(3), (4,), (3, 4))],
     "Rescaling": [Case(lambda: L.Rescaling(0.5, 1), (3,), (3,))],
     "Reshape": [Case(lambda: L.Reshape([-1, 2]), (3, 4), (6, 2))],
-    "Softmax": [Case(L.Softmax, (3,), (3,)), Case(lambda: L.Softmax(axis=1), (3, 4), (3, 4))],
+    "Softmax": [
+        *(Case(L.Softmax, (3,), (3,)), Case(lambda: L.Softmax(axis=1), (3, 4), (3, 4))),
+        Case(lambda: L.Softmax([1, 2]), (3, 4), (3, 4)),
+    ],
     "Subtract": [Case(L.Subtract, PAIR, (3, 2))],
     "UpSampling2D": [Case(lambda: L.UpSampling2D((2, 3)), (2, 3, 2), (4, 9, 2))],
     "ZeroPadding2D": [Case(lambda: L.ZeroPadding2D(((1, 0), (2, 1))), (2, 3, 2), (3, 6, 2))],

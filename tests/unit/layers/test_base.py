@@ -399,7 +399,7 @@ def test_a_symbolic_call_changes_nothing():
         (lambda: layers.ReLU(threshold=-1.0), "threshold of a ReLU layer cannot be None or a negative value"),
         (lambda: layers.ReLU(negative_slope=-1), "cannot be None or a negative value"),
         (lambda: layers.LeakyReLU(None), "cannot be None or negative value"),
-        (lambda: layers.Softmax(axis=(1, 2)), "not supported: axis"),
+        (lambda: layers.Softmax(axis="last"), "must be an integer or a list"),
         (lambda: layers.Dropout(-0.1), "between 0 and 1"),
         (lambda: layers.Dropout(0.5, seed=-1), "`seed` argument should be an integer"),
         (lambda: layers.Dropout(0.5, noise_shape=(1,)), "not supported: noise_shape"),
