@@ -20,6 +20,7 @@ from dptrain.data.checks import check_labels
 from dptrain.data.parts import cut
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
+from dptrain.program.shapes import axis_of_one
 from dptrain.runtime.failure import warn
 from dptrain.runtime.text import short
 
@@ -247,9 +248,12 @@ def _check_features(x: Any, expected: tuple[int | None, ...] | None, name: str) 
         raise DataError(f"{name} has dtype {features.dtype}: expected real numbers")
     if features.ndim == 0:
         raise DataError(f"{name} is the single number {features}: expected samples of shape {expected}")
-    shape = features.shape[1:]
     if expected is None:
         return features
+    adjusted = axis_of_one(features.shape[1:], expected)
+    if adjusted is not None:
+        features = features.reshape(len(features), *adjusted)
+    shape = features.shape[1:]
     if len(shape) != len(expected) or any(n is not None and n != own for n, own in zip(expected, shape, strict=True)):
         flat = math.prod(n or 1 for n in expected)
         raise DataError(

@@ -55,10 +55,10 @@ class Embedding(Layer):
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         self.embeddings_regularizer = regularizers.get(embeddings_regularizer)
         if weights is not None:
-            self.build(None)
+            self.build()
             self.set_weights(weights if isinstance(weights, list) else [weights])
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: Any = None) -> None:
         """Make the table."""
         self.embeddings = self.add_weight(
             (self.input_dim, self.output_dim),

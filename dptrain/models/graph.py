@@ -14,7 +14,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.node import Node
 from dptrain.program import tree
-from dptrain.program.shapes import Rows
+from dptrain.program.shapes import Rows, axis_of_one
 from dptrain.program.tensor import Tensor, as_tensors
 
 # What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
@@ -77,6 +77,7 @@ class Graph:
         count = rows.rows if rows is not None else int(given[0].shape[0])
         for symbol, one in zip(tree.leaves(self.inputs), given, strict=True):
             wanted = np.dtype(dtype) if symbol.dtype.kind == "f" else symbol.dtype
+            one = _of_rank(one, symbol)
             known[id(symbol)] = one if one.dtype == wanted else ops.cast(one, wanted)
 
         def value(symbol: Any) -> Any:
@@ -154,6 +155,12 @@ class Graph:
         for layer in self.input_layers:
             found.setdefault(id(layer), layer)
         return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), -1)))
+
+
+def _of_rank(given: Tensor, like: Tensor) -> Tensor:
+    """Return an input with a last axis of length 1 where it lacks one, or without where it has one too many."""
+    shape = axis_of_one(given.shape[1:], like.shape[1:])
+    return given if shape is None else ops.reshape(given, (given.shape[0], *shape))
 
 
 def _with_rows(attribute: Any, count: int, rows: Rows | None) -> Any:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from dptrain.models.summary import summary
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
 from dptrain.program.shapes import SYMBOLIC_ROWS
-from dptrain.program.tensor import Tensor, Variable, placeholder
+from dptrain.program.tensor import Tensor, Variable, placeholder, untraced
 from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
@@ -92,6 +92,8 @@ class Model(Fitting, Files):
         self._compilations = 0
         self._outputs: Outputs | None = None
         self._output_shapes: Any = None  # of a sample, nested as the outputs
+        # Shapes of inputs and outputs of the batch at hand where it has another size than the one before.
+        self._sample: tuple[Any, Any] | None = None
         self._prediction: Any = None  # names of the outputs, nested likewise
         self._loss_tracker = Mean("loss")
         self._backend: Backend | None = None  # where it lives
@@ -117,7 +119,7 @@ class Model(Fitting, Files):
 
     def _set_graph(self, graph: Graph) -> None:
         self._graph, self._stack, self.built = graph, graph.layers, True
-        self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), graph.outputs)
+        self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), graph.outputs)
 
     @property
     def layers(self) -> list[Layer]:
@@ -141,6 +143,24 @@ class Model(Fitting, Files):
             AttributeError: it is none.
         """
         return tree.leaves(self._require_graph().outputs)
+
+    @property
+    def input(self) -> Any:
+        """The symbolic inputs of a functional model, nested as it was given them.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return self.inputs[0] if len(self.inputs) == 1 else self._require_graph().inputs
+
+    @property
+    def output(self) -> Any:
+        """The symbolic outputs of a functional model, nested as it returns them.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return self.outputs[0] if len(self.outputs) == 1 else self._require_graph().outputs
 
     @property
     def input_names(self) -> list[str]:
@@ -174,7 +194,7 @@ class Model(Fitting, Files):
 
     def _require_graph(self) -> Graph:
         if self._graph is None:
-            raise AttributeError(f"model {self.name!r} has no symbolic inputs and outputs")
+            raise AttributeError(f"{type(self).__name__} model {self.name!r} has no defined inputs and outputs yet.")
         return self._graph
 
     def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
@@ -226,20 +246,31 @@ class Model(Fitting, Files):
         except BaseException:
             self.built = False
             raise
-        self._output_shapes = tree.map_leaves(lambda path, one: _sample_shape(one), outputs)
+        self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), outputs)
         self.adopt(self.seed)
 
     def _build_for(self, arguments: Any) -> None:  # a `Layer`'s, whose weights are its sublayers'
         if type(self).build is not Model.build and not self.built:
             super()._build_for(arguments)
         first = next(iter(arguments.values()), None)
-        self._symbols = tree.map_leaves(lambda path, one: _symbol(one.shape[1:], one.dtype), first)
+        self._symbols = tree.map_leaves(lambda path, one: symbol(one.shape[1:], one.dtype), first)
         self.built = True
 
     def _build_like(self, x: Any) -> None:
         """Make the weights, if they are not there, for samples like those of a batch."""
-        if type(self).call is not Model.call and (not self.built or (self._output_shapes is None and x is not None)):
-            self._build_on(tree.map_leaves(lambda path, one: _symbol(np.shape(one)[1:], _kind(one, self.dtype)), x))
+        if type(self).call is Model.call:
+            return
+
+        def symbols() -> Any:
+            return tree.map_leaves(lambda path, one: symbol(np.shape(one)[1:], _kind(one, self.dtype)), x)
+
+        if not self.built or (self._output_shapes is None and x is not None):
+            self._build_on(symbols())
+        self._sample = None
+        if x is not None and _shapes(x) != _shapes(self._symbols):
+            with untraced(), suppress(ConfigError):  # which the step will raise as well
+                outputs = self(symbols(), training=False)
+                self._sample = None, tree.map_leaves(lambda path, one: sample_shape(one), outputs)
 
     # Setting up
 
@@ -585,12 +616,15 @@ class Model(Fitting, Files):
         """What data must be like."""
         inputs = None
         if self._graph is not None:
-            inputs = tree.map_leaves(lambda path, one: _sample_shape(one), self._graph.inputs)
+            inputs = tree.map_leaves(lambda path, one: sample_shape(one), self._graph.inputs)
         if self._output_shapes is not None:
             self._find_outputs()
         losses = None if self._outputs is None else self._outputs.losses
         names = ([], []) if self._graph is None else (self.input_names, self.output_names)
-        return Expected(inputs, self._output_shapes, losses, self.has_own_steps, self.dtype, *names)
+        outputs = self._output_shapes
+        if self._sample is not None:
+            inputs, outputs = self._sample
+        return Expected(inputs, outputs, losses, self.has_own_steps, self.dtype, *names)
 
     def put_on(self, backend: Backend | None) -> None:
         """Let the model live on a backend that is open already, or None for one of its own; its state comes along."""
@@ -742,8 +776,13 @@ def _name_of(symbol: Tensor) -> str:
     return re.sub(r"_to$|_along$", "", symbol.op.name)
 
 
-def _sample_shape(symbol: Tensor) -> tuple[int, ...]:
+def sample_shape(symbol: Tensor) -> tuple[int, ...]:
+    """Return the shape of a sample of what stands for a batch."""
     return tuple(int(n) for n in symbol.shape[1:])
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(map(int, np.shape(one)[1:])) for one in tree.leaves(batch)]
 
 
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
@@ -751,7 +790,8 @@ def _kind(array: Any, dtype: str) -> npt.DTypeLike:
     return dtype if own is None or np.dtype(own).kind == "f" else np.dtype(own)
 
 
-def _symbol(shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+def symbol(shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+    """Return what stands for a batch of samples of a shape."""
     return placeholder((SYMBOLIC_ROWS, *map(int, shape)), dtype, "input")
 
 
@@ -767,7 +807,7 @@ def _symbols(shape: Any, dtype: str) -> Any:
         if shape and all(isinstance(one, Sequence | Mapping) for one in shape):
             return [_symbols(one, dtype) for one in shape]
         if len(shape) >= 1 and all(isinstance(n, int) for n in shape[1:]):
-            return _symbol(shape[1:], dtype)
+            return symbol(shape[1:], dtype)
     raise ConfigError(
         f"build: input_shape = {shape!r}: expected (batch size or None, *shape of one sample), such as (None, 784)"
     )

@@ -1,6 +1,7 @@
 """Sequential: layers in a row."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,8 @@ from dptrain.layers.base import sizes
 from dptrain.layers.parts import name_layers
 from dptrain.models.configuration import sequential_config, sequential_layers
 from dptrain.models.graph import Graph
-from dptrain.models.model import Model
+from dptrain.models.model import Model, sample_shape, symbol
+from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable, untraced
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.text import short
@@ -42,10 +44,13 @@ class Sequential(Model):
         seed: int | None = None,
     ) -> None:
         self._input: InputLayer | None = None
+        self._guessed = False  # whether a batch has said what the input is like
+        self._results: list[Any] = []  # symbolic, of each layer
         super().__init__(name=name, seed=seed)
         for layer in layers or []:
             self._append(layer)
         self._trainable = bool(trainable)
+        self._build_if_known()
 
     @property
     def layers(self) -> list[Layer]:
@@ -62,33 +67,49 @@ class Sequential(Model):
         self._given_shape = shape
 
     def add(self, layer: Layer | Tensor, rebuild: bool = True) -> None:
-        """Append a layer.
+        """Append a layer; a model that was compiled is to be compiled anew.
 
         Args:
             layer: a layer, or an `Input` in the first place.
-            rebuild: without effect.
+            rebuild: whether a model that knows its input is built at once.
 
         Raises:
-            ConfigError: the model has been used already, or it is no layer.
+            ConfigError: it is no layer, or cannot take what the layer before it returns; the model is as it was then.
         """
-        self._unbuild("added")
+        before = list(self._stack), self._input
+        self._unbuild()
         self._append(layer)
+        try:
+            if rebuild:
+                self._build_if_known()
+        except BaseException:
+            self._stack, self._input = before
+            self._build_if_known()
+            raise
 
     def pop(self, rebuild: bool = True) -> Layer:
-        """Remove the last layer and return it.
+        """Remove the last layer and return it; a model that was compiled is to be compiled anew.
+
+        Args:
+            rebuild: whether a model that knows its input is built at once.
 
         Raises:
-            ConfigError: the model has been used already, or there is no layer.
+            ConfigError: there is no layer.
         """
-        self._unbuild("removed")
         if not self._stack:
             raise ConfigError("There are no layers in the model.")
-        return self._stack.pop()
+        self._unbuild()
+        layer = self._stack.pop()
+        del self._results[len(self._stack) :]
+        if rebuild:
+            self._build_if_known()
+        return layer
 
-    def _unbuild(self, what: str) -> None:
-        if self._trainer_kept is not None or (self.built and self._compiled is not None):
-            raise ConfigError(f"layers can be {what} only before the model is first used")
-        self.built, self._graph, self._output_shapes = False, None, None
+    def _unbuild(self) -> None:
+        self._leave_device()
+        self._compilations += 1
+        self._outputs = None
+        self.built, self._graph, self._output_shapes, self._stack = False, None, None, list(self._stack)
 
     def _append(self, layer: Any) -> None:
         if isinstance(layer, Tensor) and layer.history is not None and isinstance(layer.history.layer, InputLayer):
@@ -111,7 +132,7 @@ class Sequential(Model):
         self._stack.append(layer)
 
     def _build_if_known(self) -> None:
-        """Make the weights as soon as somebody looks at them, if the shape of a sample is known."""
+        """Make the weights if the shape of a sample is known."""
         if not self.built and self._input is not None and self._stack:
             self.build()
 
@@ -134,14 +155,33 @@ class Sequential(Model):
         self._build_if_known()
         return super().count_params()
 
+    @property
+    def inputs(self) -> list[Tensor]:
+        """See `Model`."""
+        self._build_if_known()
+        return super().inputs
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """See `Model`."""
+        self._build_if_known()
+        return super().outputs
+
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return what the last layer makes of what the first one is given."""
         self._refuse_mask(mask)
-        if self._graph is not None:
+        if self._graph is not None and not (self._guessed and self._is_of_another_size(inputs)):
             return super().call(inputs)
         for layer in self._stack:
             inputs = layer(inputs)
         return inputs
+
+    def _is_of_another_size(self, x: Any) -> bool:
+        """Whether x has as many axes as the batch that the model was built for, but other lengths."""
+        assert self._input is not None
+        shape = np.shape(x) if not isinstance(x, Tensor) else x.shape
+        own = self._input.batch_shape[1:]
+        return len(shape) == len(own) + 1 and tuple(map(int, shape[1:])) != tuple(own)
 
     @property
     def awaits_shape(self) -> bool:
@@ -185,12 +225,14 @@ class Sequential(Model):
         names = [layer.name for layer in self._stack if not layer.has_default_name]
         if repeated := [name for name in names if name is not None and names.count(name) > 1]:
             raise ConfigError(f"layer names must be unique, found {repeated[0]!r} {names.count(repeated[0])} times")
+        start = self._input.output
         with untraced():
-            symbol = result = self._input.output
-            for layer in self._stack:
-                result = layer(result)
+            for layer in self._stack[len(self._results) :]:
+                if self.compiled:
+                    layer.set_dtype(self.dtype)
+                self._results.append(layer(self._results[-1] if self._results else start))
         stack = self._stack
-        self._set_graph(Graph(symbol, result))
+        self._set_graph(Graph(start, self._results[-1]))
         self._stack = stack
         self.adopt(self.seed)
 
@@ -199,8 +241,25 @@ class Sequential(Model):
             leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
             shape = np.shape(leaf)
             if len(shape) >= 1 and not isinstance(leaf, Mapping | list | tuple):
-                self._input = InputLayer(shape[1:])
+                self._input, self._guessed = InputLayer(shape[1:]), True
         self.build()
+        self._look_at_size(x)
+
+    def _look_at_size(self, x: Any) -> None:
+        """Note what samples are like that have another size than those that the model was built for.
+
+        A model whose input nobody has declared takes them, if its layers do.
+        """
+        self._sample = None
+        leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
+        if not self._guessed or leaf is None or tree.is_nested(leaf) or not self._is_of_another_size(leaf):
+            return
+        shape = np.shape(leaf)[1:]
+        with suppress(ConfigError), untraced():  # it will be said that the model expects another shape
+            result = symbol((shape), self.dtype)
+            for layer in self._stack:
+                result = layer(result)
+            self._sample = shape, tree.map_leaves(lambda path, one: sample_shape(one), result)
 
     def _build_for(self, arguments: Any) -> None:
         self._build_like(next(iter(arguments.values())))

@@ -97,6 +97,23 @@ def size(shape: Iterable[int]) -> int:
     return math.prod(int(n) for n in shape)
 
 
+def axis_of_one(shape: Shape, expected: Sequence[int | None]) -> Shape | None:
+    """Return the shape that samples get, as in Keras, which lack a last axis of length 1 or have one too many.
+
+    Args:
+        shape: of a sample.
+        expected: by the model.
+
+    Returns:
+        The shape with that axis, or without; None where it is not this that distinguishes the two.
+    """
+    if len(shape) == len(expected) - 1 and expected[-1] == 1:
+        return (*shape, 1)
+    if len(shape) == len(expected) + 1 and shape[-1] == 1:
+        return tuple(shape[:-1])
+    return None
+
+
 def broadcast(*shapes: Shape) -> Shape:
     """Return the shape to which NumPy broadcasts; a length that counts rows stays marked.
 

@@ -1,5 +1,6 @@
 """A model's layers, its shapes and what of it is trained, as in Keras."""
 
+import itertools
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 import dptrain as dp
 from dptrain import layers
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError
 
 
 def toy(rows: int = 24) -> tuple[np.ndarray, np.ndarray]:
@@ -88,6 +89,131 @@ def test_build_of_what_is_built():
 def test_shapes_that_build_refuses(input_shape, message):
     with pytest.raises(ConfigError, match=message):
         dp.Sequential([layers.Dense(3)]).build(input_shape)
+
+
+def test_a_model_that_knows_its_input_is_built_at_once():
+    model = dp.Sequential([dp.Input((4,)), layers.Dense(3), layers.Dense(2)])
+    assert (model.built, model.count_params(), model.output_shape) == (True, 23, (None, 2))
+    assert [one.shape[1:] for one in (*model.inputs, *model.outputs, model.input, model.output)] == [(4,), (2,)] * 2
+    assert [layer.output.shape[1:] for layer in model.layers] == [(3,), (2,)]
+    assert dp.Sequential([layers.Dense(3, input_shape=(4,))]).built
+    unknown = dp.Sequential([layers.Dense(3)])
+    assert (unknown.built, unknown.weights) == (False, [])
+    with pytest.raises(AttributeError, match="Sequential model 'sequential' has no defined inputs and outputs yet"):
+        unknown.inputs  # noqa: B018
+
+
+def test_layers_one_by_one_are_the_layers_at_once():
+    model, twin = dp.Sequential(seed=5), dp.Sequential(stack(), seed=5)
+    for layer in stack():
+        model.add(layer)
+        assert model.built == bool(model.layers)
+    assert [one.path for one in model.weights] == [one.path for one in twin.weights]
+    for mine, other in zip(model.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert all(len(layer._nodes) == 1 for layer in model.layers)
+
+
+def test_a_layer_that_cannot_follow_is_not_added():
+    model = dp.Sequential([dp.Input((4,)), layers.Dense(3)])
+    with pytest.raises(ConfigError, match="expected ndim=4, found ndim=2"):
+        model.add(layers.Conv2D(2, 3))
+    assert (model.built, len(model.layers), model.output_shape) == (True, 1, (None, 3))
+
+
+def test_another_head_on_what_was_trained():
+    x, y = toy()
+    model = compiled(dp.Sequential([dp.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(2)]))
+    model.fit(x, y, verbose=0)
+    trained = model.get_weights()
+    assert model.pop().units == 2
+    model.add(layers.Dense(5))
+    assert model.output_shape == (None, 5)
+    compiled(model).fit(x, np.zeros((24, 5)), epochs=2, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], trained[0], atol=0.1)
+    assert model.get_weights()[2].dtype == np.float64
+    x = x[:3]
+    expected = np.tanh(x @ model.get_weights()[0] + model.get_weights()[1]) @ model.get_weights()[2]
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected + model.get_weights()[3], rtol=1e-12)
+
+
+def test_a_model_emptied_by_pop():
+    model = dp.Sequential([dp.Input((4,)), layers.Dense(3)])
+    model.pop()
+    assert (model.built, model.layers) == (False, [])
+    with pytest.raises(ConfigError, match="There are no layers in the model"):
+        model.pop()
+    model.add(layers.Dense(2))
+    assert model.output_shape == (None, 2)
+
+
+# Inputs of another rank or size
+
+
+@pytest.mark.parametrize(
+    ("declared", "given"), [((4, 4, 1), (4, 4)), ((1,), ()), ((3,), (3, 1)), ((2, 2), (2, 2)), ((), (1,))]
+)
+def test_a_last_axis_of_one_is_added_or_left_out(declared, given):
+    """As in Keras: images without channels, a feature without an axis."""
+    x = np.arange(2.0 * np.prod(given, dtype=int)).reshape(2, *given)
+    model = compiled(dp.Sequential([dp.Input(declared), layers.Rescaling(2.0)]))
+    expected = 2 * x.reshape(2, *declared)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), expected)
+    np.testing.assert_array_equal(model(x), expected)
+    assert model.evaluate(x, expected, verbose=0) == 0
+    np.testing.assert_array_equal(model.predict(itertools.repeat((x,)), steps=1, verbose=0), expected)
+    model.add(layers.Flatten())
+    model.add(layers.Dense(1, kernel_initializer="zeros"))
+    assert compiled(model).fit(x, np.ones(2), verbose=0).history["loss"] == [1.0]
+
+
+def test_two_axes_are_one_too_many():
+    model = dp.Sequential([dp.Input((3,)), layers.Dense(1)])
+    with pytest.raises(DataError, match=r"model expects 3 features of shape \(3,\), data has 3 of shape \(3, 1, 1\)"):
+        model.predict(np.ones((2, 3, 1, 1)), verbose=0)
+
+
+def images(size: int) -> np.ndarray:
+    return np.random.default_rng(size).random((3, size, size, 2))
+
+
+def test_images_of_another_size_than_the_first():
+    model = compiled(dp.Sequential([layers.Conv2D(2, 3), layers.GlobalAveragePooling2D()]))
+    model.fit(images(6), np.zeros((3, 2)), verbose=0)
+    kernel, bias = model.get_weights()
+    for size in (9, 6, 4):
+        x = images(size)
+        windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2)).mean((1, 2))
+        expected = np.einsum("bchw,hwco->bo", windows, kernel) + bias
+        np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-10)
+        np.testing.assert_allclose(model(x), expected, rtol=1e-10)
+        assert model.evaluate(x, expected, verbose=0) < 1e-20
+    assert model.output_shape == (None, 2)
+    with pytest.raises(DataError, match=r"model expects 72 features of shape \(6, 6, 2\), data has 8 of shape"):
+        model.predict(images(2), verbose=0)
+
+
+def test_a_declared_size_is_the_size():
+    model = dp.Sequential([dp.Input((6, 6, 2)), layers.Conv2D(2, 3)])
+    with pytest.raises(DataError, match=r"model expects 72 features of shape \(6, 6, 2\), data has 128"):
+        model.predict(images(8), verbose=0)
+
+
+def test_a_subclass_takes_images_of_another_size():
+    class Wide(dp.Model):
+        def __init__(self):
+            super().__init__()
+            self.convolution = layers.Conv2D(2, 3)
+
+        def call(self, x):
+            return self.convolution(x)
+
+    model = compiled(Wide())
+    model.fit(images(6), np.zeros((3, 4, 4, 2)), verbose=0)
+    assert model.predict(images(9), verbose=0).shape == (3, 7, 7, 2)
+    assert model.evaluate(images(9), model.predict(images(9), verbose=0), verbose=0) < 1e-20
+    with pytest.raises(DataError, match=r"expected targets of shape \(4, 4, 2\)"):
+        model.evaluate(images(6), np.zeros((3, 7, 7, 2)), verbose=0)
 
 
 # Training
