@@ -7,6 +7,7 @@ import numpy as np
 
 from dptrain import activations, ops
 from dptrain.errors import ConfigError
+from dptrain.layers.arguments import ActivationAttribute
 from dptrain.layers.base import ActivationArgument, Layer
 from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor
@@ -26,9 +27,11 @@ class Activation(Layer):
         ConfigError: the activation is unknown.
     """
 
+    activation = ActivationAttribute()
+
     def __init__(self, activation: ActivationArgument, **options: Any) -> None:
         super().__init__(**options)
-        self.activation = activations.get(activation)
+        self.activation = activation
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return activation(x)."""

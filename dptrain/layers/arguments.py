@@ -3,10 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
+from dptrain import activations
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
 
 Pair = tuple[int, int]
+
+
+class ActivationAttribute:
+    """An attribute that is an activation: a name or None may be assigned, and programs traced before are not used."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layer: Layer | None, owner: type | None = None) -> Any:
+        return self if layer is None else vars(layer)[self._name]
+
+    def __set__(self, layer: Layer, value: Any) -> None:
+        vars(layer)[self._name] = activations.get(value)
+        layer._changes += 1
 
 
 def positive(name: str, value: Any) -> int:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from numbers import Integral
 from typing import Any, Self, TypeVar
@@ -70,6 +70,8 @@ class Layer(Parts):
     _always_written: tuple[str, ...] = ()
     # In a class whose own `build` says itself when the weights are there.
     _notes_built: bool
+    # Counts changes of what a program that was traced before would not see.
+    _changes = 0
     # The layers of a model that lists them, which files number by class.
     _stack: Sequence["Layer"] = ()
 
@@ -95,6 +97,7 @@ class Layer(Parts):
         self._trainable, self.autocast, self.built = bool(trainable), bool(autocast), False
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self.input_spec: Any = None
+        self._built_for: Any = None  # the shape of its first argument
         if input_dim is not None:
             input_shape = (input_dim,)
         self.input_shape = None if input_shape is None else sizes(input_shape)
@@ -320,6 +323,7 @@ class Layer(Parts):
         tensors = {
             name: one for name, one in arguments.items() if any(isinstance(leaf, Tensor) for leaf in leaves(one))
         }
+        self._built_for = map_leaves(lambda _, leaf: build_shape(leaf), next(iter(tensors.values()), None))
         shapes = {f"{name}_shape": map_leaves(lambda _, leaf: build_shape(leaf), one) for name, one in tensors.items()}
         wanted = inspect.signature(self.build).parameters
         known = any(leaf.value is not None for leaf in leaves(list(tensors.values())) if isinstance(leaf, Tensor))
@@ -355,6 +359,20 @@ class Layer(Parts):
             AttributeError: it was called on none.
         """
         return self._first_node("output").outputs
+
+    @property
+    def last_output(self) -> Any:
+        """Symbolic tensors like what the last symbolic call returned, or one of the shape that it was built for.
+
+        None where there was neither.
+        """
+        if self._nodes:
+            return self._nodes[-1].outputs
+        with suppress(ConfigError, NotImplementedError, TypeError):
+            if self.built and self._built_for is not None:
+                shape = self.compute_output_shape(self._built_for)
+                return _map_shapes(lambda one: placeholder(_known(one), self._dtype, self.label), shape)
+        return None
 
     def _first_node(self, what: str) -> Node:
         if not self._nodes:

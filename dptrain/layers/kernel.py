@@ -2,13 +2,16 @@
 
 from typing import Any
 
-from dptrain import activations, initializers, regularizers
+from dptrain import initializers, regularizers
+from dptrain.layers.arguments import ActivationAttribute
 from dptrain.layers.base import ActivationArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.program.tensor import Tensor, Variable
 
 
 class KernelLayer(Layer):
     """A layer that is linear in its input, and what follows it; the arguments are those of `Dense`."""
+
+    activation = ActivationAttribute()
 
     def __init__(
         self,
@@ -24,7 +27,7 @@ class KernelLayer(Layer):
     ) -> None:
         super().__init__(**options)
         self.refuse(kernel_constraint=kernel_constraint, bias_constraint=bias_constraint)
-        self.activation, self.use_bias = activations.get(activation), bool(use_bias)
+        self.activation, self.use_bias = activation, bool(use_bias)
         self.kernel_initializer = initializers.get(kernel_initializer)
         self.bias_initializer = initializers.get(bias_initializer)
         self.kernel_regularizer = regularizers.get(kernel_regularizer)

@@ -4,6 +4,7 @@ The order of layers is Keras' (keras/src/models/functional.py, `map_graph_networ
 in both: by falling distance from the outputs, then as a walk from the outputs meets them.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -155,6 +156,14 @@ class Graph:
         for layer in self.input_layers:
             found.setdefault(id(layer), layer)
         return sorted(found.values(), key=lambda one: (-of_layer.get(id(one), 0), indices.get(id(one), -1)))
+
+
+def name_of_maker(symbol: Tensor) -> str:
+    """Return the name of the layer, or of the op, that makes a symbolic tensor."""
+    if symbol.history is not None:
+        return str(symbol.history.layer.name)
+    assert symbol.op is not None
+    return re.sub(r"_to$|_along$", "", symbol.op.name)
 
 
 def _of_rank(given: Tensor, like: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """A model: layers, what `compile` was given, and its steps in ops."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -17,12 +17,13 @@ from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
 from dptrain.layers.base import build_shape
+from dptrain.layers.node import Node
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
 from dptrain.models.compiled import Compiled, Outputs
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
-from dptrain.models.graph import Graph
+from dptrain.models.graph import Graph, name_of_maker
 from dptrain.models.summary import summary
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
@@ -170,7 +171,7 @@ class Model(Fitting, Files):
     @property
     def output_names(self) -> list[str]:
         """The names of the layers that make the outputs of a functional model."""
-        return [_name_of(one) for one in self.outputs]
+        return [name_of_maker(one) for one in self.outputs]
 
     @property
     def input_shape(self) -> Any:
@@ -191,6 +192,11 @@ class Model(Fitting, Files):
             raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
         found = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
         return found[0] if len(found) == 1 else found
+
+    @property
+    def calls(self) -> list[Node]:
+        """The calls of layers that a functional model is made of; none of another."""
+        return [] if self._graph is None else self._graph.nodes
 
     def _require_graph(self) -> Graph:
         if self._graph is None:
@@ -416,8 +422,15 @@ class Model(Fitting, Files):
 
     @property
     def run_eagerly(self) -> bool:
-        """Whether steps run op by op."""
+        """Whether steps run op by op; it can be set after `compile`."""
         return self._compiled is not None and self._compiled.run_eagerly
+
+    @run_eagerly.setter
+    def run_eagerly(self, value: bool) -> None:
+        if self._compiled is None:
+            raise ConfigError("You must call `compile()` before setting `run_eagerly`.")
+        self._compiled = replace(self._compiled, run_eagerly=bool(value))
+        self._compilations += 1
 
     @property
     def device_options(self) -> dict[str, Any]:
@@ -577,6 +590,7 @@ class Model(Fitting, Files):
         version = (
             self._compilations,
             tuple(one.trainable for one in self.weights),
+            sum(layer._changes for layer in self.flat_layers()),
             None if self._compiled is None else self._compiled.optimizer.version,
             id(self._guard) if name == "train" else None,
         )
@@ -727,9 +741,17 @@ class Model(Fitting, Files):
 
     # Looking at it
 
-    def summary(self) -> None:
-        """Print the layers, their output shapes and numbers of weights, on rank 0."""
-        summary(self)
+    def summary(
+        self,
+        line_length: int | None = None,
+        positions: Sequence[float] | None = None,
+        print_fn: Callable[[str], Any] | None = None,
+        expand_nested: bool = False,
+        show_trainable: bool = False,
+        layer_range: Sequence[str] | None = None,
+    ) -> None:
+        """Print the layers, their output shapes and numbers of weights; see `dptrain.models.summary.summary`."""
+        summary(self, line_length, positions, print_fn, expand_nested, show_trainable, layer_range)
 
     def explain(self, batch_size: int = 32, step: str = "train") -> str:
         """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.
@@ -767,13 +789,6 @@ def _checked_logs(step: str, returned: Any) -> Mapping[str, Any]:
         return returned
     name = "train_step" if step == "train" else "test_step"
     raise ConfigError(f"{name}: expected a dictionary of logs to be returned, found {type(returned).__name__}")
-
-
-def _name_of(symbol: Tensor) -> str:
-    if symbol.history is not None:
-        return str(symbol.history.layer.name)
-    assert symbol.op is not None
-    return re.sub(r"_to$|_along$", "", symbol.op.name)
 
 
 def sample_shape(symbol: Tensor) -> tuple[int, ...]:

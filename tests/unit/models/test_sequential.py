@@ -227,7 +227,7 @@ def test_a_model_that_is_not_trained(capsys):
     assert [layer.trainable for layer in model.layers] == [False] * 3
     compiled(model)
     model.summary()
-    assert "Trainable params: 0\nNon-trainable params: 35" in capsys.readouterr().out
+    assert " Trainable params: 0 (0.00 B)\n Non-trainable params: 35 (280.00 B)" in capsys.readouterr().out
     before = model.get_weights()
     history = model.fit(x, y, epochs=2, verbose=0).history["loss"]
     assert changed(before, model) == [False] * 8
@@ -267,7 +267,7 @@ def test_trainable_changed_after_compile_holds_from_the_next_fit(way, capsys):
     model.fit(x, y, verbose=0)
     change(False)
     model.summary()
-    assert f"Trainable params: {0 if way == 'model' else 8}\n" in capsys.readouterr().out
+    assert f" Trainable params: {0 if way == 'model' else 8} (" in capsys.readouterr().out
     before = model.get_weights()
     model.fit(x, y, verbose=0)
     assert changed(before, model) == ([False] * 4 if way == "model" else [False, False, True, True])

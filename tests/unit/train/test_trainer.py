@@ -352,7 +352,7 @@ def test_another_optimizer_of_the_same_kind_begins_afresh():
         ),
         (lambda x, y: build(loss="mse", metrics=[]).fit(x, y), DataError, "expected targets of shape"),
         (lambda x, y: dp.Sequential([Dense(2)], seed=-1), ConfigError, "seed = -1"),
-        (lambda x, y: dp.Sequential([Dense(2)]).summary(), ConfigError, "needs input_shape"),
+        (lambda x, y: dp.Sequential([Dense(2)]).build(), ConfigError, "needs input_shape"),
     ],
 )
 def test_wrong_use_is_a_clear_error(call, error, message):

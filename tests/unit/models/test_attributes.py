@@ -1,0 +1,81 @@
+"""What may be changed of a model or a layer after it was made, as Keras' guides do."""
+
+import numpy as np
+import pytest
+
+import dptrain as keras
+from dptrain import layers as L  # noqa: N812
+from dptrain.errors import ConfigError
+
+X = np.array([[1.0, -2.0], [3.0, 4.0]])
+
+
+def negative() -> keras.Sequential:
+    """y = relu(-x)."""
+    model = keras.Sequential([keras.Input((2,)), L.Dense(2, "relu", use_bias=False)])
+    model.compile("sgd", "mse", jit_compile=False, dtype="float64")
+    model.set_weights([-np.eye(2)])
+    return model
+
+
+def test_an_activation_that_is_taken_off_is_off():
+    model = negative()
+    np.testing.assert_array_equal(model.predict(X, verbose=0), np.maximum(-X, 0))
+    model.layers[0].activation = None
+    np.testing.assert_array_equal(model.predict(X, verbose=0), -X)
+    np.testing.assert_array_equal(model(X), -X)
+    assert model.get_config()["layers"][1]["config"]["activation"] == "linear"
+
+
+@pytest.mark.parametrize("activation", ["tanh", keras.activations.tanh, keras.ops.tanh])
+def test_another_activation_holds_from_the_next_call(activation):
+    model = negative()
+    model.predict(X, verbose=0)
+    model.layers[0].activation = activation
+    np.testing.assert_allclose(model.predict(X, verbose=0), np.tanh(-X), rtol=1e-12)
+    layer = L.Activation("relu")
+    layer.activation = activation
+    np.testing.assert_allclose(layer(X), np.tanh(X), rtol=1e-6)
+
+
+def test_an_activation_that_there_is_not():
+    with pytest.raises(ConfigError, match="unknown activation 'tan'"):
+        negative().layers[0].activation = "tan"
+
+
+def test_run_eagerly_is_an_attribute():
+    seen = []
+
+    class Looks(L.Layer):
+        def call(self, x):
+            seen.append(getattr(x, "value", None) is not None)
+            return x
+
+    model = keras.Sequential([keras.Input((2,)), Looks(), L.Dense(1)])
+    with pytest.raises(ConfigError, match=r"You must call `compile\(\)` before setting `run_eagerly`"):
+        model.run_eagerly = True
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(X, X[:, :1], verbose=0)
+    seen.clear()
+    model.run_eagerly = True
+    model.fit(X, X[:, :1], verbose=0)
+    assert model.run_eagerly
+    assert seen == [True]
+    model.run_eagerly = False
+    model.fit(X, X[:, :1], verbose=0)
+    assert not all(seen)
+
+
+def test_an_embedding_is_built_without_a_shape():
+    layer = L.Embedding(3, 2)
+    layer.build()
+    assert (layer.built, layer.embeddings.shape) == (True, (3, 2))
+
+
+def test_weights_come_and_go_as_arrays():
+    layer = L.Dense(2)
+    assert (layer.weights, layer.get_weights()) == ([], [])
+    layer.build((None, 3))
+    layer.set_weights([np.ones((3, 2)), np.arange(2.0)])
+    assert [one.tolist() for one in layer.get_weights()] == [[[1, 1]] * 3, [0, 1]]
+    assert layer.count_params() == 8
