@@ -13,7 +13,7 @@ from dptrain.cli.parser import Options, Parser
 from dptrain.cli.sweep_options import add_options
 from dptrain.cli.words import suggest
 from dptrain.errors import AgreedError, ConfigError
-from dptrain.runtime import failure, signals, terminal, watchdog
+from dptrain.runtime import failure, records, signals, terminal, watchdog
 from dptrain.runtime.launcher import detect_launch
 from dptrain.runtime.streams import outlive_readers
 from dptrain.version import __version__
@@ -75,6 +75,8 @@ def _run(argv: Sequence[str]) -> int:
     run = comm.agree("command line", lambda: _command(command))
     config = comm.agree("configuration", lambda: _checked(configure()))
     failure.show_traceback = config.debug
+    if config.debug and comm.local_rank == 0:
+        sys.stderr.writelines(f"dptrain: {line}\n" for line in records.left_alone)
     watchdog.limit(config.stall_warning, config.stall_timeout)
     _check_same_everywhere(comm, config)
     if getattr(parsed, "print_config", False):

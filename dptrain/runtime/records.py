@@ -6,9 +6,11 @@ ends before MPI has started can be judged as well.
 """
 
 import contextlib
+import errno
 import glob
 import mmap
 import os
+import re
 import stat
 import struct
 import sys
@@ -29,6 +31,12 @@ _SEGMENTS = slice(320, _BYTES)
 
 # Kind, count, dtype.
 _CALL = struct.Struct("qqq")
+
+# Ranks of a job on a node that a file may have records of: a larger file is none of ours.
+_MOST_RANKS = 1 << 14
+
+# Files of MPICH, Open MPI, UCX, PSM and Intel MPI. Nothing else in the folder is removed, whatever a record names.
+_OF_MPI = re.compile(r"(mpich_|sm_segment\.|vader_segment\.|osc_|smcuda_|ucx_shm_|psm\d?_shm|Intel_MPI_)[\w.\-]+")
 
 # What MPI takes of a node's shared memory for itself, by rank: its start dies of a bus error where that is not there.
 MPI_BYTES = 3 << 19
@@ -192,10 +200,10 @@ class Table:
 
     def __init__(self, path: str, size: int) -> None:
         self.path = path
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
             found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            if not _is_ours(found):
                 raise PermissionError(f"{path} belongs to somebody else")
             os.posix_fallocate(file, 0, size * _BYTES)  # where the folder is full, now: later it is a bus error
             self._memory = memoryview(mmap.mmap(file, size * _BYTES))
@@ -272,30 +280,62 @@ def _prefix() -> str:
 # What is left of jobs
 
 
+# Files with our names that are not ours to read, and why: for --debug.
+left_alone: list[str] = []
+
+
 def sweep() -> None:
-    """Remove what jobs have left on this node that were killed: their file, and the segments of MPI that it names."""
+    """Remove what killed jobs have left on this node: their file, and the segments of MPI that it names.
+
+    Anybody may write to the folder, so a file is believed only where nobody else can have written it; any other is left
+    alone (`left_alone` says why).
+    """
     dead: list[str] = []
     for path in glob.glob(os.path.join(FOLDER, f"{_prefix()}-*-*")):
-        pid, started = (int(part) if part.isdigit() else 0 for part in path.split("-")[-2:])
+        pid, started = (int(part) if re.fullmatch(r"[0-9]{1,19}", part) else 0 for part in path.split("-")[-2:])
         launcher = look_up(pid)
         if launcher is not None and launcher.started == started:
             continue
         try:
-            content = bytearray(Path(path).read_bytes())
-        except OSError:
+            content = _content(path)
+        except OSError as error:
+            left_alone.append(f"{path}: left alone ({error.strerror or error})")
             continue
         whole = range(0, len(content) - len(content) % _BYTES, _BYTES)
         records = [Record(memoryview(content)[at : at + _BYTES]) for at in whole]
         if not any(is_alive(look_up(one.pid), one.started) for one in records if one.pid):  # without its launcher
-            dead += [os.path.join(FOLDER, os.path.basename(name)) for one in records for name in one.segments]
+            dead += [os.path.join(FOLDER, name) for one in records for name in one.segments if _OF_MPI.fullmatch(name)]
             dead.append(path)
     if not dead:
         return
     used = _mapped()
     for path in dict.fromkeys(dead):
         with contextlib.suppress(OSError):  # another rank was faster
-            if path not in used and os.lstat(path).st_uid == os.getuid():
+            if path not in used and _is_ours(os.lstat(path)):
                 os.unlink(path)
+
+
+def _content(path: str) -> bytearray:
+    """Return the content of a job's file.
+
+    Raises:
+        OSError: it is gone, or no file of records that only this user can have written.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if not _is_ours(found) or found.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "somebody else may have written it")
+        if found.st_size > _MOST_RANKS * _BYTES:
+            raise OSError(errno.EFBIG, f"{found.st_size} bytes, too large for records")
+        content = bytearray(found.st_size)
+        return content[: os.readv(file, [content])]
+    finally:
+        os.close(file)
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
 
 
 def is_alive(found: Process | None, started: int) -> bool:

@@ -7,6 +7,8 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dptrain.errors import OutputError
 from dptrain.runtime import records
@@ -101,14 +103,17 @@ def test_what_a_killed_job_has_left_is_swept_and_nothing_else(folder):
     assert own is not None
     for name in ("mpich_dead", "mpich_used", "mpich_running", "mpich_of_nobody"):
         (folder / name).write_bytes(b"x" * 4096)
-    dead = leave_behind(folder, os.getpid(), own.started - 1, "mpich_dead", "mpich_used", "../outside")
+    (folder / "of_another_library").touch()
+    named = ("mpich_dead", "mpich_used", "../outside", "of_another_library")
+    dead = leave_behind(folder, os.getpid(), own.started - 1, *named)
     running = leave_behind(folder, os.getpid(), own.started, "mpich_running")
     (folder.parent / "outside").write_text("")
     with (folder / "mpich_used").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
         assert "mpich_used" in records.segments()
         records.sweep()
         left = {path.name for path in folder.iterdir()}
-    assert left == {"mpich_used", "mpich_running", "mpich_of_nobody", running.name}, "what is mapped stays"
+    others = {"of_another_library", "mpich_of_nobody"}
+    assert left == {"mpich_used", "mpich_running", running.name, *others}, "what is mapped stays"
     assert not dead.exists()
     assert (folder.parent / "outside").exists()
 
@@ -120,6 +125,52 @@ def test_a_job_that_runs_on_without_its_launcher_is_left_alone(folder):
     Table(str(path), 2).records[0].own(os.getpid(), own.started)
     records.sweep()
     assert path.exists()
+
+
+def hostile_files(path):
+    """Yield what somebody else may put where a job's records are expected; each replaces the one before."""
+    os.mkfifo(path)
+    yield "a named pipe"
+    path.unlink()
+    path.symlink_to(path.parent / "mpich_target")
+    yield "a link"
+    path.unlink()
+    path.touch(0o600)
+    os.truncate(path, 40 << 30)
+    yield "a sparse file of 40 GB"
+    path.unlink()
+    record = Record()
+    record.own(2**22 + 2, 3)
+    record.segments = ["mpich_target"]
+    path.write_bytes(bytes(record._bytes))
+    path.chmod(0o666)
+    yield "records that anybody can have written"
+    path.unlink()
+    path.mkdir()
+    yield "a folder"
+
+
+def test_files_that_others_may_have_written_are_left_alone(folder, monkeypatch):
+    monkeypatch.setattr(records, "left_alone", [])
+    (folder / "mpich_target").touch()
+    path = folder / f"{records._prefix()}-{2**22 + 2}-3"
+    for number, kind in enumerate(hostile_files(path), 1):
+        records.sweep()
+        assert os.path.lexists(path), kind
+        assert (folder / "mpich_target").exists(), kind
+        assert len(records.left_alone) == number, kind
+        assert records.left_alone[-1].startswith(f"{path}: left alone ("), kind
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.binary(max_size=2100))
+def test_random_bytes_are_no_trouble(folder, content):
+    path = folder / f"{records._prefix()}-{2**22 + 2}-3"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    (folder / "kept").touch()
+    records.sweep()
+    assert (folder / "kept").exists()
 
 
 def test_too_little_shared_memory_is_said_before_mpi_dies_of_it():
