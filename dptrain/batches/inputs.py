@@ -16,7 +16,7 @@ from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSample
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
-from dptrain.data.checks import check_labels
+from dptrain.data.checks import check_labels, whole_labels
 from dptrain.data.parts import cut
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
@@ -309,6 +309,7 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
         )
     if loss is not None and loss.takes_labels and output is not None and len(output) == 1:
         assert output[-1] is not None
+        targets = whole_labels(targets, name)
         check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], name)
         return targets.reshape(rows).astype(np.int64, copy=False)
     if targets.dtype.kind not in "uifb":
@@ -318,9 +319,22 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
     if targets.ndim == 1 and output == (1,):
         targets = targets[:, None]
     shape = targets.shape[1:]
-    if len(shape) != len(output) or any(n is not None and n != own for n, own in zip(output, shape, strict=True)):
+    if not _goes_with(shape, output):
         raise DataError(f"{name}: expected targets of shape {output}, the model's output, found {shape}")
     return targets.astype(np.float64, copy=False) if targets.dtype.kind != "f" else targets
+
+
+def _goes_with(target: tuple[int, ...], output: tuple[int | None, ...]) -> bool:
+    """Whether a loss can compare a sample's target with its output.
+
+    As in Keras either may lack an axis of length 1 at the end, and a target is repeated along axes of length 1.
+    """
+    if len(target) == len(output) + 1 and target[-1] == 1:
+        target = target[:-1]
+    elif len(output) == len(target) + 1 and output[-1] == 1:
+        output = output[:-1]
+    pairs = zip(output, target, strict=False)
+    return len(target) == len(output) and all(n in (own, None) or own == 1 for n, own in pairs)
 
 
 def _check_weights(sample_weight: Any, rows: int) -> Array:

@@ -28,6 +28,28 @@ def check_labels_integer(labels: NDArray[Any], where: str) -> None:
         raise DataError(f"{where}: labels are {labels.dtype}, expected integers; convert them with astype('int64')")
 
 
+def whole_labels(labels: NDArray[Any], where: str) -> NDArray[Any]:
+    """Return labels of a floating-point or a boolean type as integers; others as they are.
+
+    Args:
+        labels: of any shape.
+        where: begins the message.
+
+    Raises:
+        DataError: one is no whole number; the first such label is named.
+    """
+    if labels.dtype.kind not in "fb":
+        return labels
+    with np.errstate(invalid="ignore"):
+        whole = labels.astype(np.int64)
+    wrong = np.argwhere(whole != labels)
+    if len(wrong):
+        index = tuple(int(n) for n in wrong[0])
+        shown = index[0] if len(index) == 1 or labels.shape[1:] == (1,) else index
+        raise DataError(f"{where}: label {labels[index]} at index {shown}; labels are whole numbers")
+    return whole
+
+
 def check_labels(labels: NDArray[Any], num_classes: int, where: str, first_index: int = 0) -> None:
     """Refuse a label that names no class.
 

@@ -141,12 +141,12 @@ def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
     """Return weights of values in their type, with axes of length 1 behind where they have fewer axes.
 
     Args:
-        values: (rows, ...).
-        sample_weight: the first axes of that shape, or one of length 1 more.
+        values: (rows, ...), or a single number.
+        sample_weight: the first axes of that shape, or one of length 1 more; any shape for a single number.
     """
     (weights,) = as_tensors([sample_weight])
     weights = ops.cast(weights, values.dtype)
-    if weights.ndim == values.ndim + 1:
+    if values.ndim and weights.ndim == values.ndim + 1:
         weights = ops.squeeze(weights, -1)
     fewer = values.ndim - weights.ndim
     return ops.reshape(weights, (*weights.shape, *(1,) * fewer)) if weights.ndim and fewer else weights
@@ -167,9 +167,9 @@ def reduce_weighted_values(
     if mask is not None:
         valid = ops.cast(mask, values.dtype)
         weights = valid if weights is None else weights * valid
-    whole = values.shape
     if weights is not None:
         values = values * weights
+    whole = values.shape
     if reduction in (None, "none") or not whole:
         return values
     total = ops.sum(values)

@@ -221,12 +221,12 @@ class MeanMetricWrapper(Mean):
         return super().config() | {"fn": getattr(self.fn, "__name__", repr(self.fn))} | self.arguments
 
 
-def positive(k: int) -> int:
-    """Return k.
+def positive(k: int, name: str = "k") -> int:
+    """Return k, which messages call by a name.
 
     Raises:
         ConfigError: it is no integer, or below 1.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigError(f"k = {k!r}: expected an integer >= 1")
+        raise ConfigError(f"{name} = {k!r}: expected an integer >= 1")
     return k

@@ -8,9 +8,12 @@ import numpy as np
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses.functions import pair
-from dptrain.metrics.base import Metric
+from dptrain.metrics.base import Metric, positive
+from dptrain.program.shapes import Rows, without_rows
 from dptrain.program.tensor import Tensor, Variable
 
+# Below all outputs but those that `top_k` leaves out (Keras' NEG_INF).
+_LOWEST = -1e10
 Kind = Literal["true_positives", "false_positives", "true_negatives", "false_negatives"]
 
 
@@ -23,9 +26,10 @@ class _Confusion(Metric):
         name: its key in logs.
         dtype: as `Metric`.
         class_id: count this output alone, not all of them.
+        top_k: take only so many outputs of a sample, the highest, for positive.
 
     Raises:
-        ConfigError: a threshold is out of range.
+        ConfigError: top_k is no integer above 0.
     """
 
     takes_labels = False
@@ -37,9 +41,11 @@ class _Confusion(Metric):
         name: str | None,
         dtype: str | None,
         class_id: int | None = None,
+        top_k: int | None = None,
     ) -> None:
         super().__init__(dtype, name)
         self.class_id, self._limits = class_id, np.array(thresholds, np.float64)
+        self.top_k = None if top_k is None else positive(top_k, "top_k")
         self._counts: dict[Kind, Variable] = {
             kind: self.add_variable((len(self._limits),), name=kind) for kind in kinds
         }
@@ -51,8 +57,24 @@ class _Confusion(Metric):
             y_true: 1 where positive, else 0.
             y_pred: of that shape, (rows, ...).
             sample_weight: (rows,) or (rows, ...), or None.
+
+        Raises:
+            ConfigError: shapes differ, or samples have no axis of classes beside class_id or top_k.
         """
         target, output = pair(y_true, y_pred)
+        if target.shape != output.shape:
+            raise ConfigError(
+                f"metric {self.name!r}: y_true and y_pred must have the same shape. Received: y_true.shape="
+                f"{without_rows(target.shape)}, y_pred.shape={without_rows(output.shape)}"
+            )
+        rows = isinstance(output.shape[-1], Rows)
+        if (output.ndim == 1 and self.class_id is not None) or (rows and self.top_k is not None):
+            raise ConfigError(
+                f"When {'top_k' if self.class_id is None else 'class_id'} is provided, y_pred must be a 2D array with "
+                f"shape (num_samples, num_classes), found shape: {without_rows(output.shape)}"
+            )
+        if self.top_k is not None:
+            output = ops.where(_among_highest(output, self.top_k), output, -np.inf)
         if self.class_id is not None:
             target, output = target[..., self.class_id], output[..., self.class_id]
         shape = (*output.shape, 1)
@@ -77,13 +99,29 @@ class _Confusion(Metric):
         return ops.reshape(values, ()) if len(self._limits) == 1 else values
 
 
-def _limits(thresholds: float | Sequence[float] | None) -> list[float]:
-    """Return thresholds as a list.
+def _among_highest(output: Tensor, k: int) -> Tensor:
+    """Return whether each output is one of the k highest of its vector, the first of equals.
+
+    Args:
+        output: (rows, ..., classes).
+        k: at least 1.
+    """
+    classes = int(output.shape[-1])
+    mine, other = ops.expand_dims(output, -1), ops.expand_dims(output, -2)
+    before = np.tri(classes, k=-1, dtype=bool)  # [i, j]: j comes before i
+    ahead = ops.logical_or(other > mine, ops.logical_and(ops.equal(other, mine), before))
+    return ops.sum(ops.cast(ahead, "int32"), -1) < k
+
+
+def _limits(thresholds: float | Sequence[float] | None, otherwise: float = 0.5) -> list[float]:
+    """Return thresholds as a list; `otherwise` where none is given.
 
     Raises:
         ConfigError: one of them is not in [0, 1].
     """
     given: list[Any] = list(thresholds) if isinstance(thresholds, list | tuple) else [thresholds]
+    if given == [None]:
+        return [otherwise]
     found = [0.5 if one is None else float(one) for one in given]
     if not found or any(not 0 <= one <= 1 for one in found):
         raise ConfigError(f"Threshold values must be in [0, 1]. Received: {given}")
@@ -155,13 +193,14 @@ class _Ratio(_Confusion):
 
     Args:
         thresholds: outputs above it are taken for positive, in [0, 1], one or several; None for 0.5.
-        top_k: not supported.
+        top_k: only so many outputs of a sample, the highest, are taken for positive, above whatever threshold is
+            given; None for all.
         class_id: the output that is looked at, alone; None for all.
         name: its key in logs.
         dtype: as `Metric`.
 
     Raises:
-        ConfigError: an argument is out of range or not supported.
+        ConfigError: an argument is out of range.
     """
 
     direction = "up"
@@ -175,9 +214,8 @@ class _Ratio(_Confusion):
         name: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        if top_k is not None:
-            raise ConfigError(f"not supported: top_k={top_k!r} of metric {type(self).__name__}")
-        super().__init__(["true_positives", type(self).other], _limits(thresholds), name, dtype, class_id)
+        limits = _limits(thresholds, 0.5 if top_k is None else _LOWEST)
+        super().__init__(["true_positives", type(self).other], limits, name, dtype, class_id, top_k)
         self.thresholds = thresholds
 
     def result(self) -> Tensor:
@@ -186,8 +224,9 @@ class _Ratio(_Confusion):
         return self._as_given(ops.divide_no_nan(right, right + other))
 
     def config(self) -> dict[str, Any]:
-        """Return name, dtype, thresholds and class_id; top_k is None."""
-        return super().config() | {"thresholds": self.thresholds, "top_k": None, "class_id": self.class_id}
+        """Return name, dtype, thresholds, top_k and class_id."""
+        own = {"thresholds": self.thresholds, "top_k": self.top_k, "class_id": self.class_id}
+        return super().config() | own
 
 
 class Precision(_Ratio):

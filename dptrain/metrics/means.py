@@ -139,10 +139,15 @@ class MeanSquaredError(_Distance):
     function = staticmethod(losses.mean_squared_error)
 
 
-class RootMeanSquaredError(_Distance):
-    """The root of the mean over all samples' outputs of (y_pred - y_true)^2."""
+def _squares(y_true: Any, y_pred: Any) -> Tensor:
+    target, output = losses.pair(y_true, y_pred)
+    return ops.square(output - target)
 
-    function = staticmethod(losses.mean_squared_error)
+
+class RootMeanSquaredError(_Distance):
+    """The root of the mean over all samples' outputs of (y_pred - y_true)^2; weights may be those of outputs."""
+
+    function = staticmethod(_squares)
 
     def result(self) -> Tensor:
         """Return the root of the mean."""

@@ -12,7 +12,7 @@ from dptrain.ops.elementwise import cast, clip, log, softplus
 from dptrain.ops.indexing import one_hot, take_along_last
 from dptrain.ops.manipulation import squeeze
 from dptrain.ops.reduction import log_softmax, sum
-from dptrain.program.shapes import Rows
+from dptrain.program.shapes import Rows, without_rows
 from dptrain.program.tensor import OPS, Tensor, as_tensors
 
 EPSILON = 1e-7
@@ -37,6 +37,14 @@ def _checked(target: Any, output: Any, axis: int) -> tuple[Tensor, Tensor]:
     return y_true, y_pred if y_pred.dtype.kind == "f" else cast(y_pred, "float32")
 
 
+def _require_same_shape(target: Tensor, output: Tensor) -> None:
+    if target.shape != output.shape:
+        raise ConfigError(
+            "Arguments `target` and `output` must have the same shape. Received: "
+            f"target.shape={without_rows(target.shape)}, output.shape={without_rows(output.shape)}"
+        )
+
+
 def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Tensor:
     """Return -sum over classes of target times log probability.
 
@@ -47,9 +55,10 @@ def categorical_crossentropy(target: Any, output: Any, from_logits: bool = False
         axis: of classes, -1.
 
     Raises:
-        ConfigError: another axis.
+        ConfigError: another axis, or shapes that differ.
     """
     y_true, y_pred = _checked(target, output, axis)
+    _require_same_shape(y_true, y_pred)
     return -sum(cast(y_true, y_pred.dtype) * _log_probabilities(y_pred, from_logits), -1)
 
 
@@ -57,16 +66,23 @@ def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool 
     """Return -log of the probability at the label.
 
     Args:
-        target: (...) or (..., 1) integer labels; those outside 0 to classes - 1 give 0.
+        target: (...) or (..., 1) labels, also as floating-point numbers; those outside 0 to classes - 1 give 0.
         output: as `categorical_crossentropy`.
         from_logits: as there.
         axis: as there.
 
     Raises:
-        ConfigError: another axis.
+        ConfigError: another axis, or another number of labels than of vectors of classes.
     """
     y_true, y_pred = _checked(target, output, axis)
-    return -take_along_last(_log_probabilities(y_pred, from_logits), as_labels(y_true, y_pred))
+    labels = as_labels(y_true, y_pred)
+    if labels.shape != y_pred.shape[:-1]:
+        raise ConfigError(
+            "Arguments `target` and `output` must have the same shape up until the last dimension: "
+            f"target.shape={without_rows(y_true.shape)}, output.shape={without_rows(y_pred.shape)}"
+        )
+    labels = cast(labels, "int64") if labels.dtype.kind == "f" else labels
+    return -take_along_last(_log_probabilities(y_pred, from_logits), labels)
 
 
 def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> Tensor:
@@ -76,8 +92,12 @@ def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> 
         target: of output's shape.
         output: probabilities p, or logits, p = sigmoid(output).
         from_logits: which of them.
+
+    Raises:
+        ConfigError: shapes that differ.
     """
     y_true, y_pred = _checked(target, output, -1)
+    _require_same_shape(y_true, y_pred)
     y_true = cast(y_true, y_pred.dtype)
     logits = y_pred if from_logits else y_pred.logits if y_pred.op is OPS["sigmoid"] else None
     if logits is not None:

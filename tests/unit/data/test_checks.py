@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dptrain.data.checks import check_finite, check_labels, check_labels_integer
+from dptrain.data.checks import check_finite, check_labels, check_labels_integer, whole_labels
 from dptrain.errors import DataError
 
 
@@ -48,6 +48,18 @@ def test_labels_must_be_one_integer_a_sample():
         check_labels(np.zeros((4, 10), np.uint8), 10, "y")
     with pytest.raises(DataError, match=r"labels have shape \(4, 1, 1\)"):
         check_labels_integer(np.zeros((4, 1, 1), np.uint8), "y")
+
+
+def test_labels_of_other_types_are_whole_numbers():
+    for labels in (np.array([2.0, 0.0]), np.array([[2], [0]], "f2"), np.array([True, False])):
+        found = whole_labels(labels, "y")
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(found, labels)
+    for wrong in (0.5, np.nan, np.inf):
+        with pytest.raises(DataError, match=rf"^y: label {wrong} at index 1; labels are whole numbers"):
+            whole_labels(np.array([[0.0], [wrong]]), "y")
+    with pytest.raises(DataError, match=r"label 0.5 at index \(0, 1\)"):
+        whole_labels(np.array([[0.0, 0.5]]), "y")
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4"])

@@ -295,6 +295,40 @@ def test_one_value_a_row_may_be_a_column():
         np.testing.assert_allclose(found, (E[:, 0] ** 2).mean())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "bool"])
+def test_labels_of_any_type(dtype):
+    labels = (LABELS % 2).astype(dtype)
+    expected = -np.log(P)[np.arange(ROWS), LABELS % 2].mean()
+    for target in (labels, labels[:, None]):
+        np.testing.assert_allclose(SparseCategoricalCrossentropy()(target, P), expected)
+    assert float(losses.sparse_categorical_crossentropy([1.9], P[:1])[0]) == pytest.approx(-np.log(P[0, 1]))
+
+
+@pytest.mark.parametrize("weights", [0.5, [0.5], WEIGHTS, WEIGHTS[:, None]], ids=["number", "one", "rows", "column"])
+def test_a_loss_that_is_one_number_is_weighted_sample_by_sample(weights):
+    whole = losses.get(lambda y_true, y_pred: ops.mean(ops.square(y_true - y_pred)))
+    np.testing.assert_allclose(whole(VALUES, Z, weights), (E**2).mean() * np.mean(weights))
+    np.testing.assert_allclose(losses.MeanSquaredError("sum")(VALUES[0], Z[0], [1, 2]), 3 * (E[0] ** 2).mean())
+
+
+@pytest.mark.parametrize(
+    "loss", [losses.BinaryCrossentropy(), losses.CategoricalCrossentropy(True), losses.BinaryCrossentropy(True, 0.1)]
+)
+@pytest.mark.parametrize("shape", [(ROWS, 1), (1, C), (ROWS, C, C), (ROWS + 1, C), (C,)], ids=str)
+def test_crossentropies_broadcast_nothing(loss, shape):
+    with pytest.raises(ConfigError, match=r"must have the same shape. Received: target.shape=\("):
+        loss(np.ones(shape), Z)
+
+
+def test_one_label_for_each_vector_of_classes():
+    loss = SparseCategoricalCrossentropy(True, reduction=None)
+    for labels in ((6, 4), (6, 4, 1)):
+        np.testing.assert_allclose(loss(np.zeros(labels), np.zeros((6, 4, 3))), np.full((6, 4), np.log(3)))
+    for labels in ((6,), (6, 1), (6, 3), (6, 4, 3)):
+        with pytest.raises(ConfigError, match="must have the same shape up until the last dimension"):
+            loss(np.zeros(labels), np.zeros((6, 4, 3)))
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -90,6 +90,12 @@ def area(weights):
 
 OTHERS = {
     "precision": ratio(metrics.Precision, "taken"),
+    "precision of the highest": (
+        lambda: metrics.Precision(top_k=1),
+        BINARY,
+        SIGMOID,
+        lambda w: (BINARY[np.arange(ROWS), SIGMOID.argmax(1)] * w).sum() / w.sum(),
+    ),
     "recall": ratio(metrics.Recall, "missed"),
     "root": (
         metrics.RootMeanSquaredError,
@@ -193,6 +199,27 @@ def test_several_thresholds_and_one_output():
     np.testing.assert_allclose(found[1](BINARY, SIGMOID), (BINARY * (SIGMOID > 0.5))[:, 1].sum() / BINARY[:, 1].sum())
 
 
+def test_only_the_highest_outputs_are_taken():
+    """Of equals the first is, as of Keras."""
+    taken = np.argsort(np.argsort(-SIGMOID, axis=1, kind="stable"), axis=1) < 2
+    cases = {
+        (): (taken * BINARY).sum() / taken.sum(),
+        (0.6,): (taken * BINARY * (SIGMOID > 0.6)).sum() / (taken * (SIGMOID > 0.6)).sum(),
+    }
+    for thresholds, expected in cases.items():
+        np.testing.assert_allclose(metrics.Precision(*thresholds, top_k=2)(BINARY, SIGMOID), expected)
+    of_class = (taken * BINARY * WEIGHTS[:, None])[:, 1].sum() / (BINARY * WEIGHTS[:, None])[:, 1].sum()
+    np.testing.assert_allclose(metrics.Recall(top_k=2, class_id=1)(BINARY, SIGMOID, WEIGHTS), of_class)
+    assert float(metrics.Precision(top_k=1)([0, 0, 1], [0.0, -1.0, 0.0])) == 0
+    assert float(metrics.Precision(top_k=4)([0, 0, 1, 1], [1, 1, 1, 1])) == 0.5
+
+
+def test_weights_of_each_output_in_the_root_of_squares():
+    weights = RNG.random((ROWS, C))
+    found = metrics.RootMeanSquaredError()(VALUES, Z, weights)
+    np.testing.assert_allclose(found, np.sqrt((E**2 * weights).sum() / weights.sum()))
+
+
 def test_the_area_between_precision_and_recall():
     """Where outputs are exact, precision is 1 at every recall; where they say nothing, it is the part of positives."""
     assert float(metrics.AUC(curve="PR")([0, 0, 1, 1], [0.1, 0.2, 0.8, 0.9])) == pytest.approx(1)
@@ -245,7 +272,13 @@ def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3
         (lambda: metrics.get(3), "Could not interpret metric identifier: 3"),
         (lambda: metrics.get("acuracy"), "unknown metric 'acuracy'"),
         (lambda: metrics.deserialize({"class_name": "Recall", "config": {"alpha": 1}}), "metric Recall: .*alpha"),
-        (lambda: metrics.Precision(top_k=2), "not supported: top_k=2"),
+        (lambda: metrics.Precision(top_k=0), "top_k = 0: expected an integer >= 1"),
+        (
+            lambda: metrics.Precision(class_id=0)([0, 1], [0.2, 0.8]),
+            r"class_id is provided, y_pred .* shape: \(2,\)",
+        ),
+        (lambda: metrics.Recall(class_id=0)([0, 1], np.ones((2, 3))), r"y_true.shape=\(2,\), y_pred.shape=\(2, 3\)"),
+        (lambda: metrics.AUC()(np.ones((2, 1)), np.ones((2, 3))), "metric 'auc': y_true and y_pred must"),
         (lambda: metrics.Recall(1.5), r"Threshold values must be in \[0, 1\]. Received: \[1.5\]"),
         (lambda: metrics.TopKCategoricalAccuracy(0), "k = 0: expected an integer >= 1"),
         (lambda: metrics.SparseTopKCategoricalAccuracy(from_sorted_ids=True), "not supported: from_sorted_ids"),

@@ -221,6 +221,50 @@ def test_one_batch_at_a_time():
     np.testing.assert_array_equal(parts.predict_on_batch(x[:3]), parts.predict(x[:3]))
 
 
+@pytest.mark.parametrize("convert", [lambda y: y.astype("f4"), lambda y: y[:, None] * 1.0, lambda y: y == 1], ids=str)
+def test_labels_of_another_type(convert):
+    x, y = toy()
+    given = convert(y)
+    expected = build().fit(x, given.astype(int), verbose=0).history
+    assert build().fit(x, given, verbose=0).history == expected
+    with pytest.raises(DataError, match=r"y: label \d.5 at index 0; labels are whole numbers"):
+        build().fit(x, y + 0.5, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "aligned"),
+    [
+        ((1,), (), (1,)),
+        ((2, 3), (1, 3), (1, 3)),
+        ((2, 3), (1, 1), (1, 1)),
+        ((2, 1), (2,), (2, 1)),
+        ((2,), (2, 1), (2,)),
+        ((6,), (1,), (1,)),
+    ],
+)
+def test_targets_are_squeezed_expanded_and_repeated(output, target, aligned):
+    x, y = toy(10)[0], np.random.default_rng(1).standard_normal((10, *target))
+    whole = np.broadcast_to(y.reshape(10, *aligned), (10, *output))
+    found = []
+    for targets in (y, whole):
+        model = dp.Sequential(
+            [dp.layers.Dense(int(np.prod(output)), input_shape=(5,)), dp.layers.Reshape(output)], seed=1
+        )
+        model.compile("sgd", "mse", metrics=["mae"], dtype="float64", jit_compile=False)
+        found.append([*model.fit(x, targets, verbose=0).history.values(), model.predict(x, verbose=0)])
+    for mine, other in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("output", "target"), [((3,), ()), ((3,), (2,)), ((1,), (3,)), ((2, 3), (3,)), ((3,), (2, 3))])
+def test_targets_that_do_not_go_with_the_output(output, target):
+    x = toy(10)[0]
+    model = dp.Sequential([dp.layers.Dense(int(np.prod(output)), input_shape=(5,)), dp.layers.Reshape(output)])
+    model.compile("sgd", "mse")
+    with pytest.raises(DataError, match="y: expected targets of shape"):
+        model.fit(x, np.zeros((10, *target)), verbose=0)
+
+
 def test_weights_of_classes():
     weights = weights_of_classes(np.array([[0], [2], [1], [2]], np.uint8), {2: 0.5, 1: 3})
     assert weights.tolist() == [1, 0.5, 3, 0.5]
