@@ -10,6 +10,7 @@ from dptrain.backend.cuda.selection import has_driver
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.program.passes import PRECISIONS
 from dptrain.registry.names import not_there
+from dptrain.runtime.extras import pip_install
 
 __all__ = ["Backend", "Place", "create", "tries_gpu"]
 
@@ -82,7 +83,7 @@ def create(
                 raise DeviceError(f"--device cuda: {error}") from error
             without = f" (no GPU: {error})"
     elif device == "auto" and dtype == "float32" and has_driver():
-        without = " (an NVIDIA driver is here, but no PyCUDA: pip install 'dptrain[cuda]' to use the GPU)"
+        without = f" (an NVIDIA driver is here, but no PyCUDA: {pip_install('cuda')} to use the GPU)"
     # What only a GPU can do is not left out in silence.
     if precision != "float32":
         raise ConfigError(f"precision = {precision!r} needs a GPU, this is the CPU{without}; use --precision float32")

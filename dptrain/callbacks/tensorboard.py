@@ -11,6 +11,7 @@ import numpy as np
 from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import on_rank_0
 from dptrain.errors import ConfigError
+from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import output_error
 
 _number = itertools.count()
@@ -191,7 +192,7 @@ class _EventFile:
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto.event_pb2 import Event
         except ImportError as error:
-            raise ConfigError("TensorBoard needs tensorboardX: pip install 'dptrain[tensorboard]'") from error
+            raise ConfigError(f"TensorBoard needs tensorboardX: {pip_install('tensorboard')}") from error
         self._summary, self._event = summary, Event
         place.mkdir(parents=True, exist_ok=True)
         # tensorboardX names files by the second, and replaces an earlier one.

@@ -34,7 +34,7 @@ from dptrain.backend import Backend, Place
 from dptrain.backend.base import amount
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, too_new
-from dptrain.backend.cuda.selection import masked, probe
+from dptrain.backend.cuda.selection import has_driver, masked, probe
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.backend.transfers import Exchange
 from dptrain.batches.base import ArrayBatches
@@ -52,6 +52,7 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import size
 from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
 from dptrain.runtime.mpirun import mpi_family
@@ -65,6 +66,8 @@ _PATIENCE = 60
 _REPEATS, _WARM_UP = 15, 3
 # The first PyCUDA that does.
 _KNOWS_CUDA_13 = (2026, 1)
+# What Linux tells of cards: who made one, and how the class of displays begins.
+_PCI, _NVIDIA, _DISPLAY = Path("/sys/bus/pci/devices"), "0x10de", "0x03"
 _MARKS = {"ok": "ok", "note": "--", "bad": "!!"}
 
 
@@ -115,7 +118,9 @@ class Context:
 
 
 def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
-    """Print the report on rank 0, and return 0 where `--device cuda` would run. Collective.
+    """Print the report on rank 0, and return 0 where training would run. Collective.
+
+    GPUs are looked at, and must work, with `--device cuda`, and with `--device auto` where there is one or a driver.
 
     Args:
         config: as for training.
@@ -123,27 +128,32 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
         parsed: the command line, which has no more for the doctor.
 
     Raises:
-        AgreedError: `--device cuda` would not run.
+        AgreedError: training would not run, or not on the GPUs that are here.
     """
     phase.enter("doctor")
     context = Context(config, comm)
     launch = detect_launch()
     show = _Printer(comm.rank == 0 and (launch is None or launch.rank == 0))
+    with_gpu = config.device == "cuda" or (config.device == "auto" and any(comm.allgather(_signs_of_a_gpu())))
     show(f"dptrain {__version__}: what is here   (ok there, -- optional and not there, !! in the way)")
     for title, checks in CHECKS.items():
-        _show_section(show, comm, title, [row for check in checks for row in _isolated(check, context)])
+        wanted = [_no_gpu] if title == "GPU" and not with_gpu else checks
+        _show_section(show, comm, title, [row for check in wanted for row in _isolated(check, context)])
 
-    place = find_place(comm, "cuda", "float32", config.share_gpu)
-    row, opened = try_gpu(context, place)
-    _show_section(show, comm, "Trying the GPU", [row])
-    trouble = _why_not(config, comm, row, opened)
+    trouble = None
+    if with_gpu:
+        place = find_place(comm, "cuda", "float32", config.share_gpu)
+        row, opened = try_gpu(context, place)
+        _show_section(show, comm, "Trying the GPU", [row])
+        trouble = _why_not(config, comm, row, opened)
     if launch is not None and launch.size > 1 and comm.size == 1:
         trouble = "the ranks cannot talk to each other"
 
     backend = None
     # A driver that takes processes with it must not be started here, neither on this rank nor beside it.
-    if all(comm.allgather(_is_safe(context))) or config.device == "cpu":
+    if not with_gpu or all(comm.allgather(_is_safe(context))):
         backend, used = _what_would_be_used(config, comm)
+        trouble = trouble or next((told for told in comm.allgather(None if backend else used) if told), None)
     else:
         used = "not tried: the NVIDIA driver or PyCUDA crashes; use --device cpu"
     rows = comm.allgather([comm.host, os.getpid(), used])
@@ -155,14 +165,11 @@ def doctor(config: Config, comm: Communicator, parsed: argparse.Namespace) -> in
         show("\nOne step of the configured model (28x28 inputs, ten classes)")
         for line in _split_of_a_step(config, comm):
             show(f"  {line}")
+    device = "cuda" if with_gpu else config.device
     if trouble is not None:
-        raise AgreedError(
-            "doctor",
-            ExitCode.DEVICE,
-            f"--device cuda would not run here: {trouble}; the CPU computes with --device cpu",
-            [],
-        )
-    show("\n--device cuda would run here.")
+        instead = "; the CPU computes with --device cpu" if with_gpu else ""
+        raise AgreedError("doctor", ExitCode.DEVICE, f"--device {device} would not run here: {trouble}{instead}", [])
+    show(f"\n--device {device} would run here{'' if with_gpu else ', on the CPU'}.")
     return 0
 
 
@@ -213,13 +220,13 @@ def _mpi4py(context: Context) -> list[Row]:
         version = f"{metadata.version('mpi4py')} does not load: {said}"
     except metadata.PackageNotFoundError:
         return [Row("mpi4py", "not installed: no training under mpirun", "bad", "pip install mpi4py")]
-    return [Row("mpi4py", version, "bad", "install an MPI library, or pip install 'dptrain[mpich]', which brings one")]
+    return [Row("mpi4py", version, "bad", f"install an MPI library, or {pip_install('mpich')}, which brings one")]
 
 
 def _mpirun(context: Context) -> list[Row]:
     on_path, beside = shutil.which("mpirun"), Path(sys.executable).with_name("mpirun")
     if on_path is None and not beside.exists():
-        fix = "pip install 'dptrain[mpich]', or your system's package of MPI"
+        fix = f"{pip_install('mpich')}, or your system's package of MPI"
         return [Row("mpirun", "neither on PATH nor beside this Python", "bad", fix)]
     place = on_path or str(beside)
     status, said = _ask([place, "--version"], line=None)
@@ -281,6 +288,23 @@ def _locked_memory(context: Context) -> list[Row]:
     return [Row("ulimit -l", "unlimited" if soft == resource.RLIM_INFINITY else f"{amount(soft)} of locked memory")]
 
 
+def _signs_of_a_gpu() -> bool:
+    """Whether this machine has an NVIDIA driver, or a card that wants one."""
+    if has_driver():
+        return True
+    for device in _PCI.glob("*"):
+        with suppress(OSError):
+            maker, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if maker == _NVIDIA and kind.startswith(_DISPLAY):
+                return True
+    return False
+
+
+def _no_gpu(context: Context) -> list[Row]:
+    text = "not looked at (--device cpu)" if context.config.device == "cpu" else "none here: the CPU computes"
+    return [Row("GPU", text, "note", "--device cuda says what a GPU would need")]
+
+
 def _driver(context: Context) -> list[Row]:
     found = context.driver
     version = ""
@@ -314,13 +338,13 @@ def _pycuda(context: Context) -> list[Row]:
     status, said = context.pycuda
     if status == 0:
         if tuple(map(int, re.findall(r"\d+", said)[:2])) < _KNOWS_CUDA_13:
-            fix = "pip install 'pycuda>=2026.1'"
+            fix = pip_install("cuda")
             return [Row("PyCUDA", f"{said}, which does not know CUDA 13", "note", fix)]
         return [Row("PyCUDA", said)]
     if "No module named 'pycuda'" in said or "pycuda halted" in said:
         lacks, place = _lacking(), f"PATH={Path(find_nvcc()).parent}:$PATH " if _nvcc_beside_path() else ""
         text = f"not installed; to compile it there is no {', no '.join(lacks)}" if lacks else "not installed"
-        return [Row("PyCUDA", text, "bad", f"{place}pip install 'dptrain[cuda]' (needs the CUDA toolkit and g++)")]
+        return [Row("PyCUDA", text, "bad", f"{place}{pip_install('cuda')} (needs the CUDA toolkit and g++)")]
     return [Row("PyCUDA", f"does not load: {said}", "bad", "see the NVIDIA driver above, or install PyCUDA again")]
 
 
@@ -349,8 +373,8 @@ def _nvcc(context: Context) -> list[Row]:
         nvcc = find_nvcc()
     except DptrainError:
         fix = (
-            "install the CUDA toolkit (https://developer.nvidia.com/cuda-downloads, or pip install "
-            "'dptrain[cuda-toolkit]') or set CUDA_HOME"
+            "install the CUDA toolkit (https://developer.nvidia.com/cuda-downloads, or "
+            f"{pip_install('cuda-toolkit')}) or set CUDA_HOME"
         )
         return [Row("nvcc", "neither on PATH nor in $CUDA_HOME or /usr/local/cuda", "bad", fix)]
     status, said = _ask([nvcc, "--version"], line=None)

@@ -33,6 +33,7 @@ from dptrain.data.loading import LoadedData
 from dptrain.errors import OutputError, PreemptedError
 from dptrain.models import Model
 from dptrain.runtime import signals, terminal
+from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import phase
 from dptrain.saving import keras_zip
 from dptrain.saving.run_folder import MODEL
@@ -124,7 +125,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             if config.fast_dev_run and config.out is None:
                 terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
             else:
-                missing = "" if "curves.png" in files else " (no curves.png: pip install 'dptrain[plots]')"
+                missing = "" if "curves.png" in files else f" (no curves.png: {pip_install('plots')})"
                 terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
     return 0
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dptrain.errors import ConfigError
+from dptrain.runtime.extras import pip_install
 
 # Slots by host; empty for this host alone.
 Hosts = Mapping[str, int]
@@ -80,7 +81,7 @@ def find_launcher(asked: str | None = None, environ: Mapping[str, str] = os.envi
     if program is None and "SLURM_JOB_ID" in environ:
         program = shutil.which("srun")
     if program is None:
-        raise ConfigError("no mpirun beside this Python or on PATH: pip install 'dptrain[mpich]', or load your MPI")
+        raise ConfigError(f"no mpirun beside this Python or on PATH: {pip_install('mpich')}, or load your MPI")
     return _identify(program, ())
 
 

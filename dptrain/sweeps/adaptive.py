@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.errors import ConfigError
 from dptrain.random import Purpose, stream
+from dptrain.runtime.extras import pip_install
 from dptrain.sweeps.records import Setting, Trial
 from dptrain.sweeps.scheduler import SettingSource
 from dptrain.sweeps.space import Choice, Distribution, Floats, Integers
@@ -49,7 +50,7 @@ class OptunaSource(SettingSource):
         try:
             import optuna
         except ImportError as error:
-            raise ConfigError("Optuna is not installed: pip install 'dptrain[optuna]'") from error
+            raise ConfigError(f"Optuna is not installed: {pip_install('optuna')}") from error
         all_modes = [modes] if isinstance(modes, str) else modes
         self._optuna = optuna
         self._fields = dict(fields)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.errors import ConfigError
+from dptrain.runtime.extras import pip_install
 from dptrain.sweeps import formatting
 from dptrain.sweeps.fields import is_wide
 
@@ -74,7 +75,7 @@ def draw(name: str, picture: Callable[[Width], "Figure"]) -> str:
     try:
         from matplotlib import rc_context
     except ImportError as error:
-        raise ConfigError("matplotlib is not installed: pip install 'dptrain[sweep]'") from error
+        raise ConfigError(f"matplotlib is not installed: {pip_install('sweep')}") from error
     drawn = []
     for width in (WIDE, NARROW):
         with rc_context({"font.size": width.font, "svg.hashsalt": name, "svg.fonttype": "path"}):

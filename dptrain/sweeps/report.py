@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import write_atomically
 from dptrain.sweeps import drawing, field_pictures, formatting, importance, pictures
 from dptrain.sweeps.fields import Field, listed_values, swept_fields
@@ -137,7 +138,9 @@ def write_report(
         + _ranking(trials, summaries, list(short.values()), mode, front)
     )
     if not drawing.installed():
-        parts.append("<p>No pictures: matplotlib is not installed. For them: pip install 'dptrain[sweep]'</p>\n")
+        parts.append(
+            f"<p>No pictures: matplotlib is not installed. For them: {escape(pip_install('sweep'), quote=False)}</p>\n"
+        )
     elif alone:
         parts.append(_seeds_picture(summaries[0], endings, metric))
     else:
@@ -374,7 +377,9 @@ def _fields(
             "</p>\n"
         )
     elif len(fields) > 1 and not importance.installed():
-        parts.append("<p>How much each field matters: pip install 'dptrain[optuna]' to have it estimated.</p>\n")
+        parts.append(
+            f"<p>How much each field matters: {escape(pip_install('optuna'), quote=False)} to have it estimated.</p>\n"
+        )
     elif len(fields) > 1 and (found := importance.importances(trials, summaries, fields)):
         caption = (
             "Part of the variance between trials' means that is a field's own doing or its share in that of several: "

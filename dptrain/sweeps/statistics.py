@@ -32,6 +32,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.runtime.extras import pip_install
 from dptrain.sweeps.records import Ending, Status, Trial
 
 Mode = Literal["max", "min"]
@@ -430,5 +431,5 @@ def _scipy_stats() -> Any:
     try:
         from scipy import stats
     except ImportError as error:
-        raise ConfigError("scipy is not installed: pip install 'dptrain[sweep]'") from error
+        raise ConfigError(f"scipy is not installed: {pip_install('sweep')}") from error
     return stats

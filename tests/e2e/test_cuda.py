@@ -337,5 +337,5 @@ def test_without_pycuda(small_npz, tmp_path):
     done = dptrain(0, *command(small_npz)[2:], cwd=tmp_path, PYTHONPATH=path)
     assert done.code == 69
     assert done.messages == [
-        "dptrain: --device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]', or use --device cpu"
+        "dptrain: --device cuda: PyCUDA is not installed: pip install 'pycuda>=2026.1', or use --device cpu"
     ]

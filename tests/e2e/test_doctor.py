@@ -31,14 +31,14 @@ def line(done: Finished, label: str) -> str:
     return found[0]
 
 
-def refused(done: Finished, *words: str) -> None:
+def refused(done: Finished, *words: str, device: str = "cuda", asked: str = "auto") -> None:
     """Check the exit code and the one message of a report that says no."""
     assert done.code == 69, done.out + done.err
     (message,) = done.messages
-    assert message.startswith("dptrain: --device cuda would not run here: "), message
+    assert message.startswith(f"dptrain: --device {device} would not run here: "), message
     assert all(word in message for word in words), message
     assert "Traceback" not in done.out + done.err
-    assert "--device auto -> " in done.out
+    assert f"--device {asked} -> " in done.out
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -137,7 +137,7 @@ def test_no_pycuda(tmp_path):
     done = emulated(sys.executable, "-m", "dptrain", "doctor", PYTHONPATH=without("pycuda", tmp_path))
     refused(done, "PyCUDA: not installed")
     assert "!! PyCUDA" in line(done, "PyCUDA")
-    assert "pip install 'dptrain[cuda]'" in line(done, "PyCUDA")
+    assert "pip install 'pycuda>=2026.1'" in line(done, "PyCUDA")
     assert re.search(r"to compile it there is no cuda\.h in \S+/include\n", line(done, "PyCUDA"))  # beside this nvcc
     assert "an NVIDIA driver is here, but no PyCUDA" in done.out
 
@@ -163,10 +163,34 @@ def test_no_driver(tmp_path):
     if has_driver():
         pytest.skip("this machine has an NVIDIA driver")
     for ranks in (0, 2):
-        done = dptrain(ranks, "doctor", PYTHONPATH=without("pycuda", tmp_path))
-        refused(done, "the driver's library does not load")
+        done = dptrain(ranks, "doctor", "--device", "cuda", PYTHONPATH=without("pycuda", tmp_path))
+        refused(done, "the driver's library does not load", asked="cuda")
         assert "install or repair the driver" in line(done, "NVIDIA driver")
-        assert "--device auto -> CPU, " in done.out
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_machine_without_a_gpu_is_well(tmp_path, device):
+    if doctor._signs_of_a_gpu():
+        pytest.skip("this machine has a GPU or its driver")
+    done = dptrain(2, "doctor", "--device", device, PYTHONPATH=without("pycuda", tmp_path))
+    assert (done.code, done.err) == (0, "")
+    assert "!!" not in done.out.split("\n", 1)[1]
+    assert "--device cuda says what a GPU would need" in line(done, "GPU")
+    assert f"--device {device} -> CPU, " in done.out
+    assert done.out.endswith(f"\n--device {device} would run here, on the CPU.\n")
+
+
+@pytest.mark.parametrize(
+    ("maker", "kind", "there"),
+    [("0x10de", "0x030200", True), ("0x10de", "0x040300", False), ("0x8086", "0x030000", False)],
+)
+def test_a_card_without_a_driver_is_a_gpu(tmp_path, monkeypatch, maker, kind, there):
+    (tmp_path / "card").mkdir()
+    (tmp_path / "card" / "vendor").write_text(f"{maker}\n")
+    (tmp_path / "card" / "class").write_text(f"{kind}\n")
+    monkeypatch.setattr(doctor, "_PCI", tmp_path)
+    monkeypatch.setattr(doctor, "has_driver", lambda: False)
+    assert doctor._signs_of_a_gpu() is there
 
 
 @pytest.mark.parametrize(
@@ -250,13 +274,13 @@ def test_no_mpi4py(tmp_path):
     assert alone.code == 0, alone.err
     assert "!! mpi4py" in line(alone, "mpi4py")
     several = dptrain(2, "doctor", PYTHONPATH=without("mpi4py", tmp_path))
-    refused(several, "the ranks cannot talk to each other")
+    refused(several, "the ranks cannot talk to each other", device="cuda" if doctor._signs_of_a_gpu() else "auto")
     assert "mpi4py halted" in line(several, "launcher")
 
 
 def test_a_launcher_of_another_mpi():
     done = dptrain(0, "doctor", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
-    refused(done, "the ranks cannot talk to each other")
+    refused(done, "the ranks cannot talk to each other", device="cuda" if doctor._signs_of_a_gpu() else "auto")
     assert "Open MPI started 2 processes" in line(done, "launcher")
     other = dptrain(0, "doctor", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
     assert (other.code, other.out, other.err) == (69, "", "")

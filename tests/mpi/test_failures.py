@@ -208,7 +208,7 @@ BAD_COMMAND_LINES = [
     (["--batch-size", "2"], 2, "use at least 3, or mpirun -n 2"),
     (["--data", "mnits"], 2, "did you mean 'mnist'?"),
     (["--data", "/nowhere/at/all"], 65, "/nowhere/at/all not found"),
-    (["--device", "cuda"], 69, "--device cuda: PyCUDA is not installed: pip install 'dptrain[cuda]'"),
+    (["--device", "cuda"], 69, "--device cuda: PyCUDA is not installed: pip install 'pycuda>=2026.1'"),
     (["--config", "/nowhere.yaml"], 2, "No such file"),
     (["--epochs"], 2, "--epochs"),
     (["--steps-per-epoch", "9999"], 2, "gives 8 steps"),

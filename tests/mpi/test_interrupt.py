@@ -37,7 +37,7 @@ def test_it_ends_all_with_one_line(small_npz, tmp_path, what, ranks):
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if ranks and launcher is None:
-        pytest.skip("no mpirun: pip install 'dptrain[mpich]'")
+        pytest.skip("no mpirun: pip install mpich")
     start = [str(launcher), "-n", str(ranks)] if ranks else []
     ctrl_c = lambda process, lines: os.killpg(process.pid, signal.SIGINT)  # noqa: E731
     code, err = when_ready([*start, sys.executable, *arguments], ready, ctrl_c, tmp_path)

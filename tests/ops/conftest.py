@@ -14,7 +14,7 @@ def no_cuda() -> str:
         return "no CUDA driver; tests/emulator/run python -m pytest tests/ops"
     if driver.cuInit(0):
         return "no GPU answers"
-    return "" if importlib.util.find_spec("pycuda") else "PyCUDA is not installed: pip install 'dptrain[cuda]'"
+    return "" if importlib.util.find_spec("pycuda") else "PyCUDA is not installed: pip install 'pycuda>=2026.1'"
 
 
 @pytest.fixture(scope="session")

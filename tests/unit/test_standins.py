@@ -28,7 +28,7 @@ def stand_in(name: str):
 
 @pytest.mark.parametrize("name", PARTS)
 def test_stand_in(name):
-    pytest.importorskip("nvmath", reason="nvmath-python is not installed: pip install 'dptrain[cublaslt]'")
+    pytest.importorskip("nvmath", reason="nvmath-python is not installed: pip install 'nvmath-python[cu12]'")
     real, ours = importlib.import_module(name), stand_in(name)
     compared = 0
     for word, thing in vars(ours).items():

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
 from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.extras import pip_install
 
 OPTIONS = ("-O3", "-std=c++17")
 # Seconds that a rank waits for another one to compile.
@@ -44,7 +45,7 @@ def find_nvcc() -> str:
             return str(place)
     raise DeviceError(
         "no nvcc on PATH, in $CUDA_HOME/bin or in /usr/local/cuda/bin: install the CUDA toolkit "
-        "(https://developer.nvidia.com/cuda-downloads, or pip install 'dptrain[cuda-toolkit]'), or use --device cpu"
+        f"(https://developer.nvidia.com/cuda-downloads, or {pip_install('cuda-toolkit')}), or use --device cpu"
     )
 
 

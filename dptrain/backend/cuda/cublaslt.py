@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.runtime.extras import pip_install
 
 # What NVIDIA recommends for Hopper; older GPUs need less.
 WORKSPACE_BYTES = 32 * 2**20
@@ -62,7 +63,7 @@ class CublasLt:
             from nvmath.bindings import cublas, cublasLt
         except ImportError as error:
             raise ConfigError(
-                f"gemm = 'cublaslt': nvmath-python is not installed ({error}); pip install 'dptrain[cublaslt]'"
+                f"gemm = 'cublaslt': nvmath-python is not installed ({error}); {pip_install('cublaslt')}"
             ) from error
         self._lt, self._stream = cublasLt, stream
         self._float32 = int(CudaDataType.CUDA_R_32F)

@@ -16,11 +16,12 @@ from dptrain.backend.cuda.packs import Packs
 from dptrain.backend.cuda.probe import device_uuid
 from dptrain.backend.cuda.selection import masked, visible_device
 from dptrain.errors import DeviceError
+from dptrain.runtime.extras import pip_install
 
 try:
     import pycuda.driver as cuda
 except ModuleNotFoundError as error:
-    raise DeviceError("PyCUDA is not installed: pip install 'dptrain[cuda]', or use --device cpu") from error
+    raise DeviceError(f"PyCUDA is not installed: {pip_install('cuda')}, or use --device cpu") from error
 except ImportError as error:
     raise DeviceError(
         f"no NVIDIA driver: PyCUDA does not load ({error}); install the driver (nvidia-smi must work), "

@@ -1,0 +1,21 @@
+"""What to install for what is optional: one place for every hint, and for the extras of pyproject.toml behind it."""
+
+import shlex
+
+# By extra of pyproject.toml. Hints name the packages, because dptrain itself is installed from a clone, under no name
+# that pip would find.
+_REQUIREMENTS = {
+    "mpich": ("mpich>=4.2",),
+    "plots": ("matplotlib>=3.8",),
+    "tensorboard": ("tensorboardX",),
+    "sweep": ("scipy>=1.11", "matplotlib>=3.8"),
+    "optuna": ("optuna>=3.6", "scikit-learn>=1.4"),
+    "cuda": ("pycuda>=2026.1",),
+    "cuda-toolkit": ("cuda-toolkit[cccl,nvcc,profiler]>=13.0,<14",),
+    "cublaslt": ("pycuda>=2026.1", "nvmath-python[cu12]>=1.0"),
+}
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs the packages of an extra, ready for a shell."""
+    return shlex.join(["pip", "install", *_REQUIREMENTS[extra]])
