@@ -150,7 +150,7 @@ def find_mpirun() -> str:
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if launcher is None:
-        pytest.skip("no mpirun: pip install 'dptrain[mpich]'")
+        pytest.skip("no mpirun: pip install mpich")
     return launcher
 
 

@@ -23,6 +23,7 @@ from dptrain.errors import ConfigError, OutputError
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
 from dptrain.registry.serialization import plain
+from dptrain.runtime import terminal
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import output_error
 from dptrain.runtime.locks import LOCK, locked
@@ -267,6 +268,10 @@ class Checkpointing(Callback):
             raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
         if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
             state["rate"] = state["position"]["rate_at_begin"] = float(model.optimizer.learning_rate)
+        if terminal.verbosity(self.params.get("verbose", 0)):
+            done, epochs = state["position"], self.params["epochs"]
+            epoch = min(done["epoch"] + 1, epochs)
+            terminal.say(f"Going on from step {done['made']:,}, in epoch {epoch}/{epochs} ({found.path})")
         return state, arrays
 
     def _may_differ(self, name: str) -> bool:

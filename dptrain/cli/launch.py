@@ -1,6 +1,7 @@
 """`python -m dptrain launch`: run a command on several ranks under mpirun or srun, and see to it that it ends."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -8,6 +9,7 @@ from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from subprocess import DEVNULL, SubprocessError, run
 
@@ -27,6 +29,7 @@ from dptrain.runtime.mpirun import (
     spread,
     start_command,
 )
+from dptrain.runtime.supervisor import NOT_EXECUTABLE, NOT_FOUND
 
 _DESCRIPTION = """\
 Run a command, any command, on several ranks under the mpirun or srun that is there:
@@ -42,7 +45,14 @@ The exit code is that of the first rank that failed, 128 + n for signal n.
 """
 
 # What would fail again, or has not failed: success, configuration, data, preempted, a command that cannot be run.
-_FINAL = (int(ExitCode.OK), int(ExitCode.CONFIG), int(ExitCode.DATA), int(ExitCode.PREEMPTED), 126, 127)
+_FINAL = (
+    int(ExitCode.OK),
+    int(ExitCode.CONFIG),
+    int(ExitCode.DATA),
+    int(ExitCode.PREEMPTED),
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+)
 # Seconds: before the first restart, doubled for each further one; the longest; to see whether a host is there.
 _FIRST_WAIT, _LONGEST_WAIT, _PROBE = 1.0, 60.0, 30.0
 _LOCAL = ("127.0.0.1",)
@@ -66,6 +76,11 @@ def launch(arguments: Sequence[str]) -> int:
     least = ranks if options.min_ranks is None else options.min_ranks
     if not 1 <= least <= ranks:
         raise ConfigError(f"--min-ranks {least}: expected 1 to {ranks}, the number of ranks")
+    if options.restarts and _begins_anew(command):
+        raise ConfigError(
+            f"--restarts {options.restarts}: without --out a restart would begin at epoch 1; add --out DIR to the "
+            "command, and a restart goes on from the last checkpoint there"
+        )
     placed = spread(ranks, hosts) if hosts else {}
     start = Start(
         launcher,
@@ -78,6 +93,10 @@ def launch(arguments: Sequence[str]) -> int:
         grace=options.grace,
         start_timeout=options.start_timeout,
     )
+    if start.addresses == _LOCAL and (trouble := _cannot_run(command[0])) is not None:
+        code, why = trouble
+        sys.stderr.write(f"dptrain: launch: cannot run {command[0]}: {why}\n")
+        return code
     signals: list[int] = []
     for number in supervisor.STOPPING:
         signal.signal(number, lambda got, _: signals.append(got))
@@ -118,6 +137,31 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     if not command and not {"-h", "--help"} & set(words):
         raise ConfigError("launch: no command; write it after --, as in launch -n 4 -- python script.py")
     return parser.parse_args(words[:split]), command
+
+
+def _cannot_run(program: str) -> tuple[int, str] | None:
+    """Return the exit code and the reason where a program cannot be run on this host, as a shell would say it."""
+    if shutil.which(program) is not None:
+        return None
+    if os.path.isdir(program):
+        return NOT_EXECUTABLE, "it is a folder"
+    if os.sep in program and os.path.exists(program):
+        return NOT_EXECUTABLE, "it is not executable"
+    if os.path.isfile(program) and program.endswith(".py"):
+        return NOT_FOUND, f"not found on PATH; write python {program}"
+    return NOT_FOUND, "no such file" if os.sep in program else "not found on PATH"
+
+
+def _begins_anew(command: Sequence[str]) -> bool:
+    """Whether a command is a training or a sweep of dptrain's without `--out`, in which nothing goes on."""
+    words = list(command)
+    starts = [index + 2 for index, pair in enumerate(pairwise(words)) if pair == ("-m", "dptrain")]
+    starts += [1] if Path(words[0]).name == "dptrain" else []
+    if not starts:
+        return False
+    arguments = words[starts[0] :]
+    is_other = arguments and not arguments[0].startswith("-") and arguments[0] not in ("train", "sweep")
+    return not (is_other or any(word.partition("=")[0] in ("--out", "--config", "--help", "-h") for word in arguments))
 
 
 def _count(text: str) -> int:

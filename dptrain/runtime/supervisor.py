@@ -40,7 +40,8 @@ _CONNECT, _LAST_OUTPUT, _LEFT_BEHIND = 10.0, 0.5, 30.0
 # Of Linux's prctl.
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 _LONGEST_LINE = 65536
-_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+# Exit codes, as shells have them.
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -232,7 +233,7 @@ class _Supervisor:
             os.execvp(command[0], list(command))
         except OSError as error:
             _write(2, f"dptrain: cannot run {command[0]}: {error.strerror}\n".encode())
-            os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+            os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE)
 
     def _loop(self, waking: int) -> int:
         poll = select.poll()

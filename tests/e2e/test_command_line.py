@@ -169,6 +169,7 @@ def test_going_on_elsewhere_and_what_is_refused(small_npz, tmp_path):
     )
     done = dptrain(0, *other, "--resume-anyway", "learning-rate")
     assert (done.code, done.err) == (0, "")
+    assert f"\nGoing on from step 8, in epoch 2/2 ({first}/checkpoints/000003-step-8)\n" in done.out
     lines = [(place / "metrics.jsonl").read_text().splitlines() for place in (first, second)]
     assert lines[1][:1] == lines[0], "the first epoch's metrics are there as well"
     assert [json.loads(line)["epoch"] for line in lines[1]] == [1, 2]

@@ -225,12 +225,18 @@ def test_it_starts_again_and_keeps_logs_by_rank(tmp_path):
 
 
 def test_what_would_fail_again_is_not_started_again(tmp_path):
-    done = run([*LAUNCH, "-n", "2", "--restarts", "3", "--", sys.executable, "-m", "dptrain", "--data", "nowhere.npz"])
+    training = [sys.executable, "-m", "dptrain", "--data", "nowhere.npz", "--out", str(tmp_path / "run")]
+    done = run([*LAUNCH, "-n", "2", "--restarts", "3", "--", *training])
     assert done.code == 65
     assert "restart" not in done.err
     missing = run([*LAUNCH, "-n", "1", "--restarts", "3", "--", "no-such-command"])
     assert missing.code == 127
-    assert "dptrain: cannot run no-such-command: No such file or directory" in missing.err
+    assert missing.err == "dptrain: launch: cannot run no-such-command: not found on PATH\n"
+    (tmp_path / "no-interpreter").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "no-interpreter").chmod(0o755)
+    missing = run([*LAUNCH, "-n", "1", "--restarts", "3", "--", str(tmp_path / "no-interpreter")])
+    assert missing.code == 127
+    assert f"dptrain: cannot run {tmp_path}/no-interpreter: No such file or directory" in missing.err
     assert "restart" not in missing.err
 
 

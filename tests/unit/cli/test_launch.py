@@ -20,6 +20,8 @@ from dptrain.runtime.mpirun import Launcher
         ("-n 2 --min-ranks 3 -- true", "--min-ranks 3: expected 1 to 2"),
         ("-n 3 --hosts a:2 -- true", "3 ranks, but 2 slots on a:2"),
         ("-n 2 --hosts a:2 --hostfile x -- true", "expected one of them"),
+        ("-n 2 --restarts 3 -- python -m dptrain --epochs 3", "--restarts 3: without --out a restart would begin at"),
+        ("-n 2 --restarts 3 -- python -m dptrain sweep --seeds 1", "add --out DIR to the command"),
         ("-n 2 --restart 3 -- true", "unknown '--restart'; did you mean '--restarts'"),
     ],
 )
@@ -68,3 +70,35 @@ def test_it_goes_on_with_the_hosts_that_are_left(monkeypatch, capfd, given, down
     said = capfd.readouterr().err
     assert ("does not answer" in said) == bool(down)
     assert ("--min-ranks is" in said) == (bool(down) and len(expected) == 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "anew"),
+    [
+        ("python -m dptrain", True),
+        ("python -u -m dptrain train --epochs 3", True),
+        ("/env/bin/dptrain", True),
+        ("python -m dptrain --out=runs/x", False),
+        ("python -m dptrain --config runs/x/config.yaml", False),
+        ("python -m dptrain doctor", False),
+        ("python script.py", False),
+    ],
+)
+def test_what_begins_at_epoch_1_when_it_is_started_again(command, anew):
+    assert launch._begins_anew(command.split()) is anew
+
+
+def test_a_command_that_cannot_be_run_is_told_before_mpi_starts(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(launch, "find_launcher", lambda asked: Launcher("MPICH", ("mpirun",)))
+    monkeypatch.setattr(launch, "Job", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").touch()
+    for command, code, why in (
+        ("no-such-command", 127, "not found on PATH"),
+        ("./no-such-command", 127, "no such file"),
+        ("script.py", 127, "not found on PATH; write python script.py"),
+        ("./script.py", 126, "it is not executable"),
+        (str(tmp_path), 126, "it is a folder"),
+    ):
+        assert main(["launch", "-n", "2", "--", command]) == code
+        assert capfd.readouterr().err == f"dptrain: launch: cannot run {command}: {why}\n"
