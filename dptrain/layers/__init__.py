@@ -41,6 +41,7 @@ from dptrain.layers.pooling import (
 )
 from dptrain.layers.rescaling import Rescaling
 from dptrain.layers.reshaping import Flatten, Permute, RepeatVector, Reshape, UpSampling2D, ZeroPadding2D
+from dptrain.layers.standardization import Normalization
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import Registry
 
@@ -50,8 +51,8 @@ LAYERS: dict[str, type[Layer]] = {
     for cls in (
         *(Activation, Add, Average, AveragePooling2D, BatchNormalization, Concatenate, Conv2D, Conv2DTranspose, Dense),
         *(Dot, Dropout, ELU, Embedding, Flatten, GlobalAveragePooling2D, GlobalMaxPooling2D, Identity, InputLayer),
-        *(LayerNormalization, LeakyReLU, MaxPooling2D, Maximum, Minimum, Multiply, Permute, ReLU, RepeatVector),
-        *(Rescaling, Reshape, Softmax, Subtract, UpSampling2D, ZeroPadding2D),
+        *(LayerNormalization, LeakyReLU, MaxPooling2D, Maximum, Minimum, Multiply, Normalization, Permute, ReLU),
+        *(RepeatVector, Rescaling, Reshape, Softmax, Subtract, UpSampling2D, ZeroPadding2D),
     )
 }
 
@@ -90,6 +91,7 @@ __all__ = [
     "Maximum",
     "Minimum",
     "Multiply",
+    "Normalization",
     "Permute",
     "ReLU",
     "RepeatVector",

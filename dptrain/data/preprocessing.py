@@ -1,0 +1,323 @@
+"""From raw data to a model's arrays: columns of a table, pictures, class names.
+
+A `Preprocessing` is learned from the training data, travels with the model (`preprocessing.json` in a `.keras` file), and
+turns a raw table into x and y wherever the model is used. It holds names and sizes, never code. What numbers are
+standardised with lives in the model instead, as the weights of a `Normalization` layer: x holds raw numbers.
+
+x of a table is float32 (rows, features): number columns and one-hot columns in the table's order, then one column of codes
+for each embedded category.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from dptrain.data.tasks import Task
+from dptrain.errors import DataError
+from dptrain.registry.names import suggestion
+from dptrain.runtime.text import short
+
+Array = npt.NDArray[Any]
+# Takes a row counted from 0, a column's name and what is wrong; returns the error that says where.
+Fault = Callable[[int, str, str], DataError]
+
+FORMAT = 1
+# Bounds of what a file may declare.
+MAX_COLUMNS, MAX_VALUES, MAX_TEXT = 20_000, 1_000_000, 10_000
+_MAX_SIDE = 1 << 15
+
+_STRICT = ConfigDict(extra="forbid", strict=True)
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Texts = Annotated[tuple[Text, ...], Field(max_length=MAX_VALUES)]
+Side = Annotated[int, Field(ge=1, le=_MAX_SIDE)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: in the table's header.
+        role: "number"; "one-hot" or "embedding" of a category.
+        values: the categories by code, as text.
+        text: whether a text file's cells are taken as they stand, so that "007" is not 7.
+    """
+
+    name: Text
+    role: Literal["number", "one-hot", "embedding"]
+    values: Texts = ()
+    text: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many columns of x it becomes."""
+        return len(self.values) if self.role == "one-hot" else 1
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Preprocessing:
+    """How raw data becomes a model's arrays.
+
+    Attributes:
+        task: what is learned.
+        columns: of a table, in its order; empty for pictures and arrays.
+        target: the table's column to predict.
+        classes: names of the classes by label; empty for numbers, and where labels are numbers already.
+        picture: (height, width, channels) of pictures, 1 channel for grey, 3 for RGB.
+    """
+
+    task: Task
+    columns: Annotated[tuple[Column, ...], Field(max_length=MAX_COLUMNS)] = ()
+    target: Text | None = None
+    classes: Texts = ()
+    picture: tuple[Side, Side, Literal[1, 3]] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what types alone do not tell.
+
+        Raises:
+            ValueError: fields contradict each other.
+        """
+        names = [one.name for one in self.columns]
+        roles = all(bool(one.values) == (one.role != "number") for one in self.columns)
+        rules = {
+            "columns have names of their own": not names or len({*names, self.target}) == len(names) + 1,
+            "a table or pictures, not both": not (self.columns and self.picture),
+            "a number has no categories, every other column has": roles,
+            "no category twice": all(len(set(one.values)) == len(one.values) for one in self.columns),
+            "no class twice": len(set(self.classes)) == len(self.classes),
+            "as many classes as the task has": _fits(self.task, len(self.classes)),
+            f"at most {MAX_VALUES} categories": sum(len(one.values) for one in self.columns) <= MAX_VALUES,
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ValueError(f"expected {rule}")
+
+    @property
+    def kind(self) -> Literal["table", "pictures", "arrays"]:
+        """What raw data is."""
+        return "table" if self.columns else "pictures" if self.picture else "arrays"
+
+    @property
+    def plain_columns(self) -> tuple[Column, ...]:
+        """Numbers and one-hot categories, the first columns of x."""
+        return tuple(one for one in self.columns if one.role != "embedding")
+
+    @property
+    def embedded_columns(self) -> tuple[Column, ...]:
+        """Categories that a model embeds, the last columns of x, which hold codes."""
+        return tuple(one for one in self.columns if one.role == "embedding")
+
+    @property
+    def is_number(self) -> npt.NDArray[np.bool_]:
+        """(plain features,): which columns of x, the codes left out, are numbers to standardise."""
+        return np.repeat([one.role == "number" for one in self.plain_columns], [one.width for one in self.plain_columns])
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample of x; () where arrays come as they are."""
+        return (sum(one.width for one in self.columns),) if self.columns else self.picture or ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it in types that JSON has."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_dict(tree: Any, where: str = "preprocessing") -> "Preprocessing":
+        """Return what `to_dict` described, with every type, size and name checked.
+
+        Args:
+            tree: of a file, which may hold anything.
+            where: begins the message.
+
+        Raises:
+            DataError: it is not what `to_dict` returns, or of a newer format.
+        """
+        found = tree.get("format") if isinstance(tree, Mapping) else None
+        if type(found) is not int or not 1 <= found <= FORMAT:
+            raise DataError(f"{where}: format {short(found)}, this build reads <= {FORMAT}")
+        rest = {key: value for key, value in tree.items() if key != "format"}
+        try:
+            return TypeAdapter(Preprocessing).validate_json(json.dumps(rest))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            said = f"{place} = {short(problem['input'])}: " if place else ""
+            raise DataError(f"{where}: {said}{problem['msg'].removeprefix('Value error, ')}") from None
+        except (TypeError, ValueError, RecursionError):
+            raise DataError(f"{where}: not what JSON can hold") from None
+
+    def takes(self, x: Any) -> bool:
+        """Whether `x` is a raw table (a data frame) that `encode` is for."""
+        return bool(self.columns) and hasattr(x, "columns") and hasattr(x, "iloc")
+
+    def encode(
+        self, frame: Any, where: str = "table", fault: Fault | None = None, *, advice: str = "fill it in"
+    ) -> npt.NDArray[np.float32]:
+        """Return x of a raw table.
+
+        Args:
+            frame: a pandas data frame; columns are found by name, others than `columns` do not matter.
+            where: begins messages.
+            fault: makes an error of a row, a column and what is wrong; by default rows are counted from 0.
+            advice: what to do about a missing value.
+
+        Returns:
+            (rows, features).
+
+        Raises:
+            DataError: a column is missing or twice there; a value is missing, infinite, of another type or a category
+                that training has not seen.
+        """
+        fault = fault or _counted(where)
+        self.require_columns(frame, where, [one.name for one in self.columns])
+        x = np.empty((len(frame), *self.sample_shape), np.float32)
+        start = 0
+        for column in (*self.plain_columns, *self.embedded_columns):
+            stop = start + column.width
+            series = frame[column.name]
+            if column.role == "number":
+                x[:, start] = numbers(series, column.name, fault, advice)
+            elif column.role == "one-hot":
+                codes = encode_categories(series, column.name, column.values, fault, advice)
+                x[:, start:stop] = codes[:, None] == np.arange(column.width)
+            else:
+                x[:, start] = encode_categories(series, column.name, column.values, fault, advice)
+            start = stop
+        return x
+
+    def targets(self, frame: Any, where: str = "table", fault: Fault | None = None) -> Array:
+        """Return y of a raw table.
+
+        Args:
+            frame: as in `encode`.
+            where: as in `encode`.
+            fault: as in `encode`.
+
+        Returns:
+            (rows,): float32 numbers, or int32 labels, the places of names in `classes`.
+
+        Raises:
+            DataError: as `encode`.
+        """
+        fault = fault or _counted(where)
+        assert self.target is not None
+        self.require_columns(frame, where, [self.target])
+        series = frame[self.target]
+        if self.task == "regression":
+            return numbers(series, self.target, fault, "leave the row out").astype(np.float32)
+        return encode_categories(series, self.target, self.classes, fault, "leave the row out", kind="class").astype(
+            np.int32
+        )
+
+    def require_columns(self, frame: Any, where: str, names: Sequence[str]) -> None:
+        """Check that a table has columns of these names, once each.
+
+        Raises:
+            DataError: it has not.
+        """
+        there = [str(one) for one in frame.columns]
+        for name in names:
+            if there.count(name) != 1:
+                what = "no" if name not in there else f"{there.count(name)} times the"
+                hint = suggestion(name, there) or f"; found {', '.join(there[:10])}"
+                raise DataError(f"{where}: {what} column {name!r}{hint if name not in there else '; rename one'}")
+
+
+def _fits(task: Task, classes: int) -> bool:
+    return classes == 0 or (task == "binary" and classes == 2) or (task == "multiclass" and classes >= 2)
+
+
+def _counted(where: str) -> Fault:
+    return lambda row, column, what: DataError(f"{where}, row {row} (counted from 0), column {column!r}: {what}")
+
+
+def canonical(value: Any) -> str:
+    """Return a category as text: whole numbers without decimals, so that 3, 3.0 and "3" are one category."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, float | np.floating) and math.isfinite(value) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def numbers(series: Any, name: str, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
+    """Return a column of numbers.
+
+    Args:
+        series: the column.
+        name: of it.
+        fault: as in `Preprocessing.encode`.
+        advice: as in `Preprocessing.encode`.
+
+    Returns:
+        (rows,), finite, also as float32.
+
+    Raises:
+        DataError: a value is missing, infinite or no number.
+    """
+    if series.dtype.kind not in "iufb":
+        for row, value in enumerate(series):
+            if isinstance(value, str) or not isinstance(value, int | float | np.number):
+                if _is_missing(value):
+                    raise _missing(series, name, row, fault, advice)
+                raise fault(row, name, f"{short(value)} among numbers; correct it")
+    found: npt.NDArray[np.float64] = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    absent = np.isnan(found)
+    if absent.any():
+        raise _missing(series, name, int(absent.argmax()), fault, advice)
+    large = np.abs(found) > np.finfo(np.float32).max
+    if large.any():
+        row = int(large.argmax())
+        what = "infinite" if np.isinf(found[row]) else "too large for float32"
+        raise fault(row, name, f"{found[row]:g} is {what} ({int(large.sum())} in all); correct it")
+    return found
+
+
+def encode_categories(
+    series: Any, name: str, values: Sequence[str], fault: Fault, advice: str, kind: str = "category"
+) -> npt.NDArray[np.int64]:
+    """Return the codes of a column of categories.
+
+    Args:
+        series: the column.
+        name: of it.
+        values: the known categories by code.
+        fault: as in `Preprocessing.encode`.
+        advice: as in `Preprocessing.encode`.
+        kind: what a category is called.
+
+    Returns:
+        (rows,), each in [0, len(values)).
+
+    Raises:
+        DataError: a value is missing, or not known.
+    """
+    places, found = series.factorize()
+    if len(places) and places.min() < 0:
+        raise _missing(series, name, int((places < 0).argmax()), fault, advice)
+    known = {value: code for code, value in enumerate(values)}
+    codes = np.array([known.get(canonical(one), -1) for one in found], np.int64)[places]
+    if len(codes) and codes.min() < 0:
+        row = int((codes < 0).argmax())
+        value = canonical(series.iloc[row])
+        hint = suggestion(value, values) or f"; it has seen {len(values)} others"
+        raise fault(row, name, f"{kind} {short(value)}, which training has not seen{hint}")
+    return codes
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+
+
+def _missing(series: Any, name: str, row: int, fault: Fault, advice: str) -> DataError:
+    return fault(row, name, f"no value ({int(series.isna().sum())} in all); {advice}")

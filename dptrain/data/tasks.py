@@ -1,0 +1,45 @@
+"""What is learned: classes, one of two classes, or numbers; and the losses that fit each."""
+
+from typing import Literal
+
+from dptrain.errors import ConfigError
+from dptrain.registry.names import suggestion
+
+Task = Literal["multiclass", "binary", "regression"]
+
+# Each task's losses; the first is the default.
+LOSSES: dict[Task, tuple[str, ...]] = {
+    "multiclass": ("sparse_categorical_crossentropy",),
+    "binary": ("binary_crossentropy",),
+    "regression": (
+        *("mse", "mae", "huber", "log_cosh", "msle", "mape", "mean_squared_error", "mean_absolute_error"),
+        *("mean_squared_logarithmic_error", "mean_absolute_percentage_error"),
+    ),
+}
+
+
+def task_of_loss(loss: str) -> Task:
+    """Return the task that a loss is for.
+
+    Raises:
+        ConfigError: the loss is none of `LOSSES`.
+    """
+    for task, losses in LOSSES.items():
+        if loss in losses:
+            return task
+    known = [one for losses in LOSSES.values() for one in losses]
+    raise ConfigError(f"train.loss = {loss!r}: unknown{suggestion(loss, known)}")
+
+
+def asked_task(task: Task | None, loss: str | None) -> Task | None:
+    """Return the task that `--task` or `--loss` asks for, None where neither does.
+
+    Raises:
+        ConfigError: the two contradict each other, or the loss is unknown.
+    """
+    by_loss = None if loss is None else task_of_loss(loss)
+    if task is not None and by_loss not in (None, task):
+        raise ConfigError(
+            f"data.task = {task} and train.loss = {loss}: {loss} is for {by_loss}; use one of {', '.join(LOSSES[task])}"
+        )
+    return task or by_loss

@@ -1,0 +1,147 @@
+"""Normalization: features standardised with the mean and variance of data seen before the training."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.layers.base import BuildShape, Layer
+from dptrain.program.tensor import Tensor
+
+Array = npt.NDArray[Any]
+_EPSILON = 1e-7  # of Keras: the least deviation divided by
+
+
+class Normalization(Layer):
+    """y = (x - mean) / max(sqrt(variance), 1e-7), with a mean and variance for each index of the kept axes.
+
+    Both are given, or `adapt` takes them from data; they are weights that no training changes.
+
+    Source: keras/src/layers/preprocessing/normalization.py, Keras 3.15.
+
+    Args:
+        axis: kept axes, each index of which has its own mean and variance; None for one pair for all elements.
+        mean: given instead of `adapt`; broadcast over the kept axes. Needs `variance`.
+        variance: as `mean`.
+        invert: return x * max(sqrt(variance), 1e-7) + mean instead.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: only one of mean and variance, or shapes that fit neither each other nor the axes.
+    """
+
+    def __init__(
+        self,
+        axis: int | Sequence[int] | None = -1,
+        mean: Any = None,
+        variance: Any = None,
+        invert: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.axis = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+        if (mean is None) != (variance is None):
+            raise ConfigError(
+                f"When setting values directly, both `mean` and `variance` must be set. Received: mean={mean} and "
+                f"variance={variance}"
+            )
+        if mean is not None and (np.shape(mean) != np.shape(variance) or np.ndim(mean) > len(self.axis)):
+            raise ConfigError(
+                f"mean of shape {np.shape(mean)} and variance of shape {np.shape(variance)}: expected the same, of at "
+                f"most {len(self.axis)} dimensions (axis={self.axis})"
+            )
+        self.mean = None if mean is None else np.asarray(mean, np.float64).tolist()
+        self.variance = None if variance is None else np.asarray(variance, np.float64).tolist()
+        self.invert = bool(invert)
+
+    def build(self, input_shape: BuildShape) -> None:
+        """Make mean and variance, of the kept axes' lengths, unless they were given."""
+        rank = len(input_shape)
+        if any(not -rank <= axis < rank for axis in self.axis):
+            raise ConfigError(f"axis = {self.axis} of layer {self.label!r}: the input has {rank} dimensions")
+        self._kept = sorted(axis % rank for axis in self.axis)
+        lengths = [input_shape[axis] for axis in self._kept]
+        if None in lengths:
+            raise ConfigError(f"axis = {self.axis} of layer {self.label!r}: the number of rows is not known")
+        shape = tuple(int(length or 0) for length in lengths)
+        self._broadcast = [length if axis in self._kept else 1 for axis, length in enumerate(input_shape)]
+        if self.mean is None:
+            self.adapt_mean = self.add_weight(shape, "zeros", trainable=False, name="mean")
+            self.adapt_variance = self.add_weight(shape, "ones", trainable=False, name="variance")
+            # Keras keeps it for older files.
+            self.count = self.add_weight((), "zeros", dtype="int32", trainable=False, name="count")
+            return
+        try:
+            self._given = [
+                np.broadcast_to(np.asarray(one), shape).reshape(self._broadcast) for one in (self.mean, self.variance)
+            ]
+        except ValueError:
+            raise ConfigError(
+                f"mean of shape {np.shape(self.mean)} of layer {self.label!r}: expected what broadcasts to {shape}"
+            ) from None
+
+    def adapt(self, data: Any) -> None:
+        """Take mean and variance from data, in float64.
+
+        Args:
+            data: an array (rows, ...), or an iterable of such batches, of which the first of a tuple counts.
+
+        Raises:
+            ConfigError: there are no rows, shapes differ, or mean and variance were given.
+        """
+        if self.mean is not None:
+            raise ConfigError(f"adapt: mean and variance of layer {self.label!r} were given")
+        batches = [data] if hasattr(data, "__array__") else list(_batches(data))
+        arrays = [np.asarray(one) for one in batches]
+        if not arrays or not all(len(one) for one in arrays):
+            raise ConfigError(f"adapt of layer {self.label!r}: no rows; expected an array, or an iterable of batches")
+        if not self.built:
+            first = arrays[0].shape
+            self.build(first if 0 in {axis % len(first) for axis in self.axis} else (None, *first[1:]))
+        shapes = {tuple(np.delete(one.shape, self._reduced(one.ndim))) for one in arrays}
+        if shapes != {self.adapt_mean.shape}:
+            raise ConfigError(
+                f"adapt of layer {self.label!r}: kept axes of {' and '.join(map(str, sorted(shapes)))}, "
+                f"expected {self.adapt_mean.shape}"
+            )
+        over = self._reduced(arrays[0].ndim)
+        count, mean, squares = 0, np.float64(0), np.float64(0)
+        for one in arrays:  # each batch's moments join those before (Chan, Golub and LeVeque)
+            number = one.size // max(int(np.prod(self.adapt_mean.shape)), 1)
+            own = one.mean(over, dtype=np.float64)
+            apart, count = own - mean, count + number
+            squares = squares + one.var(over, dtype=np.float64) * number + apart**2 * (number * (count - number) / count)
+            mean = mean + apart * (number / count)
+        self.set_moments(mean, squares / count)
+
+    def set_moments(self, mean: npt.ArrayLike, variance: npt.ArrayLike) -> None:
+        """Set the weights, of the kept axes' lengths, as `adapt` does."""
+        self.adapt_mean.assign(np.asarray(mean, self.adapt_mean.dtype))
+        self.adapt_variance.assign(np.asarray(variance, self.adapt_variance.dtype))
+
+    def own_config(self) -> dict[str, Any]:
+        """Return the arguments; the axes as a list, as Keras' files have them."""
+        return {**super().own_config(), "axis": list(self.axis)}
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return the input standardised, or with `invert` what it was before."""
+        x = self._floating(inputs)
+        if self.mean is None:
+            mean, variance = (
+                ops.reshape(one.value, self._broadcast) for one in (self.adapt_mean, self.adapt_variance)
+            )
+        else:
+            mean, variance = (ops.cast(one, x.dtype) for one in self._given)
+        deviation = ops.maximum(ops.sqrt(variance), _EPSILON)
+        return x * deviation + mean if self.invert else (x - mean) / deviation
+
+    def _reduced(self, rank: int) -> tuple[int, ...]:
+        return tuple(axis for axis in range(rank) if axis not in self._kept)
+
+
+def _batches(data: Iterable[Any]) -> Iterable[Any]:
+    for batch in data:
+        yield batch[0] if isinstance(batch, tuple | list) else batch
