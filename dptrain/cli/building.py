@@ -15,14 +15,22 @@ from dptrain.cli.model_function import load_function
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split, load_dataset
+from dptrain.data.moments import moments
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.tasks import LOSSES, Task, asked_task
 from dptrain.errors import ConfigError
+from dptrain.layers.weight import Weight
 from dptrain.models import Model, Sequential
 from dptrain.sweeps.space import label
 
-# Of a classifier.
-LOSS, METRICS = "sparse_categorical_crossentropy", ["accuracy"]
 # What --fast-dev-run runs.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
+_METRICS: dict[Task, list[str]] = {"multiclass": ["accuracy"], "binary": ["accuracy", "auc"], "regression": ["mae"]}
+_OUTPUTS: dict[Task, str] = {
+    "multiclass": "one probability a class",
+    "binary": "the probability of label 1",
+    "regression": "one number a target",
+}
 
 
 def load_data(config: Config, comm: Communicator, *, alone: bool = False) -> LoadedData:
@@ -42,9 +50,10 @@ def load_data(config: Config, comm: Communicator, *, alone: bool = False) -> Loa
         data_dir=None if config.data.dir is None else Path(config.data.dir),
         max_bytes=config.data.max_bytes,
         sharding=config.data.sharding,
+        task=asked_task(config.data.task, config.train.loss),
     )
     if alone:
-        data = LoadedData(data.name, _alone(data.train), _alone(data.test), data.num_classes)
+        data = dataclasses.replace(data, train=_alone(data.train), test=_alone(data.test))
     return dataclasses.replace(data, test=_small(data.test)) if config.fast_dev_run else data
 
 
@@ -110,11 +119,16 @@ def parts_of(config: Config, data: LoadedData, comm: Communicator) -> Parts:
     return Parts(rows, _small(validation) if config.fast_dev_run else validation, data.test)
 
 
-def build_model(config: Config, data: LoadedData) -> Model:
-    """Return the configured network, compiled for the data set's samples and classes.
+def build_model(config: Config, data: LoadedData, rows: npt.NDArray[np.int64] | None = None) -> Model:
+    """Return the configured network, compiled for the data set's samples and targets.
+
+    Args:
+        config: of the run.
+        data: as `load_data` returned it.
+        rows: of the training part, those that are trained on, which numbers are standardised by; None for all.
 
     Raises:
-        ConfigError: the user's function fails, or its model does not fit the data or the other settings.
+        ConfigError: the user's function fails, or its model or the loss do not fit the data or the other settings.
     """
     options = {
         "comm": config.comm,
@@ -125,32 +139,123 @@ def build_model(config: Config, data: LoadedData) -> Model:
         **device_options(config),
     }
     if config.model.function is not None:
-        return own_model(config, data, options)
-    model = default_network(config, data)
-    model.compile(make_optimizer(config), LOSS, metrics=METRICS, **options)
+        model = own_model(config, data, options)
+    else:
+        model = default_network(config, data)
+        compile_model(model, config, data, options)
+    model.preprocessing = data.preprocessing
+    standardize(model, data, rows)
     return model
 
 
 def default_network(config: Config, data: LoadedData) -> Sequential:
-    """Return Rescaling of integer pixels, Flatten, the configured hidden layers, and Dense with softmax."""
-    shape = data.train.x.shape[1:]
-    stack: list[layers.Layer] = []
-    if data.train.x.dtype.kind in "ui":
-        stack.append(layers.Rescaling(1 / np.iinfo(data.train.x.dtype).max, input_shape=shape))
-    stack.append(layers.Flatten(input_shape=shape))
-    for units in config.model.hidden:
-        stack.append(layers.Dense(units, activation=config.model.activation))
-        if config.model.dropout:
-            stack.append(layers.Dropout(config.model.dropout))
-    stack.append(layers.Dense(data.num_classes, activation="softmax"))
+    """Return the layers that standardise and flatten a sample, the configured hidden layers, and the head."""
+    stack = [*input_layers(data), *hidden_layers(config), *output_layers(data)]
     model = Sequential(stack, name=run_name(config, data), seed=config.seed)
     model.build()
     return model
 
 
+def input_layers(data: LoadedData) -> list[layers.Layer]:
+    """Return what makes flat floating-point numbers of a sample: pixels in [0, 1], standardised columns."""
+    if data.preprocessing is not None and data.preprocessing.columns:
+        return table_layers(data.preprocessing)
+    shape = data.train.x.shape[1:]
+    stack: list[layers.Layer] = []
+    if data.train.x.dtype.kind in "ui":
+        stack.append(layers.Rescaling(1 / np.iinfo(data.train.x.dtype).max, input_shape=shape))
+    return [*stack, layers.Flatten(input_shape=shape)]
+
+
+def table_layers(known: Preprocessing) -> list[layers.Layer]:
+    """Return what standardises the numbers of a table and embeds its large categories."""
+    plain, embedded = sum(one.width for one in known.plain_columns), known.embedded_columns
+    if not embedded:
+        return [layers.Normalization(input_shape=(plain,))]
+    start = layers.Input(known.sample_shape)
+    parts = [layers.Normalization()(start[:, :plain])] if plain else []
+    for place, column in enumerate(embedded, plain):
+        rows = len(column.values)
+        parts.append(layers.Embedding(rows, embedding_length(rows))(start[:, place]))
+    together = layers.Concatenate()(parts) if len(parts) > 1 else parts[0]
+    return [layers.InputLayer(known.sample_shape), Model(start, together, name="columns")]
+
+
+def embedding_length(categories: int) -> int:
+    """Return how many numbers stand for a category: half as many as there are, at most 50.
+
+    Source: the rule of thumb of fast.ai's tabular models.
+    """
+    return min(50, (categories + 1) // 2)
+
+
+def hidden_layers(config: Config) -> list[layers.Layer]:
+    """Return the configured hidden layers."""
+    stack: list[layers.Layer] = []
+    for units in config.model.hidden:
+        stack.append(layers.Dense(units, activation=config.model.activation))
+        if config.model.dropout:
+            stack.append(layers.Dropout(config.model.dropout))
+    return stack
+
+
+def output_layers(data: LoadedData) -> list[layers.Layer]:
+    """Return the head: probabilities of classes, the probability of label 1, or numbers in the target's own units."""
+    if data.task == "regression":
+        return [layers.Dense(data.outputs), layers.Normalization(invert=True)]
+    return [layers.Dense(data.outputs, activation="sigmoid" if data.task == "binary" else "softmax")]
+
+
+def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | None = None) -> None:
+    """Give `Normalization` layers that nobody has adapted mean and variance of the samples that are trained on.
+
+    Those of the inputs take the columns of x that are numbers, those that invert take the targets; others stay.
+
+    Args:
+        model: of `build_model`; may be given again, for other rows.
+        data: as `load_data` returned it.
+        rows: of the training part, those that are trained on; None for all.
+    """
+    x, y = data.train.x, data.train.y.reshape(len(data.train.y), -1)
+    is_number = np.ones(x.shape[-1], bool)
+    if data.preprocessing is not None and data.preprocessing.columns:
+        is_number = data.preprocessing.is_number
+    for layer in model.flat_layers():
+        if not isinstance(layer, layers.Normalization) or layer.mean is not None or not layer.built:
+            continue
+        fits = layer.adapt_mean.shape == (y.shape[1:] if layer.invert else is_number.shape)
+        if not (fits and (data.task == "regression" if layer.invert else x.ndim == 2)):
+            continue
+        initial = [isinstance(one, Weight) and one.is_initial for one in (layer.adapt_mean, layer.adapt_variance)]
+        layer.follows_data = layer.follows_data or all(initial)
+        if not layer.follows_data:
+            continue
+        mean, variance = moments(y if layer.invert else x[:, : len(is_number)], rows)
+        if not layer.invert:
+            mean, variance = np.where(is_number, mean, 0), np.where(is_number, variance, 1)
+        layer.set_moments(mean, np.where(variance > 0, variance, 1))  # a column that is constant there becomes 0
+
+
+def compile_model(model: Model, config: Config, data: LoadedData, options: dict[str, Any]) -> None:
+    """Compile a model for the data set's task, as configured.
+
+    Args:
+        model: not compiled yet.
+        config: of the run.
+        data: as `load_data` returned it.
+        options: of `Model.compile` about device and ranks, as configured.
+
+    Raises:
+        ConfigError: the loss is for another task.
+    """
+    loss = config.train.loss or LOSSES[data.task][0]
+    asked_task(data.task, loss)
+    model.compile(make_optimizer(config), loss, metrics=_METRICS[data.task], **options)
+
+
 def describe_network(config: Config, data: LoadedData) -> str:
     """Return "28x28 -> 128 -> 10", or "28x28 -> models.py:build_model(units=64) -> 10"."""
-    ends = "x".join(map(str, data.train.x.shape[1:])), str(data.num_classes)
+    ends = "x".join(map(str, data.train.x.shape[1:])), str(data.outputs)
     inside = [str(units) for units in config.model.hidden]
     if config.model.function is not None:
         inside = [f"{config.model.function}({label(config.model.arguments)})"]
@@ -169,13 +274,14 @@ def own_model(config: Config, data: LoadedData, options: dict[str, Any]) -> Mode
         ConfigError: the function fails or returns no new model, or its model does not fit.
     """
     function = load_function(str(config.model.function))
-    known = {"input_shape": data.train.x.shape[1:], "num_classes": data.num_classes}
+    known = {"input_shape": data.train.x.shape[1:], "num_classes": data.outputs}
+    known |= {"task": data.task, "preprocessing": data.preprocessing}
     model = function.build(config.seed, config.model.arguments, known)
     if model.compiled:
         recompile(model, config, options)
     else:
         _check_output(model, data, function.spec)
-        model.compile(make_optimizer(config), LOSS, metrics=METRICS, **options)
+        compile_model(model, config, data, options)
     return model
 
 
@@ -189,6 +295,8 @@ def recompile(model: Model, config: Config, options: dict[str, Any]) -> None:
     for field in dataclasses.fields(OptimizerConfig):
         if (value := getattr(config.optimizer, field.name)) != field.default:
             raise ConfigError(f"optimizer.{field.name} = {value}: {advice}")
+    if config.train.loss is not None:
+        raise ConfigError(f"train.loss = {config.train.loss}: {advice}")
     usual = inspect.signature(Model.compile).parameters
     said = model.compile_arguments
     for name, configured in options.items():
@@ -207,16 +315,16 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
         ConfigError: it is such a model.
     """
     shape = model.output_shape
-    if shape != (None, data.num_classes):
+    if shape != (None, data.outputs):
         raise ConfigError(
-            f"--model {spec}: its output has the shape {shape}, expected {(None, data.num_classes)}, one probability "
-            "a class; a model with another loss is to be compiled in the function"
+            f"--model {spec}: its output has the shape {shape}, expected {(None, data.outputs)}, "
+            f"{_OUTPUTS[data.task]}; a model with another loss is to be compiled in the function"
         )
     last = next(reversed(model.layers), None)
-    if last is not None and getattr(last, "activation", None) is activations.linear:
+    if data.task != "regression" and last is not None and getattr(last, "activation", None) is activations.linear:
         raise ConfigError(
             f"--model {spec}: its last layer, {last.name!r}, gives logits, expected probabilities: let it end in "
-            "softmax, or compile it in the function with SparseCategoricalCrossentropy(from_logits=True)"
+            f"{'sigmoid' if data.task == 'binary' else 'softmax'}, or compile it in the function with from_logits=True"
         )
 
 

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from dptrain.cli.words import suggest
+from dptrain.data.tasks import task_of_loss
 from dptrain.errors import ConfigError
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
 from dptrain.runtime.files import open_regular
@@ -60,6 +61,14 @@ def _fold(value: object) -> object:
         if not (fold.isdecimal() and folds.isdecimal() and 1 <= int(fold) <= int(folds) and int(folds) >= 2):
             raise ValueError(f"{short(value)}: expected which fold of how many, such as 2/5")
     return _none_word(value)
+
+
+def _loss(value: object) -> object:
+    """Check the name of a loss."""
+    found = _none_word(value)
+    if isinstance(found, str):
+        task_of_loss(found)
+    return found
 
 
 def _number(value: object) -> object:
@@ -123,6 +132,9 @@ class DataConfig:
     )
     max_bytes: Annotated[int, Field(ge=1, lt=2**63)] = _field(
         DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this"
+    )
+    task: Annotated[Literal["multiclass", "binary", "regression"] | None, BeforeValidator(_none_word)] = _field(
+        None, "multiclass, binary or regression; what the target looks like if not set", "task"
     )
     device_mb: Annotated[Megabytes | None, BeforeValidator(_none_word)] = _field(
         None, "10^6 bytes of a GPU's memory for samples; larger sets are streamed; none: what is free"
@@ -216,6 +228,11 @@ class TrainConfig:
     )
     fold: Annotated[str | None, BeforeValidator(_fold)] = _field(
         None, "such as 2/5: validate on the second of five parts of the training samples, train on the others", "fold"
+    )
+    loss: Annotated[str | None, BeforeValidator(_loss)] = _field(
+        None,
+        "such as mae or huber, which also says the task; if not set mse for numbers, crossentropy for classes",
+        "loss",
     )
     digest_every: Annotated[Annotated[int, Field(ge=0, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)] = _field(
         None, "steps between two comparisons of the ranks' states, 0 for none; 100 if not set", "digest-every"

@@ -28,6 +28,7 @@ from dptrain.cli.building import (
     make_sampler,
     parts_of,
     run_name,
+    standardize,
 )
 from dptrain.cli.config import (
     Config,
@@ -73,6 +74,7 @@ _FIXED = {
     "data.dir": "a sweep has one data set",
     "data.sharding": "a run has all samples",
     "data.max_bytes": "a sweep has one data set",
+    "data.task": "a sweep has one data set",
     **dict.fromkeys(
         ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
         "it is the same for all runs of a sweep",
@@ -354,13 +356,14 @@ class ConfigRecipe(Recipe):
 
     def build(self, setting: Setting, seed: int) -> Model:
         """Build the configured network."""
-        return build_model(_config(self._config, setting, self.fields, seed), self._data)
+        return build_model(_config(self._config, setting, self.fields, seed), self._data, self._parts.rows)
 
     def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
         """Train as `python -m dptrain` does."""
         config = _config(self._config, setting, self.fields, model.seed)
         parts = self._parts if run.folds == 1 else self._parts_of(config, run)
         sampler = make_sampler(config, self._data, parts, SoloCommunicator())
+        standardize(model, self._data, parts.rows)
         return model.fit_splits_steps(
             self._data.train,
             parts.validation,
@@ -519,6 +522,8 @@ def _show_plan(
     if ranks.rank != 0:
         return
     show_ranks(rows)
+    for note in data.notes:
+        say(note)
     say(f"{data.name}: {recipe.samples}")
     how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
     say(

@@ -54,7 +54,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     phase.enter("model")
     parts = comm.agree("configuration", lambda: parts_of(config, data, comm))
     sampler = comm.agree("configuration", lambda: make_sampler(config, data, parts, comm))
-    model = comm.agree("model", lambda: build_model(config, data))
+    model = comm.agree("model", lambda: build_model(config, data, parts.rows))
     device = model.describe_device(comm)
     quiet = config.verbose == 0
     devices = _show_start(config, data, parts, model, sampler.steps, device, comm, quiet)
@@ -215,6 +215,8 @@ def _show_start(
     if comm.rank == 0 and not quiet:
         show_ranks(rows)
         network = describe_network(config, data)
+        for note in data.notes:
+            terminal.say(note)
         terminal.say(
             f"{data.name}: {describe_samples(data, parts)}; "
             f"{network}, {model.count_params():,} parameters; {model.optimizer.name}, "

@@ -50,11 +50,18 @@ def whole_labels(labels: NDArray[Any], where: str) -> NDArray[Any]:
     return whole
 
 
+def is_zero_or_one(y: NDArray[Any]) -> bool:
+    """Return whether every number is 0 or 1."""
+    flat = y.reshape(-1)
+    parts = (flat[begin : begin + _CHUNK] for begin in range(0, len(flat), _CHUNK))
+    return all(bool(((part == 0) | (part == 1)).all()) for part in parts)
+
+
 def check_labels(labels: NDArray[Any], num_classes: int, where: str, first_index: int = 0) -> None:
     """Refuse a label that names no class.
 
     Args:
-        labels: (N,) or (N, 1) integers.
+        labels: (N,) or (N, 1) integers; of two classes any numbers.
         num_classes: labels must lie in [0, num_classes).
         where: begins the message.
         first_index: the index of `labels[0]` in the whole data set.
@@ -62,6 +69,13 @@ def check_labels(labels: NDArray[Any], num_classes: int, where: str, first_index
     Raises:
         DataError: as `check_labels_integer`, or a label is out of range; the first such label is named.
     """
+    if num_classes == 2 and labels.dtype.kind == "f" and labels.shape[1:] in ((), (1,)):
+        if not is_zero_or_one(labels):
+            index = int(np.flatnonzero((labels.reshape(-1) != 0) & (labels.reshape(-1) != 1))[0])
+            raise DataError(
+                f"{where}: target {labels.reshape(-1)[index]:g} at index {first_index + index}; two classes are 0 and 1"
+            )
+        return
     check_labels_integer(labels, where)
     flat = labels[:, 0] if labels.ndim == 2 else labels
     for begin in range(0, len(flat), _CHUNK):

@@ -1,19 +1,24 @@
 """From a data set's files to the rows that a rank holds: one copy a node, or 1/world of the rows a rank."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
 from dptrain.data.catalog import DEFAULT_MAX_BYTES, ensure_available, open_dataset
-from dptrain.data.checks import check_finite, check_labels, check_labels_integer
+from dptrain.data.checks import check_finite, check_labels, check_labels_integer, is_zero_or_one
 from dptrain.data.npz import KEYS
 from dptrain.data.parts import cut
 from dptrain.data.sources import ArraySource, DataSources
+from dptrain.data.tasks import Task
+
+if TYPE_CHECKING:  # with pydantic, which takes long to import
+    from dptrain.data.preprocessing import Preprocessing
 
 Array = npt.NDArray[Any]
 
@@ -48,13 +53,24 @@ class LoadedData:
         name: of the data set.
         train: the training part.
         test: the test part.
-        num_classes: one more than the highest label.
+        num_classes: one more than the highest label; 0 where numbers are learned.
+        task: what is learned.
+        preprocessing: how raw data became x and y; None for arrays, which are x and y.
+        notes: what was decided about the data, a line each, for people.
     """
 
     name: str
     train: Split
     test: Split
     num_classes: int
+    task: Task = "multiclass"
+    preprocessing: "Preprocessing | None" = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a sample: one a class, one for two classes, one a target."""
+        return {"multiclass": self.num_classes, "binary": 1, "regression": math.prod(self.train.y.shape[1:])}[self.task]
 
 
 def load_dataset(
@@ -64,6 +80,7 @@ def load_dataset(
     data_dir: Path | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
     sharding: str = "global",
+    task: Task | None = None,
 ) -> LoadedData:
     """Bring a data set into memory on every rank. Collective.
 
@@ -73,6 +90,8 @@ def load_dataset(
         data_dir: where the user keeps the files of a named set.
         max_bytes: the largest that each array may be.
         sharding: "global" keeps one copy of all rows a node; "static" reads and keeps a rank's own 1/world of them.
+        task: what is learned; by default whole numbers are classes, decimals are targets of a regression, and those
+            that are all 0 or 1 two classes.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any: files, contents, or sets that differ between nodes.
@@ -82,9 +101,12 @@ def load_dataset(
     headers = [[list(source.shape), str(source.dtype)] for source in _in_order(sources)]
     comm.require_same("the ranks see different data", dict(zip(KEYS, headers, strict=True)))
     arrays = [_read(source, comm, sharding) for source in _in_order(sources)]
-    highest = comm.agree("data", lambda: _check(sources, arrays, comm, sharding))
-    num_classes = 1 + max(comm.allgather(highest))
-    comm.agree("data", lambda: _check_label_range(sources, arrays, num_classes, comm, sharding))
+    if task is None:
+        task = _task_of(arrays, comm)
+    highest = comm.agree("data", lambda: _check(sources, arrays, comm, sharding, task))
+    num_classes = {"multiclass": 1 + max(comm.allgather(highest)), "binary": 2, "regression": 0}[task]
+    if num_classes:
+        comm.agree("data", lambda: _check_label_range(sources, arrays, num_classes, comm, sharding))
     x_train, y_train, x_test, y_test = arrays
     if sharding == "global":
         train = Split.whole(x_train, y_train, comm.rank, comm.size)
@@ -92,7 +114,9 @@ def load_dataset(
     else:
         train = Split(x_train, y_train, sources.x_train.shape[0], (0, len(x_train)))
         test = Split(x_test, y_test, sources.x_test.shape[0], (0, len(x_test)))
-    return LoadedData(sources.name, train, test, num_classes)
+    note = f"{sources.y_train.where} are {y_train.dtype}: {task}; --task says otherwise"
+    notes = () if y_train.dtype.kind in "iu" else (note,)
+    return LoadedData(sources.name, train, test, num_classes, task, notes=notes)
 
 
 def load(name_or_path: str, *, data_dir: str | Path | None = None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
@@ -174,17 +198,29 @@ def _first_rows(sources: DataSources, comm: Communicator, sharding: str) -> tupl
     )
 
 
-def _check(sources: DataSources, arrays: list[Array], comm: Communicator, sharding: str) -> int:
+def _task_of(arrays: list[Array], comm: Communicator) -> Task:
+    """Return what targets of these types and values are for. Collective."""
+    _, y_train, _, y_test = arrays
+    if y_train.dtype.kind in "iu":
+        return "multiclass"
+    two = all(math.prod(one.shape[1:]) == 1 and is_zero_or_one(one) for one in (y_train, y_test))
+    return "binary" if all(comm.allgather(two)) else "regression"
+
+
+def _check(sources: DataSources, arrays: list[Array], comm: Communicator, sharding: str, task: Task) -> int:
     """Check the numbers that this rank is the one to check, and return the highest label among them (or 0)."""
     x_train, y_train, x_test, y_test = arrays
-    check_labels_integer(y_train, sources.y_train.where)
-    check_labels_integer(y_test, sources.y_test.where)
+    if task == "multiclass":
+        check_labels_integer(y_train, sources.y_train.where)
+        check_labels_integer(y_test, sources.y_test.where)
     if sharding == "global" and comm.local_rank != 0:
         return 0
     first_train, first_test = _first_rows(sources, comm, sharding)
     check_finite(x_train, sources.x_train.where, first_train)
     check_finite(x_test, sources.x_test.where, first_test)
-    return int(y_train.max(initial=0))
+    check_finite(y_train, sources.y_train.where, first_train)
+    check_finite(y_test, sources.y_test.where, first_test)
+    return int(y_train.max(initial=0)) if task == "multiclass" else 0
 
 
 def _check_label_range(

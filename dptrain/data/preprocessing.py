@@ -1,11 +1,11 @@
 """From raw data to a model's arrays: columns of a table, pictures, class names.
 
-A `Preprocessing` is learned from the training data, travels with the model (`preprocessing.json` in a `.keras` file), and
-turns a raw table into x and y wherever the model is used. It holds names and sizes, never code. What numbers are
+A `Preprocessing` is learned from the training data, travels with the model (`preprocessing.json` in a `.keras` file),
+and turns a raw table into x and y wherever the model is used. It holds names and sizes, never code. What numbers are
 standardised with lives in the model instead, as the weights of a `Normalization` layer: x holds raw numbers.
 
-x of a table is float32 (rows, features): number columns and one-hot columns in the table's order, then one column of codes
-for each embedded category.
+x of a table is float32 (rows, features): number columns and one-hot columns in the table's order, then one column of
+codes for each embedded category.
 """
 
 import dataclasses
@@ -118,7 +118,8 @@ class Preprocessing:
     @property
     def is_number(self) -> npt.NDArray[np.bool_]:
         """(plain features,): which columns of x, the codes left out, are numbers to standardise."""
-        return np.repeat([one.role == "number" for one in self.plain_columns], [one.width for one in self.plain_columns])
+        plain = self.plain_columns
+        return np.array([one.role == "number" for one in plain for _ in range(one.width)], bool)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -306,7 +307,7 @@ def encode_categories(
     if len(places) and places.min() < 0:
         raise _missing(series, name, int((places < 0).argmax()), fault, advice)
     known = {value: code for code, value in enumerate(values)}
-    codes = np.array([known.get(canonical(one), -1) for one in found], np.int64)[places]
+    codes: npt.NDArray[np.int64] = np.array([known.get(canonical(one), -1) for one in found], np.int64)[places]
     if len(codes) and codes.min() < 0:
         row = int((codes < 0).argmax())
         value = canonical(series.iloc[row])

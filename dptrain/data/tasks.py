@@ -28,7 +28,7 @@ def task_of_loss(loss: str) -> Task:
         if loss in losses:
             return task
     known = [one for losses in LOSSES.values() for one in losses]
-    raise ConfigError(f"train.loss = {loss!r}: unknown{suggestion(loss, known)}")
+    raise ConfigError(f"unknown loss {loss!r}{suggestion(loss, known)}")
 
 
 def asked_task(task: Task | None, loss: str | None) -> Task | None:

@@ -29,6 +29,9 @@ class Normalization(Layer):
         invert: return x * max(sqrt(variance), 1e-7) + mean instead.
         options: as `Layer`.
 
+    Attributes:
+        follows_data: whether trainings from the command line set the moments, fold by fold.
+
     Raises:
         ConfigError: only one of mean and variance, or shapes that fit neither each other nor the axes.
     """
@@ -56,6 +59,7 @@ class Normalization(Layer):
         self.mean = None if mean is None else np.asarray(mean, np.float64).tolist()
         self.variance = None if variance is None else np.asarray(variance, np.float64).tolist()
         self.invert = bool(invert)
+        self.follows_data = False
 
     def build(self, input_shape: BuildShape) -> None:
         """Make mean and variance, of the kept axes' lengths, unless they were given."""
@@ -67,7 +71,7 @@ class Normalization(Layer):
         if None in lengths:
             raise ConfigError(f"axis = {self.axis} of layer {self.label!r}: the number of rows is not known")
         shape = tuple(int(length or 0) for length in lengths)
-        self._broadcast = [length if axis in self._kept else 1 for axis, length in enumerate(input_shape)]
+        self._broadcast = [int(length or 0) if axis in self._kept else 1 for axis, length in enumerate(input_shape)]
         if self.mean is None:
             self.adapt_mean = self.add_weight(shape, "zeros", trainable=False, name="mean")
             self.adapt_variance = self.add_weight(shape, "ones", trainable=False, name="variance")
@@ -113,7 +117,9 @@ class Normalization(Layer):
             number = one.size // max(int(np.prod(self.adapt_mean.shape)), 1)
             own = one.mean(over, dtype=np.float64)
             apart, count = own - mean, count + number
-            squares = squares + one.var(over, dtype=np.float64) * number + apart**2 * (number * (count - number) / count)
+            squares = (
+                squares + one.var(over, dtype=np.float64) * number + apart**2 * (number * (count - number) / count)
+            )
             mean = mean + apart * (number / count)
         self.set_moments(mean, squares / count)
 
@@ -130,9 +136,7 @@ class Normalization(Layer):
         """Return the input standardised, or with `invert` what it was before."""
         x = self._floating(inputs)
         if self.mean is None:
-            mean, variance = (
-                ops.reshape(one.value, self._broadcast) for one in (self.adapt_mean, self.adapt_variance)
-            )
+            mean, variance = (ops.reshape(one.value, self._broadcast) for one in (self.adapt_mean, self.adapt_variance))
         else:
             mean, variance = (ops.cast(one, x.dtype) for one in self._given)
         deviation = ops.maximum(ops.sqrt(variance), _EPSILON)

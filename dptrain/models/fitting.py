@@ -51,6 +51,9 @@ from dptrain.train.inspection import OnNonfinite
 from dptrain.train.programs import Programs, Step
 from dptrain.train.trainer import StepIterator, Trainer, run_to_end
 
+if TYPE_CHECKING:  # with pydantic, which takes long to import
+    from dptrain.data.preprocessing import Preprocessing
+
 T = TypeVar("T")
 Array = npt.NDArray[Any]
 
@@ -66,6 +69,7 @@ class Fitting(Layer):
         _seen: bool
         _guard: StepGuard | None
         _guards: dict[float | None, StepGuard]
+        preprocessing: Preprocessing | None
 
         @property
         def run_eagerly(self) -> bool: ...  # noqa: D102
@@ -442,7 +446,7 @@ class Fitting(Layer):
 
         Args:
             x: as in `fit`.
-            y: as in `fit`.
+            y: as in `fit`; of a data frame, the model's target column where it is not given.
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
             sample_weight: as in `fit`.
@@ -457,6 +461,7 @@ class Fitting(Layer):
             ConfigError: `compile` was not called.
             DataError: data that does not fit the model.
         """
+        x, y = self._encoded(x, y)
         comm = self._start("evaluate", x)
 
         def check() -> Samples | Stream:
@@ -498,7 +503,7 @@ class Fitting(Layer):
         """Return the model's outputs, (rows, *output_shape), on every rank. Collective.
 
         Args:
-            x: as in `fit`.
+            x: as in `fit`, or a data frame of raw columns where the model has a `preprocessing`.
             batch_size: samples of a batch, over all ranks together; if not given, whatever is fastest.
             verbose: 0 prints nothing, anything else one line.
             steps: end after that many batches; if no batch_size is given they hold all samples.
@@ -507,6 +512,7 @@ class Fitting(Layer):
         Raises:
             DataError: data that does not fit the model.
         """
+        x, _ = self._encoded(x, None)
         comm = self._start(None, x)
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "predict")
@@ -653,6 +659,22 @@ class Fitting(Layer):
         return self._programs.depends_on_batches(self.step("test"), about, rows)
 
     # Helpers
+
+    def _encoded(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """Return x and y; of a data frame of raw columns, as the arrays that `preprocessing` makes of it.
+
+        Raises:
+            DataError: the columns are not those of the training.
+        """
+        known = self.preprocessing
+        if known is None or not known.takes(x):
+            return x, y
+
+        def encode() -> tuple[Any, Any]:
+            targets = known.targets(x, "data frame") if y is None and known.target in x.columns else y
+            return known.encode(x, "data frame"), targets
+
+        return self.agreed(comms.current(), "data", encode)
 
     def _start(self, method: str | None, x: Any) -> Communicator:
         if method is not None and self._compiled is None:

@@ -103,12 +103,17 @@ def _model_of(
     options: Mapping[str, Any],
 ) -> Model:
     """Return the model of a file that rank 0 has read. Collective."""
-    fact = None if file is None else [file.config, file.seed, file.weights.getbuffer().nbytes]
-    config, seed, nbytes = comm.broadcast_fact(fact)
+    fact = None if file is None else [file.config, file.seed, file.weights.getbuffer().nbytes, file.preprocessing]
+    config, seed, nbytes, raw = comm.broadcast_fact(fact)
 
     def make() -> Model:
         with reading(where), custom_object_scope(custom_objects), to_be_read(nbytes // 2):  # 2: of the smallest dtype
-            return _made(config, seed, config.get("compile_config") if compile else None, options)
+            made = _made(config, seed, config.get("compile_config") if compile else None, options)
+        if raw is not None:
+            from dptrain.data.preprocessing import Preprocessing  # with pydantic, which takes long to import
+
+            made.preprocessing = Preprocessing.from_dict(raw, f"{where}:preprocessing.json")
+        return made
 
     model = _agreed(comm, make)
 

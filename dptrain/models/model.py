@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from dptrain.train.programs import Programs, Step
 from dptrain.train.trainer import Trainer
 from dptrain.utils import check_seed, unpack_x_y_sample_weight
 
+if TYPE_CHECKING:  # with pydantic, which takes long to import
+    from dptrain.data.preprocessing import Preprocessing
+
 T = TypeVar("T")
 Array = npt.NDArray[Any]
 
@@ -63,6 +66,8 @@ class Model(Fitting, Files):
     Attributes:
         seed: as above.
         history: the `History` of the last `fit`.
+        preprocessing: how raw data (a table's columns, pictures) becomes the inputs, where the model knows it; it goes
+            into `.keras` files, and `evaluate` and `predict` take data frames by it.
         stop_training: set it in a callback to end the training; likewise `stop_evaluating` and `stop_predicting`.
 
     Raises:
@@ -103,6 +108,7 @@ class Model(Fitting, Files):
         self._seen = False  # whether targets have come since `compile`
         self._guard: StepGuard | None = None  # of the training at hand
         self._guards: dict[float | None, StepGuard] = {}
+        self.preprocessing: Preprocessing | None = None
         if outputs is not None:
             self._set_graph(Graph(inputs, outputs))
             self.adopt(self.seed)

@@ -4,6 +4,7 @@
                         format (1), version, seed. Keras' date_saved, which nothing reads, is left out
     config.json         see keras_config: layers, input shape, optimizer, loss, metrics
     model.weights.h5    see keras_h5: weights and the optimizer's state
+    preprocessing.json  of a model that remembers its raw data: `Preprocessing.to_dict`; Keras passes it over
 
 The same model gives the same bytes: the archive has no dates.
 
@@ -28,6 +29,7 @@ MAGIC = b"PK\x03\x04"
 _FORMAT = 1
 _KERAS = "3.15.1"
 _CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_PREPROCESSING = "preprocessing.json"
 _MAX_JSON = 16 << 20
 _MAX_MEMBERS = 10_000
 # Members may be compressed, by people who pack the archive again: a larger one must not grow more than Keras allows.
@@ -42,11 +44,13 @@ class ModelFile:
         config: of config.json.
         seed: the model's; None in a file of Keras' own.
         weights: the content of model.weights.h5.
+        preprocessing: of preprocessing.json, not checked yet; None where there is none.
     """
 
     config: dict[str, Any]
     seed: int | None
     weights: io.BytesIO
+    preprocessing: dict[str, Any] | None = None
 
 
 def model_config(model: Any) -> dict[str, Any]:
@@ -82,6 +86,8 @@ def encode(model: Any) -> bytes:
     with zipfile.ZipFile(content, "w") as archive:
         for name, data in ((_METADATA, json.dumps(metadata)), (_CONFIG, config), (_WEIGHTS, keras_h5.encode(model))):
             archive.writestr(undated(name), data)
+        if model.preprocessing is not None:
+            archive.writestr(undated(_PREPROCESSING), json.dumps(model.preprocessing.to_dict()))
     return content.getvalue()
 
 
@@ -119,7 +125,11 @@ def parse(where: str, file: BinaryIO, size: int) -> ModelFile:
         members = members_of(where, archive)
         config = parse_json(f"{where}:{_CONFIG}", member(where, archive, members, _CONFIG, size, _MAX_JSON))
         metadata = parse_json(f"{where}:{_METADATA}", member(where, archive, members, _METADATA, size, _MAX_JSON))
-        return ModelFile(config, _seed(where, metadata), _hdf5(where, archive, members, size))
+        raw = None
+        if _PREPROCESSING in members:
+            content = member(where, archive, members, _PREPROCESSING, size, _MAX_JSON)
+            raw = parse_json(f"{where}:{_PREPROCESSING}", content)
+        return ModelFile(config, _seed(where, metadata), _hdf5(where, archive, members, size), raw)
 
 
 def open_weights(path: Path) -> io.BytesIO:

@@ -98,6 +98,11 @@ CASES: dict[str, list[Case]] = {
     "Maximum": [Case(L.Maximum, PAIR, (3, 2))],
     "Minimum": [Case(L.Minimum, PAIR, (3, 2))],
     "Multiply": [Case(L.Multiply, [*PAIR, (3, 2)], (3, 2))],
+    "Normalization": [
+        Case(L.Normalization, (3, 2), (3, 2)),
+        Case(lambda: L.Normalization(1, invert=True), (3, 2), (3, 2)),
+        Case(lambda: L.Normalization(mean=[1.0, 2.0], variance=4.0 * np.ones(2)), (3, 2), (3, 2)),
+    ],
     "Permute": [Case(lambda: L.Permute((2, 1)), (3, 4), (4, 3))],
     "ReLU": [
         Case(lambda: L.ReLU(negative_slope=0.1), (3,), (3,)),

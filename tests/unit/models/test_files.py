@@ -1,13 +1,16 @@
 """Files of functional, nested and subclassed models; those of Sequential ones are in tests/unit/saving."""
 
 import json
+import zipfile
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dptrain as dp
 from dptrain import layers, ops
+from dptrain.data.preprocessing import Column, Preprocessing
 from dptrain.errors import ConfigError, DataError
 
 h5py = pytest.importorskip("h5py", reason="Keras' files need the extra 'keras-files'")
@@ -331,3 +334,32 @@ def test_models_in_a_model_are_numbered():
     assert list(second.named_weights()) == ["dense/kernel", "dense/bias"]
     with pytest.raises(ConfigError, match="unique"):
         dp.Model(x, dp.Sequential([layers.Dense(2)], name="a")(dp.Sequential([layers.Dense(2)], name="a")(x)))
+
+
+def remembering():
+    """Return a compiled model that takes data frames of the columns "a" and "b"."""
+    model = dp.Sequential([layers.Input((3,)), layers.Dense(1)])
+    model.compile(loss="mse")
+    columns = (Column("a", "number"), Column("b", "one-hot", ("x", "y")))
+    model.preprocessing = Preprocessing("regression", columns, "t")
+    return model
+
+
+def test_raw_columns_are_remembered_in_files(tmp_path):
+    model, frame = remembering(), pd.DataFrame({"b": ["y", "x"], "t": [1, 2], "a": [3, 4]})
+    model.save(tmp_path / "m.keras")
+    loaded = dp.models.load_model(tmp_path / "m.keras")
+    assert loaded.preprocessing == model.preprocessing
+    x = np.array([[3, 0, 1], [4, 1, 0]], np.float32)
+    np.testing.assert_array_equal(loaded.predict(frame, verbose=0), model.predict(x, verbose=0))
+    assert loaded.evaluate(frame, verbose=0) == model.evaluate(x, np.array([1, 2]), verbose=0)
+
+
+def test_a_file_with_other_raw_columns_than_it_may_have_is_refused(tmp_path):
+    remembering().save(tmp_path / "m.keras")
+    with zipfile.ZipFile(tmp_path / "m.keras") as archive, zipfile.ZipFile(tmp_path / "n.keras", "w") as copy:
+        for name in archive.namelist():
+            content = archive.read(name)
+            copy.writestr(name, content.replace(b"one-hot", b"__import__") if name == "preprocessing.json" else content)
+    with pytest.raises(DataError, match=r"preprocessing.json: columns.1.role = '__import__'"):
+        dp.models.load_model(tmp_path / "n.keras")

@@ -1,0 +1,112 @@
+"""From data to a model: its head, its loss, what standardises its inputs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dptrain import layers
+from dptrain.cli.building import build_model, embedding_length, standardize
+from dptrain.cli.config import resolve
+from dptrain.data.loading import LoadedData, Split
+from dptrain.data.preprocessing import Column, Preprocessing
+from dptrain.errors import ConfigError
+
+ROWS = 12
+RNG = np.random.default_rng(3)
+
+
+def config(**overrides):
+    return resolve({"model": {"hidden": [4]}, "device": "cpu", "jit_compile": False}, "file", overrides)
+
+
+def data(task, y, x=None, known=None):
+    x = RNG.normal(size=(ROWS, 3)).astype(np.float32) if x is None else x
+    split = Split.whole(x, y, 0, 1)
+    return LoadedData("set", split, split, int(y.max()) + 1 if task != "regression" else 0, task, known)
+
+
+NUMBERS = data("regression", (1000 + 100 * np.arange(ROWS)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "loss", "metrics", "head"),
+    [
+        (data("multiclass", np.arange(ROWS) % 3), "sparse_categorical_crossentropy", ["accuracy"], "softmax"),
+        (data("binary", np.arange(ROWS) % 2), "binary_crossentropy", ["accuracy", "auc"], "sigmoid"),
+        (NUMBERS, "mse", ["mae"], "linear"),
+    ],
+    ids=["multiclass", "binary", "regression"],
+)
+def test_the_task_says_head_loss_and_metrics(given, loss, metrics, head):
+    model = build_model(config(), given)
+    dense = [one for one in model.layers if isinstance(one, layers.Dense)][-1]
+    assert (model.loss, dense.get_config()["activation"], dense.units) == (loss, head, given.outputs)
+    logs = model.evaluate(given.train.x, given.train.y, return_dict=True, verbose=0)
+    assert list(logs) == [*sorted(metrics), "loss"] or set(logs) == {"loss", *metrics}
+
+
+def test_numbers_are_predicted_in_their_own_units():
+    model = build_model(config(), NUMBERS)
+    assert abs(model.predict(NUMBERS.train.x, verbose=0).mean() - NUMBERS.train.y.mean()) < 600
+
+
+def test_a_loss_of_the_task_may_be_chosen_and_another_not():
+    assert build_model(config(**{"train.loss": "huber"}), NUMBERS).loss == "huber"
+    with pytest.raises(ConfigError, match="binary_crossentropy is for binary; use one of mse, mae"):
+        build_model(config(**{"train.loss": "binary_crossentropy"}), NUMBERS)
+
+
+TABLE = Preprocessing(
+    "regression",
+    (Column("n", "number"), Column("c", "one-hot", ("a", "b")), Column("e", "embedding", ("p", "q", "r", "s"))),
+    "y",
+)
+CODES = np.stack([np.arange(ROWS), np.arange(ROWS) % 2, (np.arange(ROWS) + 1) % 2, np.arange(ROWS) % 4], 1)
+TABULAR = data("regression", NUMBERS.train.y, CODES.astype(np.float32), TABLE)
+
+
+def normalization(model):
+    return next(one for one in model.flat_layers() if isinstance(one, layers.Normalization) and not one.invert)
+
+
+def test_numbers_are_standardised_categories_are_not():
+    found = normalization(build_model(config(), TABULAR))
+    np.testing.assert_allclose(found.adapt_mean.numpy(), [5.5, 0, 0])
+    np.testing.assert_allclose(found.adapt_variance.numpy(), [143 / 12, 1, 1], rtol=1e-6)
+
+
+def test_only_rows_that_are_trained_on_say_mean_and_variance():
+    model = build_model(config(), TABULAR, np.array([0, 2]))
+    np.testing.assert_allclose(normalization(model).adapt_mean.numpy(), [1, 0, 0])
+    standardize(model, TABULAR, np.array([3, 3]))
+    np.testing.assert_allclose(normalization(model).adapt_mean.numpy(), [3, 0, 0])
+    np.testing.assert_allclose(normalization(model).adapt_variance.numpy(), [1, 1, 1])  # and not 0
+    np.testing.assert_allclose(model.layers[-1].adapt_mean.numpy(), [1300])
+
+
+def test_large_categories_are_embedded():
+    model = build_model(config(), TABULAR)
+    table = next(one for one in model.flat_layers() if isinstance(one, layers.Embedding))
+    assert (table.input_dim, table.output_dim) == (4, 2)
+    assert model.predict(TABULAR.train.x, verbose=0).shape == (ROWS, 1)
+
+
+def test_categories_alone_need_no_numbers():
+    known = dataclasses.replace(TABLE, columns=TABLE.columns[2:])
+    model = build_model(config(), data("regression", NUMBERS.train.y, TABULAR.train.x[:, 3:], known))
+    assert model.predict(TABULAR.train.x[:, 3:], verbose=0).shape == (ROWS, 1)
+
+
+@pytest.mark.parametrize(("categories", "length"), [(17, 9), (99, 50), (100, 50), (5000, 50)])
+def test_length_of_an_embedding(categories, length):
+    assert embedding_length(categories) == length
+
+
+def test_layers_that_were_adapted_by_others_stay():
+    model = build_model(config(), TABULAR)
+    found, back = normalization(model), model.layers[-1]
+    found.follows_data = False
+    standardize(model, TABULAR, np.array([0]))
+    np.testing.assert_allclose(found.adapt_mean.numpy(), [5.5, 0, 0])
+    np.testing.assert_allclose(back.adapt_mean.numpy(), [1000])

@@ -1,0 +1,71 @@
+"""Normalization: mean and variance of data, given or adapted."""
+
+import numpy as np
+import pytest
+
+from dptrain import layers
+from dptrain.errors import ConfigError
+
+X = np.array([[1.0, 10.0], [3.0, 10.0], [5.0, 40.0]], np.float32)
+
+
+def test_adapted_columns_have_mean_0_and_variance_1():
+    layer = layers.Normalization()
+    layer.adapt(X)
+    np.testing.assert_allclose(layer(X).numpy(), [[-1.2247449, -0.7071068], [0, -0.7071068], [1.2247449, 1.4142135]])
+
+
+def test_batches_give_the_moments_of_their_rows_together():
+    layer = layers.Normalization()
+    layer.adapt([X[:1], (X[1:], "targets")])
+    np.testing.assert_allclose(layer.adapt_mean.numpy(), [3, 20])
+    np.testing.assert_allclose(layer.adapt_variance.numpy(), [8 / 3, 200])
+
+
+def test_one_pair_for_all_elements_without_an_axis():
+    layer = layers.Normalization(axis=None)
+    layer.adapt(X)
+    assert layer.adapt_mean.numpy() == pytest.approx(X.mean())
+    assert layer.adapt_variance.numpy() == pytest.approx(X.var())
+
+
+def test_invert_undoes_it():
+    there, back = layers.Normalization(), layers.Normalization(invert=True)
+    there.adapt(X)
+    back.adapt(X)
+    np.testing.assert_allclose(back(there(X)).numpy(), X, rtol=1e-6)
+
+
+def test_a_column_without_variance_is_divided_by_epsilon():
+    layer = layers.Normalization(mean=[1.0], variance=[0.0])
+    np.testing.assert_allclose(layer(np.ones((2, 1)) + 1e-6).numpy(), 10 * np.ones((2, 1)), rtol=0.2)
+
+
+def test_given_moments_are_no_weights():
+    layer = layers.Normalization(mean=3.0, variance=4.0)
+    np.testing.assert_allclose(layer(X).numpy(), (X - 3) / 2)
+    assert layer.weights == []
+
+
+def test_training_changes_no_moments():
+    layer = layers.Normalization()
+    layer.adapt(X)
+    assert [one.trainable for one in layer.weights] == [False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: layers.Normalization(mean=1.0), "both `mean` and `variance`"),
+        (lambda: layers.Normalization(mean=[1.0], variance=[1.0, 2.0]), "expected the same"),
+        (lambda: layers.Normalization(mean=[1.0, 2, 3], variance=[1.0, 2, 3])(X), r"what broadcasts to \(2,\)"),
+        (lambda: layers.Normalization(axis=2)(X), "the input has 2 dimensions"),
+        (lambda: layers.Normalization(mean=1.0, variance=1.0).adapt(X), "were given"),
+        (lambda: layers.Normalization().adapt([]), "no rows"),
+        (lambda: layers.Normalization().adapt(X[:0]), "no rows"),
+        (lambda: layers.Normalization().adapt([X, X[:, :1]]), "kept axes of"),
+    ],
+)
+def test_what_fits_not_is_refused(act, message):
+    with pytest.raises(ConfigError, match=message):
+        act()
