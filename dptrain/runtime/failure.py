@@ -13,8 +13,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -105,6 +105,9 @@ _TURN_SECONDS, _MOST_TURNS = 1.0, 8
 # Whether failures show their traceback (--debug).
 show_traceback = False
 
+# Tells the watchdog that this rank waits for the others before it ends the job; the watchdog puts its own in its place.
+meeting_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
+
 
 def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
     """Return the exit code that an error ends the process with; `unknown` for what is not dptrain's own."""
@@ -182,10 +185,11 @@ def end_together(error: DptrainError) -> int:
     code = int(error.exit_code)
     world = _world()
     if world is not None and world.size > 1:
-        world.Barrier()  # rank 0 has reported
-        if world.rank == 0:
-            _abort(code)
-        world.Barrier()  # until rank 0's abort
+        with meeting_at_the_end():  # a rank whose own sys.excepthook stands before ours never comes
+            world.Barrier()  # rank 0 has reported
+            if world.rank == 0:
+                _abort(code)
+            world.Barrier()  # until rank 0's abort
     return code
 
 

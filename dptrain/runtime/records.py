@@ -61,9 +61,18 @@ class Kind(IntEnum):
     ALL_GATHER = 3
     NODE_BARRIER = 4
     SHARED_ARRAY = 5
+    END = 6
 
 
-_WORDS = ("the start of MPI", "an all-reduce", "a broadcast", "an all-gather", "a barrier of nodes", "a shared array")
+_WORDS = (
+    "the start of MPI",
+    "an all-reduce",
+    "a broadcast",
+    "an all-gather",
+    "a barrier of nodes",
+    "a shared array",
+    "the end of the job",
+)
 
 
 class Record:

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError
-from dptrain.runtime import records
+from dptrain.runtime import failure, records
 from dptrain.runtime.failure import abort, exit_at_once, phase, words
 from dptrain.runtime.judging import QUIET, Finding, Life, Limits, Sight, judge, mismatch
 from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, rank_variable
@@ -365,6 +365,7 @@ def enlist() -> None:
     record.own(os.getpid(), own.started)
     phase.show(*record.phase_memory)
     _own = Watchdog(launch, table)
+    failure.meeting_at_the_end = lambda: record.meeting(Kind.END)
 
 
 def record() -> Record:

@@ -39,6 +39,20 @@ def test_an_exception_on_one_rank_ends_all(way, code, message, bad):
 
 
 @pytest.mark.parametrize("bad", [0, 1])
+def test_a_rank_with_an_excepthook_of_its_own_does_not_leave_the_others_at_the_end(tmp_path, bad):
+    script = tmp_path / "hook.py"
+    script.write_text(
+        "import sys, dptrain as dp\n"
+        f"if dp.rank() == {bad}:\n    sys.excepthook = sys.__excepthook__\n"
+        "model = dp.Sequential([dp.layers.Dense(2, input_shape=(5,))])\nmodel.compile('sgd', 'mse')\n"
+        "model.fit([[1.0] * 5] * 8, [[1.0] * 2] * 8, epochs=-1)\n"
+    )
+    done = mpirun(2, str(script), timeout=30)
+    assert done.code == 77
+    assert f"left while rank {1 - bad} waits in the end of the job (fit)" in done.err
+
+
+@pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize(
     ("way", "code", "message"),
     [
