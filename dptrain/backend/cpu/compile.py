@@ -24,8 +24,12 @@ from dptrain.runtime.cache import cache_dir
 
 # The headers of generated programs.
 HEADERS = ("scalar.h", "native.h", "native_calls.h")
-# No option that would let results depend on how the compiler joins or reorders operations: a fused multiplication and
-# addition rounds once where NumPy rounds twice. Products, whose sums are in no order of NumPy's, are compiled apart.
+# Those of the library that all programs share.
+PRODUCT_HEADERS = ("native_threads.h", "native_product.h")
+# No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
+# for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for each
+# loop and each CPU that it tunes for: one row would differ from the same row among many, fused loops from single ones.
+# Products want fused multiply-adds and say so themselves (dp_fma in native_product.h).
 OPTIONS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-w"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-march=native"),
@@ -35,12 +39,16 @@ OPTIONS = (
 @functools.cache
 def compiler() -> tuple[tuple[str, ...], str] | None:
     """Return the command of a C++ compiler and what it says of its version, or None where there is none."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        command = shlex.split(name or "")
-        if command and shutil.which(command[0]):
-            found = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-            if found.returncode == 0:
-                return tuple(command), found.stdout.splitlines()[0]
+    return next(filter(None, map(compiler_named, (os.environ.get("CXX"), "c++", "g++", "clang++"))), None)
+
+
+def compiler_named(name: str | None) -> tuple[tuple[str, ...], str] | None:
+    """Return one compiler's command and version, or None where it is not there or does not start."""
+    command = shlex.split(name or "")
+    if command and shutil.which(command[0]):
+        found = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        if found.returncode == 0:
+            return tuple(command), found.stdout.splitlines()[0]
     return None
 
 
@@ -60,18 +68,21 @@ def _header(name: str) -> str:
 
 
 @functools.cache
-def library(source: str, headers: tuple[str, ...] = HEADERS, options: tuple[str, ...] = ()) -> ctypes.CDLL:
+def library(
+    source: str, headers: tuple[str, ...] = HEADERS, options: tuple[str, ...] = (), by: str | None = None
+) -> ctypes.CDLL:
     """Return a compiled library.
 
     Args:
         source: its text.
         headers: of `kernels/`, that come before it.
-        options: besides `OPTIONS`.
+        options: besides `OPTIONS`, and after them.
+        by: the compiler's name; None for `compiler()`.
 
     Raises:
         DeviceError: there is no compiler, or it fails.
     """
-    found = compiler()
+    found = compiler() if by is None else compiler_named(by)
     if found is None:
         raise DeviceError("no C++ compiler: neither $CXX nor c++, g++ or clang++ on PATH")
     command, version = found
@@ -93,7 +104,7 @@ def threads_and_products() -> tuple[int, int, int]:
     Raises:
         DeviceError: there is no compiler, or it fails.
     """
-    found = library("", ("native_threads.h", "native_product.h"), ("-ffp-contract=fast", "-pthread"))
+    found = library("DP_PRODUCT(float)\nDP_PRODUCT(double)\n", PRODUCT_HEADERS, ("-pthread",))
     functions = (found.dp_parallel, found.dp_product_float, found.dp_product_double)
     parallel, of_float, of_double = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
     return parallel, of_float, of_double

@@ -21,14 +21,16 @@ TOLERANCE = {"float32": 1e-6, "float64": 1e-15}  # of an element, by sqrt(k)
 RANGE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
-def product(a, b, *, threads=1, out=None, tail=None, step=1):
+def product(a, b, *, threads=1, out=None, tail=None, step=1, function=None):
     """Return a times b, each as it lies in memory or transposed; or add it to `out`.
 
-    A tail is called as tail(the product so far, low, high); None is returned if it has been left to the caller.
+    A tail is called as tail(the product so far, low, high); None is returned if it has been left to the caller. The
+    function is the one that programs call unless another library's is given.
     """
     (m, k), n = a.shape, b.shape[1]
     found = np.full((m, n), np.nan, a.dtype) if out is None else out
-    function = threads_and_products()[1 if a.dtype == np.float32 else 2]
+    if function is None:
+        function = threads_and_products()[1 if a.dtype == np.float32 else 2]
     kinds = [ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
     kinds += [ctypes.c_void_p, ctypes.c_int64] * 2 + [ctypes.c_void_p, ctypes.c_bool]
     kinds += [RANGE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
@@ -37,7 +39,8 @@ def product(a, b, *, threads=1, out=None, tail=None, step=1):
         (not one.flags.c_contiguous, one.T if not one.flags.c_contiguous else one) for one in (a, b)
     )
     where = (of_a.ctypes.data, of_a.shape[1], of_b.ctypes.data, of_b.shape[1], found.ctypes.data)
-    call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function)
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(address)
     executed = call(threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
     return found if tail is None or executed else None
 

@@ -1,0 +1,132 @@
+"""Bits do not depend on the compiler, nor on the CPU it tunes for; of products only on whether the CPU has FMA."""
+
+import functools
+import itertools
+import platform
+import re
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cpu import compile as compiling
+from dptrain.backend.cpu import compiled
+from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.errors import DeviceError
+from dptrain.program.execute import HostMemory
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
+from tests.unit.backend.cpu.test_products import product
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+CPU = set(compiling._cpu().split())
+FMA = not X86 or {"avx2", "bmi2", "fma"} <= CPU  # x86-64-v3, which has FMA
+TUNED = ("generic", "haswell", "skylake-avx512", "znver3") if X86 else ("generic", "cortex-a72", "neoverse-n1")
+# Architecture and what to tune for, as far as this CPU executes it; and what has no FMA.
+TARGETS = [("native", "native")] + [("x86-64-v3" if X86 else "armv8-a", one) for one in TUNED if FMA]
+NARROW = [("x86-64-v2", "generic")] if X86 else []
+COMPILERS = ("g++", "clang++")
+# Deeper than a block of k; no multiple of a vector; as many rows as fill the widest tile, twice, and one more.
+K, N, M = 300, 37, 29
+
+
+def compiled_by(compiler, target, source, headers, options=()):
+    """Return a library; skip where the compiler is missing or does not know the CPU."""
+    if compiling.compiler_named(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    options = (f"-march={target[0]}", f"-mtune={target[1]}", "-pthread", *options)
+    try:
+        return compiling.library(source, headers, options, by=compiler)
+    except DeviceError as error:
+        if re.search("unknown target CPU|bad value|unsupported argument", str(error)):
+            pytest.skip(f"{compiler} does not know {target}")
+        raise
+
+
+def matrices():
+    """Return a and b whose products float64 adds up without rounding, and float32 does not."""
+    rng = np.random.default_rng(0)
+    return ((rng.integers(-(2**20), 2**20, shape) * 2.0**-19).astype(np.float32) for shape in ((M, K), (K, N)))
+
+
+@functools.cache
+def chains(fma):
+    """Return a times b: per block of k a chain of multiply-adds, rounded once or twice each; then the blocks' sum."""
+    a, b = matrices()
+    total = np.zeros((M, N), np.float32)
+    for block in (range(K // 2), range(K // 2, K)):
+        chain = np.zeros((M, N), np.float32)
+        for k in block:
+            one, line = a[:, k : k + 1], b[k]
+            chain = (one.astype(float) * line + chain).astype(np.float32) if fma else one * line + chain
+        total += chain
+    return total
+
+
+def wrong_rows(library, fma):
+    """Return how many rows of products, of any number of rows in any layout, have other bits than the chains."""
+    (a, b), wrong = matrices(), 0
+    for rows, at, bt in itertools.product([*range(1, 16), M], [False, True], [False, True]):
+        one, other = np.asfortranarray(a[:rows]) if at else a[:rows], np.asfortranarray(b) if bt else b
+        wrong += np.any(product(one, other, function=library.dp_product_float) != chains(fma)[:rows], 1).sum()
+    return wrong
+
+
+@pytest.mark.parametrize("target", TARGETS + NARROW, ids="-".join)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_products_are_chains_however_they_are_compiled(compiler, target):
+    library = compiled_by(compiler, target, "DP_PRODUCT(float)", compiling.PRODUCT_HEADERS)
+    assert wrong_rows(library, FMA and target not in NARROW) == 0
+
+
+def test_chains_with_fma_are_others():
+    assert np.mean(chains(True) != chains(False)) > 0.5
+
+
+@pytest.mark.skipif(not FMA, reason="this CPU has no FMA")
+@pytest.mark.parametrize(
+    ("tile", "options"),
+    [("rows < 3 ? sum[r][v] + one * line[v] : {}", ()), ("sum[r][v] + one * line[v]", ("-ffp-contract=fast",))],
+    ids=["by hand", "by GCC"],
+)
+def test_a_product_that_is_fused_in_some_tiles_alone_is_seen(tile, options):
+    """As GCC makes it where it tunes for Zen and may contract."""
+    if options and not X86:
+        pytest.skip("GCC does so for Zen alone")
+    header, own = compiling._header("native_product.h"), "dp_fma(one, line[v], sum[r][v])"
+    assert header.count(own) == 1
+    text = header.replace(own, tile.format(own)) + "DP_PRODUCT(float)"
+    assert wrong_rows(compiled_by("g++", TARGETS[-1], text, ("native_threads.h",), options), True) > 0
+
+
+def generated_by(compiler, target, options=()):
+    """Return what a small generated program computes: sums along rows and over them, chains of single elements."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((9, 37), (37,)))
+    weight = Variable(w)
+
+    def step(x):
+        y = ops.tanh(x * weight + 0.1) * x + weight
+        shares = ops.softmax(y)
+        ops.mean(ops.square(shares - x)).backward()
+        return {"shares": shares, "rows": ops.sum(y * x, -1), "columns": ops.sum(y * x, 0), "gradient": weight.grad}
+
+    program = trace(step, {"x": ((Rows(9), 37), "float32")})
+    with pytest.MonkeyPatch.context() as patch:
+        by = functools.partial(compiled_by, compiler, target, headers=compiling.HEADERS, options=options)
+        patch.setattr(compiled, "library", by)
+        executable = CompiledExecutable(program, HostMemory(), {"x": x})
+    executable.run()
+    return b"".join(one.tobytes() for one in executable.outputs.values())
+
+
+@pytest.mark.parametrize("target", [TARGETS[0], TARGETS[-1], *NARROW], ids="-".join)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_generated_code_has_the_same_bits_however_it_is_compiled(compiler, target):
+    assert generated_by(compiler, target) == generated_by("g++", TARGETS[1])
+
+
+@pytest.mark.skipif(not FMA, reason="this CPU has no FMA")
+def test_generated_code_that_is_contracted_is_seen():
+    assert generated_by("g++", TARGETS[1], ("-ffp-contract=fast",)) != generated_by("g++", TARGETS[1])
