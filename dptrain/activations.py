@@ -32,6 +32,7 @@ from dptrain.ops.activation import (
 )
 from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import lookup, not_there
+from dptrain.registry.serialization import custom_object_scope, function_to_dict, own_or_name
 
 Activation = Callable[..., Any]
 
@@ -105,7 +106,7 @@ _FUNCTIONS: tuple[Activation, ...] = (
     *(sparse_sigmoid, squareplus, tanh, tanh_shrink, threshold),
 )
 BY_NAME: dict[str, Activation] = {getattr(one, "name", None) or one.__name__: one for one in _FUNCTIONS}
-_ALIASES: dict[str, Activation] = {"swish": silu, "hard_swish": hard_silu}
+ALIASES: dict[str, Activation] = {"swish": silu, "hard_swish": hard_silu}
 
 __all__ = ["Activation", "deserialize", "get", "hard_swish", "serialize", "swish", *BY_NAME]
 
@@ -126,30 +127,34 @@ def get(identifier: Any) -> Activation:
         return linear
     if isinstance(identifier, Mapping):
         return deserialize(identifier)
+    identifier = own_or_name(identifier)
     if isinstance(identifier, str):
-        return lookup("activation", identifier, BY_NAME | _ALIASES)
+        return lookup("activation", identifier, BY_NAME | ALIASES)
     if callable(identifier):
         found: Activation = identifier
         return found
     raise ConfigError(f"Could not interpret activation function identifier: {identifier}")
 
 
-def serialize(activation: Activation) -> str:
-    """Return its name, as Keras does.
+def serialize(activation: Activation) -> str | dict[str, Any]:
+    """Return its name, or as Keras the description of a function or a layer of the user's own.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: it is a lambda.
     """
     for name, one in BY_NAME.items():
         if one is activation:
             return name
-    raise ConfigError(
-        f"not supported: writing the activation {activation!r} to a file; expected one of dptrain.activations"
-    )
+    if hasattr(activation, "get_config"):
+        from dptrain.saving import serialize_keras_object  # above this module
+
+        described: dict[str, Any] = serialize_keras_object(activation)
+        return described
+    return function_to_dict(activation)
 
 
 def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = None) -> Activation:
-    """Return the activation of a name as `serialize` returns it, or of Keras' description of a function.
+    """Return the activation of a name as `serialize` returns it, or of Keras' description of a function or a layer.
 
     Args:
         config: a name, or a dictionary with "config".
@@ -158,7 +163,10 @@ def deserialize(config: Any, custom_objects: Mapping[str, Activation] | None = N
     Raises:
         ConfigError: the name is unknown.
     """
-    name = str(config.get("config") if isinstance(config, Mapping) else config)
-    if custom_objects and name in custom_objects:
-        return custom_objects[name]
-    return get(name)
+    with custom_object_scope(custom_objects):
+        if isinstance(config, Mapping) and config.get("class_name") not in (None, "function"):
+            from dptrain.saving import deserialize_keras_object  # above this module
+
+            return get(deserialize_keras_object(config))
+        found = own_or_name(config)
+        return get(str(found.get("config")) if isinstance(found, Mapping) else found)

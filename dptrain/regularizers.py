@@ -100,12 +100,13 @@ l1, l2, l1_l2 = L1, L2, L1L2
 _CLASSES: dict[str, type[L1L2]] = {"L1": L1, "L2": L2, "L1L2": L1L2}
 REGULARIZERS = _CLASSES | {name.lower(): cls for name, cls in _CLASSES.items()}
 
-_registry: Registry[Regularizer] = Registry("regularizer", "keras.regularizers", Regularizer, REGULARIZERS)
-deserialize = _registry.deserialize
-
-
 # As Keras, a function of the weight serves as well.
 RegularizerLike = Regularizer | Callable[[Any], Any]
+
+_registry: Registry[RegularizerLike] = Registry(
+    "regularizer", "keras.regularizers", Regularizer, REGULARIZERS, lambda function: function
+)
+deserialize = _registry.deserialize
 
 
 def get(identifier: Any) -> RegularizerLike | None:
@@ -117,19 +118,15 @@ def get(identifier: Any) -> RegularizerLike | None:
     Raises:
         ConfigError: no regularizer has that name, or an argument is out of range.
     """
-    if identifier is None or (callable(identifier) and not isinstance(identifier, type)):
-        return identifier
-    return _registry.get(identifier)
+    return None if identifier is None else _registry.get(identifier)
 
 
 def serialize(regularizer: RegularizerLike | None) -> dict[str, Any] | None:
     """Return the regularizer as Keras writes it to JSON.
 
     Raises:
-        ConfigError: it is a function.
+        ConfigError: it is a lambda.
     """
-    if regularizer is not None and not isinstance(regularizer, Regularizer):
-        raise ConfigError(f"not supported: writing the function {regularizer!r} to a file; subclass Regularizer")
     return None if regularizer is None else _registry.serialize(regularizer)
 
 

@@ -11,6 +11,13 @@ from dptrain.batches.sampling import fix_shards
 from dptrain.errors import ConfigError
 from dptrain.random import default_seed, set_default_seed
 from dptrain.registry.names import not_there
+from dptrain.registry.serialization import (
+    custom_object_scope,
+    get_custom_objects,
+    get_registered_name,
+    get_registered_object,
+    register_keras_serializable,
+)
 from dptrain.runtime.defaults import REPRODUCIBLE_SHARDS
 from dptrain.runtime.launcher import detect_launch
 
@@ -18,20 +25,39 @@ from dptrain.runtime.launcher import detect_launch
 Sequence = PyDataset
 
 __all__ = [
+    "CustomObjectScope",
     "PyDataset",
     "Sequence",
     "check_seed",
+    "custom_object_scope",
     "default_seed",
+    "deserialize_keras_object",
     "enable_op_determinism",
+    "get_custom_objects",
+    "get_registered_name",
+    "get_registered_object",
     "rank",
+    "register_keras_serializable",
+    "serialize_keras_object",
     "set_random_seed",
     "to_categorical",
     "unpack_x_y_sample_weight",
     "world_size",
 ]
 
-if not TYPE_CHECKING:  # for which any name would do
-    __getattr__ = not_there("utils", __all__)
+CustomObjectScope = custom_object_scope
+
+if TYPE_CHECKING:
+    from dptrain.saving import deserialize_keras_object, serialize_keras_object
+else:  # for which any name would do
+    _missing = not_there("utils", __all__)
+
+    def __getattr__(name: str) -> Any:
+        if name not in ("deserialize_keras_object", "serialize_keras_object"):
+            return _missing(name)
+        from dptrain import saving  # the room above
+
+        return getattr(saving, name)
 
 
 def set_random_seed(seed: int) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dptrain.errors import ConfigError
 from dptrain.initializers.base import Initializer
 from dptrain.initializers.constant import Constant, Identity, Ones, Zeros
 from dptrain.initializers.distributions import Orthogonal, RandomNormal, RandomUniform, TruncatedNormal
@@ -65,33 +64,10 @@ _CLASSES: tuple[type[Initializer], ...] = (
 INITIALIZERS = by_name(_CLASSES)
 INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, "zero": Zeros}
 
-_registry: Registry[Initializer] = Registry("initializer", "keras.initializers", Initializer, INITIALIZERS)
-deserialize = _registry.deserialize
 # As Keras, a function `f(shape, dtype=None)` serves as well.
 InitializerLike = Initializer | Callable[..., Any]
 
-
-def get(identifier: Any) -> InitializerLike:
-    """Return the initializer of that name or class with Keras' defaults, of that configuration, or the one given.
-
-    Args:
-        identifier: a name, a class, a configuration, an initializer, or a function `f(shape, dtype=None)`.
-
-    Raises:
-        ConfigError: no initializer has that name, or an argument is out of range.
-    """
-    if callable(identifier) and not isinstance(identifier, type):
-        found: InitializerLike = identifier
-        return found
-    return _registry.get(identifier)
-
-
-def serialize(initializer: InitializerLike) -> dict[str, Any]:
-    """Return the initializer as Keras writes it to JSON.
-
-    Raises:
-        ConfigError: it is a function.
-    """
-    if not isinstance(initializer, Initializer):
-        raise ConfigError(f"not supported: writing the function {initializer!r} to a file; subclass Initializer")
-    return _registry.serialize(initializer)
+_registry: Registry[InitializerLike] = Registry(
+    "initializer", "keras.initializers", Initializer, INITIALIZERS, lambda function: function
+)
+get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize

@@ -16,6 +16,7 @@ from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
 from dptrain.layers.parts import Parts
 from dptrain.layers.weight import Weight
+from dptrain.mixed_precision import dtype_name, dtype_policy
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
@@ -23,7 +24,7 @@ from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
 from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
-from dptrain.registry.serialization import Configurable
+from dptrain.registry.serialization import Configurable, function_to_dict
 
 T = TypeVar("T")
 InitializerArgument = str | dict[str, Any] | initializers.InitializerLike
@@ -49,7 +50,7 @@ class Layer(Parts):
     Args:
         activity_regularizer: penalty on what the layer returns, divided by the rows of the batch.
         trainable: False keeps the weights as they are in training.
-        dtype: "float32" or "float64"; by default the model's.
+        dtype: "float32" or "float64", or a policy of `dptrain.mixed_precision`; by default the model's.
         autocast: whether floating-point inputs are cast to that type.
         name: unique in the model; by default the class's name in snake case, numbered, once a model has the layer.
         input_shape: shape of one sample, for the first layer of a `Sequential`.
@@ -80,7 +81,7 @@ class Layer(Parts):
         *,
         activity_regularizer: RegularizerArgument = None,
         trainable: bool = True,
-        dtype: str | None = None,
+        dtype: Any = None,
         autocast: bool = True,
         name: str | None = None,
         input_shape: Sequence[int] | None = None,
@@ -89,11 +90,15 @@ class Layer(Parts):
     ) -> None:
         if unknown:
             raise ConfigError(f"Unrecognized keyword arguments passed to {type(self).__name__}: {unknown}")
-        if dtype not in (None, "float32", "float64"):
-            raise ConfigError(f"not supported: dtype = {dtype!r} of layer {type(self).__name__}")
+        try:
+            name_of_dtype = dtype_name(dtype)
+        except ConfigError as error:
+            raise ConfigError(f"{error} of layer {type(self).__name__}") from error
         self._weights, self._frozen, self._generators, self._losses = [], [], [], []
         self._nodes: list[Node] = []
-        self._own_dtype, self._dtype = dtype is not None, np.dtype(dtype or FLOATX)
+        # A description stands in every configuration of Keras', whether or not the layer was given a type.
+        self._own_dtype = name_of_dtype is not None and not isinstance(dtype, Mapping)
+        self._dtype = np.dtype(name_of_dtype or dtype_policy().compute_dtype)
         self._trainable, self.autocast, self.built = bool(trainable), bool(autocast), False
         self.activity_regularizer = regularizers.get(activity_regularizer)
         self.input_spec: Any = None
@@ -498,8 +503,8 @@ def _described(value: Any, strict: bool) -> Any:
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):
         return regularizers.serialize(value)
-    if any(value is one for one in activations.BY_NAME.values()):
+    if any(value is one for one in activations.BY_NAME.values()) or isinstance(value, Layer):
         return activations.serialize(value)
-    if strict and callable(value):
-        raise ConfigError(f"not supported: writing the function {value!r} to a file; override `get_config()`")
+    if callable(value) and (strict or getattr(value, "__name__", "<lambda>") != "<lambda>"):
+        return function_to_dict(value)
     return list(value) if isinstance(value, tuple) else value

@@ -6,8 +6,9 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer, sizes
 from dptrain.layers.node import Node
+from dptrain.mixed_precision import dtype_policy
 from dptrain.program.shapes import SYMBOLIC_ROWS
-from dptrain.program.tensor import FLOATX, Tensor
+from dptrain.program.tensor import Tensor
 
 
 class InputLayer(Layer):
@@ -58,7 +59,7 @@ class InputLayer(Layer):
         super().__init__(input_shape=shape, name=name, **options)
         self.refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
         self.batch_shape = (None, *shape)
-        self._input_dtype, self.built = dtype or FLOATX.name, True
+        self._input_dtype, self.built = dtype or dtype_policy().compute_dtype, True
         node = Node(self)
         self._nodes.append(node)
         node.outputs = node.output((SYMBOLIC_ROWS, *shape), self._input_dtype, name or "input")

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.layers.weight import Weight
+from dptrain.mixed_precision import DTypePolicy
 from dptrain.ops.random import SeedGenerator
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.registry.names import snake_case
@@ -183,6 +184,11 @@ class Parts(Configurable):
         return self._dtype.name
 
     variable_dtype = compute_dtype = dtype
+
+    @property
+    def dtype_policy(self) -> DTypePolicy:
+        """What the layer computes in, and what its weights are kept in."""
+        return DTypePolicy(self.dtype)
 
     def set_dtype(self, dtype: str) -> None:
         """Let the layer and its sublayers compute in another floating-point type, but those that were given one."""

@@ -20,6 +20,7 @@ from dptrain.layers.base import build_shape
 from dptrain.layers.node import Node
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
+from dptrain.mixed_precision import dtype_name, dtype_policy
 from dptrain.models.compiled import Compiled, Outputs
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
@@ -299,7 +300,7 @@ class Model(Fitting, Files):
         auto_scale_loss: bool = True,
         *,
         device: str = "auto",
-        dtype: str = "float32",
+        dtype: Any = None,
         share_gpu: bool = False,
         comm: str = "host",
         bucket_mb: float = DEFAULT_BUCKET_MB,
@@ -324,7 +325,7 @@ class Model(Fitting, Files):
             jit_compile: compile steps for the CPU: True, False, or "auto" where there is a C++ compiler.
             auto_scale_loss: without effect: there is no mixed precision.
             device: "auto", "cpu" or "cuda" (not in Keras, as all that follow).
-            dtype: "float32" or "float64".
+            dtype: "float32" or "float64"; by default that of `dptrain.mixed_precision.dtype_policy()`.
             share_gpu: several ranks may use one GPU.
             comm: "host", or "cuda-aware" to hand the GPU's memory to an MPI that knows GPUs.
             bucket_mb: 10^6 bytes of gradients that travel as one message.
@@ -353,7 +354,7 @@ class Model(Fitting, Files):
             steps = int(steps_per_execution)
         options = {
             "device": device,
-            "dtype": dtype,
+            "dtype": dtype_name(dtype) or dtype_policy().compute_dtype,
             "share_gpu": share_gpu,
             "gpu_select": gpu_select,
             "precision": precision,

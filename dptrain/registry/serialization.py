@@ -37,16 +37,21 @@ def register_keras_serializable(package: str = "Custom", name: str | None = None
     Args:
         package: the user's.
         name: by default its own.
+
+    Raises:
+        ConfigError: the class has no `get_config`.
     """
 
     def register(one: T) -> T:
+        if isinstance(one, type) and not hasattr(one, "get_config"):
+            raise ConfigError("Cannot register a class that does not have a get_config() method.")
         _registered[f"{package}>{name or getattr(one, '__name__', '')}"] = one
         return one
 
     return register
 
 
-def registered_name(one: Any) -> str:
+def get_registered_name(one: Any) -> str:
     """Return the name that a class or a function is written under."""
     return next((name for name, known in _registered.items() if known is one), one.__name__)
 
@@ -55,6 +60,44 @@ def custom_object(*names: str | None) -> Any:
     """Return what is known under one of these names; None where nothing is."""
     known = {**_registered, **(_scope.get() or {})}
     return next((known[name] for name in names if name in known), None)
+
+
+def get_registered_object(name: str, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """Return what is known under a name in a scope, in `custom_objects` or by registration; None where nothing is."""
+    return (custom_objects or {}).get(name, custom_object(name))
+
+
+def get_custom_objects() -> dict[str, Any]:
+    """Return the classes and functions that are registered, by name; what is put into it is registered."""
+    return _registered
+
+
+def function_to_dict(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return what Keras' `serialize_keras_object` returns for a function.
+
+    Raises:
+        ConfigError: a lambda, which has no name to be found by.
+    """
+    name = getattr(function, "__name__", "<lambda>")
+    if name == "<lambda>":
+        raise ConfigError(f"not supported: writing the lambda {function!r} to a file; define it by `def`")
+    own = function.__module__.split(".")[0] == "dptrain"
+    name = name if own else get_registered_name(function)
+    return {"module": "builtins", "class_name": "function", "config": name, "registered_name": "function"}
+
+
+def own_or_name(identifier: Any) -> Any:
+    """Return the user's own object that a name, or Keras' description of a function, means; else the name.
+
+    Anything else is returned as it is.
+    """
+    name, registered = identifier, None
+    if isinstance(identifier, Mapping) and identifier.get("class_name") == "function":
+        name, registered = identifier.get("config"), identifier.get("registered_name")
+    if not isinstance(name, str):
+        return identifier
+    found = custom_object(registered if isinstance(registered, str) else None, name)
+    return name if found is None else found
 
 
 class Configurable(ABC):
@@ -88,7 +131,7 @@ def to_dict(module: str, one: Any, own: Iterable[type]) -> dict[str, Any]:
         "module": module if known else kind.__module__,
         "class_name": kind.__name__,
         "config": plain(one.get_config()),
-        "registered_name": None if known else registered_name(kind),
+        "registered_name": None if known else get_registered_name(kind),
     }
 
 
@@ -117,7 +160,10 @@ def made(kind: str, description: Any, classes: Mapping[str, type[Any]], *more: A
     config = description.get("config") if isinstance(description, Mapping) else None
     if not isinstance(name, str) or not isinstance(config, Mapping):
         raise ConfigError(f"{kind}: expected a dictionary with 'class_name' and 'config', found {description!r}")
-    cls = lookup(kind, name.lower() if name not in classes and name.lower() in classes else name, classes)
+    registered = description.get("registered_name")
+    cls = custom_object(registered if isinstance(registered, str) else None, name)
+    if not isinstance(cls, type):
+        cls = lookup(kind, name.lower() if name not in classes and name.lower() in classes else name, classes)
     try:
         return cls.from_config(dict(config), *more)
     except TypeError as error:
@@ -154,6 +200,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: there is none, or an argument is out of range.
         """
+        identifier = own_or_name(identifier)
         known = isinstance(identifier, self._base | type)
         if self._of_function is not None and callable(identifier) and not known:
             return self._of_function(identifier)
@@ -161,7 +208,13 @@ class Registry(Generic[T]):
         return found
 
     def serialize(self, one: T) -> dict[str, Any]:
-        """Return an object as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}."""
+        """Return an object as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}.
+
+        Raises:
+            ConfigError: it is a lambda.
+        """
+        if self._of_function is not None and not hasattr(one, "get_config") and callable(one):
+            return function_to_dict(one)
         return to_dict(self._module, one, self._classes.values())
 
     def deserialize(self, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> T:
@@ -174,8 +227,11 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: the class is unknown, or an argument is unknown, out of range or not supported.
         """
-        found: T = made(self._kind, config, {**self._classes, **(custom_objects or {})})
-        return found
+        with custom_object_scope(custom_objects):
+            if self._of_function is not None and isinstance(config, Mapping) and config.get("class_name") == "function":
+                return self.get(config)
+            found: T = made(self._kind, config, self._classes)
+            return found
 
 
 def get(kind: str, identifier: Any, base: type[Any], classes: Mapping[str, type[Any]]) -> Any:

@@ -8,13 +8,35 @@ readers do not load a shared file system.
 from typing import TYPE_CHECKING, Any
 
 from dptrain.registry.names import not_there
-from dptrain.registry.serialization import custom_object_scope, register_keras_serializable
+from dptrain.registry.serialization import (
+    custom_object_scope,
+    get_custom_objects,
+    get_registered_name,
+    get_registered_object,
+    register_keras_serializable,
+)
 
 if TYPE_CHECKING:
     from dptrain.models import Model
     from dptrain.models.exported import ExportedProgram
 
-__all__ = ["custom_object_scope", "load_model", "load_program", "register_keras_serializable", "save_model"]
+__all__ = [
+    "CustomObjectScope",
+    "custom_object_scope",
+    "deserialize_keras_object",
+    "get_custom_objects",
+    "get_registered_name",
+    "get_registered_object",
+    "load_model",
+    "load_program",
+    "load_weights",
+    "register_keras_serializable",
+    "save_model",
+    "save_weights",
+    "serialize_keras_object",
+]
+
+CustomObjectScope = custom_object_scope
 
 if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("saving", __all__)
@@ -37,3 +59,27 @@ def load_program(filepath: Any, **options: Any) -> "ExportedProgram":
     from dptrain.models.exported import ExportedProgram  # above this package
 
     return ExportedProgram(filepath, **options)
+
+
+def save_weights(model: "Model", filepath: Any, overwrite: bool = True) -> None:
+    """Write a model's weights to a file; the same as `model.save_weights(filepath)`."""
+    model.save_weights(filepath, overwrite)
+
+
+def load_weights(model: "Model", filepath: Any, skip_mismatch: bool = False) -> None:
+    """Read a model's weights from a file; the same as `model.load_weights(filepath)`."""
+    model.load_weights(filepath, skip_mismatch)
+
+
+def serialize_keras_object(obj: Any) -> Any:
+    """Return an object as JSON can hold it; see `dptrain.saving.keras_config.serialize_keras_object`."""
+    from dptrain.saving import keras_config  # which imports all that can be described
+
+    return keras_config.serialize_keras_object(obj)
+
+
+def deserialize_keras_object(config: Any, custom_objects: Any = None, safe_mode: bool = True) -> Any:
+    """Return the object that was described; see `dptrain.saving.keras_config.deserialize_keras_object`."""
+    from dptrain.saving import keras_config  # which imports all that can be described
+
+    return keras_config.deserialize_keras_object(config, custom_objects, safe_mode)

@@ -16,7 +16,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dptrain import initializers, losses, metrics, optimizers, regularizers
+import numpy as np
+
+from dptrain import activations, initializers, losses, metrics, optimizers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, InputLayer, Layer
 from dptrain.layers.base import build_shape
@@ -24,9 +26,17 @@ from dptrain.losses import LOSSES
 from dptrain.losses.base import LossFunctionWrapper
 from dptrain.metrics import METRICS
 from dptrain.optimizers import OPTIMIZERS, schedules
+from dptrain.program.tensor import Tensor, constant
 from dptrain.program.tree import map_leaves
 from dptrain.registry.names import suggestion
-from dptrain.registry.serialization import custom_object, plain, registered_name, to_dict
+from dptrain.registry.serialization import (
+    custom_object,
+    custom_object_scope,
+    function_to_dict,
+    own_or_name,
+    plain,
+    to_dict,
+)
 
 Config = Mapping[str, Any]
 # The classes of models by Keras' names, from the room above: "Sequential" and "Functional".
@@ -119,10 +129,7 @@ def _given(module: str, one: Any, table: Mapping[str, Any]) -> Any:
         return one
     function = one.fn if type(one) is LossFunctionWrapper else one
     if inspect.isfunction(function):
-        own = function.__module__.split(".")[0] == "dptrain"
-        name = function.__name__ if own else registered_name(function)
-        about = {"module": "builtins" if own else function.__module__, "class_name": "function"}
-        return about | {"config": function.__name__, "registered_name": name}
+        return function_to_dict(function)
     return to_dict(module, one, table.values())
 
 
@@ -135,7 +142,92 @@ def _each(given: Any, function: Callable[[Any], Any]) -> Any:
     return [_each(one, function) for one in given] if isinstance(given, list | tuple) else function(given)
 
 
+def serialize_keras_object(value: Any) -> Any:
+    """Return an object as Keras' function of that name does: what JSON has, and descriptions of the rest.
+
+    Args:
+        value: a number, a word, an array, a layer, a loss, a function..., or these nested in lists and dictionaries.
+
+    Raises:
+        ConfigError: a class, a lambda, or an object without `get_config`.
+    """
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {key: serialize_keras_object(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(serialize_keras_object, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray | Tensor):
+        kind = "__numpy__" if isinstance(value, np.ndarray) else "__tensor__"
+        return {"class_name": kind, "config": {"value": np.asarray(value).tolist(), "dtype": value.dtype.name}}
+    if isinstance(value, slice):
+        ends = {"start": value.start, "stop": value.stop, "step": value.step}
+        return {"class_name": "__slice__", "config": serialize_keras_object(ends)}
+    if isinstance(value, Layer):
+        return layer_config(value)
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        module, table = next(
+            ((module, table) for module, table in _kinds().items() if type(value) in table.values()), ("", {})
+        )
+        return to_dict(module, value, table.values())
+    if isinstance(value, type) or not callable(value):
+        raise ConfigError(
+            f"Cannot serialize object {value!r} of type {type(value)}. To be serializable, a class must implement the "
+            "`get_config()` method."
+        )
+    name = next((name for name, one in activations.BY_NAME.items() if one is value), None)
+    return (
+        function_to_dict(value)
+        if name is None
+        else described("builtins", "function", {}, "function") | {"config": name}
+    )
+
+
 # Reading
+
+
+def deserialize_keras_object(
+    config: Any, custom_objects: Mapping[str, Any] | None = None, safe_mode: bool = True
+) -> Any:
+    """Return the object that `serialize_keras_object`, or Keras', described.
+
+    Args:
+        config: as it was returned.
+        custom_objects: classes and functions of the user's own by name.
+        safe_mode: dptrain never runs code from a file; must be True.
+
+    Raises:
+        ConfigError: something that dptrain does not have, or that is not described as Keras does.
+    """
+    if not safe_mode:
+        raise ConfigError("not supported: safe_mode=False; dptrain runs no code from files")
+    with custom_object_scope(custom_objects):
+        return _object(config)
+
+
+def _object(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_object, value))
+    if not isinstance(value, Mapping):
+        return value
+    kind, inner = value.get("class_name"), value.get("config")
+    if kind is None or "config" not in value:
+        return {key: _object(one) for key, one in value.items()}
+    if kind in ("__numpy__", "__tensor__", "__slice__", "__tuple__"):
+        if not isinstance(inner, Mapping):
+            raise ConfigError(f"{kind!r} has no config")
+        if kind == "__slice__":
+            return slice(*(inner.get(key) for key in ("start", "stop", "step")))
+        if kind == "__tuple__":
+            return tuple(map(_object, inner.get("value") or ()))
+        array = np.array(inner.get("value"), str(inner.get("dtype")))
+        return array if kind == "__numpy__" else constant(array)
+    found = _value(value, str(kind))
+    if not isinstance(found, str) or kind != "function":
+        return found
+    return vars(losses).get(found, vars(metrics).get(found)) or activations.get(found)
 
 
 def read_layer(description: Any) -> Layer:
@@ -333,7 +425,9 @@ def _value(value: Any, label: str) -> Any:
     if cls is not None:
         return _custom(cls, config)
     module = str(value.get("module"))
-    if module not in _kinds() or module == "keras.layers":
+    if module == "keras.layers" or class_name in MODELS:
+        return read_layer(value)
+    if module not in _kinds():
         raise ConfigError(f"not supported: {label} = {class_name}")
     return _build(module, module.removeprefix("keras.").removesuffix("s"), class_name, config, class_name)
 
@@ -344,14 +438,22 @@ def _function(description: Config) -> Any:
     Raises:
         ConfigError: it is somebody's own that nobody knows.
     """
-    name, registered = description.get("config"), description.get("registered_name")
-    module = str(description.get("module") or "builtins")
-    if isinstance(name, str) and module.split(".")[0] in ("keras", "builtins"):
-        return name
-    found = custom_object(*(one for one in (registered, name) if isinstance(one, str)))
-    if found is None:
-        raise ConfigError(f"not supported: custom function {str(name)[:80]!r} of module {module[:80]!r}")
+    found = own_or_name(description)
+    if isinstance(found, str) and found in _names_of_functions():
+        return found
+    if isinstance(found, str | Mapping):
+        raise ConfigError(
+            f"not supported: custom function {str(description.get('config'))[:80]!r} of module "
+            f"{str(description.get('module'))[:80]!r}; pass it in custom_objects"
+        )
     return found
+
+
+@functools.cache
+def _names_of_functions() -> set[str]:
+    """Return the names that stand for Keras' own functions."""
+    tables: list[Mapping[str, Any]] = [activations.BY_NAME, LOSSES, METRICS, vars(losses), vars(metrics)]
+    return {name for table in tables for name, one in table.items() if callable(one)} | set(activations.ALIASES)
 
 
 def _check_input(config: Config) -> None:

@@ -29,7 +29,7 @@ LAYERS = [
     {"backend"},
     {"data", "initializers"},
     {"program"},
-    {"comm", "random"},
+    {"comm", "random", "mixed_precision"},
     {"runtime", "registry"},
     {"errors", "version"},
 ]

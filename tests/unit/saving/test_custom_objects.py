@@ -1,0 +1,181 @@
+"""Classes and functions of a user's own in configurations and files, as in Keras' guide to serialization."""
+
+import json
+
+import numpy as np
+import pytest
+
+import dptrain as keras
+from dptrain import layers as L  # noqa: N812
+from dptrain import ops
+from dptrain.errors import ConfigError, DataError
+
+X = np.array([[1.0, -2.0, 0.5]], np.float32)
+
+
+@keras.saving.register_keras_serializable("testing")
+def doubled(x):
+    return 2 * x
+
+
+@keras.saving.register_keras_serializable("testing")
+def halves(shape, dtype=None):
+    return np.full(shape, 0.5, dtype)
+
+
+@keras.saving.register_keras_serializable("testing")
+def total(w):
+    return ops.sum(w)
+
+
+def tripled(x):
+    return 3 * x
+
+
+class Shift(L.Layer):
+    def __init__(self, by, **options):
+        super().__init__(**options)
+        self.by = by
+
+    def call(self, x):
+        return x + self.by
+
+
+def model(activation=doubled):
+    dense = L.Dense(2, activation, kernel_initializer=halves, kernel_regularizer=total)
+    return keras.Sequential([keras.Input((3,)), dense])
+
+
+def test_registered_functions_are_found_in_files(tmp_path):
+    pytest.importorskip("h5py")
+    one = model()
+    one.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(again.predict(X, verbose=0), [[-0.5, -0.5]])
+    layer = again.layers[0]
+    assert (layer.activation, layer.kernel_initializer, layer.kernel_regularizer) == (doubled, halves, total)
+    assert float(again.losses[0]) == 3
+
+
+def test_a_function_is_described_as_keras_does():
+    assert keras.activations.serialize(doubled) == {
+        "module": "builtins",
+        "class_name": "function",
+        "config": "testing>doubled",
+        "registered_name": "function",
+    }
+    assert keras.activations.get("testing>doubled") is doubled
+    assert keras.initializers.deserialize(keras.initializers.serialize(halves)) is halves
+    assert keras.regularizers.deserialize(keras.regularizers.serialize(total)) is total
+
+
+def test_other_functions_need_custom_objects(tmp_path):
+    pytest.importorskip("h5py")
+    model(tripled).save(tmp_path / "m.keras")
+    with pytest.raises(DataError, match="custom function 'tripled' of module 'builtins'; pass it in custom_objects"):
+        keras.models.load_model(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras", custom_objects={"tripled": tripled})
+    assert again.layers[0].activation is tripled
+
+
+def test_a_scope_holds_for_every_deserialize():
+    described = L.serialize(Shift(2.0, name="s"))
+    with pytest.raises(ConfigError, match="unknown layer 'Shift'"):
+        L.deserialize(described)
+    with keras.saving.custom_object_scope({"Shift": Shift, "tripled": tripled}):
+        assert L.deserialize(described).by == 2.0
+        assert keras.activations.deserialize("tripled") is L.Dense(1, "tripled").activation is tripled
+    assert L.deserialize(described, {"Shift": Shift}).by == 2.0
+    with pytest.raises(ConfigError, match="unknown activation 'tripled'"):
+        keras.activations.get("tripled")
+
+
+def test_a_layer_serves_as_an_activation():
+    one = L.Dense(2, L.LeakyReLU(0.5))
+    again = L.deserialize(json.loads(json.dumps(L.serialize(one))))
+    assert (type(again.activation), again.activation.negative_slope) == (L.LeakyReLU, 0.5)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        *(None, 3, "word", [1, {"a": 2.5}], (1, 2)),
+        *(keras.losses.Huber(0.5), keras.optimizers.SGD(0.1), keras.initializers.HeNormal(), keras.metrics.Recall()),
+        *(L.Dense(2, "relu"), model(), keras.optimizers.schedules.CosineDecay(0.1, 5)),
+    ],
+)
+def test_objects_come_back(one):
+    described = keras.saving.serialize_keras_object(one)
+    again = keras.saving.deserialize_keras_object(described)
+    assert type(again) is type(one)
+    if hasattr(one, "get_config"):
+        assert json.dumps(again.get_config()) == json.dumps(one.get_config())
+    else:
+        assert again == described == one
+
+
+def test_functions_arrays_and_slices_come_back():
+    for one in (keras.activations.relu, keras.activations.sigmoid, keras.losses.mean_squared_error, doubled):
+        assert keras.utils.deserialize_keras_object(keras.utils.serialize_keras_object(one)) is one
+    array = np.arange(6.0).reshape(2, 3)
+    described = keras.saving.serialize_keras_object({"array": array, "tensor": ops.cast(array, "int32")})
+    again = keras.saving.deserialize_keras_object(json.loads(json.dumps(described)))
+    np.testing.assert_array_equal(again["array"], array)
+    assert (again["tensor"].dtype, again["tensor"].shape) == (np.int32, (2, 3))
+    assert keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(slice(1, None))) == slice(1, None)
+
+
+class Around(L.Layer):
+    """A layer around another one, whose `get_config` says so, as in Keras' guide."""
+
+    def __init__(self, inner, **options):
+        super().__init__(**options)
+        self.inner = inner
+
+    def call(self, x):
+        return -self.inner(x)
+
+    def get_config(self):
+        return {**super().get_config(), "inner": keras.saving.serialize_keras_object(self.inner)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("inner")), **config)
+
+
+def test_a_layer_in_a_layer_in_a_file(tmp_path):
+    pytest.importorskip("h5py")
+    one = keras.Sequential([keras.Input((3,)), Around(L.Dense(2, doubled, kernel_initializer=halves), name="around")])
+    one.save(tmp_path / "m.keras")
+    with keras.utils.custom_object_scope({"Around": Around}):
+        again = keras.saving.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(again.predict(X, verbose=0), [[0.5, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: keras.saving.serialize_keras_object(object()), "must implement the `get_config"),
+        (lambda: keras.saving.serialize_keras_object(L.Dense), "Cannot serialize object"),
+        (lambda: keras.saving.serialize_keras_object(lambda x: x), "writing the lambda"),
+        (lambda: keras.saving.deserialize_keras_object({"class_name": "__lambda__", "config": {}}), "__lambda__"),
+        (lambda: keras.saving.deserialize_keras_object({"class_name": "Nothing", "config": {}}), "Nothing"),
+        (lambda: keras.saving.deserialize_keras_object({}, safe_mode=False), "runs no code from files"),
+        (lambda: keras.saving.register_keras_serializable()(int), "does not have a get_config"),
+    ],
+)
+def test_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        wrong()
+
+
+def test_registered_objects_by_name():
+    assert keras.saving.get_registered_object("testing>doubled") is doubled
+    assert keras.saving.get_registered_name(doubled) == "testing>doubled"
+    assert keras.saving.get_registered_object("testing>nothing") is None
+    assert keras.utils.get_custom_objects()["testing>halves"] is halves
+    keras.saving.get_custom_objects()["put_there"] = tripled
+    try:
+        assert keras.activations.get("put_there") is tripled
+    finally:
+        del keras.saving.get_custom_objects()["put_there"]
