@@ -10,7 +10,7 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222;
        background: #fff; overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; display: block; overflow-x: auto; overflow-wrap: normal; }
-th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.7rem; text-align: left; vertical-align: top; }
+th, td { border-bottom: 1px solid #ccc; padding: 0.25rem 0.55rem; text-align: left; vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .sortable td, th { white-space: nowrap; }
 figure { margin: 1rem 0 2rem; }

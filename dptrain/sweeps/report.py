@@ -214,6 +214,7 @@ def _ranking(
             [
                 place,
                 summary.trial,
+                ", ".join(remarks),
                 formatting.number(summary.mean),
                 _interval(summary.ci_low, summary.ci_high),
                 summary.n,
@@ -224,12 +225,14 @@ def _ranking(
                 formatting.number(summary.best),
                 summary.epochs_trained,
                 f"{summary.seconds:.1f}",
-                ", ".join(remarks),
             ]
         )
-    header = ["place", "trial", "mean", "95 % interval", "n", *(f"mean {name}" for name in others), *fields]
+    # A narrow window shows the first columns, the others after scrolling.
+    header = ["place", "trial", "remarks", "mean", "95 % interval", "n", *(f"mean {name}" for name in others), *fields]
     header += ["std", "median", "best run", "epochs", "seconds"]
-    text = table([*header, ""], rows, [summary.trial for summary in ranked])
+    if not any(row[2] for row in rows):
+        header, rows = [*header[:2], *header[3:]], [[*row[:2], *row[3:]] for row in rows]
+    text = table(header, rows, [summary.trial for summary in ranked])
     if len(trials) == 1:
         return text
     return (
@@ -262,7 +265,7 @@ def _differences(
         (_turned(row, best) for row in comparisons if best in (row.a, row.b)), key=lambda row: ranked.index(row.b)
     )
     others = sorted((row for row in comparisons if best not in (row.a, row.b)), key=lambda row: row.p)
-    header = ["n", "difference", "95 % interval", "effect", "p", "p corrected", "at 5 %"]
+    header = ["at 5 %", "p corrected", "difference", "95 % interval", "effect", "n", "p"]
     text = ""
     if with_best:
         rows = [
@@ -287,15 +290,18 @@ def _differences(
 
 
 def _difference_cells(row: Comparison) -> list[Any]:
-    effect = "-" if row.effect is None else f"{row.effect:+.2f}, {effect_in_words(row.effect)}"
+    significant = row.p_corrected <= SIGNIFICANCE
+    effect = "-" if row.effect is None else f"{row.effect:+.2f}"
+    if row.effect is not None and significant:  # a word for what may be chance would say too much
+        effect += f", {effect_in_words(row.effect)}"
     return [
-        row.n,
+        "significant" if significant else "not told apart",
+        f"{row.p_corrected:.2g}",
         f"{row.difference:+.5g}",
         _interval(row.ci_low, row.ci_high),
         effect,
+        row.n,
         f"{row.p:.2g}",
-        f"{row.p_corrected:.2g}",
-        "significant" if row.p_corrected <= SIGNIFICANCE else "not told apart",
     ]
 
 
@@ -427,8 +433,9 @@ def _methods(endings: Sequence[Ending], metric: str) -> str:
         "differences that are called significant, at most 5 % are expected to be none.",
         "Effects are Hedges' g: the difference over the two trials' standard deviation over seeds. Below "
         f"{min(EFFECTS)} it is called negligible, {effects} (Cohen, Statistical Power Analysis for the Behavioral "
-        "Sciences, 1988; Sawilowsky, Journal of Modern Applied Statistical Methods 8, 2009). Seeds of one setting "
-        "differ little, so that a huge effect may be of no use: look at the difference too.",
+        "Sciences, 1988; Sawilowsky, Journal of Modern Applied Statistical Methods 8, 2009); only a significant "
+        "difference gets such a word. Seeds of one setting differ little, so a huge effect can be useless: look at the "
+        "difference too.",
     ]
     return "".join(f"<p>{escape(text)}</p>\n" for text in said)
 

@@ -1,5 +1,6 @@
 """A report in a real browser (Chromium, where there is one): it fits its window, and what it runs runs."""
 
+import dataclasses
 import html
 import json
 import re
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("scipy", reason="statistics need the extra 'sweep'")
 
 from dptrain.sweeps.page import figure, page, table
+from dptrain.sweeps.pareto import front_of
 from dptrain.sweeps.records import Status, Trial
 from dptrain.sweeps.report import write_report
 from tests.unit.sweeps.samples import ending, endings, logs, trials
@@ -94,6 +96,28 @@ def test_it_fits_a_window_and_loads_nothing(tmp_path, request, which, width, kin
     assert found["pictures"] == found["figures"] > 0
     assert found["widest"] <= width
     assert found["outside"] == 0
+
+
+@pytest.fixture(scope="module")
+def two_metrics_report(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    some, ended = trials(4), endings({n: [0.5 + n / 50 + seed / 100 for seed in range(3)] for n in range(4)})
+    ended = [dataclasses.replace(one, metrics={**one.metrics, "parameters": 50890.0 + one.run.trial}) for one in ended]
+    front = front_of(some, ended, {"val_accuracy": "max", "parameters": "min"})
+    about = {"metric": "val_accuracy", "mode": "max", "fields": ["learning_rate", "model.hidden"], "facts": {}}
+    write_report(path, some, ended, logs(ended), front=front, **about)
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+def test_what_matters_is_seen_without_scrolling(tmp_path, two_metrics_report, width):
+    probe = """
+    const right = (text) => Math.max(...[...page.querySelectorAll("td, th")].filter((one) => one.textContent === text)
+      .map((one) => one.getBoundingClientRect().right));
+    return ["Pareto front", "p corrected", "at 5 %", "mean"].map(right);
+    """
+    seen = look(tmp_path, two_metrics_report, probe, width)
+    assert all(0 < right <= width for right in seen), seen
 
 
 def test_a_click_on_a_column_sorts_the_ranking(tmp_path, report):

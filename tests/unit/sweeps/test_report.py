@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import math
+import re
 import sys
 from html.parser import HTMLParser
 
@@ -201,7 +202,7 @@ def test_the_report_and_the_table_mark_the_front(tmp_path):
     front = front_of(some, ended, {"val_accuracy": "max", "size": "min"})
     page = written(tmp_path / "report.html", some, ended, front=front)
     ranking = page.table("place")
-    assert [(row["trial"], row["mean size"], row[""]) for row in ranking] == [
+    assert [(row["trial"], row["mean size"], row["remarks"]) for row in ranking] == [
         ("1", "8", "Pareto front"),
         ("0", "9", ""),
         ("2", "9", ""),
@@ -246,6 +247,7 @@ def test_differences_are_those_of_the_best_trial_and_then_of_other_pairs(tmp_pat
     assert low < 0.2 < high
     assert rows[1]["effect"].startswith("+")
     assert rows[1]["effect"].endswith(", huge")
+    assert re.fullmatch(r"[+-][0-9.]+", rows[0]["effect"])  # no word for what may be chance
     assert 0 < float(rows[1]["p"]) < float(rows[1]["p corrected"]) < 0.05
     [other] = page.table("trials")
     assert (other["trials"], other["difference"]) == ("0 and 2", "-0.2")
@@ -256,7 +258,7 @@ def test_remarks_of_a_ranking(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "installed", lambda: False)
     ended = [*endings({0: [0.5, 0.6]}), ending(1, 0, 0.5, Status.PRUNED), ending(2, 0, 0.4, Status.PAUSED)]
     page = written(tmp_path / "report.html", trials(4), [*ended, ending(3, 0, status=Status.FAILED)])
-    remarks = {row["trial"]: row[""] for row in page.table("place")}
+    remarks = {row["trial"]: row["remarks"] for row in page.table("place")}
     assert remarks == {"0": "", "1": "stopped early", "2": "unfinished", "3": "1 failed, no value"}
 
 
