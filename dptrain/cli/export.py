@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Formats with the endings of their files, of which the first is the usual one.
 _ENDINGS = {
     "keras": (".keras",),
+    "onnx": (".onnx",),
     "safetensors": (".safetensors",),
     "program": (".program", ".dptrain", ".bin"),
     "npz": (".npz",),
@@ -26,8 +27,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="|".join(_ENDINGS),
-        help="keras: the whole model; program: `predict` for `dptrain.saving.load_program`; "
-        "safetensors, npz: the weights by name (default: by the file's ending)",
+        help="keras: the whole model; onnx: `predict` for ONNX Runtime; program: `predict` for "
+        "`dptrain.saving.load_program`; safetensors, npz: the weights by name (default: by the file's ending)",
     )
     parser.add_argument("--out", dest="file", metavar="FILE", required=True, help="where to")
     parser.add_argument("--overwrite", action="store_true", help="replace the file where it exists")

@@ -121,15 +121,17 @@ class Files(Layer):
 
         Args:
             filepath: any name.
-            format: "program", of which `dptrain.saving.load_program` makes a function, see `dptrain.saving.program`.
+            format: "program", of which `dptrain.saving.load_program` makes a function, see `dptrain.saving.program`;
+                or "onnx", for ONNX Runtime and its like, see `dptrain.saving.onnx_file`.
             overwrite: whether an existing file may be replaced.
 
         Raises:
-            ConfigError: the model has no input shape yet, or uses ops of its user's own; or there is no such format.
+            ConfigError: the model has no input shape yet, uses ops of its user's own, or for "onnx" ops that ONNX
+                cannot say; or there is no such format, or its library is not installed.
             OutputError: as `save`.
             AgreedError: either of these, on all ranks, under mpirun.
         """
-        encode = lookup("format", format, {"program": encode_program})
+        encode = lookup("format", format, {"program": encode_program, "onnx": _encode_onnx})
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
 
     def config(self) -> dict[str, Any]:
@@ -201,6 +203,12 @@ class Files(Layer):
             )
         if any(one.name is None for one in self.flat_layers()):  # it was called, but in no step
             self.adopt(self.seed)
+
+
+def _encode_onnx(model: Any) -> bytes:
+    from dptrain.saving import onnx_file  # whose library is an extra
+
+    return onnx_file.encode(model)
 
 
 def _takes_graph(cls: type[Any]) -> bool:

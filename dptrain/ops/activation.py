@@ -45,7 +45,7 @@ def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.polynomial.chebyshev.cheb2poly(np.polynomial.chebyshev.chebfit(u, p, degree))[::-1].astype(dtype)
 
 
-@op(**_FUNCTION, c="dp_erf({0})")
+@op(**_FUNCTION, c="dp_erf({0})", onnx="Erf")
 def erf(x: Array, *, out: Array) -> None:
     """The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x.
 

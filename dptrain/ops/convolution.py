@@ -17,6 +17,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import multiply
 from dptrain.ops.manipulation import pad
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype
+from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
 
@@ -89,6 +90,38 @@ def _conv2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, T
     return dx, conv2d_kernel(x, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
 
 
+@conv2d.lowering
+def _conv2d_onnx(graph: OnnxGraph, made: Tensor, x: Value, kernel: Value) -> Value:
+    extents = [
+        (n - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], made.attributes["dilation"], strict=True)
+    ]
+    image = graph.transpose(graph.cast(x, made.dtype), _CHANNELS_FIRST)
+    filters = graph.transpose(graph.cast(kernel, made.dtype), (3, 2, 0, 1))
+    more = {"strides": made.attributes["strides"], "dilations": made.attributes["dilation"]}
+    found = graph.node("Conv", image, filters, pads=_pads(made, extents), **more)
+    return graph.transpose(found, _CHANNELS_LAST)
+
+
+# ONNX has (B, C, H, W).
+_CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+def _pads(made: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
+    """Return rows and columns before the image, then those behind it, of windows with these extents.
+
+    Raises:
+        ConfigError: no such numbers give the output's size.
+    """
+    image, size = made.inputs[0].shape[1:3], made.attributes["size"]
+    strides, before = made.attributes["strides"], made.attributes["before"]
+    reach = [(size[n] - 1) * strides[n] + extents[n] for n in range(2)]
+    behind = [max(0, reach[n] - before[n] - int(image[n])) for n in range(2)]
+    whole = [int(image[n]) + before[n] + behind[n] for n in range(2)]
+    if [(whole[n] - extents[n]) // strides[n] + 1 for n in range(2)] != list(size):
+        raise refusal(made, f"of size {tuple(size)}")
+    return (*before, *behind)
+
+
 @op(
     shape=lambda dy, kernel, *, strides, dilation, before, size: (dy[0], *size, kernel[2]),
     sharing=_batch_sharing,
@@ -108,6 +141,26 @@ def _conv2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tuple[Te
     own = {name: dx.attributes[name] for name in ("strides", "dilation", "before")}
     ddy = conv2d(g, kernel, **own, size=(int(dy.shape[1]), int(dy.shape[2])))
     return ddy, conv2d_kernel(g, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
+
+
+@conv2d_input.lowering
+def _conv2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value) -> Value:
+    own, places = made.attributes, made.inputs[0].shape[1:3]
+    extents = [(n - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
+    whole = [(int(places[n]) - 1) * own["strides"][n] + extents[n] for n in range(2)]
+    behind = [whole[n] - own["before"][n] - own["size"][n] for n in range(2)]  # below 0 where rows are added
+    image = graph.transpose(graph.cast(dy, made.dtype), _CHANNELS_FIRST)
+    filters = graph.transpose(graph.cast(kernel, made.dtype), (3, 2, 0, 1))
+    found = graph.node(
+        "ConvTranspose",
+        image,
+        filters,
+        strides=own["strides"],
+        dilations=own["dilation"],
+        pads=(*own["before"], *(max(0, n) for n in behind)),
+        output_padding=tuple(max(0, -n) for n in behind),
+    )
+    return graph.transpose(found, _CHANNELS_LAST)
 
 
 @op(
@@ -247,6 +300,15 @@ def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pai
 @max_pool2d.gradient
 def _max_pool2d(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return max_pool2d_input(x, y, dy, **{name: y.attributes[name] for name in ("window", "strides", "before")})
+
+
+@max_pool2d.lowering
+def _max_pool2d_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    window = made.attributes["window"]
+    computed = x if x.dtype.kind == "f" else graph.cast(x, np.float64)
+    image = graph.transpose(computed, _CHANNELS_FIRST)
+    more = {"kernel_shape": window, "strides": made.attributes["strides"]}
+    return graph.transpose(graph.node("MaxPool", image, pads=_pads(made, window), **more), _CHANNELS_LAST)
 
 
 def _pool_input_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from dptrain.ops.sharing import broadcast_shape, elementwise, floating_dtype, unbroadcast
+from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.tensor import Array, Tensor, op
 
 
@@ -25,3 +26,11 @@ def divide_no_nan(x1: Array, x2: Array, *, out: Array) -> None:
 @divide_no_nan.gradient
 def _divide_no_nan(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
     return unbroadcast(divide_no_nan(dy, x2), x1), unbroadcast(-divide_no_nan(dy * y, x2), x2)
+
+
+@divide_no_nan.lowering
+def _divide_no_nan_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+    a, b = (graph.computed(one, made.dtype) for one in (x1, x2))
+    zero = graph.constant(0, made.dtype)
+    by_zero = graph.node("Equal", b, zero, dtype=np.bool_)
+    return graph.node("Where", by_zero, zero, graph.node("Div", a, b), dtype=made.dtype)

@@ -14,6 +14,7 @@ from dptrain.ops.sharing import (
     floating_dtype,
     unbroadcast,
 )
+from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.tensor import Array, Op, Tensor, as_tensors, op
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
@@ -23,7 +24,7 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise,
 # Two operands
 
 
-@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} + {1}")
+@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} + {1}", onnx="Add")
 def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
     np.add(x1, x2, out=out)
@@ -34,7 +35,7 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     return unbroadcast(dy, x1), unbroadcast(dy, x2)
 
 
-@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} - {1}")
+@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} - {1}", onnx="Sub")
 def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
     np.subtract(x1, x2, out=out)
@@ -45,7 +46,7 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy, x1), unbroadcast(-dy, x2)
 
 
-@op(**_ARITHMETIC, linear="each", in_place=True, c="{0} * {1}")
+@op(**_ARITHMETIC, linear="each", in_place=True, c="{0} * {1}", onnx="Mul")
 def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
     np.multiply(x1, x2, out=out)
@@ -56,7 +57,7 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy * x2, x1), unbroadcast(dy * x1, x2)
 
 
-@op(**_FUNCTION, linear="each", linear_in=(0,), in_place=True, c="{0} / {1}")
+@op(**_FUNCTION, linear="each", linear_in=(0,), in_place=True, c="{0} / {1}", onnx="Div")
 def divide(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2."""
     np.divide(x1, x2, out=out)
@@ -78,7 +79,25 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
     return None, None
 
 
-@op(**_ARITHMETIC, c="dp_power({0}, {1})")
+@floor_divide.lowering
+def _floor_divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+    a, b = (graph.computed(one, made.dtype) for one in (x1, x2))
+    zero, one = graph.constant(0, a.dtype), graph.constant(1, a.dtype)
+    if a.dtype.kind != "f":  # the rest has the divisor's sign
+        return graph.node("Div", graph.node("Sub", a, graph.node("Mod", a, b)), b)
+    rest = graph.node("Mod", a, b, fmod=1)  # of the dividend's sign, and exact, which a / b is not
+    quotient = graph.node("Div", graph.node("Sub", a, rest), b)
+    signs = [graph.node("Less", each, zero, dtype=np.bool_) for each in (rest, b)]
+    is_whole = graph.node("Equal", rest, zero, dtype=np.bool_)
+    is_below = graph.node("And", graph.node("Not", is_whole), graph.node("Xor", *signs))
+    found = graph.node(
+        "Round", graph.node("Where", is_below, graph.node("Sub", quotient, one), quotient, dtype=a.dtype)
+    )
+    by_zero = graph.node("Equal", b, zero, dtype=np.bool_)
+    return graph.node("Where", by_zero, graph.node("Div", a, b), found, dtype=a.dtype)
+
+
+@op(**_ARITHMETIC, c="dp_power({0}, {1})", onnx="Pow")
 def power(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 to the power of x2."""
     np.power(x1, x2, out=out)
@@ -92,7 +111,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True, c="dp_maximum({0}, {1})")
+@op(**_ARITHMETIC, in_place=True, c="dp_maximum({0}, {1})", onnx="Max")
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where one is."""
     np.maximum(x1, x2, out=out)
@@ -103,7 +122,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _to_the_chosen(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True, c="dp_minimum({0}, {1})")
+@op(**_ARITHMETIC, in_place=True, c="dp_minimum({0}, {1})", onnx="Min")
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where one is."""
     np.minimum(x1, x2, out=out)
@@ -120,28 +139,48 @@ def _to_the_chosen(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[T
     return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
 
 
-def _comparison(name: str, function: Any, sign: str) -> Op:
+def _comparison(name: str, function: Any, sign: str, onnx: str | None = None) -> Op:
     def compute(x1: Array, x2: Array, *, out: Array) -> None:
         function(x1, x2, out=out)
 
     compute.__name__, compute.__doc__ = name, f"Whether x1 and x2 are in this relation: numpy.{name}."
-    return op(**_COMPARISON, c=f"{{0}} {sign} {{1}}")(compute)
+    return op(**_COMPARISON, c=f"{{0}} {sign} {{1}}", onnx=onnx)(compute)
 
 
-equal = _comparison("equal", np.equal, "==")
+equal = _comparison("equal", np.equal, "==", "Equal")
 not_equal = _comparison("not_equal", np.not_equal, "!=")
-less = _comparison("less", np.less, "<")
-less_equal = _comparison("less_equal", np.less_equal, "<=")
-greater = _comparison("greater", np.greater, ">")
-greater_equal = _comparison("greater_equal", np.greater_equal, ">=")
+less = _comparison("less", np.less, "<", "Less")
+less_equal = _comparison("less_equal", np.less_equal, "<=", "LessOrEqual")
+greater = _comparison("greater", np.greater, ">", "Greater")
+greater_equal = _comparison("greater_equal", np.greater_equal, ">=", "GreaterOrEqual")
 logical_and = _comparison("logical_and", np.logical_and, "&&")
 logical_or = _comparison("logical_or", np.logical_or, "||")
+
+
+@not_equal.lowering
+def _not_equal_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+    return graph.node("Not", graph.elements("Equal", made, (x1, x2)))
+
+
+@logical_and.lowering
+def _logical_and_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+    return graph.node("And", graph.cast(x1, np.bool_), graph.cast(x2, np.bool_))
+
+
+@logical_or.lowering
+def _logical_or_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
+    return graph.node("Or", graph.cast(x1, np.bool_), graph.cast(x2, np.bool_))
 
 
 @op(**_COMPARISON, c="!{0}")
 def logical_not(x: Array, *, out: Array) -> None:
     """Whether x is false."""
     np.logical_not(x, out=out)
+
+
+@logical_not.lowering
+def _logical_not_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.node("Not", graph.cast(x, np.bool_))
 
 
 def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
@@ -167,10 +206,16 @@ def _where(y: Tensor, dy: Tensor, condition: Tensor, x1: Tensor, x2: Tensor) -> 
     return None, unbroadcast(where(condition, dy, 0), x1), unbroadcast(where(condition, 0, dy), x2)
 
 
+@where.lowering
+def _where_onnx(graph: OnnxGraph, made: Tensor, condition: Value, x1: Value, x2: Value) -> Value:
+    chosen = [graph.computed(one, made.dtype) for one in (x1, x2)]
+    return graph.node("Where", graph.cast(condition, np.bool_), *chosen, dtype=chosen[0].dtype)
+
+
 # One operand
 
 
-@op(**_ARITHMETIC, linear="each", c="-{0}")
+@op(**_ARITHMETIC, linear="each", c="-{0}", onnx="Neg")
 def negative(x: Array, *, out: Array) -> None:
     """-x."""
     np.negative(x, out=out)
@@ -181,7 +226,7 @@ def _negative(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -dy
 
 
-@op(**_ARITHMETIC, c="dp_absolute({0})")
+@op(**_ARITHMETIC, c="dp_absolute({0})", onnx="Abs")
 def absolute(x: Array, *, out: Array) -> None:
     """|x|."""
     np.absolute(x, out=out)
@@ -192,7 +237,7 @@ def _absolute(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sign(x)
 
 
-@op(**_ARITHMETIC, c="dp_sign({0})")
+@op(**_ARITHMETIC, c="dp_sign({0})", onnx="Sign")
 def sign(x: Array, *, out: Array) -> None:
     """-1, 0 or 1."""
     np.sign(x, out=out)
@@ -203,7 +248,7 @@ def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None
 
 
-@op(**_FUNCTION, c="dp_exp({0})")
+@op(**_FUNCTION, c="dp_exp({0})", onnx="Exp")
 def exp(x: Array, *, out: Array) -> None:
     """e to the power of x."""
     np.exp(x, out=out)
@@ -214,7 +259,7 @@ def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y
 
 
-@op(**_FUNCTION, c="dp_log({0})")
+@op(**_FUNCTION, c="dp_log({0})", onnx="Log")
 def log(x: Array, *, out: Array) -> None:
     """The natural logarithm."""
     np.log(x, out=out)
@@ -236,7 +281,21 @@ def _log1p(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / (x + 1)
 
 
-@op(**_FUNCTION, c="dp_sqrt({0})")
+@log1p.lowering
+def _log1p_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    """With u = 1 + x as it is rounded, x log(u) / (u - 1), and x where u is 1: exact near 0."""
+    given = graph.computed(x, made.dtype)
+    one = graph.constant(1, given.dtype)
+    u = graph.node("Add", given, one)
+    near = graph.node("Equal", u, one, dtype=np.bool_)
+    is_inf = graph.node("IsInf", u, dtype=np.bool_)
+    ratio = graph.node("Div", given, graph.node("Sub", u, one))
+    scaled = graph.node("Mul", graph.node("Log", u), ratio)
+    exact = graph.node("Where", near, given, scaled, dtype=given.dtype)
+    return graph.node("Where", is_inf, u, exact, dtype=given.dtype)
+
+
+@op(**_FUNCTION, c="dp_sqrt({0})", onnx="Sqrt")
 def sqrt(x: Array, *, out: Array) -> None:
     """The square root."""
     np.sqrt(x, out=out)
@@ -258,7 +317,13 @@ def _square(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 2 * x
 
 
-@op(**_FUNCTION, c="dp_sin({0})")
+@square.lowering
+def _square_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    given = graph.computed(x)
+    return graph.node("Mul", given, given)
+
+
+@op(**_FUNCTION, c="dp_sin({0})", onnx="Sin")
 def sin(x: Array, *, out: Array) -> None:
     """The sine of x radians."""
     np.sin(x, out=out)
@@ -269,7 +334,7 @@ def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * cos(x)
 
 
-@op(**_FUNCTION, c="dp_cos({0})")
+@op(**_FUNCTION, c="dp_cos({0})", onnx="Cos")
 def cos(x: Array, *, out: Array) -> None:
     """The cosine of x radians."""
     np.cos(x, out=out)
@@ -280,7 +345,7 @@ def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -(dy * sin(x))
 
 
-@op(**_FUNCTION, c="dp_tanh({0})")
+@op(**_FUNCTION, c="dp_tanh({0})", onnx="Tanh")
 def tanh(x: Array, *, out: Array) -> None:
     """The hyperbolic tangent."""
     np.tanh(x, out=out)
@@ -291,7 +356,7 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
-@op(**_FUNCTION, c="dp_sigmoid({0})")
+@op(**_FUNCTION, c="dp_sigmoid({0})", onnx="Sigmoid")
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
     small = np.exp(-np.abs(x))
@@ -303,7 +368,7 @@ def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y * (1 - y)
 
 
-@op(**_FUNCTION, c="dp_softplus({0})")
+@op(**_FUNCTION, c="dp_softplus({0})", onnx="Softplus")
 def softplus(x: Array, *, out: Array) -> None:
     """log(1 + e^x), without overflow."""
     np.logaddexp(x, 0, out=out)
@@ -314,7 +379,7 @@ def _softplus(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sigmoid(x)
 
 
-@op(**_FUNCTION, c="{0} < 0 ? 0 : {0}")
+@op(**_FUNCTION, c="{0} < 0 ? 0 : {0}", onnx="Relu")
 def relu(x: Array, *, out: Array) -> None:
     """max(x, 0); NaN stays NaN."""
     np.maximum(x, 0, out=out)
@@ -337,6 +402,14 @@ def _leaky_relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return where(x > 0, dy, dy * float(y.attributes.get("negative_slope", 0.2)))
 
 
+@leaky_relu.lowering
+def _leaky_relu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    slope = graph.constant(made.attributes.get("negative_slope", 0.2), made.dtype)
+    given = graph.computed(x, made.dtype)
+    positive = graph.node("Greater", given, graph.constant(0, made.dtype), dtype=np.bool_)
+    return graph.node("Where", positive, given, graph.node("Mul", given, slope), dtype=made.dtype)
+
+
 @op(**_FUNCTION, c="{0} > 0 ? {0} : {alpha} * dp_expm1({0})")
 def elu(x: Array, *, out: Array, alpha: float = 1.0) -> None:
     """x where it is positive, else alpha (e^x - 1)."""
@@ -347,6 +420,14 @@ def elu(x: Array, *, out: Array, alpha: float = 1.0) -> None:
 @elu.gradient
 def _elu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return where(x > 0, dy, dy * (y + float(y.attributes.get("alpha", 1.0))))
+
+
+@elu.lowering
+def _elu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    given, zero = graph.computed(x, made.dtype), graph.constant(0, made.dtype)
+    power = graph.node("Sub", graph.node("Exp", graph.node("Min", given, zero)), graph.constant(1, made.dtype))
+    scaled = graph.node("Mul", power, graph.constant(made.attributes.get("alpha", 1.0), made.dtype))
+    return graph.node("Where", graph.node("Greater", given, zero, dtype=np.bool_), given, scaled, dtype=made.dtype)
 
 
 def silu(x: Any) -> Tensor:
@@ -367,6 +448,11 @@ def cast_to(x: Array, *, out: Array, dtype: str) -> None:
 @cast_to.gradient
 def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
     return cast_to(dy, dtype=x.dtype.name) if x.dtype.kind == "f" else None
+
+
+@cast_to.lowering
+def _cast_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return x  # what a rule returns is cast
 
 
 def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
@@ -394,3 +480,8 @@ def stop_gradient(x: Array) -> Array:
 @stop_gradient.gradient
 def _stop_gradient(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None
+
+
+@stop_gradient.lowering
+def _stop_gradient_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return x

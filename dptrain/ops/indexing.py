@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from dptrain.ops.manipulation import transpose_to
 from dptrain.ops.sharing import Axes
+from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
 
@@ -36,6 +37,11 @@ def _take_rows(y: Tensor, dy: Tensor, table: Tensor, places: Tensor) -> tuple[Te
     return add_rows(dy, places, length=table.shape[0]), None
 
 
+@take_rows.lowering
+def _take_rows_onnx(graph: OnnxGraph, made: Tensor, table: Value, places: Value) -> Value:
+    return graph.node("Gather", table, graph.cast(places, np.int64), axis=0)
+
+
 def _add_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
     of_values, of_places = axes
     if of_values is None and of_places is None:
@@ -60,6 +66,13 @@ def add_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
 @add_rows.gradient
 def _add_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, None]:
     return take_rows(dy, places), None
+
+
+@add_rows.lowering
+def _add_rows_onnx(graph: OnnxGraph, made: Tensor, values: Value, places: Value) -> Value:
+    zeros = graph.expand(graph.constant(0, made.dtype), made.shape)
+    numbers = graph.node("Unsqueeze", graph.cast(places, np.int64), graph.constant([-1], np.int64))
+    return graph.node("ScatterND", zeros, numbers, values, reduction="add")
 
 
 def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
@@ -90,6 +103,13 @@ def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
 def one_hot_last(x: Array, *, classes: int, dtype: str, out: Array) -> None:
     """1 at each label's place along a new last axis, 0 elsewhere; nothing for labels outside."""
     out[...] = np.equal(x[..., None], np.arange(classes))
+
+
+@one_hot_last.lowering
+def _one_hot_last_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    labels = graph.node("Unsqueeze", graph.computed(x), graph.constant([-1], np.int64))
+    places = graph.constant(np.arange(made.attributes["classes"]), labels.dtype)
+    return graph.node("Equal", labels, places, dtype=np.bool_)
 
 
 def one_hot(x: Any, num_classes: int, axis: int = -1, dtype: npt.DTypeLike = FLOATX) -> Tensor:

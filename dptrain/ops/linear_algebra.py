@@ -39,7 +39,7 @@ def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mappin
     return Sharing(tuple(needed), place)
 
 
-@op(shape=_shape, sharing=_sharing, dtype=common_dtype, linear="each")
+@op(shape=_shape, sharing=_sharing, dtype=common_dtype, linear="each", onnx="MatMul")
 def batch_matmul(x1: Array, x2: Array, *, out: Array) -> None:
     """Products of matrices: the last two axes; those before are broadcast."""
     np.matmul(x1, x2, out=out)

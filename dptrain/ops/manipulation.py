@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype, made_of_nothing, unbroadcast
+from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.shapes import Rows, Shape, broadcast, normalized_axes, size
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
 
@@ -24,6 +25,11 @@ from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, o
 def full(*, shape: Shape, value: float, dtype: str, out: Array) -> None:
     """One number everywhere."""
     out.fill(value)
+
+
+@full.lowering
+def _full_onnx(graph: OnnxGraph, made: Tensor) -> Value:
+    return graph.expand(graph.constant(made.attributes["value"], made.dtype), made.shape)
 
 
 def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
@@ -79,6 +85,11 @@ def reshape_to(x: Array, *, shape: Shape) -> Array:
 @reshape_to.gradient
 def _reshape_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return reshape_to(dy, shape=x.shape)
+
+
+@reshape_to.lowering
+def _reshape_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.reshape(x, made.shape)
 
 
 def reshape(x: Any, newshape: Sequence[int]) -> Tensor:
@@ -151,6 +162,11 @@ def _transpose_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return transpose_to(dy, axes=tuple(axes.index(axis) for axis in range(len(axes))))
 
 
+@transpose_to.lowering
+def _transpose_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.transpose(x, made.attributes["axes"])
+
+
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     """Return x with its axes in another order, reversed by default."""
     (tensor,) = as_tensors([x])
@@ -189,6 +205,11 @@ def broadcast_along(x: Array, *, shape: Shape) -> Array:
 @broadcast_along.gradient
 def _broadcast_along(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return unbroadcast(dy, x)
+
+
+@broadcast_along.lowering
+def _broadcast_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.expand(x, made.shape)
 
 
 def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
@@ -244,6 +265,22 @@ def _getitem(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return put(dy, key=y.attributes["key"], shape=x.shape)
 
 
+@getitem.lowering
+def _getitem_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    key, lengths = made.attributes["key"], made.inputs[0].shape
+    bounds = [one if isinstance(one, tuple) else (one, one + 1, 1) for one in key]
+    if any(step < 1 for *_, step in bounds):  # a stop of -1 would be the last element there
+        raise refusal(made, "backwards")
+    axes = [axis for axis, one in enumerate(bounds) if one != (0, lengths[axis], 1)]
+    found = x
+    if axes:
+        starts, stops, steps = zip(*(bounds[axis] for axis in axes), strict=True)
+        each = (graph.vector(starts), graph.vector(stops), graph.constant(axes, np.int64), graph.vector(steps))
+        found = graph.node("Slice", x, *each)
+    places = [axis for axis, one in enumerate(key) if not isinstance(one, tuple)]
+    return graph.node("Squeeze", found, graph.constant(places, np.int64)) if places else found
+
+
 def _put_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
     (axis,), key = axes, attributes["key"]
     if axis is None:
@@ -262,6 +299,24 @@ def put(x: Array, *, key: Key, shape: Shape, out: Array) -> None:
 @put.gradient
 def _put(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return getitem(dy, key=y.attributes["key"])
+
+
+@put.lowering
+def _put_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    key = made.attributes["key"]
+    places = [axis for axis, one in enumerate(key) if not isinstance(one, tuple)]
+    bounds = [one if isinstance(one, tuple) else (one, one + 1, 1) for one in key]
+    if any(step != 1 for *_, step in bounds):
+        raise refusal(made, "with steps")
+    if any(
+        isinstance(start, Rows) or isinstance(stop, Rows) != isinstance(n, Rows)
+        for (start, stop, _), n in zip(bounds, made.shape, strict=True)
+    ):
+        raise refusal(made, "along the rows")
+    found = graph.node("Unsqueeze", x, graph.constant(places, np.int64)) if places else x
+    before = [int(start) for start, *_ in bounds]
+    behind = [int(n) - int(stop) for n, (_, stop, _) in zip(made.shape, bounds, strict=True)]
+    return graph.node("Pad", graph.computed(found), graph.constant([*before, *behind], np.int64))
 
 
 def pad(x: Any, pad_width: Sequence[Sequence[int]]) -> Tensor:
@@ -310,6 +365,11 @@ def _concatenate_along(y: Tensor, dy: Tensor, *xs: Tensor) -> tuple[Tensor, ...]
         parts.append(getitem(dy, key=tuple(whole)))
         start = stop
     return tuple(parts)
+
+
+@concatenate_along.lowering
+def _concatenate_along_onnx(graph: OnnxGraph, made: Tensor, *xs: Value) -> Value:
+    return graph.node("Concat", *(graph.cast(one, made.dtype) for one in xs), axis=made.attributes["axis"])
 
 
 def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dptrain.ops.elementwise import cast, equal, exp, log, sqrt, square, stop_gradient
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.sharing import Axes, common_dtype
+from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
 
@@ -48,6 +49,18 @@ def _reduce_sum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return _spread(dy, x, y)
 
 
+@reduce_sum.lowering
+def _reduce_sum_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return _reduced_onnx(graph, "ReduceSum", made, graph.computed(x, made.dtype))
+
+
+def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:
+    if not made.attributes["axes"]:
+        return x
+    axes = graph.constant(made.attributes["axes"], np.int64)
+    return graph.node(kind, x, axes, keepdims=int(made.attributes["keepdims"]))
+
+
 @op(shape=_reduced_shape, sharing=_sharing("max"), dtype=common_dtype)
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of no elements the least number that there is."""
@@ -61,6 +74,11 @@ def _reduce_max(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     axes = y.attributes["axes"]
     chosen = cast(equal(x, _spread(y, x, y)), dy.dtype)
     return _spread(dy, x, y) * chosen / _spread(reduce_sum(chosen, axes=axes, keepdims=y.attributes["keepdims"]), x, y)
+
+
+@reduce_max.lowering
+def _reduce_max_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return _reduced_onnx(graph, "ReduceMax", made, graph.computed(x))
 
 
 def _spread(reduced: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -156,6 +174,11 @@ def _argmax_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes:
 def argmax_along(x: Array, *, axis: int, out: Array) -> None:
     """The place of the greatest element along an axis, the first of equal ones."""
     np.argmax(x, axis=axis, out=out)
+
+
+@argmax_along.lowering
+def _argmax_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.node("ArgMax", graph.computed(x), dtype=np.int64, axis=made.attributes["axis"], keepdims=0)
 
 
 def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:

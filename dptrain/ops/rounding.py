@@ -6,24 +6,44 @@ from typing import Any
 import numpy as np
 
 from dptrain.ops.sharing import boolean, broadcast_shape, elementwise, floating_dtype
-from dptrain.program.tensor import Array, Op, op
+from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.tensor import Array, Op, Tensor, op
 
 
-def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating_dtype) -> Op:
+def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating_dtype, onnx: str | None = None) -> Op:
     """Return an op that is NumPy's function; its gradient is 0."""
 
     def compute(x: Array, *, out: Array) -> None:
         function(x, out=out)
 
     compute.__name__, compute.__doc__ = name, f"numpy.{function.__name__}."
-    made = op(shape=broadcast_shape, sharing=elementwise, dtype=dtype, c=c)(compute)
+    made = op(shape=broadcast_shape, sharing=elementwise, dtype=dtype, c=c, onnx=onnx)(compute)
     made.gradient(lambda y, dy, x: None)
     return made
 
 
-ceil = _flat("ceil", np.ceil, "ceil({0})")
-floor = _flat("floor", np.floor, "floor({0})")
-rint = _flat("rint", np.rint, "rint({0})")
+ceil = _flat("ceil", np.ceil, "ceil({0})", onnx="Ceil")
+floor = _flat("floor", np.floor, "floor({0})", onnx="Floor")
+rint = _flat("rint", np.rint, "rint({0})", onnx="Round")
 isfinite = _flat("isfinite", np.isfinite, "{0} - {0} == 0", boolean)
 isinf = _flat("isinf", np.isinf, "{0} == {0} && {0} - {0} != 0", boolean)
 isnan = _flat("isnan", np.isnan, "{0} != {0}", boolean)
+
+
+def _floating(graph: OnnxGraph, x: Value) -> Value:
+    return graph.computed(x, x.dtype if x.dtype.kind == "f" else np.float32)
+
+
+@isnan.lowering
+def _isnan_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.node("IsNaN", _floating(graph, x), dtype=np.bool_)
+
+
+@isinf.lowering
+def _isinf_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.node("IsInf", _floating(graph, x), dtype=np.bool_)
+
+
+@isfinite.lowering
+def _isfinite_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
+    return graph.node("Not", graph.node("Or", _isnan_onnx(graph, made, x), _isinf_onnx(graph, made, x)))

@@ -62,6 +62,7 @@ class Op:
         c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
             types of `program/kernels.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the
             last axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
+        onnx: the operator of ONNX that it is, for the same operands in one type; others have a `lowering`.
 
     Attributes:
         name: of the NumPy function.
@@ -81,12 +82,15 @@ class Op:
         in_place: bool = False,
         by_row: bool = False,
         c: str | None = None,
+        onnx: str | None = None,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
         self.linear, self.linear_in = linear, linear_in
         self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
+        self.onnx = onnx
         self.gradient_rule: Callable[..., Any] | None = None
+        self.onnx_rule: Callable[..., Any] | None = None
         self.cuda: Any = None
         self.output = 0
         self.__doc__ = compute.__doc__
@@ -146,6 +150,14 @@ class Op:
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Register the gradient: `rule(made, dy, *inputs)` returns a tensor or None for each input, written in ops."""
         self.gradient_rule = rule
+        return rule
+
+    def lowering(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Register what it is in ONNX: `rule(graph, made, *inputs)` adds nodes to a `program.onnx_graph.OnnxGraph`.
+
+        It takes and returns `Value`s; the result is cast to the type of `made`.
+        """
+        self.onnx_rule = rule
         return rule
 
 

@@ -58,6 +58,18 @@ def encode(model: Any) -> bytes:
     Raises:
         ConfigError: it has an op of the user's own, or an output that does not depend on the inputs.
     """
+    about, arrays = _described(prediction(model))
+    symbols = model.input_symbols
+    about |= {"dtype": model.dtype, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
+    return pack(arrays, about | {"outputs": model.prediction}, _KIND)
+
+
+def prediction(model: Any) -> Program:
+    """Return the program of a model's `predict_step`, for any number of rows.
+
+    Raises:
+        ConfigError: as `encode`.
+    """
     symbols = model.input_symbols
 
     def predicted(*given: Tensor) -> Mapping[str, Any]:
@@ -65,7 +77,7 @@ def encode(model: Any) -> bytes:
         found: Mapping[str, Any] = model.step("predict").function((tree.map_leaves(lambda *_: next(each), symbols),))
         return found
 
-    def described(rows: int) -> tuple[dict[str, Any], Arrays]:
+    def traced(rows: int) -> Program:
         inputs = {
             path or "input": ((Rows(rows), *one.shape[1:]), model.dtype if one.dtype.kind == "f" else one.dtype)
             for path, one in tree.flatten(symbols)
@@ -73,17 +85,16 @@ def encode(model: Any) -> bytes:
         program = trace(predicted, inputs)
         if missing := [name for name in tree.leaves(model.prediction) if name not in program.outputs]:
             raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
-        return _described(program)
+        return program
 
-    about, arrays = described(SYMBOLIC_ROWS.rows)
-    other, more = described(SYMBOLIC_ROWS.rows + 2)
+    program = traced(SYMBOLIC_ROWS.rows)
+    (about, arrays), (other, more) = map(_described, (program, traced(SYMBOLIC_ROWS.rows + 2)))
     if about != other or any(not np.array_equal(one, more[name]) for name, one in arrays.items()):
         raise ConfigError(
             "not supported: a prediction in whose program the number of rows is a number of Python's; compute with "
             "x.shape[0] in ops alone"
         )
-    about |= {"dtype": model.dtype, "inputs": tree.map_leaves(lambda path, _: path or "input", symbols)}
-    return pack(arrays, about | {"outputs": model.prediction}, _KIND)
+    return program
 
 
 def _described(program: Program) -> tuple[dict[str, Any], Arrays]:

@@ -8,6 +8,7 @@ import pytest
 
 import dptrain as dp
 from tests.launching import dptrain
+from tests.tolerances import assert_near
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +65,16 @@ def test_a_run_that_has_not_finished_says_so(served, tmp_path, ranks):
     assert (done.code, done.out) == (65, "")
     (message,) = done.messages
     assert "the run has not finished; its newest checkpoint is checkpoints/000001-step-8; `python -m dptrain" in message
+
+
+def test_an_exported_model_runs_in_onnx_runtime(served):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    pytest.importorskip("onnx", reason="needs the extra 'onnx'")
+    done = dptrain(2, "export", "runs/first", "--out", "model.onnx", cwd=served)
+    assert (done.code, done.err) == (0, "")
+    x = np.load(served / "new.npy")
+    session = onnxruntime.InferenceSession(served / "model.onnx", providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    assert given.shape == ["rows", 28, 28]
+    (found,) = session.run(None, {given.name: x.astype(np.float32)})
+    assert_near(found, dp.models.load_model(served / "runs" / "first").predict(x, verbose=0), "float32")

@@ -45,6 +45,7 @@ ONLY_IN = {
     "sklearn": "sweeps/importance.py",
     "tensorboardX": "callbacks/tensorboard.py",
     "h5py": "saving/keras_h5.py",
+    "onnx": "saving/onnx_file.py",
 }
 NEVER = {"torch", "keras", "tensorflow", "jax"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -76,8 +76,10 @@ def test_predict_writes_a_file_in_one_piece(folder, capfd, tmp_path, name):
     assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("form", ["keras", "safetensors", "npz", "program"])
+@pytest.mark.parametrize("form", ["keras", "safetensors", "npz", "program", "onnx"])
 def test_export_writes_every_format(folder, capfd, tmp_path, form):
+    if form == "onnx":
+        pytest.importorskip("onnx", reason="needs the extra 'onnx'")
     out = tmp_path / f"model.{form}"
     assert ask(capfd, "export", folder / "run", "--out", out).startswith(f"{out}: {form}, ")
     model = dp.models.load_model(folder / "run", device="cpu", jit_compile=False)
@@ -88,6 +90,9 @@ def test_export_writes_every_format(folder, capfd, tmp_path, form):
     elif form == "program":
         found = dp.saving.load_program(out, device="cpu", jit_compile=False)(X)
         np.testing.assert_array_equal(found, model.predict(X, verbose=0))
+    elif form == "onnx":
+        model.export(tmp_path / "own", format="onnx")
+        assert out.read_bytes() == (tmp_path / "own").read_bytes()
     else:
         found = safetensors.numpy.load_file(out) if form == "safetensors" else np.load(out)
         weights = model.named_weights()

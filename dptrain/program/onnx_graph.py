@@ -1,0 +1,179 @@
+"""A graph in ONNX's words, as ops write themselves into it: plain data, for which the onnx library is not needed.
+
+An op's record says what it is in ONNX: the name of an operator for the same operands (`Op.onnx`), or a rule
+(`Op.onnx_rule`). `saving/onnx_file.py` makes the file.
+
+Source: the operators of opset 18, https://onnx.ai/onnx/operators.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, row_axis
+from dptrain.program.tensor import Tensor
+
+Array = npt.NDArray[Any]
+
+# Of arithmetic and comparisons ONNX Runtime has kernels for these types; others are computed in a wider one.
+_COMPUTED = ("float32", "float64", "int32", "int64")
+_WIDER = {"float16": "float32", "bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32"}
+
+_COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+
+
+@dataclass(frozen=True)
+class Value:
+    """What flows along an edge of the graph.
+
+    Attributes:
+        name: of the input, the constant or a node's output.
+        dtype: of the elements.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator.
+
+    Attributes:
+        kind: ONNX's name ("Add").
+        inputs: names.
+        output: name.
+        attributes: numbers, or tuples of such.
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: dict[str, Any]
+
+
+class OnnxGraph:
+    """Collects nodes and constants, whose names begin with a slash: those of inputs, weights and outputs do not.
+
+    Attributes:
+        nodes: in order.
+        constants: arrays by name, some of which no node may read.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Array] = {}
+        self._batch: tuple[Value, int] | None = None  # an input, and its axis that counts the rows
+        self._rows: dict[int, Value] = {}
+
+    def add_input(self, name: str, tensor: Tensor) -> Value:
+        """Return an input; the first one with rows tells how many there are."""
+        value = Value(name, tensor.dtype)
+        axis = row_axis(tensor.shape)
+        if self._batch is None and axis is not None and tensor.shape[axis] == Rows(SYMBOLIC_ROWS.rows):
+            self._batch = value, axis
+        return value
+
+    def constant(self, array: npt.ArrayLike, dtype: npt.DTypeLike | None = None, name: str = "") -> Value:
+        """Return a constant."""
+        found = np.asarray(array, dtype)
+        name = name or f"/constants/{len(self.constants)}"
+        self.constants[name] = found
+        return Value(name, found.dtype)
+
+    def node(self, kind: str, *inputs: Value, dtype: npt.DTypeLike | None = None, **attributes: Any) -> Value:
+        """Add a node and return its output, whose type is the first input's unless it is told."""
+        made = Node(kind, tuple(one.name for one in inputs), f"/{kind.lower()}_{len(self.nodes)}", attributes)
+        self.nodes.append(made)
+        return Value(made.output, np.dtype(inputs[0].dtype if dtype is None else dtype))
+
+    def cast(self, value: Value, dtype: npt.DTypeLike) -> Value:
+        """Return a value in another type."""
+        wanted = np.dtype(dtype)
+        if value.dtype == wanted:
+            return value
+        if value.name in self.constants:
+            return self.constant(self.constants[value.name].astype(wanted))
+        return self.node("Cast", value, dtype=wanted, to=wanted)
+
+    def computed(self, value: Value, dtype: npt.DTypeLike | None = None) -> Value:
+        """Return a value in a type in which it can be computed with: `dtype`, its own by default, or a wider one."""
+        name = np.dtype(value.dtype if dtype is None else dtype).name
+        return self.cast(value, name if name in _COMPUTED else _WIDER.get(name, "int64"))
+
+    def transpose(self, value: Value, axes: Sequence[int]) -> Value:
+        """Return a value with its axes in another order."""
+        if value.name in self.constants:
+            return self.constant(np.ascontiguousarray(self.constants[value.name].transpose(axes)))
+        return self.node("Transpose", value, perm=tuple(axes))
+
+    def vector(self, numbers: Sequence[int]) -> Value:
+        """Return integers as a vector of int64, with what counts rows as it is at each execution."""
+        if not any(isinstance(n, Rows) for n in numbers):
+            return self.constant([int(n) for n in numbers], np.int64)
+        parts = [self.rows(n.scale) if isinstance(n, Rows) else self.constant([int(n)], np.int64) for n in numbers]
+        return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=0)
+
+    def rows(self, scale: int = 1) -> Value:
+        """Return so many times the number of rows, a vector of one int64.
+
+        Raises:
+            ConfigError: no input has rows.
+        """
+        if self._batch is None:
+            raise ConfigError("not supported in ONNX: the number of rows where no input has rows")
+        if scale not in self._rows:
+            if scale == 1:
+                value, axis = self._batch
+                self._rows[1] = self.node("Shape", value, dtype=np.int64, start=axis, end=axis + 1)
+            else:
+                self._rows[scale] = self.node("Mul", self.rows(), self.constant([scale], np.int64))
+        return self._rows[scale]
+
+    def reshape(self, value: Value, shape: Shape) -> Value:
+        """Return the elements in another shape."""
+        counted = [place for place, n in enumerate(shape) if isinstance(n, Rows)]
+        if len(counted) == 1 and all(shape):
+            lengths = self.constant([-1 if place in counted else int(n) for place, n in enumerate(shape)], np.int64)
+            return self.node("Reshape", value, lengths)
+        return self.node("Reshape", value, self.vector(shape), allowzero=1)
+
+    def expand(self, value: Value, shape: Shape) -> Value:
+        """Return a value repeated to a shape."""
+        return self.node("Expand", value, self.vector(shape))
+
+    def lower(self, made: Tensor, inputs: Sequence[Value]) -> Value:
+        """Return the output of a tensor's op.
+
+        Raises:
+            ConfigError: ONNX cannot say it; names the op, and the layer.
+        """
+        op = made.op
+        assert op is not None
+        if op.onnx_rule is not None:
+            found: Value = op.onnx_rule(self, made, *inputs)
+        elif op.onnx is not None:
+            found = self.elements(op.onnx, made, inputs)
+        else:
+            raise refusal(made)
+        return self.cast(found, made.dtype)
+
+    def elements(self, kind: str, made: Tensor, inputs: Sequence[Value]) -> Value:
+        """Return an operator's output for operands of one type: the output's, or of a comparison their common one."""
+        dtype, compares = made.dtype, kind in _COMPARISONS
+        if compares:
+            floats = [one.dtype for one in inputs if one.dtype.kind == "f"]
+            dtype = np.result_type(*(floats or [one.dtype for one in inputs]))
+        given = [self.computed(one, dtype) for one in inputs]
+        return self.node(kind, *given, dtype=np.bool_ if compares else given[0].dtype)
+
+
+def refusal(made: Tensor, why: str = "") -> ConfigError:
+    """Return the error that says which op ONNX cannot say, and in which layer."""
+    assert made.op is not None
+    layer = f" in {made.name!r}" if made.name else ""
+    return ConfigError(f"not supported in ONNX: op {made.op.name!r}{layer}{f' {why}' if why else ''}")

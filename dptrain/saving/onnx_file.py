@@ -1,0 +1,141 @@
+"""ONNX: the program of `predict` in the words of other runtimes.
+
+A file has one graph with a node for each op, or a few: each op's record says which (`program.onnx_graph`). Inputs have
+the names of the model's inputs and any number of rows; outputs are `output`, or named as the model's. What a layer does
+to raw numbers (Normalization, Rescaling) is inside; what Python does before, reading a table, is not.
+
+The operators are those of opset 18, which ONNX Runtime 1.14 and later execute.
+"""
+
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.program import tree
+from dptrain.program.onnx_graph import Node, OnnxGraph, Value
+from dptrain.program.program import Program
+from dptrain.program.tensor import Tensor
+from dptrain.saving.program import prediction
+from dptrain.version import __version__
+
+OPSET, IR_VERSION = 18, 8
+# Protocol buffers, of which the file is one, end here.
+_MAX_BYTES = 2**31 - 1
+
+
+def onnx_module() -> ModuleType:
+    """Return onnx.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import onnx
+        import onnx.checker
+        import onnx.helper
+        import onnx.numpy_helper
+    except ImportError as error:
+        raise ConfigError(f"ONNX files need onnx: pip install 'dptrain[onnx]' ({error})") from error
+    module: ModuleType = onnx
+    return module
+
+
+def encode(model: Any) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        ConfigError: onnx is not installed; or ONNX cannot say what the model computes: names the op, and its layer.
+    """
+    onnx = onnx_module()
+    program = prediction(model)
+    if program.updates:
+        named = ", ".join(one.path for one in program.updates)
+        raise ConfigError(f"not supported in ONNX: a prediction that changes variables ({named})")
+    names = model.expected.input_names
+    if len(names) != len(program.inputs):
+        names = [_name(path, "input") for path in program.inputs]
+    inputs = dict(zip(program.inputs, names, strict=True))
+    outputs = {path: _name("" if path == "output" else path, "output") for path in tree.leaves(model.prediction)}
+    outputs = {path: f"output_{name}" if name in names else name for path, name in outputs.items()}
+    made = model_of(program, inputs, outputs, model.name)
+    size = made.ByteSize()
+    if size > _MAX_BYTES:
+        raise ConfigError(f"not supported in ONNX: a model of {size:,} bytes in one file, which holds 2 GB at most")
+    onnx.checker.check_model(made)
+    content: bytes = made.SerializeToString(deterministic=True)
+    return content
+
+
+def _name(path: str, kind: str) -> str:
+    """Return the name of one of several inputs or outputs, of which some have a number only."""
+    return f"{kind}_{path}" if path[:1].isdigit() else path or kind
+
+
+def model_of(program: Program, inputs: Mapping[str, str], outputs: Mapping[str, str], name: str) -> Any:
+    """Return a program as onnx's model.
+
+    Args:
+        program: of symbolic rows.
+        inputs: names in the file by names in the program.
+        outputs: likewise.
+        name: of the graph.
+
+    Raises:
+        ConfigError: as `encode`.
+    """
+    onnx, graph = onnx_module(), OnnxGraph()
+    values: dict[int, Value] = {}
+    for path, tensor in program.inputs.items():
+        values[id(tensor)] = graph.add_input(inputs[path], tensor)
+    for variable, tensor in program.state.items():
+        own = variable.path if variable.path not in graph.constants else f"{variable.path} ({len(graph.constants)})"
+        values[id(tensor)] = graph.constant(variable.numpy(), name=own)
+    for tensor in program.tensors:
+        if id(tensor) in values:
+            continue
+        if tensor.op is not None:
+            values[id(tensor)] = graph.lower(tensor, [values[id(one)] for one in tensor.inputs])
+        elif tensor.counts_rows:
+            rows = graph.rows(int(tensor.attributes["rows"]))
+            values[id(tensor)] = graph.cast(graph.reshape(rows, ()), tensor.dtype)
+        else:
+            values[id(tensor)] = graph.constant(tensor.numpy())
+    results = {path: program.outputs[path] for path in outputs}
+    for path, tensor in results.items():  # under their own names, whatever made them
+        graph.nodes.append(Node("Identity", (values[id(tensor)].name,), outputs[path], {}))
+    read = {each for node in graph.nodes for each in node.inputs}
+    return onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [_node(onnx, node) for node in graph.nodes],
+            re.sub(r"\W", "_", name) or "model",
+            [_about(onnx, inputs[path], tensor) for path, tensor in program.inputs.items()],
+            [_about(onnx, outputs[path], tensor) for path, tensor in results.items()],
+            [onnx.numpy_helper.from_array(one, each) for each, one in graph.constants.items() if each in read],
+        ),
+        producer_name="dptrain",
+        producer_version=__version__,
+        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+    )
+
+
+def _node(onnx: ModuleType, node: Node) -> Any:
+    """Return onnx's node; an attribute that is a type is onnx's number of it."""
+    attributes = {
+        name: onnx.helper.np_dtype_to_tensor_dtype(one) if isinstance(one, np.dtype) else one
+        for name, one in node.attributes.items()
+    }
+    return onnx.helper.make_node(node.kind, node.inputs, [node.output], name=node.output, **attributes)
+
+
+def _about(onnx: ModuleType, name: str, tensor: Tensor) -> Any:
+    """Return the name, the type and the shape of an input or an output, whose rows may be any number."""
+    kind = onnx.helper.np_dtype_to_tensor_dtype(tensor.dtype)
+    shape = [
+        ("rows" if one.scale == 1 else f"{one.scale}*rows") if hasattr(one, "scale") else one for one in tensor.shape
+    ]
+    return onnx.helper.make_tensor_value_info(name, kind, shape)

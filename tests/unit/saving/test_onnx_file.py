@@ -1,0 +1,299 @@
+"""`model.export(path, "onnx")`: what ONNX Runtime computes is what NumPy float64 does, whatever the number of rows."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dptrain as dp
+from dptrain import activations, layers, ops
+from dptrain.errors import ConfigError
+from dptrain.program.program import trace
+from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
+from dptrain.program.tensor import OPS
+from dptrain.saving import onnx_file
+from tests.tolerances import assert_near
+from tests.unit.layers.cases import ALL_CASES
+from tests.unit.layers.cases import CASES as LAYER_CASES
+from tests.unit.ops.cases import CASES as OP_CASES
+
+onnx = pytest.importorskip("onnx", reason="needs the extra 'onnx'")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+
+RNG = np.random.default_rng(21)
+# What only gradients and random layers are made of, and so no prediction: ONNX has no such operators.
+WITHOUT = {"conv2d_kernel", "max_pool2d_input", "max_pool2d_take", "random_bits"}
+
+
+class Session:
+    """A file as ONNX Runtime executes it."""
+
+    def __init__(self, content: bytes) -> None:
+        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.inputs = [one.name for one in self.session.get_inputs()]
+        self.outputs = [one.name for one in self.session.get_outputs()]
+        self._kinds = [one.type for one in self.session.get_inputs()]
+
+    def __call__(self, *arrays: Any) -> list[np.ndarray]:
+        """Return the outputs for arrays, which are cast to the types of the inputs."""
+        types = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(bool)": np.bool_}
+        cast = [
+            np.asarray(one).astype(types.get(kind, kind[7:-1])) for one, kind in zip(arrays, self._kinds, strict=True)
+        ]
+        return self.session.run(None, dict(zip(self.inputs, cast, strict=True)))
+
+
+def assert_same(model: dp.Model, arrays: list[np.ndarray], *, rows: tuple[int, ...] = (0, 1, 7)) -> None:
+    """The exported model gives what the model gives in float64, for so many of the rows."""
+    session = Session(onnx_file.encode(model))
+    model.compile(dtype="float64", device="cpu", jit_compile=False)
+    x = arrays[0] if len(arrays) == 1 else arrays
+    whole = model.predict(x, verbose=0)
+    expected = whole if isinstance(whole, list) else list(whole.values()) if isinstance(whole, dict) else [whole]
+    for number in rows:
+        found = session(*(one[:number] for one in arrays))
+        for ours, theirs in zip(expected, found, strict=True):
+            assert theirs.shape == (number, *ours.shape[1:])
+            assert_near(theirs, ours[:number], "float32", scale=10)
+
+
+# Ops
+
+
+def test_every_op_is_written_or_known_not_to_be():
+    assert {name for name, op in OPS.items() if op.onnx is None and op.onnx_rule is None} == WITHOUT
+    assert not [name for name, op in OPS.items() if op.onnx is not None and op.onnx_rule is not None]
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        pytest.param(name, case, id=f"{name}-{number}")
+        for name, cases in OP_CASES.items()
+        if name not in {*WITHOUT, "full"}  # of no input: the constant that it is
+        for number, case in enumerate(cases)
+    ],
+)
+def test_every_op_computes_what_numpy_does(name, case):
+    rng = np.random.default_rng(7)
+    arrays = [one.astype(np.float32) if (one := make(rng)).dtype.kind == "f" else one for make in case.inputs]
+    counted = Rows(SYMBOLIC_ROWS.rows)
+    inputs = {
+        f"x{n}": (tuple(counted if axis == case.rows[n] else length for axis, length in enumerate(x.shape)), x.dtype)
+        for n, x in enumerate(arrays)
+    }
+    program = trace(lambda *xs: {"y": OPS[name](*xs, **case.attributes)}, inputs)
+    session = Session(onnx_file.model_of(program, {n: n for n in inputs}, {"y": "y"}, name).SerializeToString())
+    (found,) = session(*arrays)
+    expected = OPS[name](
+        *(one.astype(np.float64) if one.dtype == np.float32 else one for one in arrays), **case.attributes
+    )
+    assert found.shape == expected.shape
+    assert_near(found, expected.numpy(), "float32")
+
+
+TYPES = ("uint8", "int8", "int32", "int64", "bool", "float32")
+# With the types for which NumPy, or dptrain, has no such thing.
+TYPED = {
+    "add": (lambda x: x + x, ()),
+    "maximum": (lambda x: ops.maximum(x, x * x), ()),
+    "greater": (lambda x: x > x * x, ()),
+    "where": (lambda x: ops.where(x == x * x, x, 0), ()),
+    "sum": (lambda x: ops.sum(x, 1), ()),
+    "max": (lambda x: ops.max(x, 1), ("bool",)),
+    "argmax": (lambda x: ops.argmax(x, 1), ()),
+    "floor": (lambda x: x // 3, ()),
+    "rest": (lambda x: x % -3, ("uint8",)),
+    "and": (lambda x: ops.logical_and(x, x != 1), ()),
+    "isfinite": (ops.isfinite, ()),
+    "sqrt": (lambda x: ops.sqrt(ops.cast(ops.abs(x), "float32")), ()),
+    "one_hot": (lambda x: ops.one_hot(x, 3), ()),
+    "concatenate": (lambda x: ops.concatenate([x, x * 0.5], 1), ()),
+    "pad": (lambda x: ops.pad(x, [(0, 0), (1, 2)]), ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name, (_, without) in TYPED.items() for dtype in TYPES if dtype not in without],
+)
+def test_types_go_the_way_numpy_s_do(name, dtype):
+    function, x = TYPED[name][0], np.array([[0, 1, 2], [5, 7, 3]]).astype(dtype)
+    expected = function(ops.convert_to_tensor(x)).numpy()
+    program = trace(lambda one: {"y": function(one)}, {"x": ((Rows(SYMBOLIC_ROWS.rows), 3), dtype)})
+    (found,) = Session(onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m").SerializeToString())(x)
+    assert found.dtype == program.outputs["y"].dtype
+    assert_near(found, expected.astype(np.float64), "float32")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[:, 1:4:2],
+        lambda x: x[:, -1],
+        lambda x: x[0:1],
+        lambda x: ops.reshape(x, (-1, 2, 2)),
+        lambda x: ops.reshape(ops.transpose(x), (2, 2, -1)),
+        lambda x: ops.concatenate([x, x * 2]),
+        lambda x: x * ops.ones((x.shape[0], 1)) / x.shape[0],
+        lambda x: x - ops.mean(x, 0),
+        lambda x: ops.repeat(x, 2, 0),
+        lambda x: ops.matmul(ops.transpose(x), x),
+    ],
+)
+def test_rows_are_counted_when_the_graph_runs(function):
+    program = trace(lambda x: {"y": function(x)}, {"x": ((Rows(SYMBOLIC_ROWS.rows), 4), np.float32)})
+    session = Session(onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m").SerializeToString())
+    for rows in (1, 2, 7):
+        x = RNG.normal(size=(rows, 4))
+        assert_near(session(x)[0], function(ops.convert_to_tensor(x)).numpy(), "float32", scale=10)
+
+
+# Layers and models
+
+
+@pytest.mark.parametrize(("name", "number"), ALL_CASES)
+def test_every_layer(name, number):
+    case = LAYER_CASES[name][number]
+    arrays = case.inputs(7)
+    given = [layers.Input(one.shape[1:], dtype="int64" if one.dtype.kind == "i" else None) for one in arrays]
+    model = dp.Model(given if len(given) > 1 else given[0], case.call(case.make(), given), seed=3)
+    assert_same(model, arrays)
+
+
+@pytest.mark.parametrize("name", sorted(set(activations.BY_NAME) - {"threshold"}))
+def test_every_activation(name):
+    model = dp.Sequential([layers.Input((6,)), layers.Activation(name)])
+    assert_same(model, [np.linspace(-8, 8, 42).reshape(7, 6)])
+
+
+@st.composite
+def stacks(draw):
+    """A functional model of random layers on pictures, with branches."""
+    x = image = layers.Input((7, 6, 2))
+    for _ in range(draw(st.integers(1, 3))):
+        padding, activation = draw(st.sampled_from(["valid", "same"])), draw(st.sampled_from(["relu", "silu", "tanh"]))
+        size, stride = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+        kind = draw(st.sampled_from(["conv", "max", "mean", "up", "norm", "branch"]))
+        if kind == "conv":
+            x = layers.Conv2D(3, size, stride, padding, activation=activation)(x)
+        elif kind == "max":
+            x = layers.MaxPooling2D(size, stride, "same")(x)
+        elif kind == "mean":
+            x = layers.AveragePooling2D(size, stride, "same")(x)
+        elif kind == "up":
+            x = layers.Conv2DTranspose(2, size + 1, stride, padding)(x)
+        elif kind == "norm":
+            x = layers.BatchNormalization(beta_initializer="ones")(layers.LayerNormalization()(x))
+        else:
+            x = layers.Concatenate()([x, layers.Add()([x, ops.sigmoid(x)])])
+    x = layers.Dropout(0.5)(layers.Dense(4, "gelu")(layers.Flatten()(x)))
+    return dp.Model(image, {"classes": layers.Dense(3, "softmax")(x), "mean": ops.mean(x, 1, keepdims=True)}, seed=5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(stacks())
+def test_random_models(model):
+    assert_same(model, [np.random.default_rng(1).normal(size=(7, 7, 6, 2))], rows=(1, 7))
+
+
+def test_inputs_and_outputs_have_the_model_s_names():
+    a, b = layers.Input((3,), name="a"), layers.Input((2,), name="b", dtype="int32")
+    both = layers.Concatenate()([a, ops.cast(b, "float32")])
+    several = dp.Model([a, b], [layers.Dense(2)(both), a])
+    session = Session(onnx_file.encode(several))
+    assert (session.inputs, session.outputs) == (["a", "b"], ["output_0", "output_1"])
+    named = Session(onnx_file.encode(dp.Model([a, b], {"a": a, "size": both})))
+    assert named.outputs == ["output_a", "size"]
+    x, y = RNG.normal(size=(4, 3)), RNG.integers(0, 9, (4, 2))
+    np.testing.assert_array_equal(named(x, y)[1], np.concatenate([x.astype(np.float32), y], 1, dtype=np.float32))
+
+
+def test_a_trained_model_from_its_file(tmp_path):
+    x = RNG.random((40, 6, 6, 1)).astype(np.float32)
+    model = dp.Sequential(
+        [layers.Conv2D(3, 3, activation="relu", input_shape=(6, 6, 1)), layers.BatchNormalization(), layers.Flatten()]
+    )
+    model.add(layers.Dense(3, "softmax"))
+    model.compile("adam", "sparse_categorical_crossentropy", device="cpu", jit_compile=False)
+    model.fit(x, np.arange(40) % 3, epochs=2, verbose=0)
+    model.export(tmp_path / "m.onnx", format="onnx")
+    (found,) = Session((tmp_path / "m.onnx").read_bytes())(x)
+    assert_near(found, model.predict(x, verbose=0), "float32")
+    about = onnx.load(tmp_path / "m.onnx")
+    assert [(one.domain, one.version) for one in about.opset_import] == [("", 18)]
+    assert {one.name for one in about.graph.initializer if not one.name.startswith("/")} >= {"dense/bias"}
+    assert onnx_file.encode(model) == (tmp_path / "m.onnx").read_bytes()
+
+
+# What cannot be said
+
+
+class Noisy(dp.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = layers.Dropout(0.5, name="noise")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dropout(inputs, training=True)
+
+
+class Counting(dp.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_weight((), "zeros", name="count", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.count.assign(self.count + 1)
+        return inputs + self.count
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Counting, r"not supported in ONNX: a prediction that changes variables \(count\)"),
+        (Noisy, r"not supported in ONNX: (op 'random_bits'|a prediction that changes variables)"),
+    ],
+)
+def test_what_onnx_cannot_say_is_refused_by_name(tmp_path, make, message):
+    model = make()
+    model.predict(np.ones((2, 3), np.float32), verbose=0)
+    with pytest.raises(ConfigError, match=message):
+        model.export(tmp_path / "m.onnx", "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_op_without_a_lowering_is_named_with_its_layer():
+    class Own(layers.Layer):
+        def call(self, x: Any) -> Any:
+            y = ops.max_pool(x, 2)
+            return OPS["max_pool2d_take"](x, y, x, window=(2, 2), strides=(2, 2), before=(0, 0))
+
+    model = dp.Sequential([layers.Input((4, 4, 1)), Own(name="mine")])
+    with pytest.raises(ConfigError, match=r"not supported in ONNX: op 'max_pool2d_take' in 'mine"):
+        onnx_file.encode(model)
+
+
+def test_padding_with_steps_is_refused():
+    key = ((0, 10007, 1), (0, 5, 2))
+    program = trace(
+        lambda x: {"y": OPS["put"](x, key=((0, x.shape[0], 1), key[1]), shape=(x.shape[0], 5))},
+        {"x": ((Rows(SYMBOLIC_ROWS.rows), 3), np.float32)},
+    )
+    with pytest.raises(ConfigError, match="op 'put' with steps"):
+        onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m")
+
+
+def test_without_onnx_one_line_says_what_to_install(tmp_path, monkeypatch):
+    model = dp.Sequential([layers.Input((4,)), layers.Dense(1)])
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"ONNX files need onnx: pip install 'dptrain\[onnx\]'"):
+        model.export(tmp_path / "m.onnx", "onnx")
+    with pytest.raises(ConfigError, match="unknown format 'tf_saved_model'; known: onnx, program"):
+        model.export(tmp_path / "m", "tf_saved_model")
