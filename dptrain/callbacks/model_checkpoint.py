@@ -159,7 +159,10 @@ class ModelCheckpoint(MonitorCallback):
 
     def _begin(self, path: Path) -> None:
         """Make the content of a file, and begin to write it. On rank 0."""
-        content = weights_encoder(path)(self.model) if self.save_weights_only else keras_zip.encode(self.model)
+        self._write(path, weights_encoder(path)(self.model) if self.save_weights_only else keras_zip.encode(self.model))
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Begin to write the content of a file. On rank 0."""
         _writing.start(lambda: write_atomically(path, content, advice=_ADVICE))
 
     def _wait(self) -> None:

@@ -12,6 +12,7 @@ from dptrain import activations, layers, optimizers
 from dptrain.batches.sampling import GlobalSampler, PartSampler, Sampler, StaticSampler
 from dptrain.cli.config import Config, OptimizerConfig, device_options, fixed_shards
 from dptrain.cli.model_function import load_function
+from dptrain.cli.schedule import parse_schedule
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
 from dptrain.data.loading import LoadedData, Split, load_dataset
@@ -25,6 +26,8 @@ from dptrain.sweeps.space import label
 
 # What --fast-dev-run runs.
 _DEV_STEPS, _DEV_EVALUATION_ROWS = 2, 256
+# Steps of a training that is not to be trained to its end: longer than any warmup.
+_ENDLESS = 10**12
 _METRICS: dict[Task, list[str]] = {"multiclass": ["accuracy"], "binary": ["accuracy", "auc"], "regression": ["mae"]}
 _OUTPUTS: dict[Task, str] = {
     "multiclass": "one probability a class",
@@ -119,13 +122,16 @@ def parts_of(config: Config, data: LoadedData, comm: Communicator) -> Parts:
     return Parts(rows, _small(validation) if config.fast_dev_run else validation, data.test)
 
 
-def build_model(config: Config, data: LoadedData, rows: npt.NDArray[np.int64] | None = None) -> Model:
+def build_model(
+    config: Config, data: LoadedData, rows: npt.NDArray[np.int64] | None = None, epoch_steps: int | None = None
+) -> Model:
     """Return the configured network, compiled for the data set's samples and targets.
 
     Args:
         config: of the run.
         data: as `load_data` returned it.
         rows: of the training part, those that are trained on, which numbers are standardised by; None for all.
+        epoch_steps: steps of an epoch, for the schedule; None where nothing is trained to its end.
 
     Raises:
         ConfigError: the user's function fails, or its model or the loss do not fit the data or the other settings.
@@ -139,10 +145,10 @@ def build_model(config: Config, data: LoadedData, rows: npt.NDArray[np.int64] | 
         **device_options(config),
     }
     if config.model.function is not None:
-        model = own_model(config, data, options)
+        model = own_model(config, data, options, epoch_steps)
     else:
         model = default_network(config, data)
-        compile_model(model, config, data, options)
+        compile_model(model, config, data, options, epoch_steps)
     model.preprocessing = data.preprocessing
     standardize(model, data, rows)
     return model
@@ -236,7 +242,9 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         layer.set_moments(mean, np.where(variance > 0, variance, 1))  # a column that is constant there becomes 0
 
 
-def compile_model(model: Model, config: Config, data: LoadedData, options: dict[str, Any]) -> None:
+def compile_model(
+    model: Model, config: Config, data: LoadedData, options: dict[str, Any], epoch_steps: int | None = None
+) -> None:
     """Compile a model for the data set's task, as configured.
 
     Args:
@@ -244,13 +252,14 @@ def compile_model(model: Model, config: Config, data: LoadedData, options: dict[
         config: of the run.
         data: as `load_data` returned it.
         options: of `Model.compile` about device and ranks, as configured.
+        epoch_steps: as `build_model`.
 
     Raises:
         ConfigError: the loss is for another task.
     """
     loss = config.train.loss or LOSSES[data.task][0]
     asked_task(data.task, loss)
-    model.compile(make_optimizer(config), loss, metrics=_METRICS[data.task], **options)
+    model.compile(make_optimizer(config, epoch_steps), loss, metrics=_METRICS[data.task], **options)
 
 
 def describe_network(config: Config, data: LoadedData) -> str:
@@ -262,13 +271,14 @@ def describe_network(config: Config, data: LoadedData) -> str:
     return " -> ".join([ends[0], *inside, ends[1]])
 
 
-def own_model(config: Config, data: LoadedData, options: dict[str, Any]) -> Model:
+def own_model(config: Config, data: LoadedData, options: dict[str, Any], epoch_steps: int | None) -> Model:
     """Return the model of the user's function, compiled as configured unless the function compiles it.
 
     Args:
         config: names the function and its arguments.
         data: what the model is for.
         options: of `Model.compile` about device and ranks, as configured.
+        epoch_steps: as `build_model`.
 
     Raises:
         ConfigError: the function fails or returns no new model, or its model does not fit.
@@ -281,7 +291,7 @@ def own_model(config: Config, data: LoadedData, options: dict[str, Any]) -> Mode
         recompile(model, config, options)
     else:
         _check_output(model, data, function.spec)
-        compile_model(model, config, data, options)
+        compile_model(model, config, data, options, epoch_steps)
     return model
 
 
@@ -328,22 +338,30 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
         )
 
 
-def make_optimizer(config: Config) -> optimizers.Optimizer:
+def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers.Optimizer:
     """Return the configured optimizer, made of the fields that its constructor knows.
 
+    Args:
+        config: of the run.
+        epoch_steps: steps of an epoch, for the schedule; None where nothing is trained to its end.
+
     Raises:
-        ConfigError: a field is set that it does not know.
+        ConfigError: a field is set that it does not know, or the training is too short for the schedule.
     """
     kind, options, arguments = optimizers.OPTIMIZERS[config.optimizer.name], vars(config.optimizer), {}
     known = {name for base in kind.__mro__[:-1] for name in inspect.signature(base).parameters}
     for field in dataclasses.fields(OptimizerConfig):
         value = options[field.name]
-        if field.name == "name" or value is None:
+        if field.name in ("name", "schedule") or value is None:
             continue
         if field.name in known:
             arguments[field.name] = value
         elif value != field.default:
             raise ConfigError(f"optimizer.{field.name} = {value}: {config.optimizer.name} has no {field.name}")
+    if config.optimizer.schedule is not None:
+        rate = arguments.get("learning_rate", inspect.signature(kind).parameters["learning_rate"].default)
+        length = (_ENDLESS, 1) if epoch_steps is None else (epoch_steps, epochs_of(config))
+        arguments["learning_rate"] = parse_schedule(config.optimizer.schedule).make(rate, *length)
     optimizer: optimizers.Optimizer = kind(**arguments)
     return optimizer
 
@@ -386,6 +404,11 @@ def _shorten(config: Config, sampler: Sampler) -> Sampler:
         raise ConfigError(f"train.steps_per_epoch = {asked}: the data gives {sampler.steps} steps at this batch size")
     sampler.steps = sampler.steps if asked is None else asked
     return sampler
+
+
+def epoch_steps_of(config: Config, sampler: Sampler) -> int | None:
+    """Return how many steps the schedule takes for an epoch; None in a fast dev run, too short for most schedules."""
+    return None if config.fast_dev_run else sampler.steps
 
 
 def epochs_of(config: Config) -> int:

@@ -75,6 +75,14 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def _schedule(value: object) -> object:
+    """Check a schedule, and write it in one way."""
+    from dptrain.cli.schedule import parse_schedule
+
+    value = _none_word(value)
+    return str(parse_schedule(value)) if isinstance(value, str) else value
+
+
 def _model_arguments(value: object) -> object:
     """Check that every value is what YAML and JSON carry: a number, a word, a list of these."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -91,6 +99,7 @@ def _is_plain(value: object) -> bool:
 
 
 PositiveInt = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+OptionalCount = Annotated[Annotated[int, Field(ge=0, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)]
 OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 OptionalRate = Annotated[Rate | None, BeforeValidator(_none_word)]
@@ -175,6 +184,12 @@ class OptimizerConfig:
     learning_rate: OptionalPositive = _field(
         None, "step size; the optimizer's own default if not set (sgd: 0.01, else 0.001)", "learning-rate"
     )
+    schedule: Annotated[str | None, BeforeValidator(_schedule)] = _field(
+        None,
+        "of the learning rate, over the whole training: cosine, cosine:warmup=500, linear, polynomial, exponential, "
+        "step:every=2epochs,factor=0.5, cosine_restarts, constant:warmup=5%",
+        "schedule",
+    )
     beta_1: OptionalRate = _field(None, "adam and its kin, lion: decay of the first moment; 0.9 if not set")
     beta_2: OptionalRate = _field(None, "adam and its kin, lion: decay of the second moment; 0.999, lion: 0.99")
     amsgrad: bool = _field(False, "adam, adamw: the second moment never falls")
@@ -234,7 +249,19 @@ class TrainConfig:
         "such as mae or huber, which also says the task; if not set mse for numbers, crossentropy for classes",
         "loss",
     )
-    digest_every: Annotated[Annotated[int, Field(ge=0, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)] = _field(
+    early_stopping: OptionalCount = _field(
+        None,
+        "stop after so many epochs (3 where no number is given) in which --monitor has not improved, and go back to "
+        "the best weights",
+        "early-stopping",
+        alone="3",
+    )
+    monitor: str = _field(
+        "val_loss",
+        "metric of early stopping and of best.keras; NAME:max or NAME:min says what is good where nobody knows",
+        "monitor",
+    )
+    digest_every: OptionalCount = _field(
         None, "steps between two comparisons of the ranks' states, 0 for none; 100 if not set", "digest-every"
     )
 
@@ -409,17 +436,42 @@ def verbosity(config: Config) -> str | int:
     return number
 
 
+# Fields that checkpoints and sweeps of earlier versions lack: left out where they are as if they were not there.
+_LATER: dict[str, dict[str, Any]] = {
+    "model": {"function": None, "arguments": {}, "digest": None},
+    "optimizer": {"schedule": None},
+    "train": {"loss": None, "early_stopping": None, "monitor": "val_loss"},
+}
+
+
 def deciding(config: Config) -> dict[str, Any]:
     """Return by path what decides what is trained: what must be the same for a training to go on."""
-    tree = to_dict(config)
+    tree = without_later(to_dict(config))
     found: dict[str, Any] = {section: tree[section] for section in ("model", "optimizer", "train")}
     for name in ("epochs", "digest_every", "reproducible"):
         del found["train"][name]
+    if config.train.early_stopping is None:
+        found["train"].pop("monitor", None)  # of best.keras alone
+    if follows_training(config.optimizer.schedule):
+        found["train"]["epochs"] = config.train.epochs
     found["train"]["shards_per_batch"] = fixed_shards(config)
-    if config.model.function is None:  # as it was before there were functions
-        for name in ("function", "arguments", "digest"):
-            del found["model"][name]
     return found | {name: tree[name] for name in ("seed", "dtype", "precision", "gemm")}
+
+
+def without_later(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration's tree without fields of later versions that nobody has set."""
+    for section, fields in _LATER.items():
+        for name, default in fields.items():
+            if tree[section][name] == default:
+                del tree[section][name]
+    return tree
+
+
+def follows_training(schedule: str | None) -> bool:
+    """Whether a schedule is another one where the training has another number of epochs."""
+    from dptrain.cli.schedule import parse_schedule
+
+    return schedule is not None and parse_schedule(schedule).follows_training
 
 
 def to_dict(config: Config) -> dict[str, Any]:

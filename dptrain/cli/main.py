@@ -201,7 +201,7 @@ def _build_parser(command: str) -> Parser:
         return parser
     parser = Parser(
         prog="dptrain",
-        usage=f"python -m dptrain [{'|'.join(COMMANDS)}] [options]",
+        usage="python -m dptrain [COMMAND] [options]",
         description=_DESCRIPTION,
         epilog="Every option can also be written with its group, as in a file:\n"
         "--optimizer.learning_rate. The command line overrides the file.",

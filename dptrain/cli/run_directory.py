@@ -4,6 +4,7 @@ config.yaml        enough to repeat the run with --config
 metrics.jsonl      one object an epoch
 checkpoints/       where the training stood, see `dptrain.saving.checkpoints`
 model.keras        the model: layers, weights, optimizer; `dptrain.models.load_model` takes it, or the directory
+best.keras         the model of the epoch in which the monitored metric was best
 model.safetensors  the weights, and the layers as metadata
 summary.json       final metrics, versions, world size, device, time; there is one when the run has come to its end
 curves.png         loss and metrics over epochs, where matplotlib is installed
@@ -22,6 +23,7 @@ from dptrain.cli.curves import draw_curves
 from dptrain.errors import OutputError
 from dptrain.runtime.files import append_line, make_folder, output_error, sweep_temporaries, write_atomically
 from dptrain.runtime.locks import LOCK, locked
+from dptrain.saving.run_folder import BEST, CHECKPOINTS
 
 _ELSEWHERE = "choose another --out"
 
@@ -91,7 +93,7 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         """Where they are."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     def __enter__(self) -> Self:
         """Return the directory itself."""
@@ -146,8 +148,7 @@ class RunDirectory:
             if picture is not None:
                 write_atomically(self.path / "curves.png", picture)
                 written.append("curves.png")
-        if self.checkpoints.exists():
-            written.append("checkpoints")
+        written += [name for name in (BEST, CHECKPOINTS) if (self.path / name).exists()]
         # The last: with it the run has come to its end.
         write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         (self.path / LOCK).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,11 +18,14 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAda
 from pydantic.dataclasses import dataclass
 
 from dptrain.batches.fingerprint import fingerprint
+from dptrain.batches.sampling import Sampler
 from dptrain.callbacks import Callback, Logs
+from dptrain.cli.best import early_stopping, monitored
 from dptrain.cli.building import (
     Parts,
     build_model,
     describe_samples,
+    epoch_steps_of,
     epochs_of,
     load_data,
     make_sampler,
@@ -34,6 +37,7 @@ from dptrain.cli.config import (
     Config,
     Leaf,
     fixed_shards,
+    follows_training,
     inspection_options,
     leaves,
     read_mapping,
@@ -41,6 +45,7 @@ from dptrain.cli.config import (
     to_dict,
     to_yaml,
     verbosity,
+    without_later,
 )
 from dptrain.cli.model_function import load_function
 from dptrain.cli.ranks import show_ranks
@@ -246,6 +251,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         if not options.adaptive:
             for setting in space.settings():
                 one = _config(config, setting, fields, seeds[0])
+                monitored(one)
                 if function is not None:
                     function.arguments(one.model.arguments)
         rungs: tuple[int, ...] = ()
@@ -253,6 +259,8 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             require_one(objectives)
             if "train.epochs" in fields.values():
                 raise ConfigError("--halving: not supported where epochs are swept")
+            if config.train.early_stopping is not None or "train.early_stopping" in fields.values():
+                raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
             rungs = rung_epochs(options.min_epochs, epochs_of(config), options.halving)
         statistics.check_installed()  # last: SciPy takes longer to import than all the rest
         return options, objectives, space, seeds[:_DEV] if config.fast_dev_run else seeds, rungs
@@ -280,7 +288,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
         "min_epochs": options.min_epochs,
         "epochs": epochs_of(config),
         "folds": options.folds,
-        "config": _deciding(config),
+        "config": _deciding(config, fields.values()),
         "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
     }
     asked = Request(
@@ -354,15 +362,22 @@ class ConfigRecipe(Recipe):
         self.samples = describe_samples(data, self._parts)
         self.function = config.model.function
 
-    def build(self, setting: Setting, seed: int) -> Model:
+    def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
         """Build the configured network."""
-        return build_model(_config(self._config, setting, self.fields, seed), self._data, self._parts.rows)
+        config = _config(self._config, setting, self.fields, seed)
+        steps = None
+        if run is not None and config.optimizer.schedule is not None:
+            steps = epoch_steps_of(config, self._sampler(config, run)[1])
+        model = build_model(config, self._data, self._parts.rows, steps)
+        if config.train.early_stopping is not None:
+            monitored(config, model)
+        return model
 
     def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
         """Train as `python -m dptrain` does."""
         config = _config(self._config, setting, self.fields, model.seed)
-        parts = self._parts if run.folds == 1 else self._parts_of(config, run)
-        sampler = make_sampler(config, self._data, parts, SoloCommunicator())
+        parts, sampler = self._sampler(config, run)
+        stopping = early_stopping(config)
         standardize(model, self._data, parts.rows)
         return model.fit_splits_steps(
             self._data.train,
@@ -370,7 +385,7 @@ class ConfigRecipe(Recipe):
             sampler,
             epochs=epochs_of(config),
             verbose=0,
-            callbacks=callbacks,
+            callbacks=[*([] if stopping is None else [stopping]), *callbacks],
             **inspection_options(config),
         )
 
@@ -378,6 +393,10 @@ class ConfigRecipe(Recipe):
         """Evaluate a model on the test part."""
         assert self._parts.test is not None
         return model.evaluate_split(self._parts.test, fixed_shards(self._config))
+
+    def _sampler(self, config: Config, run: Run) -> tuple[Parts, Sampler]:
+        parts = self._parts if run.folds == 1 else self._parts_of(config, run)
+        return parts, make_sampler(config, self._data, parts, SoloCommunicator())
 
     def _parts_of(self, config: Config, run: Run) -> Parts:
         if run.folds > 1:
@@ -458,7 +477,7 @@ def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     return result
 
 
-def _deciding(config: Config) -> dict[str, Any]:
+def _deciding(config: Config, swept: Collection[str]) -> dict[str, Any]:
     tree = to_dict(config)
     for path in (*_INDIFFERENT, "train.epochs"):  # which may grow, and stand by themselves
         *sections, key = path.split(".")
@@ -466,7 +485,10 @@ def _deciding(config: Config) -> dict[str, Any]:
         for section in sections:
             place = place[section]
         del place[key]
-    return tree
+    stops = config.train.early_stopping is not None or "train.early_stopping" in swept
+    if stops or "optimizer.schedule" in swept or follows_training(config.optimizer.schedule):
+        tree["train"]["epochs"] = config.train.epochs  # with more of them, those before would be others
+    return without_later(tree)
 
 
 def _place(ranks: Communicator, config: Config, data: LoadedData, stack: ExitStack) -> Path:

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from dptrain.batches.inputs import Samples
+from dptrain.batches.sampling import Sampler
 from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
+from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_not_kept, why_not_kept
 from dptrain.cli.building import (
     Parts,
     build_model,
     describe_network,
     describe_samples,
+    epoch_steps_of,
     epochs_of,
     load_data,
     make_sampler,
@@ -36,8 +39,9 @@ from dptrain.runtime import signals, terminal
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import phase
 from dptrain.saving import keras_zip
-from dptrain.saving.run_folder import MODEL
+from dptrain.saving.run_folder import BEST, CHECKPOINTS, MODEL
 from dptrain.saving.weights import encode_safetensors
+from dptrain.sweeps import formatting
 from dptrain.train.trainer import run_to_end
 from dptrain.version import __version__
 
@@ -54,14 +58,18 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     phase.enter("model")
     parts = comm.agree("configuration", lambda: parts_of(config, data, comm))
     sampler = comm.agree("configuration", lambda: make_sampler(config, data, parts, comm))
-    model = comm.agree("model", lambda: build_model(config, data, parts.rows))
+    model = comm.agree("model", lambda: _build(config, data, parts, sampler))
     device = model.describe_device(comm)
     quiet = config.verbose == 0
     devices = _show_start(config, data, parts, model, sampler.steps, device, comm, quiet)
     with ExitStack() as stack:
         run = _open_run(config, data, comm, stack)
         callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch, run.keep_epochs)]
-        keeper = _keeper(config, comm.broadcast_fact(None if run is None else str(run.checkpoints)))
+        folder = comm.broadcast_fact(None if run is None else str(run.path))
+        keeper = _keeper(config, folder)
+        best = best_model(config, model, folder)
+        stopping = early_stopping(config, verbose=0 if quiet else 1)
+        callbacks += [one for one in (best, stopping) if one is not None]
         if keeper is None:
             signals.release_early()
         facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}
@@ -86,7 +94,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         assert history is not None
         tested = {} if parts.test is None else model.evaluate_split(parts.test, sampler.shards_per_batch)
         phase.enter("saving")
-        final = {key: values[-1] for key, values in history.history.items()}
+        final = final_metrics(history.history, history.epoch, stopping)
         seconds = round(time.time() - started, 3)
 
         def write_results() -> list[str]:
@@ -95,6 +103,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             summary = {
                 "metrics": final,
                 **({"test": tested} if tested else {}),
+                **({} if best is None or best.best_epoch is None else {"best": best.summary()}),
                 "epochs": len(history.epoch),
                 "seconds": seconds,
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
@@ -114,10 +123,14 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                     "communicator": comm.description,
                 },
             }
-            files = {MODEL: keras_zip.encode(model), "model.safetensors": encode_safetensors(model)}
+            files = {} if why_not_kept(model) else {MODEL: keras_zip.encode(model)}
+            files["model.safetensors"] = encode_safetensors(model)
             return run.finish(files, summary)
 
         files = comm.agree("saving", write_results)
+        if best is not None and best.best_epoch is not None and not quiet and comm.rank == 0:
+            where = f"epoch {best.best_epoch} of {len(history.epoch)}"
+            terminal.say(f"best {best.monitor}: {formatting.number(best.best)} in {where}, kept as {BEST}")
         if tested and comm.rank == 0 and not quiet:
             found = ", ".join(f"{name} {value:.4g}" for name, value in tested.items())
             terminal.say(f"test part, seen by nothing before: {found}")
@@ -128,6 +141,13 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 missing = "" if "curves.png" in files else f" (no curves.png: {pip_install('plots')})"
                 terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
     return 0
+
+
+def _build(config: Config, data: LoadedData, parts: Parts, sampler: Sampler) -> Model:
+    """Return the model, in whose logs there will be what is monitored."""
+    model = build_model(config, data, parts.rows, epoch_steps_of(config, sampler))
+    monitored(config, model)
+    return model
 
 
 def _has_ended(config: Config) -> bool:
@@ -178,15 +198,15 @@ def _refuse_another(config: Config, path: Path) -> None:
         raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
 
 
-def _keeper(config: Config, path: str | None) -> Checkpointing | None:
-    """Return what keeps checkpoints in a directory as configured, or None where nothing does."""
+def _keeper(config: Config, folder: str | None) -> Checkpointing | None:
+    """Return what keeps checkpoints in a run's directory as configured, or None where nothing does."""
     asked = config.checkpoint
     source = None if asked.resume in ("auto", "never") else Path(asked.resume)
     words = [word for word in asked.every if word != "none"]
-    if path is None or config.fast_dev_run or not (words or source):
+    if folder is None or config.fast_dev_run or not (words or source):
         return None
     keeper = Checkpointing(
-        path,
+        Path(folder) / CHECKPOINTS,
         epochs="epoch" in words,
         steps=min((int(word) for word in words if word.isdecimal()), default=None),
         seconds=min((float(word[:-1]) for word in words if word.endswith("s")), default=None),
@@ -222,4 +242,5 @@ def _show_start(
             f"{network}, {model.count_params():,} parameters; {model.optimizer.name}, "
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
         )
+        say_why_not_kept(model)
     return rows

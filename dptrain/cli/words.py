@@ -51,7 +51,7 @@ _OTHERS = {
     "adaptive": "optuna bayes tpe",
     "folds": "cv kfold k_folds",
     "halving": "asha hyperband",
-    "metric": "objective monitor",
+    "metric": "objective",
     "ranks": "n np nproc nproc_per_node num_processes ntasks world_size gpus num_gpus ngpus n_gpus devices workers "
     "num_workers gpu",
     "hosts": "nodes nnodes host",

@@ -252,7 +252,7 @@ class _Recipe(Recipe):
             if name not in taken and name not in self._of_fit and not anything:
                 raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
 
-    def build(self, setting: Setting, seed: int) -> Model:
+    def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
         """Call the user's function, with the run's seed as the default of new models."""
         return self._builder.build(seed, **{name: one for name, one in setting.items() if name not in self._of_fit})
 

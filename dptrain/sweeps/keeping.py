@@ -119,7 +119,7 @@ def _finish_run(
         file = None
     if tested and file is None:
         return
-    model = recipe.build(directory.trials[run.trial].setting, run.seed)
+    model = recipe.build(directory.trials[run.trial].setting, run.seed, run)
     model.put_on(slot.backend(model.device_options))
     try:
         restore(model, decode(directory.state(run), f"the state of run {run.number}")[1])

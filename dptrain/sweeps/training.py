@@ -9,7 +9,7 @@ import numpy as np
 
 from dptrain.backend.base import Backend
 from dptrain.backend.cpu.backend import CpuBackend
-from dptrain.callbacks import Callback, Logs
+from dptrain.callbacks import Callback, EarlyStopping, Logs
 from dptrain.comm import SoloCommunicator
 from dptrain.errors import DataError, DeviceMemoryError, ExitCode
 from dptrain.models import Model
@@ -36,8 +36,13 @@ class Recipe(ABC):
     has_test: bool = False
 
     @abstractmethod
-    def build(self, setting: Setting, seed: int) -> Model:
+    def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
         """Return a new model, compiled.
+
+        Args:
+            setting: of its trial.
+            seed: of the model.
+            run: that it is trained in; None where it is not trained to its end.
 
         Raises:
             DptrainError: the setting makes no model.
@@ -129,7 +134,7 @@ class Training:
     ) -> None:
         self.segment, self.slot, self.place = segment, slot, slot.place
         self._measured = [name for name in MEASURED if name in metrics]
-        self.model = recipe.build(setting, segment.run.seed)
+        self.model = recipe.build(setting, segment.run.seed, segment.run)
         self.model.put_on(slot.backend(self.model.device_options))
         self._keeper = _Keeper(segment, state, report, self._seconds_now)
         self._turns = recipe.train(self.model, setting, [self._keeper], segment.run)
@@ -161,6 +166,7 @@ class Training:
             if self._keeper.state is not None:
                 return self._ending(Status.PAUSED), self._keeper.state
             # Taken here, not with the last epoch: callbacks and the optimizer may put other weights there in the end.
+            self._keeper.take_restored()
             return self._ending(Status.DONE), self._keeper.stand(ended=True) if self.segment.keep else b""
         self._seconds = self._seconds_now()
         return None
@@ -218,6 +224,12 @@ class _Keeper(Callback):
         self.logs: Logs = {}
         self.seconds_before = 0.0
         self.state: bytes | None = None
+        self._stopping: list[EarlyStopping] = []
+        self._best_logs: Logs | None = None
+
+    def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
+        """Find those that may give the model other weights in the end."""
+        self._stopping = [one for one in callbacks if isinstance(one, EarlyStopping) and one.restore_best_weights]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Restore the run's state.
@@ -241,9 +253,15 @@ class _Keeper(Callback):
         self._report(self._segment.run, epoch + 1, logs)
         # An ending must not claim more epochs than were reported.
         self.epochs, self.logs = epoch + 1, self.logs | logs
+        if any(one.best_weights is not None and one.best_epoch == epoch for one in self._stopping):
+            self._best_logs = self.logs
         if self.epochs == self._segment.end and self.epochs < self.params["epochs"]:
             self.state = self.stand()
             self.model.stop_training = True
+
+    def take_restored(self) -> None:
+        """Let the logs be those of the epoch whose weights the training has ended with."""
+        self.logs = self.logs if self._best_logs is None else self._best_logs
 
     def stand(self, ended: bool = False) -> bytes:
         """Return where the run stands.

@@ -148,6 +148,7 @@ def test_several_inputs_are_named_in_the_file(capfd, tmp_path):
 )
 def test_what_does_not_go_ends_in_one_line(folder, capfd, monkeypatch, tmp_path, code, arguments, message):
     monkeypatch.chdir(tmp_path)
+    (folder / "run" / "best.keras").unlink(missing_ok=True)  # as where the run's logs lack what it monitors
     np.save(folder / "wide.npy", np.ones((2, 5)))
     np.save(folder / "text.npy", np.array(["a", "b"]))
     np.savez(folder / "two.npz", a=X, b=X)

@@ -69,7 +69,7 @@ class Planned(Recipe):
     def __init__(self):
         self.noted = {}
 
-    def build(self, setting, seed):
+    def build(self, setting, seed, run=None):
         if setting["fate"] == "unbuilt":
             raise ValueError("no such model")
         return build(setting["units"], setting["rate"], seed)

@@ -24,7 +24,7 @@ class Small(Recipe):
     def __init__(self, rate: str, scheduled: bool) -> None:
         self.rate, self.scheduled = rate, scheduled
 
-    def build(self, setting, seed):
+    def build(self, setting, seed, run=None):
         model = dp.Sequential([dp.layers.Dense(5, "tanh", input_shape=(3,)), dp.layers.Dense(2)], seed=seed)
         model.compile(Adam(RATES[self.rate]()), "mse", device="cpu", dtype="float64", jit_compile=False)
         return model

@@ -1,0 +1,198 @@
+"""`--schedule cosine:warmup=500`: Keras' learning-rate schedules as text.
+
+NAME, or NAME:KEY=VALUE,KEY=VALUE (in a grid, where commas separate values, NAME:KEY=VALUE:KEY=VALUE). Lengths are steps
+(500), epochs (2epochs) or a part of the training (5%); a decay takes all of it unless `steps` says otherwise.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dptrain.cli.words import suggest
+from dptrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dptrain.optimizers.schedules import LearningRateSchedule
+
+_NUMBER = r"\d{1,12}(?:\.\d{0,20})?(?:e-?\d{1,2})?"
+_LENGTH = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>%|epochs?|)")
+
+
+@dataclass(frozen=True)
+class Length:
+    """A number of steps, of epochs, or percent of the training.
+
+    Attributes:
+        number: how many.
+        unit: "" for steps, "epochs" or "%".
+    """
+
+    number: float
+    unit: str = ""
+
+    def steps(self, total: int, epoch: int) -> int:
+        """Return it in steps.
+
+        Args:
+            total: steps of the training.
+            epoch: steps of an epoch.
+        """
+        return round(self.number * {"": 1, "epochs": epoch, "%": total / 100}[self.unit])
+
+    def __str__(self) -> str:
+        """Return the text from which it is read."""
+        return f"{_text(self.number)}{self.unit}"
+
+
+# What numbers may be, in words, and whether one is.
+_PART, _FACTOR, _ABOVE, _FROM_1 = "0 to 1", "above 0, at most 1", "above 0", "of at least 1"
+_FITS = {
+    _PART: lambda value: 0 <= value <= 1,
+    _FACTOR: lambda value: 0 < value <= 1,
+    _ABOVE: lambda value: value > 0,
+    _FROM_1: lambda value: value >= 1,
+}
+# Keys of each schedule with what they may be and their defaults; None for what is left of the training.
+_WARMUP = {"warmup": (Length, Length(0)), "start": (_PART, 0.0)}
+_END = {"steps": (Length, None), "alpha": (_PART, 0.0)}
+SCHEDULES: dict[str, dict[str, tuple[Any, Any]]] = {
+    "constant": {**_WARMUP},
+    "cosine": {**_WARMUP, **_END},
+    "cosine_restarts": {
+        "first": (Length, Length(1, "epochs")),
+        "t_mul": (_FROM_1, 2.0),
+        "m_mul": (_FACTOR, 1.0),
+        "alpha": (_PART, 0.0),
+    },
+    "linear": {**_END},
+    "polynomial": {**_END, "power": (_ABOVE, 2.0)},
+    "exponential": {"steps": (Length, None), "alpha": (_FACTOR, 0.01)},
+    "step": {"every": (Length, Length(30, "%")), "factor": (_FACTOR, 0.1)},
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule as a text says it.
+
+    Attributes:
+        name: of `SCHEDULES`.
+        values: by key, those that the text says.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        """Return the text from which `parse_schedule` makes it."""
+        said = [f"{key}={value if isinstance(value, Length) else _text(value)}" for key, value in self.values.items()]
+        return f"{self.name}:{','.join(said)}" if said else self.name
+
+    @property
+    def follows_training(self) -> bool:
+        """Whether it is another one where the training has another number of epochs."""
+        found = self._filled().values()
+        return any(one is None or (isinstance(one, Length) and one.unit == "%") for one in found)
+
+    def make(self, rate: float, epoch: int, epochs: int) -> "LearningRateSchedule | float":
+        """Return Keras' schedule.
+
+        Args:
+            rate: the highest learning rate, from which decays begin.
+            epoch: steps of an epoch.
+            epochs: of the training.
+
+        Raises:
+            ConfigError: the training is too short for it.
+        """
+        from dptrain.optimizers import schedules
+
+        total = max(epoch * epochs, 1)
+        given = {
+            key: value.steps(total, epoch) if isinstance(value, Length) else value
+            for key, value in self._filled().items()
+        }
+        warmup, steps = given.get("warmup", 0), given.get("steps")
+        if steps is None:
+            steps = total - warmup
+        for key, length in {**given, "steps": steps}.items():
+            if key in ("steps", "first", "every") and length < 1:
+                training = f"the training has {total} steps"
+                raise ConfigError(
+                    f"optimizer.schedule = {self}: {training}, no more than its warmup"
+                    if warmup and key == "steps"
+                    else f"optimizer.schedule = {self}: {key} is less than a step; {training}"
+                )
+        if self.name == "constant":
+            if not warmup:
+                return rate
+            return schedules.CosineDecay(given["start"] * rate, 1, 1.0, warmup_target=rate, warmup_steps=warmup)
+        if self.name == "cosine":
+            if not warmup:
+                return schedules.CosineDecay(rate, steps, given["alpha"])
+            begin = given["start"] * rate
+            return schedules.CosineDecay(begin, steps, given["alpha"], warmup_target=rate, warmup_steps=warmup)
+        if self.name == "cosine_restarts":
+            return schedules.CosineDecayRestarts(rate, given["first"], given["t_mul"], given["m_mul"], given["alpha"])
+        if self.name in ("linear", "polynomial"):
+            return schedules.PolynomialDecay(rate, steps, given["alpha"] * rate, given.get("power", 1.0))
+        if self.name == "exponential":
+            return schedules.ExponentialDecay(rate, steps, given["alpha"])
+        return schedules.ExponentialDecay(rate, given["every"], given["factor"], staircase=True)
+
+    def _filled(self) -> dict[str, Any]:
+        return {key: self.values.get(key, default) for key, (_, default) in SCHEDULES[self.name].items()}
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Return the schedule that a text says.
+
+    Raises:
+        ConfigError: an unknown name or key, a key twice, or a value out of range.
+    """
+    word, *settings = re.split("[:,]", text.strip())
+    name = word.strip().replace("-", "_")
+    if name not in SCHEDULES:
+        raise ConfigError(f"unknown schedule {word!r}{suggest(name, SCHEDULES) or _known(SCHEDULES)}")
+    keys, values = SCHEDULES[name], {}
+    for setting in settings:
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals:
+            raise ConfigError(f"schedule {text!r}: {setting!r} has no '='; expected such as {_example(name)}")
+        if key not in keys:
+            having = [other for other, its in SCHEDULES.items() if key in its]
+            whose = f"; only {' and '.join(having)} have it" if having else suggest(key, keys) or _known(keys)
+            raise ConfigError(f"schedule {text!r}: {name} has no {key!r}{whose}")
+        if key in values:
+            raise ConfigError(f"schedule {text!r}: {key} is given twice")
+        values[key] = _value(text, key, value, keys[key][0])
+    return Schedule(name, values)
+
+
+def _value(text: str, key: str, word: str, kind: Any) -> Any:
+    match = _LENGTH.fullmatch(word)
+    if kind is Length:
+        if match is None:
+            raise ConfigError(f"schedule {text!r}: {key} = {word}: expected steps (500), 2epochs or 5%")
+        unit = match["unit"].rstrip("s")
+        length = Length(float(match["number"]), {"epoch": "epochs"}.get(unit, unit))
+        if (not unit and length.number != int(length.number)) or (unit == "%" and length.number > 100):
+            raise ConfigError(f"schedule {text!r}: {key} = {word}: expected whole steps (500), 2epochs or up to 100%")
+        return length
+    if match is None or match["unit"] or not _FITS[kind](float(word)):
+        raise ConfigError(f"schedule {text!r}: {key} = {word}: expected a number {kind}")
+    return float(word)
+
+
+def _text(number: float) -> str:
+    return repr(float(number)).removesuffix(".0")
+
+
+def _known(names: Any) -> str:
+    return f"; known: {', '.join(names)}"
+
+
+def _example(name: str) -> str:
+    key, (kind, default) = next(iter(SCHEDULES[name].items()))
+    return f"{name}:{key}={'500' if kind is Length else default}"
