@@ -27,9 +27,9 @@ HEADERS = ("scalar.h", "native.h", "native_calls.h")
 # Those of the library that all programs share.
 PRODUCT_HEADERS = ("native_threads.h", "native_product.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
-# for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for each
-# loop and each CPU that it tunes for: one row would differ from the same row among many, fused loops from single ones.
-# Products want fused multiply-adds and say so themselves (dp_fma in native_product.h).
+# for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
+# each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
+# ones. Products want fused multiply-adds and say so themselves (dp_fma in native_product.h).
 OPTIONS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-w"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-march=native"),
