@@ -125,7 +125,7 @@ class Call:
 Kernel = Loop | Product | Call
 
 
-@dataclass
+@dataclass(eq=False)
 class FusedStage:
     """What a rank does between two meetings with the others; see `messages.Stage`.
 
@@ -139,7 +139,7 @@ class FusedStage:
     messages: list[list[tuple[Tensor, Tensor]]]
 
 
-@dataclass
+@dataclass(eq=False)
 class Fused:
     """A program as kernels.
 

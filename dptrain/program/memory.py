@@ -18,7 +18,7 @@ from dptrain.program.tensor import Array, Tensor
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """The memory of an executable.
 

@@ -18,7 +18,7 @@ from dptrain.program.tensor import Array, Tensor, placeholder
 _GATHERED = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
     """What a rank does between two meetings with the others.
 

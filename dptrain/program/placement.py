@@ -74,7 +74,7 @@ OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype, is_view=True)
 OWN_ROWS.name = "own_rows"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlacedProgram(Program):
     """A program for one of several ranks.
 
@@ -89,7 +89,7 @@ class PlacedProgram(Program):
     bucket_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Part:
     """What a rank has of a tensor.
 
@@ -104,7 +104,7 @@ class _Part:
     divisor: "_Divisor | None" = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Divisor:
     """What a quotient still waits for.
 

@@ -14,7 +14,7 @@ from dptrain.program.tensor import Tensor, Trace, Variable, as_tensors, placehol
 ROWS = "rows"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """The ops of one step as data.
 

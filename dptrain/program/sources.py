@@ -74,9 +74,9 @@ class Place:
     step: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
-    """Where the elements of a tensor lie.
+    """Where the elements of a tensor lie. Equal to another of the same root, told by identity, and equal places.
 
     Attributes:
         root: the tensor that has memory, contiguous in the order of its axes.
@@ -85,6 +85,12 @@ class Source:
 
     root: Tensor
     places: tuple[Place, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Source) and self.root is other.root and self.places == other.places
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.places))
 
     def along(self, axes: Sequence[int | None]) -> "Source":
         """Return it as it is read by something whose axis `axes[n]` is this tensor's axis n."""

@@ -132,7 +132,7 @@ def _described(program: Program) -> tuple[dict[str, Any], Arrays]:
     return {"nodes": nodes, "results": results, "updates": updates}, arrays
 
 
-@dataclass
+@dataclass(eq=False)
 class StoredProgram:
     """What a file holds.
 

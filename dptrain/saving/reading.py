@@ -45,7 +45,7 @@ class Stored:
     where: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Loaded:
     """What a file says.
 

@@ -33,7 +33,7 @@ Array = npt.NDArray[Any]
 _KEPT = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     """What is done with a batch.
 

@@ -62,7 +62,7 @@ class Segment:
     name: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Code:
     """The C++ of a program.
 

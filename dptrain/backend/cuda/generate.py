@@ -73,7 +73,7 @@ class Argument:
     value: int
 
 
-@dataclass
+@dataclass(eq=False)
 class LibraryCall:
     """A product that a library computes.
 
@@ -90,7 +90,7 @@ class LibraryCall:
     batch: tuple[int, int, int, int]
 
 
-@dataclass
+@dataclass(eq=False)
 class OwnCall:
     """A launch of a user's own kernel.
 

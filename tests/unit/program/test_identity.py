@@ -1,0 +1,41 @@
+"""Tensors are told apart by identity: their `==` is an op, whose truth nobody may ask for while a step is traced.
+
+Python 3.13's dataclasses compare field by field; those before compare tuples, which look at identity first.
+"""
+
+import ast
+import re
+
+from dptrain.program.sources import Place, Source, whole
+from dptrain.program.tensor import placeholder
+from tests.unit.test_imports import MODULES, PACKAGE
+
+
+def compared(node):
+    """Return whether a class is a dataclass that compares its fields."""
+    for one in node.decorator_list:
+        if "dataclass" in ast.unparse(one):
+            return "eq=False" not in ast.unparse(one) and "__eq__" not in {
+                getattr(own, "name", "") for own in node.body
+            }
+    return False
+
+
+def test_no_dataclass_compares_tensors():
+    found = [
+        f"{path.relative_to(PACKAGE)}: {node.name}.{ast.unparse(own.target)}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and compared(node)
+        for own in node.body
+        if isinstance(own, ast.AnnAssign) and re.search(r"\b(Tensor|Variable|Operand)\b", ast.unparse(own.annotation))
+    ]
+    assert found == []
+
+
+def test_sources_of_one_tensor_are_equal_where_their_places_are():
+    x, y = (placeholder((3, 4), "float32", "x") for _ in range(2))
+    assert whole(x) == whole(x)
+    assert hash(whole(x)) == hash(whole(x))
+    assert whole(x) != Source(x, (Place(1), Place(0)))
+    assert whole(x) != whole(y)
