@@ -1,0 +1,43 @@
+"""Pages that are written from the code are up to date."""
+
+import importlib.util
+from importlib.util import find_spec
+
+import pytest
+
+from tests.conftest import ROOT
+
+if find_spec("keras") is None:
+    pytest.skip("Keras is not installed: extra 'test'", allow_module_level=True)
+spec = importlib.util.spec_from_file_location("refusals", ROOT / "docs" / "refusals.py")
+assert spec is not None
+assert spec.loader is not None
+refusals = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(refusals)
+
+
+def test_the_page_of_refusals_is_what_the_code_refuses():
+    written = refusals.PAGE.read_text(encoding="utf-8")
+    if f"Keras {refusals.keras_version()} " not in written:
+        pytest.skip("the page was written from another Keras")
+    assert written == refusals.page(), "run: python docs/refusals.py"
+
+
+def test_names_that_only_keras_has():
+    lacking = refusals.missing("layers").split(", ")
+    assert "ConvLSTM2D" in lacking
+    assert "Dense" not in lacking
+    assert refusals.missing("wrappers") == "all of it"
+
+
+def test_arguments_that_only_keras_takes():
+    found = dict(refusals.missing_arguments())
+    assert "`kernel_constraint`" in found["`layers.Dense`"]  # taken, and refused unless it is None
+    assert "`lora_rank`" in found["`layers.Dense`"]  # not taken
+    assert "`units`" not in found["`layers.Dense`"]
+
+
+def test_messages_have_words_for_what_they_fill_in():
+    found = refusals.refusals()
+    assert "einsum(<subscripts>) of shapes <shapes>" in found["ops"]
+    assert "cli" not in found
