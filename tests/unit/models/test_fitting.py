@@ -221,7 +221,9 @@ def test_one_batch_at_a_time():
     np.testing.assert_array_equal(parts.predict_on_batch(x[:3]), parts.predict(x[:3]))
 
 
-@pytest.mark.parametrize("convert", [lambda y: y.astype("f4"), lambda y: y[:, None] * 1.0, lambda y: y == 1], ids=str)
+@pytest.mark.parametrize(
+    "convert", [lambda y: y.astype("f4"), lambda y: y[:, None] * 1.0, lambda y: y == 1], ids=["float", "column", "bool"]
+)
 def test_labels_of_another_type(convert):
     x, y = toy()
     given = convert(y)
