@@ -9,8 +9,10 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.layers.weight import Weight
+from dptrain.metrics.base import Metric
 from dptrain.mixed_precision import DTypePolicy
 from dptrain.ops.random import SeedGenerator
+from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
@@ -37,6 +39,8 @@ class Parts(Configurable):
 
     # Whether the name is one that a model may count up.
     has_default_name = False
+    # Whether the model around has the layer's own metrics in its logs; a model's are its own alone.
+    _shares_metrics = True
 
     @property
     def default_name(self) -> str:
@@ -50,11 +54,7 @@ class Parts(Configurable):
 
     def _attributes(self, kind: type[T]) -> list[T]:
         """Return the attributes of a kind, also those in lists, tuples and dictionaries, in the order of assignment."""
-        found: dict[int, T] = {}
-        for value in vars(self).values():
-            for one in _inside(value, kind):
-                found.setdefault(id(one), one)
-        return list(found.values())
+        return tree.attributes(self, kind)
 
     @property
     def sublayers(self) -> list["Layer"]:
@@ -127,6 +127,13 @@ class Parts(Configurable):
                 one.trainable = False
         for layer in self.sublayers:
             layer.trainable = value
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that the layer and its sublayers have as attributes; a model's logs have their results."""
+        parts = [self, *(one for one in self.flat_layers()[1:] if one._shares_metrics)]
+        found: list[Metric] = [one for part in parts for one in part._attributes(Metric)]  # type: ignore[type-abstract]
+        return list({id(one): one for one in found}.values())
 
     @property
     def losses(self) -> list[Any]:
@@ -275,15 +282,6 @@ def name_layers(layers: "Sequence[Layer]") -> None:
             taken[layer.name] += 1
         elif layer.has_default_name:
             taken[layer.name] += 1
-
-
-def _inside(value: Any, kind: type[T]) -> Iterator[T]:
-    """Yield a value where it is of a kind, or what is in it of that kind, however deep."""
-    if isinstance(value, kind):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _inside(one, kind)
 
 
 def _once(found: Sequence[Variable]) -> list[Variable]:

@@ -15,6 +15,7 @@ from dptrain import initializers, ops
 from dptrain.errors import ConfigError
 from dptrain.losses.base import weights_like
 from dptrain.losses.functions import same_rank
+from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable, as_tensors
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
@@ -79,9 +80,10 @@ class Metric(Configurable):
 
     @property
     def variables(self) -> list[Variable]:
-        """Its state, and that of metrics which are its attributes."""
-        parts = [one.variables for one in vars(self).values() if isinstance(one, Metric)]
-        return [*self._variables, *(variable for part in parts for variable in part)]
+        """Its state, and that of metrics which are its attributes, also in lists, tuples and dictionaries."""
+        own = [*self._variables, *tree.attributes(self, Variable)]
+        parts: list[Metric] = tree.attributes(self, Metric)  # type: ignore[type-abstract]
+        return list({id(one): one for one in [*own, *(one for part in parts for one in part.variables)]}.values())
 
     @abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
 """What `compile` was given, and what it means for a model's outputs: losses and metrics by output."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,61 @@ class Output:
         return value if self.weight == 1 else value * self.weight
 
 
+class CompileMetrics(Metric):
+    """What `compile` was given as metrics, as one of the model's: its results are a dictionary by log key.
+
+    Args:
+        outputs: of the model.
+        by_key: the metrics by their keys in logs.
+
+    Attributes:
+        by_key: as above.
+    """
+
+    def __init__(self, outputs: "Outputs", by_key: Mapping[str, Metric]) -> None:
+        super().__init__(name="compile_metrics")
+        self._update, self.by_key = outputs.update_metrics, dict(by_key)
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics of all outputs."""
+        return list(self.by_key.values())
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Show a batch to the metrics; only `weighted_metrics` get the weights.
+
+        Args:
+            y_true: targets, nested as the outputs.
+            y_pred: the model's outputs.
+            sample_weight: one for all outputs, or nested as these; or None.
+        """
+        self._update(y_true, y_pred, sample_weight)
+
+    def result(self) -> dict[str, Any]:
+        """Return the results of all metrics by their keys in logs."""
+        return results_of(self.by_key)
+
+    def reset_state(self) -> None:
+        """Let all metrics begin anew."""
+        for one in self.metrics:
+            one.reset_state()
+
+
+def results_of(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return the results of metrics by their keys; those of a metric that gives a dictionary under its own."""
+    found: dict[str, Any] = {}
+    for key, metric in metrics.items():
+        result = metric.result()
+        found |= result if isinstance(result, Mapping) else {key: result}
+    return found
+
+
+def names_in_order(metrics: Iterable[Metric]) -> Iterator[str]:
+    """Yield the names of metrics in the order of an evaluation's results, those of compiled ones each by itself."""
+    for one in metrics:
+        yield from (inner.name for inner in one.metrics) if isinstance(one, CompileMetrics) else [one.name]
+
+
 class Outputs:
     """The losses and metrics of a model's outputs.
 
@@ -91,7 +146,8 @@ class Outputs:
     Attributes:
         nested: as given, with an `Output` for each.
         flat: the `Output`s in order.
-        metrics: of all outputs, by their keys in logs: means of losses first.
+        trackers: the means of the losses, where there are several outputs.
+        metrics: what `compile` was given as such, or None where that is nothing.
 
     Raises:
         ConfigError: something for an output that there is not, or losses and metrics that do not go together.
@@ -114,16 +170,18 @@ class Outputs:
             tracker = Mean(f"{name}_loss") if several and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = tree.refilled(nested, iter(self.flat))
-        # By their keys in logs.
-        self.metrics: dict[str, Metric] = {}
+        self.trackers: list[Mean] = []
         order = list(compiled.loss) if isinstance(compiled.loss, Mapping) and isinstance(nested, Mapping) else names
         for one in sorted(self.flat, key=lambda one: order.index(one.name) if one.name in order else len(order)):
             if one.tracker is not None:
-                self.metrics[one.tracker.name] = one.tracker
+                self.trackers.append(one.tracker)
+        by_key: dict[str, Metric] = {}
         for kind in ("metrics", "weighted_metrics"):
             for one in self.flat:
                 prefix = f"{one.name}_" if several else ""
-                self.metrics |= {prefix + key: metric for key, metric in getattr(one, kind).items()}
+                by_key |= {prefix + key: metric for key, metric in getattr(one, kind).items()}
+        given_none = compiled.metrics is None and compiled.weighted_metrics is None
+        self.metrics = None if given_none else CompileMetrics(self, by_key)
 
     @property
     def losses(self) -> Any:

@@ -41,7 +41,7 @@ from dptrain.data.loading import Split
 from dptrain.errors import ConfigError, PreemptedError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
-from dptrain.models.compiled import Compiled
+from dptrain.models.compiled import Compiled, names_in_order
 from dptrain.optimizers.base import check_range
 from dptrain.program import tree
 from dptrain.runtime.cores import use_one_blas_thread
@@ -489,7 +489,7 @@ class Fitting(Layer):
         hooks.params["steps"] = batches.steps
         with self.collective(comm):
             logs = trainer.evaluate(batches, hooks)
-        return _in_order(logs, return_dict, (one.name for one in self.metrics))
+        return _in_order(logs, return_dict, names_in_order(self.metrics))
 
     @ending_by_signals()
     def predict(
@@ -559,7 +559,7 @@ class Fitting(Layer):
         self._warn_of_nothing_to_train()
         with self.collective(comm):
             logs = self.trainer(comm).train_on_batch(batches)
-        return _in_order(logs, return_dict, (one.name for one in self.metrics))
+        return _in_order(logs, return_dict, names_in_order(self.metrics))
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -575,7 +575,7 @@ class Fitting(Layer):
         batches = self._one_batch("test_on_batch", samples, comm)
         with self.collective(comm):
             logs = self.trainer(comm).test_on_batch(batches)
-        return _in_order(logs, return_dict, (one.name for one in self.metrics))
+        return _in_order(logs, return_dict, names_in_order(self.metrics))
 
     def predict_on_batch(self, x: Any) -> Array:
         """Return the model's outputs for one batch, on every rank. Collective.

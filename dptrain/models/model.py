@@ -1,5 +1,6 @@
 """A model: layers, what `compile` was given, and its steps in ops."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from dptrain.layers.node import Node
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
 from dptrain.mixed_precision import dtype_name, dtype_policy
-from dptrain.models.compiled import Compiled, Outputs
+from dptrain.models.compiled import Compiled, CompileMetrics, Outputs, results_of
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
 from dptrain.models.graph import Graph, name_of_maker
@@ -29,7 +30,7 @@ from dptrain.models.summary import summary
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
 from dptrain.program.shapes import SYMBOLIC_ROWS
-from dptrain.program.tensor import Tensor, Variable, placeholder, untraced
+from dptrain.program.tensor import Tensor, Variable, placeholder, unchanged, untraced
 from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
@@ -75,7 +76,7 @@ class Model(Fitting, Files):
         ConfigError: the seed is out of range, or inputs and outputs are not connected.
     """
 
-    _notes_built = True
+    _notes_built, _shares_metrics = True, False
 
     def __init__(
         self,
@@ -467,26 +468,29 @@ class Model(Fitting, Files):
 
     @property
     def metrics(self) -> list[Metric]:
-        """The metrics whose totals begin anew with every epoch and evaluation; override it to add others."""
-        own: list[Metric] = self._attributes(Metric)  # type: ignore[type-abstract]
-        tracker = [self._loss_tracker] if self._compiled is not None and self._loss_tracker in own else []
-        rest = [one for one in own if one is not self._loss_tracker]
-        return [*tracker, *(self._outputs.metrics.values() if self._outputs is not None else []), *rest]
+        """The metrics whose totals begin anew with every epoch and evaluation; override it to have others.
+
+        In Keras' order: the mean of the loss, what `compile` was given (one object), the means of the outputs' losses,
+        those that are attributes of the model, and of its layers.
+        """
+        found: list[Metric] = [] if self._compiled is None else [self._loss_tracker]
+        if self._outputs is not None:
+            found += [*([] if self._outputs.metrics is None else [self._outputs.metrics]), *self._outputs.trackers]
+        return [*found, *(one for one in super().metrics if one is not self._loss_tracker)]
 
     @property
     def metrics_names(self) -> list[str]:
         """The keys of logs."""
-        return [self._key(one) for one in self.metrics]
+        return list(self.metrics_by_key)
 
     @property
     def metrics_by_key(self) -> dict[str, Metric]:
-        """The metrics by their keys in logs."""
+        """The metrics by their keys in logs, each of those that `compile` was given for itself."""
         self._find_outputs()
-        return {self._key(one): one for one in self.metrics}
-
-    def _key(self, metric: Metric) -> str:
-        compiled = {} if self._outputs is None else self._outputs.metrics
-        return next((key for key, one in compiled.items() if one is metric), metric.name)
+        found: dict[str, Metric] = {}
+        for one in self.metrics:
+            found |= one.by_key if isinstance(one, CompileMetrics) else {one.name: one}
+        return found
 
     def reset_metrics(self) -> None:
         """Start new means of loss and metrics; `fit`, `evaluate` and the methods for one batch do so themselves."""
@@ -494,14 +498,11 @@ class Model(Fitting, Files):
             one.reset_state()
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Return the results of all metrics by their keys in logs."""
+        """Return the results of all metrics by their keys in logs, losses first."""
+        losses = {id(one) for one in (self._loss_tracker, *(self._outputs.trackers if self._outputs else []))}
         logs: dict[str, Any] = {}
-        for metric in self.metrics:
-            found = metric.result()
-            if isinstance(found, Mapping):
-                logs |= found
-            else:
-                logs[self._key(metric)] = found
+        for one in sorted(self.metrics, key=lambda one: id(one) not in losses):
+            logs |= results_of({one.name: one})
         return logs
 
     # Steps
@@ -564,14 +565,17 @@ class Model(Fitting, Files):
         return sum(found[1:], found[0])
 
     def _tracked_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
-        loss = self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+        parameters = inspect.signature(self.compute_loss).parameters.values()
+        takes_training = any(one.name == "training" or one.kind is one.VAR_KEYWORD for one in parameters)
+        more = {"training": training} if takes_training else {}
+        loss = self.compute_loss(x, y, y_pred, sample_weight, **more)
         self._loss_tracker.update_state(loss, sample_weight=_rows_of(x, y_pred))
         return loss
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Mapping[str, Any]:
         """Show a batch to the compiled metrics; return the results of all."""
-        if self._outputs is not None and y is not None:
-            self._outputs.update_metrics(y, y_pred, sample_weight)
+        if self._outputs is not None and self._outputs.metrics is not None and y is not None:
+            self._outputs.metrics.update_state(y, y_pred, sample_weight)
         return self.get_metrics_result()
 
     def finalize_weights(self) -> None:
@@ -614,7 +618,8 @@ class Model(Fitting, Files):
         return tuple(one for metric in self.metrics for one in metric.variables if one.aggregation == "sum")
 
     def _predicted(self, data: Any) -> Mapping[str, Any]:
-        found = self.predict_step(data)
+        with unchanged(one for metric in self.metrics for one in metric.variables):
+            found = self.predict_step(data)
         self._prediction = tree.map_leaves(lambda path, one: path or "output", found)
         return {path or "output": one for path, one in tree.flatten(found)}
 
@@ -791,9 +796,18 @@ def _rows_of(x: Any, y_pred: Any) -> int:
     return leaf.shape[0] if leaf.shape else 1
 
 
+def _flat_log(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a log, or the logs of the dictionary in its place, such as the result of all compiled metrics."""
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, one in value.items():
+        yield from _flat_log(key, one)
+
+
 def _checked_logs(step: str, returned: Any) -> Mapping[str, Any]:
     if isinstance(returned, Mapping):
-        return returned
+        return {key: one for name, value in returned.items() for key, one in _flat_log(name, value)}
     name = "train_step" if step == "train" else "test_step"
     raise ConfigError(f"{name}: expected a dictionary of logs to be returned, found {type(returned).__name__}")
 

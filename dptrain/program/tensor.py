@@ -5,7 +5,7 @@ only written down: the tensors that a function returns then know by which ops th
 is.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -708,6 +708,24 @@ def hold(unless: Tensor) -> None:
             trace.write(variable, OPS["where"](unless, leaf, old))
         else:  # what has been read of it since, such as a metric's result, is that of what is kept
             leaf.inputs = (OPS["where"](unless, leaf.inputs[0], old),)
+
+
+@contextmanager
+def unchanged(variables: "Iterable[Variable]") -> Iterator[None]:
+    """Let variables have the values after this context that they had before it."""
+    trace = _trace.get()
+    if trace is not None:
+        before = {one: trace.written.get(one) for one in variables}
+        yield
+        for variable, leaf in before.items():
+            trace.written.pop(variable, None)
+            if leaf is not None:
+                trace.written[variable] = leaf
+        return
+    values = {one: one.numpy() for one in variables}
+    yield
+    for variable, value in values.items():
+        variable.assign(value)
 
 
 def is_tracing() -> bool:

@@ -1,10 +1,12 @@
 """Nested data: tuples, lists and dictionaries of arrays, as models of several inputs and outputs take them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from dptrain.errors import ConfigError
 from dptrain.runtime.text import short
+
+T = TypeVar("T")
 
 
 def is_nested(data: Any) -> bool:
@@ -39,6 +41,20 @@ def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
         made = [map_leaves(function, one, f"{path}/{key}" if path else str(key)) for key, one in enumerate(data)]
         return tuple(made) if isinstance(data, tuple) else made
     return function(path, data)
+
+
+def instances(data: Any, kind: type[T]) -> Iterator[T]:
+    """Yield data where it is of a kind, or what is of that kind in nested tuples, lists and dictionaries."""
+    if isinstance(data, kind):
+        yield data
+    elif is_nested(data):
+        for one in data.values() if isinstance(data, Mapping) else data:
+            yield from instances(one, kind)
+
+
+def attributes(holder: Any, kind: type[T]) -> list[T]:
+    """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment."""
+    return list({id(one): one for value in vars(holder).values() for one in instances(value, kind)}.values())
 
 
 def with_sorted_keys(data: Any) -> Any:

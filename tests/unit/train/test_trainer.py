@@ -336,7 +336,7 @@ def test_another_optimizer_of_the_same_kind_begins_afresh():
         (lambda x, y: build().fit(x[:, :5], y), DataError, "model expects 6 features of shape .*, data has 5"),
         (lambda x, y: build().fit(x, y[:-1]), DataError, "x has 50 samples, y has 49"),
         (lambda x, y: build().fit(x, y + 1), DataError, "3 classes allow 0-2"),
-        (lambda x, y: build().fit(x, y + 0.5), DataError, "expected integers"),
+        (lambda x, y: build().fit(x, y + 0.5), DataError, "labels are whole numbers"),
         (lambda x, y: build().fit(x.astype("U3"), y), DataError, "expected real numbers"),
         (lambda x, y: build().fit(x, y, batch_size=0), ConfigError, "batch_size = 0"),
         (lambda x, y: build().fit(x, y, epochs=-1), ConfigError, "epochs = -1"),

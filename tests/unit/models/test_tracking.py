@@ -1,0 +1,170 @@
+"""Metrics that a model has: compiled ones, its own, those of its layers, wherever they are kept."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import ops
+from dptrain.layers import Dense, Layer
+from dptrain.metrics import Mean, Metric
+from dptrain.program.evaluate import evaluate
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+RNG = np.random.default_rng(0)
+X, Y, WEIGHTS = RNG.standard_normal((21, 4)), RNG.standard_normal((21, 2)), RNG.random(21)
+
+
+class Measured(Layer):
+    """Notes the mean of its inputs, sample by sample, and their largest mean in a batch."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.kept = {"size": Mean("size"), "rest": [Mean("squares")]}
+
+    def call(self, inputs):
+        self.kept["size"].update_state(inputs)
+        self.kept["rest"][0].update_state(ops.mean(ops.square(inputs)))
+        return inputs
+
+
+class Nested(Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.parts = (Measured(),)
+
+    def call(self, inputs):
+        return self.parts[0](inputs)
+
+
+def compiled(model: dp.Model, **options) -> dp.Model:
+    model.compile(dp.optimizers.SGD(0.1), "mse", dtype="float64", **({"jit_compile": False} | options))
+    return model
+
+
+@pytest.mark.parametrize("layer", [Measured, Nested])
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_metrics_of_layers_are_in_the_logs(layer, options):
+    """They begin anew with every epoch and evaluation; predictions leave them alone."""
+    model = compiled(dp.Sequential([layer(input_shape=(4,)), Dense(2)], seed=1), **options)
+    arguments = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    history = model.fit(X, Y, epochs=2, validation_data=(X[:9], Y[:9]), **arguments).history
+    assert list(history) == ["loss", "size", "squares", "val_loss", "val_size", "val_squares"]
+    batches = [X[:8], X[8:16], X[16:]]
+    np.testing.assert_allclose(history["size"], [X.mean()] * 2, rtol=1e-6)
+    np.testing.assert_allclose(history["squares"], [np.mean([(one**2).mean() for one in batches])] * 2, rtol=1e-12)
+    np.testing.assert_allclose(history["val_size"], [X[:9].mean()] * 2, rtol=1e-6)
+    before = [one.numpy() for metric in model.metrics for one in metric.variables]
+    model.predict(X, verbose=0)
+    np.testing.assert_array_equal([one.numpy() for metric in model.metrics for one in metric.variables], before)
+
+
+@pytest.mark.parametrize("shards", [[21], [10, 11], [0, 15, 6]], ids=str)
+def test_metrics_of_layers_are_of_all_ranks(shards):
+    model = compiled(dp.Sequential([Measured(input_shape=(4,)), Dense(2)], seed=1))
+    step, values = model.step("train"), {"x": X, "y": Y}
+    program = trace(
+        lambda x, y: step.function((x, y)),
+        {name: ((Rows(21), *one.shape[1:]), one.dtype) for name, one in values.items()},
+    )
+    whole, _ = evaluate(program, values)
+    for outputs, _ in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
+        for name in ("size", "squares"):
+            np.testing.assert_allclose(outputs[name], whole[name], rtol=1e-12)
+
+
+def test_metrics_in_lists_and_dictionaries_and_those_of_an_inner_model():
+    class Outer(dp.Model):
+        def __init__(self):
+            super().__init__(seed=1)
+            self.inner = dp.Sequential([Measured(input_shape=(4,)), Dense(2)])
+            self.inner.own = Mean("of the inner model alone")
+            self.own, self.more = [Mean("first"), {"key": Mean("second")}], (Mean("third"),)
+
+        def call(self, inputs):
+            self.own[0].update_state(inputs)
+            return self.inner(inputs)
+
+    model = compiled(Outer(), metrics=["mae"])
+    logs = model.evaluate(X, Y, verbose=0, return_dict=True)
+    names = ["loss", "compile_metrics", "first", "second", "third", "size", "squares"]
+    assert [one.name for one in model.metrics] == names
+    assert list(logs) == [name if name != "compile_metrics" else "mae" for name in names]
+    np.testing.assert_allclose([logs["first"], logs["second"]], [X.mean(), 0], rtol=1e-6)
+    assert [one.name for one in model.inner.metrics] == ["of the inner model alone", "size", "squares"]
+    assert [one.name for one in Nested().metrics] == ["size", "squares"]
+
+
+def test_a_metric_has_the_state_of_metrics_in_its_lists():
+    class Several(Metric):
+        def __init__(self, name="several"):
+            super().__init__(name=name)
+            self.parts, self.seen = [Mean("a"), {"b": Mean("b")}], dp.program.tensor.Variable(np.zeros(2), "seen")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.parts[0].update_state(y_true)
+            self.parts[1]["b"].update_state(y_pred)
+            self.seen.assign_add([1.0, 2.0])
+
+        def result(self):
+            return {"a": self.parts[0].result(), "b": self.parts[1]["b"].result()}
+
+    made = Several()
+    assert [one.name for one in made.variables] == ["seen", "total", "count", "total", "count"]
+    assert {key: float(one) for key, one in made([1.0, 2.0], [3.0, 5.0]).items()} == {"a": 1.5, "b": 4}
+    made.reset_state()
+    assert not any(one.numpy().any() for one in made.variables)
+    model = compiled(dp.Sequential([Dense(2, input_shape=(4,))], seed=1), metrics=[Several(), "mae"])
+    logs = model.evaluate(X, Y, verbose=0, return_dict=True)
+    assert list(logs) == ["loss", "a", "b", "mae"]
+    np.testing.assert_allclose([logs["a"], logs["b"]], [Y.mean(), model.predict(X, verbose=0).mean()], rtol=1e-6)
+
+
+class Guide(dp.Sequential):
+    """The loop of Keras' guide on `fit`, with sample weights."""
+
+    def train_step(self, data):
+        x, y, sample_weight = data
+        self.zero_grad()
+        y_pred = self(x, training=True)
+        loss = self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
+        loss.backward()
+        self.optimizer.apply([one.value.grad for one in self.trainable_weights], self.trainable_weights)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred, sample_weight=sample_weight)
+        return {one.name: one.result() for one in self.metrics}
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+def test_only_weighted_metrics_are_weighted_in_a_step_of_ones_own(options):
+    model = Guide([Dense(2, input_shape=(4,))], seed=1)
+    compiled(model, metrics=["mae"], weighted_metrics=["mae", "mse"], **options)
+    model.build()
+    predicted = X @ model.get_weights()[0]
+    history = model.fit(X, Y, batch_size=21, sample_weight=WEIGHTS, verbose=0).history
+    assert [one.name for one in model.metrics] == ["loss", "compile_metrics"]
+    each, squares = np.abs(predicted - Y).mean(1), ((predicted - Y) ** 2).mean(1)
+    expected = {
+        "loss": (squares * WEIGHTS).mean(),
+        "mae": each.mean(),
+        "weighted_mae": (each * WEIGHTS).sum() / WEIGHTS.sum(),
+        "mse": (squares * WEIGHTS).sum() / WEIGHTS.sum(),
+    }
+    assert list(history) == list(expected)
+    np.testing.assert_allclose([one for (one,) in history.values()], list(expected.values()), rtol=1e-6)
+
+
+def test_a_compute_loss_without_training():
+    class Short(dp.Sequential):
+        def compute_loss(self, x, y, y_pred, sample_weight):
+            return ops.mean(ops.square(y - y_pred)) + 1
+
+    found = [compiled(kind([Dense(2, input_shape=(4,))], seed=1)) for kind in (Short, dp.Sequential)]
+    losses = [model.fit(X, Y, batch_size=21, epochs=2, verbose=0).history["loss"] for model in found]
+    np.testing.assert_allclose(losses[0], np.add(losses[1], 1), rtol=1e-12)
+    assert found[0].evaluate(X, Y, verbose=0) == pytest.approx(found[1].evaluate(X, Y, verbose=0) + 1)
