@@ -58,8 +58,6 @@ from dptrain.ops.arrays import (
     moveaxis,
     nan_to_num,
     ndim,
-    norm,
-    normalize,
     outer,
     prod,
     ravel,
@@ -145,6 +143,7 @@ from dptrain.ops.manipulation import (
     zeros,
     zeros_like,
 )
+from dptrain.ops.norms import norm, normalize
 from dptrain.ops.reduction import argmax, log_softmax, logsumexp, max, mean, min, std, sum, var
 from dptrain.ops.rounding import ceil, floor, isfinite, isinf, isnan
 from dptrain.registry.names import not_there

@@ -15,6 +15,8 @@ from dptrain.ops.elementwise import (
     divide,
     elu,
     exp,
+    floating,
+    greater,
     leaky_relu,
     maximum,
     minimum,
@@ -84,7 +86,7 @@ def gelu(x: Any, approximate: bool = True) -> Tensor:
 
     Source: D. Hendrycks and K. Gimpel, "Gaussian error linear units", 2016.
     """
-    (tensor,) = as_tensors([x])
+    tensor = floating(x)
     if approximate:
         inner = math.sqrt(2 / math.pi) * (tensor + 0.044715 * tensor * square(tensor))
         return multiply(0.5 * tensor, 1.0 + tanh(inner))
@@ -131,7 +133,8 @@ def hard_shrink(x: Any, threshold: float = 0.5) -> Tensor:
 
 def soft_shrink(x: Any, threshold: float = 0.5) -> Tensor:
     """Return x brought nearer to 0 by the threshold, as far as 0."""
-    return maximum(x - threshold, 0.0) + minimum(x + threshold, 0.0)
+    found = floating(x)
+    return maximum(found - threshold, 0.0) + minimum(found + threshold, 0.0)
 
 
 def tanh_shrink(x: Any) -> Tensor:
@@ -146,22 +149,24 @@ def softsign(x: Any) -> Tensor:
 
 def squareplus(x: Any, b: float = 4.0) -> Tensor:
     """Return (x + sqrt(x^2 + b)) / 2."""
-    return multiply(x + sqrt(square(x) + b), 0.5)
+    found = floating(x)
+    return multiply(found + sqrt(square(found) + b), 0.5)
 
 
 def sparse_plus(x: Any) -> Tensor:
     """Return 0 up to -1, (x + 1)^2 / 4 up to 1, then x."""
-    return where(x <= -1.0, 0.0, where(x < 1.0, square(x + 1.0) * 0.25, x))
+    found = floating(x)
+    return where(found <= -1.0, 0.0, where(found < 1.0, square(found + 1.0) * 0.25, found))
 
 
 def sparse_sigmoid(x: Any) -> Tensor:
     """Return (x + 1) / 2 between 0 and 1."""
-    return clip((x + 1.0) * 0.5, 0.0, 1.0)
+    return clip((floating(x) + 1.0) * 0.5, 0.0, 1.0)
 
 
 def threshold(x: Any, threshold: float, default_value: float) -> Tensor:
     """Return x where it is above the threshold, else the default value."""
-    return where(x > threshold, x, default_value)
+    return where(greater(x, threshold), x, default_value)
 
 
 def mish(x: Any) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ml_dtypes import finfo
 
 from dptrain.errors import ConfigError
 from dptrain.ops import manipulation
@@ -15,22 +16,25 @@ from dptrain.ops.elementwise import (
     cos,
     divide,
     equal,
+    floating,
     floor_divide,
     log,
+    logical_and,
+    logical_not,
+    logical_or,
     maximum,
     multiply,
     not_equal,
     sin,
     softplus,
     sqrt,
-    square,
     where,
 )
 from dptrain.ops.indexing import take
 from dptrain.ops.linear_algebra import batch_matmul, matmul
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
-from dptrain.ops.reduction import argmax, max, mean, min, sum
-from dptrain.ops.rounding import isnan, rint
+from dptrain.ops.reduction import argmax, in_reverse_order, max, mean, min, sum, summed_dtype
+from dptrain.ops.rounding import isfinite, isinf, isnan, rint
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, constant
 
@@ -117,13 +121,13 @@ def _below(x: Tensor, k: int) -> Array:
 def tril(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 above the k-th diagonal of its last two axes."""
     found = _tensor(x)
-    return where(_below(found, k), found, 0)
+    return cast(where(_below(found, k), found, 0), found.dtype)
 
 
 def triu(x: Any, k: int = 0) -> Tensor:
     """Return x with 0 below the k-th diagonal of its last two axes."""
     found = _tensor(x)
-    return where(_below(found, k - 1), 0, found)
+    return cast(where(_below(found, k - 1), 0, found), found.dtype)
 
 
 # Of single elements
@@ -131,7 +135,11 @@ def triu(x: Any, k: int = 0) -> Tensor:
 
 def round(x: Any, decimals: int = 0) -> Tensor:
     """Return the nearest number of so many decimals, the even one of two; its gradient is 0."""
-    return rint(x) if decimals == 0 else divide(rint(multiply(x, 10.0**decimals)), 10.0**decimals)
+    found = _tensor(x)
+    if found.dtype.kind in "iu" and decimals >= 0:
+        return found
+    rounded = rint(found) if decimals == 0 else divide(rint(multiply(found, 10.0**decimals)), 10.0**decimals)
+    return cast(rounded, found.dtype) if found.dtype.kind in "iu" else rounded
 
 
 def tan(x: Any) -> Tensor:
@@ -139,10 +147,12 @@ def tan(x: Any) -> Tensor:
     return sin(x) / cos(x)
 
 
-def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Tensor:
-    """Return whether |x1 - x2| <= atol + rtol |x2|."""
-    a, b = as_tensors([x1, x2])
-    return absolute(a - b) <= absolute(b) * rtol + atol
+def isclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """Return whether |x1 - x2| <= atol + rtol |x2|; infinities are close to themselves, NaNs where that is asked."""
+    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    near = logical_and(absolute(a - b) <= absolute(b) * rtol + atol, isfinite(b))
+    close = logical_or(near, equal(a, b))
+    return logical_or(close, logical_and(isnan(a), isnan(b))) if equal_nan else close
 
 
 def rsqrt(x: Any) -> Tensor:
@@ -167,8 +177,10 @@ def log10(x: Any) -> Tensor:
 
 def logaddexp(x1: Any, x2: Any) -> Tensor:
     """Return log(e^x1 + e^x2), without overflow."""
-    a, b = as_tensors([x1, x2])
-    return maximum(a, b) + softplus(-absolute(a - b))
+    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    same = logical_and(equal(a, b), logical_not(isfinite(a)))  # whose difference is no number
+    apart = where(same, 0.0, a - b)
+    return maximum(a, b) + where(same, where(a > 0, 0.0, math.log(2)), softplus(-absolute(apart)))
 
 
 def mod(x1: Any, x2: Any) -> Tensor:
@@ -182,22 +194,29 @@ def logical_xor(x1: Any, x2: Any) -> Tensor:
     return not_equal(cast(x1, "bool"), cast(x2, "bool"))
 
 
-def nan_to_num(x: Any, nan: float = 0.0) -> Tensor:
-    """Return x with another number for NaN; infinities stay."""
-    return where(isnan(x), nan, x)
+def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """Return x with other numbers for NaN and infinities, for these by default the greatest and the least there are."""
+    found = _tensor(x)
+    if found.dtype.kind != "f":
+        return found
+    limits = finfo(found.dtype)  # type: ignore[no-untyped-call]
+    ends = [limits.max if posinf is None else posinf, limits.min if neginf is None else neginf]
+    greatest, least = (np.asarray(one, found.dtype) for one in ends)
+    finite = where(isinf(found), where(found > 0, greatest, least), found)
+    return where(isnan(found), nan, finite)
 
 
 # Over axes
 
 
 def all(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return whether all elements over axes are true (not 0)."""
-    return equal(min(cast(not_equal(x, 0), "int32"), axis, keepdims), 1)
+    """Return whether all elements over axes are true (not 0); of none they are."""
+    return not_equal(min(cast(not_equal(x, 0), "int32"), axis, keepdims, initial=1), 0)
 
 
 def any(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return whether an element over axes is true (not 0)."""
-    return equal(max(cast(not_equal(x, 0), "int32"), axis, keepdims), 1)
+    return not_equal(max(cast(not_equal(x, 0), "int32"), axis, keepdims, initial=0), 0)
 
 
 def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
@@ -205,9 +224,12 @@ def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return sum(not_equal(x, 0), axis)
 
 
-def prod(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the product over axes, which must not count the rows of the batch."""
+def prod(
+    x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
+) -> Tensor:
+    """Return the product over axes, which must not count the rows of the batch; by default in the type of a sum."""
     found = _tensor(x)
+    found = cast(found, dtype or summed_dtype(found.dtype))
     axes = normalized_axes(axis, found.ndim)
     rest = [one for one in range(found.ndim) if one not in axes]
     lengths = [found.shape[one] for one in rest]
@@ -223,39 +245,27 @@ def prod(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
 
 def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return the place of the least element along an axis; as `argmax`."""
-    return argmax(-_tensor(x), axis, keepdims)
+    return argmax(in_reverse_order(_tensor(x)), axis, keepdims)
 
 
 def average(x: Any, axis: int | Sequence[int] | None = None, weights: Any = None) -> Tensor:
-    """Return the mean over axes, weighted where there are weights of x's shape."""
-    if weights is None:
-        return mean(x, axis)
-    return sum(multiply(x, weights), axis) / sum(broadcast_to(weights, _tensor(x).shape), axis)
-
-
-def norm(
-    x: Any, ord: float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
-) -> Tensor:
-    """Return the norm of vectors over an axis, or (ord=None or "fro") the root of the sum of squares over axes.
+    """Return the mean over axes; with weights, of x's shape or a vector along one axis, the weighted one.
 
     Raises:
-        ConfigError: ord is none of None, "fro", 1, 2 and infinity.
+        ConfigError: weights of another shape.
     """
-    size = absolute(x)
-    if ord in (None, "fro", 2):
-        return sqrt(sum(square(size), axis, keepdims))
-    if ord == 1:
-        return sum(size, axis, keepdims)
-    if ord == math.inf:
-        return max(size, axis, keepdims)
-    raise ConfigError(f"not supported: norm with ord={ord!r}; expected None, 'fro', 1, 2 or infinity")
-
-
-def normalize(x: Any, axis: int = -1, order: int = 2, epsilon: float = 1e-7) -> Tensor:
-    """Return x divided by its norm along an axis, which counts as epsilon at least."""
-    if order == 2:
-        return divide(x, sqrt(maximum(sum(square(x), axis, keepdims=True), epsilon**2)))
-    return divide(x, maximum(norm(x, order, axis, keepdims=True), epsilon))
+    if weights is None:
+        return mean(x, axis)
+    found, given = (floating(one) for one in as_tensors([x, weights]))
+    if given.shape != found.shape:
+        axes = normalized_axes(axis, found.ndim)
+        if given.ndim != 1 or len(axes) != 1 or axis is None or given.shape[0] != found.shape[axes[0]]:
+            raise ConfigError(
+                f"average: weights of shape {tuple(given.shape)} for {tuple(found.shape)} over axis {axis}; expected "
+                "the same shape, or a vector along one axis"
+            )
+        given = broadcast_to(reshape(given, (-1, *(1,) * (found.ndim - 1 - axes[0]))), found.shape)
+    return sum(multiply(found, given), axis) / sum(given, axis)
 
 
 # The same elements in another order
@@ -344,18 +354,23 @@ def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:
     times = (1,) * (found.ndim - len(times)) + times
     found = reshape(found, (*(1,) * (len(times) - found.ndim), *found.shape))
     for axis, number in enumerate(times):
-        found = concatenate([found] * number, axis) if number != 1 else found
+        if number == 0:
+            found = found[(*(slice(None),) * axis, slice(0, 0))]
+        elif number != 1:
+            found = concatenate([found] * number, axis)
     return found
 
 
 def hstack(xs: Sequence[Any]) -> Tensor:
-    """Return tensors beside each other: along the second axis, vectors along the first."""
-    return concatenate(xs, 0 if _tensor(xs[0]).ndim == 1 else 1)
+    """Return tensors beside each other: along the second axis, vectors and numbers along the first."""
+    found = [one if one.ndim else reshape(one, (1,)) for one in as_tensors(list(xs))]
+    return concatenate(found, 0 if found[0].ndim == 1 else 1)
 
 
 def vstack(xs: Sequence[Any]) -> Tensor:
-    """Return tensors below each other: along the first axis, vectors as rows."""
-    return concatenate([expand_dims(one, 0) if _tensor(one).ndim == 1 else one for one in xs], 0)
+    """Return tensors below each other: along the first axis, vectors and numbers as rows."""
+    found = [one if one.ndim > 1 else reshape(one, (1, -1)) for one in as_tensors(list(xs))]
+    return concatenate(found, 0)
 
 
 # Products
@@ -480,8 +495,6 @@ __all__ = [
     "moveaxis",
     "nan_to_num",
     "ndim",
-    "norm",
-    "normalize",
     "outer",
     "prod",
     "ravel",

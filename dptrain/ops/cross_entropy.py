@@ -5,13 +5,15 @@ exactly; others are clipped to [1e-7, 1 - 1e-7] as by Keras. Keras on PyTorch cl
 but for probabilities outside, where ours goes on to rise and to have a gradient.
 """
 
+import math
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.ops.elementwise import cast, clip, log, softplus
+from dptrain.ops.elementwise import cast, clip, log, logical_and, logical_not, softplus, where
 from dptrain.ops.indexing import one_hot, take_along_last
 from dptrain.ops.manipulation import squeeze
-from dptrain.ops.reduction import log_softmax, sum
+from dptrain.ops.reduction import log_softmax, max, sum
+from dptrain.ops.rounding import isnan
 from dptrain.program.shapes import Rows, without_rows
 from dptrain.program.tensor import OPS, Tensor, as_tensors
 
@@ -113,13 +115,14 @@ def as_labels(y_true: Tensor, y_pred: Tensor) -> Tensor:
 
 
 def in_top_k(targets: Any, predictions: Any, k: int) -> Tensor:
-    """Return whether fewer than k predictions are above that at the target.
+    """Return whether fewer than k predictions are above that at the target, which as a NaN is the least of all.
 
     Args:
-        targets: (...) labels.
+        targets: (...) labels; of those outside 0 to classes - 1 the prediction is the least of all, too.
         predictions: (..., classes).
         k: at least 1.
     """
     labels, scores = as_tensors([targets, predictions])
-    at_label = sum(scores * one_hot(labels, int(scores.shape[-1]), dtype=scores.dtype), -1, keepdims=True)
+    chosen = one_hot(labels, int(scores.shape[-1]), dtype="bool")
+    at_label = max(where(logical_and(chosen, logical_not(isnan(scores))), scores, -math.inf), -1, keepdims=True)
     return sum(cast(scores > at_label, "int64"), -1) < k

@@ -12,14 +12,22 @@ from dptrain.ops.sharing import (
     elementwise,
     first_dtype,
     floating_dtype,
+    numeric_dtype,
     unbroadcast,
 )
 from dptrain.program.onnx_graph import OnnxGraph, Value
-from dptrain.program.tensor import Array, Op, Tensor, as_tensors, op
+from dptrain.program.tensor import FLOATX, Array, Op, Tensor, as_tensors, op
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
+_COUNTING: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": numeric_dtype}
 _FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": floating_dtype}
 _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": boolean}
+
+
+def _exact(x: Array) -> Array:
+    """Return integers as float64, in which compiled code computes too; NumPy would take float16 for 8 bits of them."""
+    return x if x.dtype.kind in "fV" else x.astype(np.float64)
+
 
 # Two operands
 
@@ -68,7 +76,7 @@ def _divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tens
     return unbroadcast(dy / x2, x1), unbroadcast(-(dy * y) / x2, x2)
 
 
-@op(**_ARITHMETIC, c="dp_floor_divide({0}, {1})")
+@op(**_COUNTING, c="dp_floor_divide({0}, {1})")
 def floor_divide(x1: Array, x2: Array, *, out: Array) -> None:
     """The greatest integer that is at most x1 / x2."""
     np.floor_divide(x1, x2, out=out)
@@ -97,7 +105,7 @@ def _floor_divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> 
     return graph.node("Where", by_zero, graph.node("Div", a, b), found, dtype=a.dtype)
 
 
-@op(**_ARITHMETIC, c="dp_power({0}, {1})", onnx="Pow")
+@op(**_COUNTING, c="dp_power({0}, {1})", onnx="Pow")
 def power(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 to the power of x2."""
     np.power(x1, x2, out=out)
@@ -198,7 +206,7 @@ def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
 def where(condition: Array, x1: Array, x2: Array, *, out: Array) -> None:
     """x1 where the condition is true, else x2."""
     np.copyto(out, x2)
-    np.copyto(out, x1, where=condition)
+    np.copyto(out, x1, where=condition.astype(np.bool_, copy=False))
 
 
 @where.gradient
@@ -251,7 +259,7 @@ def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
 @op(**_FUNCTION, c="dp_exp({0})", onnx="Exp")
 def exp(x: Array, *, out: Array) -> None:
     """e to the power of x."""
-    np.exp(x, out=out)
+    np.exp(_exact(x), out=out)
 
 
 @exp.gradient
@@ -262,7 +270,7 @@ def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, c="dp_log({0})", onnx="Log")
 def log(x: Array, *, out: Array) -> None:
     """The natural logarithm."""
-    np.log(x, out=out)
+    np.log(_exact(x), out=out)
 
 
 @log.gradient
@@ -273,7 +281,7 @@ def _log(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, c="dp_log1p({0})")
 def log1p(x: Array, *, out: Array) -> None:
     """The natural logarithm of 1 + x, exact near 0."""
-    np.log1p(x, out=out)
+    np.log1p(_exact(x), out=out)
 
 
 @log1p.gradient
@@ -298,7 +306,7 @@ def _log1p_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
 @op(**_FUNCTION, c="dp_sqrt({0})", onnx="Sqrt")
 def sqrt(x: Array, *, out: Array) -> None:
     """The square root."""
-    np.sqrt(x, out=out)
+    np.sqrt(_exact(x), out=out)
 
 
 @sqrt.gradient
@@ -306,7 +314,7 @@ def _sqrt(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 0.5 / y
 
 
-@op(**_ARITHMETIC, c="{0} * {0}")
+@op(**_COUNTING, c="{0} * {0}")
 def square(x: Array, *, out: Array) -> None:
     """x^2."""
     np.square(x, out=out)
@@ -326,7 +334,7 @@ def _square_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
 @op(**_FUNCTION, c="dp_sin({0})", onnx="Sin")
 def sin(x: Array, *, out: Array) -> None:
     """The sine of x radians."""
-    np.sin(x, out=out)
+    np.sin(_exact(x), out=out)
 
 
 @sin.gradient
@@ -337,7 +345,7 @@ def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, c="dp_cos({0})", onnx="Cos")
 def cos(x: Array, *, out: Array) -> None:
     """The cosine of x radians."""
-    np.cos(x, out=out)
+    np.cos(_exact(x), out=out)
 
 
 @cos.gradient
@@ -348,7 +356,7 @@ def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, c="dp_tanh({0})", onnx="Tanh")
 def tanh(x: Array, *, out: Array) -> None:
     """The hyperbolic tangent."""
-    np.tanh(x, out=out)
+    np.tanh(_exact(x), out=out)
 
 
 @tanh.gradient
@@ -359,6 +367,7 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, c="dp_sigmoid({0})", onnx="Sigmoid")
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
+    x = _exact(x)
     small = np.exp(-np.abs(x))
     np.divide(np.where(x >= 0, 1, small), 1 + small, out=out)
 
@@ -371,7 +380,7 @@ def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @op(**_FUNCTION, c="dp_softplus({0})", onnx="Softplus")
 def softplus(x: Array, *, out: Array) -> None:
     """log(1 + e^x), without overflow."""
-    np.logaddexp(x, 0, out=out)
+    np.logaddexp(_exact(x), 0, out=out)
 
 
 @softplus.gradient
@@ -413,7 +422,7 @@ def _leaky_relu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
 @op(**_FUNCTION, c="{0} > 0 ? {0} : {alpha} * dp_expm1({0})")
 def elu(x: Array, *, out: Array, alpha: float = 1.0) -> None:
     """x where it is positive, else alpha (e^x - 1)."""
-    np.multiply(np.expm1(np.minimum(x, 0)), alpha, out=out)
+    np.multiply(np.expm1(np.minimum(_exact(x), 0)), alpha, out=out)
     np.copyto(out, x, where=x > 0)
 
 
@@ -464,6 +473,12 @@ def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     """
     (tensor,) = as_tensors([x])
     return tensor if tensor.dtype == dtype else cast_to(tensor, dtype=np.dtype(dtype).name)
+
+
+def floating(x: Any) -> Tensor:
+    """Return x as floating-point numbers: integers and truth values as float32."""
+    (tensor,) = as_tensors([x])
+    return tensor if tensor.dtype.kind == "f" else cast_to(tensor, dtype=FLOATX.name)
 
 
 def clip(x: Any, x_min: float, x_max: float) -> Tensor:

@@ -68,4 +68,6 @@ def matmul(x1: Any, x2: Any) -> Tensor:
     product = batch_matmul(expand_dims(a, 0) if a.ndim == 1 else a, expand_dims(b, 1) if b.ndim == 1 else b)
     if b.ndim == 1:
         product = squeeze(product, -1)
-    return squeeze(product, -1 if b.ndim > 1 and a.ndim == 1 and product.ndim == 1 else -2) if a.ndim == 1 else product
+    if a.ndim == 1:
+        product = squeeze(product, -1 if b.ndim == 1 else -2)
+    return product

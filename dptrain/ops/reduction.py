@@ -7,12 +7,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.ops.elementwise import cast, equal, exp, log, sqrt, square, stop_gradient
+from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import (
+    cast,
+    equal,
+    exp,
+    floating,
+    log,
+    maximum,
+    sqrt,
+    square,
+    stop_gradient,
+    where,
+)
 from dptrain.ops.manipulation import broadcast_to, reshape
+from dptrain.ops.rounding import isfinite
 from dptrain.ops.sharing import Axes, common_dtype
 from dptrain.program.onnx_graph import OnnxGraph, Value
-from dptrain.program.shapes import Shape, normalized_axes
-from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
+from dptrain.program.shapes import Rows, Shape, normalized_axes
+from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, constant, op
 
 
 def _reduced_shape(shape: Shape, *, axes: tuple[int, ...], keepdims: bool) -> Shape:
@@ -34,11 +47,14 @@ def _sharing(over: Any) -> Any:
     return sharing
 
 
-def _sum_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
-    return np.int64 if dtype.kind == "b" else dtype
+def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
+    """The type of a sum: 32 bits at least of integers, as in Keras, which narrower ones would overflow."""
+    if dtype.kind == "b":
+        return np.int64
+    return np.result_type(dtype, np.uint32 if dtype.kind == "u" else np.int32) if dtype.kind in "iu" else dtype
 
 
-@op(shape=_reduced_shape, sharing=_sharing("sum"), dtype=_sum_dtype, linear="each")
+@op(shape=_reduced_shape, sharing=_sharing("sum"), dtype=summed_dtype, linear="each")
 def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The sum over axes."""
     np.sum(x, axis=axes, keepdims=keepdims, dtype=out.dtype, out=out)
@@ -104,15 +120,14 @@ def sum(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
 
 def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes, as `sum`; NaN of nothing."""
-    (tensor,) = as_tensors([x])
-    tensor = tensor if tensor.dtype.kind == "f" else cast(tensor, "float32")
+    tensor = floating(x)
     count = math.prod(tensor.shape[one] for one in normalized_axes(axis, tensor.ndim))  # marked, if it counts rows
     return sum(tensor, axis, keepdims) / count
 
 
 def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return the mean of the squared distances from the mean over axes, as `sum`."""
-    (tensor,) = as_tensors([x])
+    tensor = floating(x)
     return mean(square(tensor - mean(tensor, axis, keepdims=True)), axis, keepdims)
 
 
@@ -121,42 +136,74 @@ def std(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False)
     return sqrt(var(x, axis, keepdims))
 
 
-def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the greatest element over axes, as `sum`."""
+def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, initial: Any = None) -> Tensor:
+    """Return the greatest element over axes, as `sum`.
+
+    Args:
+        x: a tensor or an array.
+        axis: one or several; None means all.
+        keepdims: keep the axes with length 1.
+        initial: another number that may be it, which is that of no elements.
+
+    Raises:
+        ConfigError: there is no such axis, or there are no elements and no initial number.
+    """
     (tensor,) = as_tensors([x])
-    return reduce_max(tensor, axes=normalized_axes(axis, tensor.ndim), keepdims=bool(keepdims))
+    if tensor.dtype.kind == "b":
+        return cast(max(cast(tensor, "int32"), axis, keepdims, initial), "bool")
+    axes = normalized_axes(axis, tensor.ndim)
+    if initial is None and any(tensor.shape[one] == 0 and not isinstance(tensor.shape[one], Rows) for one in axes):
+        raise ConfigError(
+            f"the greatest or least of no elements, of shape {tensor.shape} over axes {axes}: give `initial`"
+        )
+    found = reduce_max(tensor, axes=axes, keepdims=bool(keepdims))
+    return found if initial is None else maximum(found, initial)
 
 
-def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Return the least element over axes, as `sum`."""
+def in_reverse_order(x: Tensor) -> Tensor:
+    """Return numbers of which the greatest is where the least of x is: -x, or what cannot overflow."""
+    if x.dtype.kind == "f":
+        return -x
+    if x.dtype.kind == "b":
+        return 1 - cast(x, "int32")
+    return (int(np.iinfo(x.dtype).max) if x.dtype.kind == "u" else -1) - x
+
+
+def min(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, initial: Any = None) -> Tensor:
+    """Return the least element over axes, as `max`."""
     (tensor,) = as_tensors([x])
-    return -max(-tensor, axis, keepdims)
+    if tensor.dtype.kind == "b":
+        return cast(min(cast(tensor, "int32"), axis, keepdims, initial), "bool")
+    given = None if initial is None else in_reverse_order(constant(initial, tensor.dtype))
+    return in_reverse_order(max(in_reverse_order(tensor), axis, keepdims, given))
+
+
+def _to_subtract(x: Tensor, axis: int | Sequence[int]) -> Tensor:
+    """Return the greatest element over axes, which cancels where it is subtracted lest powers overflow."""
+    return stop_gradient(reduce_max(x, axes=normalized_axes(axis, x.ndim), keepdims=True))
 
 
 def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """Return log(sum(e^x)) over axes, without overflow."""
-    (tensor,) = as_tensors([x])
-    greatest = stop_gradient(max(tensor, axis, keepdims=True))  # it cancels
-    summed = sum(exp(tensor - greatest), axis, keepdims=True)
-    result = log(summed) + greatest
-    return (
-        result
-        if keepdims
-        else reshape(result, _reduced_shape(tensor.shape, axes=normalized_axes(axis, tensor.ndim), keepdims=False))
-    )
+    tensor = floating(x)
+    axes = normalized_axes(axis, tensor.ndim)
+    greatest = _to_subtract(tensor, axes)
+    greatest = where(isfinite(greatest), greatest, 0)
+    result = log(sum(exp(tensor - greatest), axes, keepdims=True)) + greatest
+    return result if keepdims else reshape(result, _reduced_shape(tensor.shape, axes=axes, keepdims=False))
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow."""
-    (tensor,) = as_tensors([x])
-    powers = exp(tensor - stop_gradient(max(tensor, axis, keepdims=True)))
+    tensor = floating(x)
+    powers = exp(tensor - _to_subtract(tensor, axis))
     return powers / sum(powers, axis, keepdims=True)
 
 
 def log_softmax(x: Any, axis: int = -1) -> Tensor:
     """Return the logarithm of `softmax`, exact where that is nearly 0."""
-    (tensor,) = as_tensors([x])
-    shifted = tensor - stop_gradient(max(tensor, axis, keepdims=True))
+    tensor = floating(x)
+    shifted = tensor - _to_subtract(tensor, axis)
     return shifted - log(sum(exp(shifted), axis, keepdims=True))
 
 

@@ -56,6 +56,12 @@ def floating_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     return np.result_type(*floats) if floats else np.float32
 
 
+def numeric_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
+    """As `common_dtype`; truth values become int32, as in Keras."""
+    common = np.dtype(common_dtype(*dtypes))
+    return np.int32 if common.kind == "b" else common
+
+
 def boolean(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """Booleans."""
     return np.bool_

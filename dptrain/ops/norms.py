@@ -1,0 +1,96 @@
+"""Norms of vectors and of matrices."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import absolute, cast, divide, floating, maximum, not_equal, power, sqrt, square
+from dptrain.ops.manipulation import reshape
+from dptrain.ops.reduction import max, min, sum
+from dptrain.program.shapes import normalized_axes
+from dptrain.program.tensor import Tensor
+
+_OF_MATRICES = "expected None, 'fro', 1, -1, inf or -inf of matrices"
+_OF_VECTORS = "expected None or a number of vectors"
+# Keras' epsilon, which the norm that something is divided by is at least.
+_EPSILON = 1e-7
+
+
+def norm(
+    x: Any, ord: float | str | None = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
+) -> Tensor:
+    """Return the norm of the vectors over one axis or of the matrices over two, as `numpy.linalg.norm`.
+
+    Args:
+        x: a tensor or an array; integers become float32.
+        ord: of vectors any number: infinity takes the greatest absolute value, -infinity the least, 0 counts what is
+            not 0, p is sum(|x|^p)^(1/p). Of matrices "fro" is the root of the sum of squares, 1 and -1 take the
+            greatest and the least sum of a column, infinity and -infinity of a row. None is 2 of vectors and "fro" of
+            matrices, or, without an axis, the root of the sum of all squares.
+        axis: one, two (of rows and of columns), or None for a whole vector or matrix.
+        keepdims: keep the axes with length 1.
+
+    Raises:
+        ConfigError: there is no such norm, or it needs singular values (2, -2 or "nuc" of matrices).
+    """
+    tensor = floating(x)
+    if ord is None:
+        return sqrt(sum(square(tensor), axis, keepdims))
+    axes = (axis,) if isinstance(axis, int) else tuple(range(tensor.ndim) if axis is None else axis)
+    normalized_axes(axes, tensor.ndim)  # which must be different ones
+    if len(axes) == 1:
+        return _of_vectors(absolute(tensor), ord, axes[0], keepdims)
+    if len(axes) == 2:
+        first, second = (one % tensor.ndim for one in axes)
+        return _of_matrices(tensor, ord, first, second, keepdims)
+    raise ConfigError(f"norm: ord={ord!r} over {len(axes)} axes; expected one axis or two")
+
+
+def _of_vectors(size: Tensor, ord: float | str, axis: int, keepdims: bool) -> Tensor:
+    if isinstance(ord, str):
+        raise ConfigError(f"norm: ord={ord!r} of vectors; {_OF_VECTORS}")
+    if ord == math.inf:
+        return max(size, axis, keepdims)
+    if ord == -math.inf:
+        return min(size, axis, keepdims)
+    if ord == 0:
+        return cast(sum(not_equal(size, 0), axis, keepdims), size.dtype)
+    if ord == 1:
+        return sum(size, axis, keepdims)
+    if ord == 2:
+        return sqrt(sum(square(size), axis, keepdims))
+    return power(sum(power(size, float(ord)), axis, keepdims), 1 / ord)
+
+
+def _of_matrices(x: Tensor, ord: float | str, rows: int, columns: int, keepdims: bool) -> Tensor:
+    if ord == "fro":
+        return sqrt(sum(square(x), (rows, columns), keepdims))
+    if ord in (2, -2, "nuc"):
+        raise ConfigError(
+            f"not supported: norm with ord={ord!r} of matrices, which needs singular values; {_OF_MATRICES}"
+        )
+    if ord not in (1, -1, math.inf, -math.inf):
+        raise ConfigError(f"norm: ord={ord!r} of matrices; {_OF_MATRICES}")
+    summed, over = (rows, columns) if abs(float(ord)) == 1 else (columns, rows)
+    sums = sum(absolute(x), summed, keepdims=True)
+    found = max(sums, over, keepdims=True) if float(ord) > 0 else min(sums, over, keepdims=True)
+    if keepdims:
+        return found
+    return reshape(found, [n for axis, n in enumerate(x.shape) if axis not in (rows, columns)])
+
+
+def normalize(x: Any, axis: int | Sequence[int] = -1, order: int = 2, epsilon: float | None = None) -> Tensor:
+    """Return x divided by its norm over axes, which counts as epsilon (1e-7) at least.
+
+    Raises:
+        ConfigError: the order is no integer of at least 1.
+    """
+    if not isinstance(order, int) or order < 1:
+        raise ConfigError(f"Argument `order` must be an int >= 1. Received: order={order}")
+    tensor = floating(x)
+    tensor = tensor if tensor.ndim else reshape(tensor, (1,))
+    least = _EPSILON if epsilon is None else epsilon
+    if order == 2:
+        return divide(tensor, sqrt(maximum(sum(square(tensor), axis, keepdims=True), least**2)))
+    return divide(tensor, maximum(norm(tensor, order, axis, keepdims=True), least))
