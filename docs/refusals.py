@@ -173,6 +173,9 @@ def dptrain_module(module: str | None) -> ModuleType | None:
 
 
 def _has(module: Any, name: str) -> bool:
+    # A submodule is an attribute only once somebody has imported it.
+    if hasattr(module, "__path__") and find_spec(f"{module.__name__}.{name}") is not None:
+        importlib.import_module(f"{module.__name__}.{name}")
     try:
         getattr(module, name)
     except AttributeError:
