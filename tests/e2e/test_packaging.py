@@ -1,7 +1,10 @@
-"""What a wheel and a source distribution hold, and where an editable install is found."""
+"""What a wheel and a source distribution hold, where an editable install is found, and whom the wheel serves."""
 
+import contextlib
 import importlib.util
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,25 +15,84 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.launching import find_mpirun, run
 
+# The interpreters that dptrain is for.
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 ROOMS = ("benchmarks", "docs", "dptrain", "examples", "kernels", "launch", "tests")
 
 
-def test_wheel_holds_package_kernels_and_type_marker(tmp_path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this tree."""
+    folder = tmp_path_factory.mktemp("wheel")
     if importlib.util.find_spec("pip") is None:
         pytest.skip("this environment has no pip")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", str(tmp_path), str(ROOT)]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", str(folder), str(ROOT)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=180)
     if built.returncode != 0 and "No matching distribution found for setuptools" in built.stderr:
         pytest.skip("no package registry to build a wheel with")
     assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("dptrain-*.whl")
+    (found,) = folder.glob("dptrain-*.whl")
+    return found
+
+
+def test_wheel_holds_package_kernels_and_type_marker(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "dptrain").rglob("*.py")}
     assert modules <= names
     kernels = {f"dptrain/_kernels/{path.name}" for path in (ROOT / "kernels").iterdir() if path.is_file()}
     assert {"dptrain/py.typed", *kernels} <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks"))]
+
+
+def interpreter(version: str) -> str | None:
+    """Return an interpreter of this version, as found on PATH or among pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    beside = sorted((pyenv / "versions").glob(f"{version}.*/bin/python{version}"))
+    for name in (f"python{version}", *map(str, beside)):
+        code = "import sys, venv, ensurepip; print(sys.version)"
+        with contextlib.suppress(OSError):  # not there; a shim of pyenv's that stands for nothing fails
+            found = subprocess.run([name, "-c", code], capture_output=True, text=True, timeout=60)
+            if found.stdout.startswith(f"{version}."):
+                return name
+    return None
+
+
+def installed(wheel: Path, version: str, folder: Path) -> Path:
+    """Install a wheel with an MPI for an interpreter; return the folder of its commands."""
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version}, on PATH or among pyenv's")
+    subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+    command += ["--no-compile", "--only-binary", ":all:", f"dptrain[mpich] @ {wheel.as_uri()}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode and "No matching distribution found" in done.stderr:
+        pytest.skip(f"no wheels for Python {version}: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+def trained(bin: Path, data: Path, folder: Path) -> dict[str, float]:
+    """Train compiled on two ranks in a folder with commands of this one; return the metrics."""
+    command = [str(bin / "mpirun"), "-n", "2", str(bin / "python"), "-m", "dptrain", "--jit-compile", "on"]
+    done = run([*command, "--data", str(data), "--epochs", "1", "--hidden", "16", "--out", "run"], cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    return json.loads((folder / "run" / "summary.json").read_text())["metrics"]
+
+
+@pytest.fixture(scope="module")
+def metrics(small_npz, tmp_path_factory):
+    """Those of a training with the interpreter of the tests."""
+    return trained(Path(find_mpirun()).parent, small_npz, tmp_path_factory.mktemp("own"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [one for one in VERSIONS if one != platform.python_version().rpartition(".")[0]])
+def test_other_interpreters_train_to_the_same_numbers(version, wheel, metrics, small_npz, tmp_path):
+    found = trained(installed(wheel, version, tmp_path / "venv"), small_npz, tmp_path)
+    assert found == pytest.approx(metrics, rel=1e-4)
 
 
 def build(what: str, out: Path, tmp_path: Path) -> Path:
