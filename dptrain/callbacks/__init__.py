@@ -9,6 +9,7 @@ from dptrain.callbacks.early_stopping import EarlyStopping
 from dptrain.callbacks.history import History
 from dptrain.callbacks.lambda_callback import LambdaCallback
 from dptrain.callbacks.learning_rate_scheduler import LearningRateScheduler
+from dptrain.callbacks.mlflow_callback import MlflowCallback
 from dptrain.callbacks.model_checkpoint import ModelCheckpoint
 from dptrain.callbacks.monitor import MonitorCallback
 from dptrain.callbacks.progbar_logger import ProgbarLogger
@@ -16,6 +17,7 @@ from dptrain.callbacks.recorder import EpochRecorder
 from dptrain.callbacks.reduce_lr_on_plateau import ReduceLROnPlateau
 from dptrain.callbacks.tensorboard import TensorBoard
 from dptrain.callbacks.terminate_on_nan import TerminateOnNaN
+from dptrain.callbacks.wandb_metrics_logger import WandbMetricsLogger
 from dptrain.registry.names import not_there
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "LambdaCallback",
     "LearningRateScheduler",
     "Logs",
+    "MlflowCallback",
     "ModelCheckpoint",
     "MonitorCallback",
     "ProgbarLogger",
@@ -36,6 +39,7 @@ __all__ = [
     "StepLogs",
     "TensorBoard",
     "TerminateOnNaN",
+    "WandbMetricsLogger",
 ]
 
 if not TYPE_CHECKING:  # for which any name would do

@@ -187,16 +187,11 @@ class _EventFile:
     """
 
     def __init__(self, place: Path) -> None:
-        try:
-            from tensorboardX import summary
-            from tensorboardX.event_file_writer import EventsWriter
-            from tensorboardX.proto.event_pb2 import Event
-        except ImportError as error:
-            raise ConfigError(f"TensorBoard needs tensorboardX: {pip_install('tensorboard')}") from error
-        self._summary, self._event = summary, Event
+        summary, writer, event = tensorboardx_module()
+        self._summary, self._event = summary, event
         place.mkdir(parents=True, exist_ok=True)
         # tensorboardX names files by the second, and replaces an earlier one.
-        self._file = EventsWriter(str(place / "events"), f".{os.getpid()}.{next(_number)}")
+        self._file = writer(str(place / "events"), f".{os.getpid()}.{next(_number)}")
 
     def add(self, values: dict[str, Any], step: int) -> None:
         for tag, value in values.items():
@@ -212,3 +207,18 @@ class _EventFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def tensorboardx_module() -> tuple[Any, Any, Any]:
+    """Return what is used of tensorboardX: its summaries, its writer and the class of events.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+    except ImportError as error:
+        raise ConfigError(f"TensorBoard needs tensorboardX: {pip_install('tensorboard')}") from error
+    return summary, EventsWriter, Event

@@ -284,6 +284,27 @@ class CheckpointConfig:
     )
 
 
+Place = Annotated[str | None, BeforeValidator(_none_word)]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class LoggingConfig:
+    """Other tools that get a run's settings and metrics."""
+
+    tensorboard: Place = _field(
+        None, "write TensorBoard's event files to OUT/tensorboard, or to a folder", "tensorboard", alone="auto"
+    )
+    mlflow: Place = _field(
+        None, "log to MLflow: MLFLOW_TRACKING_URI, or this URI or folder (file:mlruns)", "mlflow", alone="auto"
+    )
+    wandb: Place = _field(
+        None,
+        "log to Weights & Biases: project dptrain, or this one; WANDB_MODE=offline needs no network",
+        "wandb",
+        alone="auto",
+    )
+
+
 @dataclass(frozen=True, config=_STRICT)
 class Config:
     """Everything about a run."""
@@ -293,6 +314,7 @@ class Config:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
     seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "what computes; auto takes a GPU where one can be used, else the CPU", "device"

@@ -34,8 +34,9 @@ Train a neural network on one process, or on several ranks with mpirun:
   mpirun -n 4 python -m dptrain                  the same on four ranks
   python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
   python -m dptrain --config runs/X/config.yaml  repeat a run
-  python -m dptrain evaluate runs/X              its metrics; predict and export likewise
+  python -m dptrain evaluate runs/X              its metrics; also predict, export
   python -m dptrain predict runs/X --data new.npz --out predictions.csv
+  python -m dptrain --model FILE.py:build_model  a model of your own
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
   python -m dptrain doctor                       what works, what is missing
   python -m dptrain explain --hidden 64          a step's ops, without data

@@ -47,6 +47,7 @@ from dptrain.cli.config import (
     verbosity,
     without_later,
 )
+from dptrain.cli.loggers import refuse_in_a_sweep
 from dptrain.cli.model_function import load_function
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import stamped_name
@@ -92,6 +93,7 @@ _FIXED = {
     "train.validation_split": "all runs are compared on the same samples",
     "train.fold": "use --folds",
     "run_eagerly": "it is for debugging one run",
+    **dict.fromkeys(("logging.tensorboard", "logging.mlflow", "logging.wandb"), "runs of a sweep log to its folder"),
     **dict.fromkeys(("model.function", "model.digest"), "a sweep has one function"),
     "model.arguments": "name an argument of the function itself, such as units=32,64",
     **dict.fromkeys(
@@ -103,7 +105,7 @@ _ARGUMENTS = "model.arguments"
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
     *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
-    *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "stall_warning", "stall_timeout"),
+    *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "logging", "stall_warning", "stall_timeout"),
 )
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2
@@ -231,6 +233,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
 
     def read() -> tuple[SweepOptions, dict[str, str], Space, tuple[int, ...], tuple[int, ...]]:
         options = options_of(parsed)
+        refuse_in_a_sweep(config)
         objectives = objectives_of(options.metric, options.mode)
         if options.folds is not None and config.train.validation_split:
             raise ConfigError("--folds and --validation-split: each says what validates; leave one out")

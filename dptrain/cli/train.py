@@ -29,6 +29,7 @@ from dptrain.cli.building import (
     run_name,
 )
 from dptrain.cli.config import Config, deciding, inspection_options, read_file, resolve, to_yaml, verbosity
+from dptrain.cli.loggers import loggers
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.comm import Communicator
@@ -70,6 +71,8 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         best = best_model(config, model, folder)
         stopping = early_stopping(config, verbose=0 if quiet else 1)
         callbacks += [one for one in (best, stopping) if one is not None]
+        named = comm.broadcast_fact(None if run is None else run.path.resolve().name)
+        callbacks += comm.agree("logging", lambda: loggers(config, folder, named))
         if keeper is None:
             signals.release_early()
         facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}

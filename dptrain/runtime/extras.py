@@ -8,6 +8,8 @@ _REQUIREMENTS = {
     "mpich": ("mpich>=4.2",),
     "plots": ("matplotlib>=3.8",),
     "tensorboard": ("tensorboardX",),
+    "mlflow": ("mlflow-skinny>=2.14",),
+    "wandb": ("wandb>=0.17",),
     "sweep": ("scipy>=1.11", "matplotlib>=3.8"),
     "optuna": ("optuna>=3.6", "scikit-learn>=1.4"),
     "cuda": ("pycuda>=2026.1",),

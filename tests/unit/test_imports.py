@@ -45,6 +45,8 @@ ONLY_IN = {
     "optuna": ("sweeps/adaptive.py", "sweeps/importance.py"),
     "sklearn": "sweeps/importance.py",
     "tensorboardX": "callbacks/tensorboard.py",
+    "mlflow": "callbacks/mlflow_callback.py",
+    "wandb": "callbacks/wandb_metrics_logger.py",
     "h5py": "saving/keras_h5.py",
     "onnx": "saving/onnx_file.py",
 }
@@ -177,7 +179,7 @@ def test_import_touches_no_mpi_no_gpu_and_no_plotting():
         "import sys, dptrain, dptrain.cli.main, dptrain.cli.sweep, dptrain.cli.doctor\n"
         "for name in dptrain.__all__: getattr(dptrain, name)\n"
         "names = ('mpi4py', 'pycuda', 'nvmath', 'matplotlib', 'tensorboardX', "
-        "'h5py', 'numba', 'torch', 'keras', 'jax')\n"
+        "'mlflow', 'wandb', 'h5py', 'numba', 'torch', 'keras', 'jax')\n"
         "print([m for m in names if sys.modules.get(m)])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

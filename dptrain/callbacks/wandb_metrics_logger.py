@@ -1,0 +1,117 @@
+"""WandbMetricsLogger: settings and metrics as a run of Weights & Biases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.ranks import on_rank_0
+from dptrain.errors import ConfigError
+from dptrain.runtime.extras import pip_install
+
+
+class WandbMetricsLogger(Callback):
+    """Logs every epoch's losses, metrics and learning rate to a run of Weights & Biases, on rank 0.
+
+    Keys are those of W&B's own callback: "epoch/loss", "epoch/learning_rate", ... over "epoch/epoch".
+
+    Args:
+        log_freq: "epoch".
+        initial_global_step: added to the number of the epoch.
+        init: keywords of `wandb.init` for a run that this callback begins and ends, and goes on with after a resume;
+            None to log to the run that the script has begun with `wandb.init`.
+
+    Raises:
+        ConfigError: another `log_freq`.
+
+    Source of the name: wandb.integration.keras.WandbMetricsLogger.
+    """
+
+    same_on_all_ranks = ("log_freq", "initial_global_step")
+
+    def __init__(
+        self, log_freq: str = "epoch", initial_global_step: int = 0, init: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        if log_freq != "epoch":
+            raise ConfigError(f"not supported: log_freq={log_freq!r} of WandbMetricsLogger; expected 'epoch'")
+        self.log_freq, self.initial_global_step = log_freq, initial_global_step
+        self.init = None if init is None else dict(init)
+        self._run: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the id of the run that this callback began."""
+        return {"id": None if self.init is None or self._run is None else self._run.id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that run, before anything is logged."""
+        if self.init is not None:
+            self.init |= {"id": state["id"], "resume": "allow"}
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Look for the script's run. Collective.
+
+        Raises:
+            ConfigError: wandb is not installed, or the script has begun no run.
+        """
+        on_rank_0(self, "Weights & Biases", self._check)
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Begin a run, once it is known whether one is to go on. Collective.
+
+        Raises:
+            Exception: what wandb raises where it cannot.
+        """
+        on_rank_0(self, "Weights & Biases", self._begin)
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Log the epoch, counted from 0. Collective.
+
+        Raises:
+            Exception: what wandb raises where it cannot.
+        """
+        values = {f"epoch/{key}": value for key, value in (logs or {}).items()}
+        number = {"epoch/epoch": self.initial_global_step + epoch}
+
+        def log() -> None:
+            rate = {"epoch/learning_rate": float(self.model.optimizer.learning_rate)}
+            self._run.log(number | values | rate)
+
+        on_rank_0(self, "Weights & Biases", log)
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """End the run that this callback began. Collective."""
+        on_rank_0(self, "Weights & Biases", lambda: self._end(0))
+
+    def release(self) -> None:
+        """End it where the training ends in an error."""
+        self._end(1)
+
+    def _check(self) -> None:
+        if self.init is None and wandb_module().run is None:
+            raise ConfigError("You must call `wandb.init()` before WandbMetricsLogger()")
+
+    def _begin(self) -> None:
+        if self._run is not None:
+            return
+        wandb = wandb_module()
+        self._run = wandb.run if self.init is None else wandb.init(**self.init)
+        self._run.define_metric("epoch/epoch")
+        self._run.define_metric("epoch/*", step_metric="epoch/epoch")
+
+    def _end(self, exit_code: int) -> None:
+        run, self._run = self._run, None
+        if run is not None and self.init is not None:
+            run.finish(exit_code=exit_code)
+
+
+def wandb_module() -> Any:
+    """Return wandb, imported.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(f"WandbMetricsLogger needs wandb: {pip_install('wandb')}") from error
+    return wandb

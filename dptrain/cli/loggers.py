@@ -1,0 +1,141 @@
+"""`--tensorboard`, `--mlflow`, `--wandb`: a run's settings and metrics in other people's tools.
+
+A logger that fails is named in one warning line and left alone from then on; the training goes on without it.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dptrain.callbacks import Callback, Logs, MlflowCallback, TensorBoard, WandbMetricsLogger
+from dptrain.callbacks.mlflow_callback import mlflow_module
+from dptrain.callbacks.ranks import ranks_of
+from dptrain.callbacks.tensorboard import tensorboardx_module
+from dptrain.callbacks.wandb_metrics_logger import wandb_module
+from dptrain.cli.config import Config, leaves, to_dict
+from dptrain.errors import ConfigError
+from dptrain.runtime import terminal
+from dptrain.runtime.failure import describe
+
+# The value of an option that is given without one.
+AUTO = "auto"
+
+
+class BestEffort(Callback):
+    """Calls another callback until it fails, and then warns, once, and leaves it alone.
+
+    Args:
+        name: of what it logs to.
+        inner: whose hooks fail on all ranks or on none.
+    """
+
+    same_on_all_ranks = ("name",)
+
+    def __init__(self, name: str, inner: Callback) -> None:
+        super().__init__()
+        self.name, self.inner, self.failed = name, inner, False
+
+    def set_model(self, model: Any) -> None:
+        """Hand it over."""
+        super().set_model(model)
+        self.inner.set_model(model)
+
+    def set_trainer(self, trainer: Any) -> None:
+        """Hand it over."""
+        super().set_trainer(trainer)
+        self.inner.set_trainer(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which logger it is, and where it stands."""
+        return {"name": self.name, "inner": {} if self.failed else self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the same logger stood."""
+        if state["name"] == self.name and state["inner"]:
+            self._attempt(lambda: self.inner.load_state_dict(state["inner"]))
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Try it."""
+        self._attempt(lambda: self.inner.on_train_begin(logs))
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        """Try it."""
+        self._attempt(lambda: self.inner.on_epoch_begin(epoch, logs))
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        """Try it."""
+        self._attempt(lambda: self.inner.on_epoch_end(epoch, logs))
+
+    def on_test_end(self, logs: Logs | None = None) -> None:
+        """Try it."""
+        self._attempt(lambda: self.inner.on_test_end(logs))
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        """Try it."""
+        self._attempt(lambda: self.inner.on_train_end(logs))
+
+    def release(self) -> None:
+        """Try it."""
+        self._attempt(self.inner.release)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            action()
+        except Exception as error:
+            self.failed = True
+            if ranks_of(self).rank == 0:
+                text = f"{self.name} gets nothing from now on, the training goes on: {describe(error)}"
+                terminal.say(f"dptrain: warning: {text}", file=sys.stderr)
+
+
+def loggers(config: Config, folder: str | None, name: str) -> list[Callback]:
+    """Return what logs a run as configured; nothing in a fast dev run.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        name: of the run, there.
+
+    Raises:
+        ConfigError: what a logger needs is not installed.
+    """
+    asked, found = config.logging, []
+    if config.fast_dev_run or folder is None:
+        return []
+    settings = {leaf.path: value for leaf in leaves() if (value := _at(config, leaf.path)) is not None}
+    if asked.tensorboard is not None:
+        tensorboardx_module()
+        place = Path(folder) / "tensorboard" if asked.tensorboard == AUTO else Path(asked.tensorboard) / name
+        found.append(BestEffort("TensorBoard", TensorBoard(place)))
+    if asked.mlflow is not None:
+        mlflow_module()
+        uri = None if asked.mlflow == AUTO else asked.mlflow
+        found.append(BestEffort("MLflow", MlflowCallback(uri, "dptrain", name, settings)))
+    if asked.wandb is not None:
+        wandb = wandb_module()
+        project = "dptrain" if asked.wandb == AUTO else asked.wandb
+        quiet = wandb.Settings(silent=config.verbose == 0, console="off")
+        init = {"project": project, "name": name, "config": settings, "dir": folder, "settings": quiet}
+        found.append(BestEffort("Weights & Biases", WandbMetricsLogger(init=init)))
+    return list(found)
+
+
+def refuse_in_a_sweep(config: Config) -> None:
+    """Refuse loggers of single runs.
+
+    Raises:
+        ConfigError: one is asked for.
+    """
+    for name, value in to_dict(config)["logging"].items():
+        if value is not None:
+            advice = "leave it out, results.jsonl and trials.csv have every run's metrics"
+            raise ConfigError(f"--{name}: not supported in a sweep, where runs are packed together; {advice}")
+
+
+def _at(config: Any, path: str) -> Any:
+    for key in path.split("."):
+        config = getattr(config, key)
+    return config
