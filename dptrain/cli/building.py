@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ import numpy.typing as npt
 from dptrain import activations, layers, optimizers
 from dptrain.batches.sampling import GlobalSampler, PartSampler, Sampler, StaticSampler
 from dptrain.cli.config import Config, OptimizerConfig, device_options, fixed_shards
+from dptrain.cli.loading import load_configured
 from dptrain.cli.model_function import load_function
 from dptrain.cli.schedule import parse_schedule
 from dptrain.comm import Communicator
 from dptrain.data.holdout import fold_rows, split_rows
-from dptrain.data.loading import LoadedData, Split, load_dataset
+from dptrain.data.loading import LoadedData, Split
 from dptrain.data.moments import moments
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.tasks import LOSSES, Task, asked_task
@@ -47,14 +47,8 @@ def load_data(config: Config, comm: Communicator, *, alone: bool = False) -> Loa
     Raises:
         AgreedError: as `load_dataset`.
     """
-    data = load_dataset(
-        config.data.name,
-        comm,
-        data_dir=None if config.data.dir is None else Path(config.data.dir),
-        max_bytes=config.data.max_bytes,
-        sharding=config.data.sharding,
-        task=asked_task(config.data.task, config.train.loss),
-    )
+    task = comm.agree("configuration", lambda: asked_task(config.data.task, config.train.loss))
+    data = load_configured(config.data, comm, task)
     if alone:
         data = dataclasses.replace(data, train=_alone(data.train), test=_alone(data.test))
     return dataclasses.replace(data, test=_small(data.test)) if config.fast_dev_run else data

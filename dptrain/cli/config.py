@@ -36,6 +36,10 @@ def _comma_separated(value: object) -> object:
     return [value] if isinstance(value, int) else value
 
 
+def _names(value: object) -> object:
+    return [] if _none_word(value) is None else _comma_separated(value)
+
+
 def _none_word(value: object) -> object:
     return None if isinstance(value, str) and value.lower() in ("none", "null", "") else value
 
@@ -129,7 +133,9 @@ class DataConfig:
     """Which samples, and how they are shared out."""
 
     name: str = _field(
-        "strokes", "strokes (built in), mnist, fashion-mnist, a folder of IDX files, or an .npz file", "data"
+        "strokes",
+        "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, or a table (.csv, .parquet)",
+        "data",
     )
     dir: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "folder with the files of a named data set", "data-dir"
@@ -142,6 +148,23 @@ class DataConfig:
     max_bytes: Annotated[int, Field(ge=1, lt=2**63)] = _field(
         DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this"
     )
+    target: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "column of a table to predict; of an .npy file, the file of the targets", "target"
+    )
+    columns: Annotated[tuple[str, ...], BeforeValidator(_names)] = _field(
+        (), "of a table, comma-separated, to predict from; all others but the target if not set", "columns"
+    )
+    drop: Annotated[tuple[str, ...], BeforeValidator(_names)] = _field(
+        (), "columns of a table to leave out, comma-separated", "drop"
+    )
+    categorical: Annotated[tuple[str, ...], BeforeValidator(_names)] = _field(
+        (), "columns of a table that are categories though they look like numbers, comma-separated", "categorical"
+    )
+    missing: Literal["stop", "drop"] = _field("stop", "stop at a table's missing value, or drop its row", "missing")
+    test: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+        None, "a table for the test part; if not set, a part of the table itself", "test-data"
+    )
+    test_split: Annotated[float, Field(gt=0, lt=1)] = _field(0.2, "of a table's rows, where --test-data is not set")
     task: Annotated[Literal["multiclass", "binary", "regression"] | None, BeforeValidator(_none_word)] = _field(
         None, "multiclass, binary or regression; what the target looks like if not set", "task"
     )
@@ -499,8 +522,8 @@ def follows_training(schedule: str | None) -> bool:
 def to_dict(config: Config) -> dict[str, Any]:
     """Return the configuration as nested dictionaries of plain values."""
     tree = dataclasses.asdict(config)
-    for section, name in (("model", "hidden"), ("checkpoint", "every"), ("checkpoint", "anyway")):
-        tree[section][name] = list(tree[section][name])
+    for section in ("data", "model", "checkpoint"):
+        tree[section] |= {name: list(value) for name, value in tree[section].items() if isinstance(value, tuple)}
     return tree
 
 

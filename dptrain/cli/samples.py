@@ -12,6 +12,8 @@ from dptrain.comm import Communicator
 from dptrain.data.catalog import DEFAULT_MAX_BYTES
 from dptrain.data.loading import load_dataset, read_shared
 from dptrain.data.npz import open_arrays
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.samples import is_raw, read_samples
 from dptrain.errors import DataError
 from dptrain.runtime.files import open_regular
 from dptrain.saving.reading import reading
@@ -46,22 +48,27 @@ def load_samples(
     inputs: Sequence[str] = (),
     data_dir: Path | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
+    preprocessing: Preprocessing | None = None,
 ) -> GivenSamples:
     """Bring samples into memory, one copy a node. Collective.
 
     Args:
         name_or_path: an .npy file of features; an .npz file with x, and y where it is known, or with x_test and y_test
-            (x_train and y_train), or with an array for each input of the model; or a data set as for a training.
+            (x_train and y_train), or with an array for each input of the model; or a data set as for a training; or raw
+            data as the model was trained on.
         comm: the ranks.
         part: "test" or "train", where the data has both.
         inputs: names of the model's inputs, where it has several.
         data_dir: where the user keeps the files of a named set.
         max_bytes: the largest that each array may be.
+        preprocessing: the model's, of its raw data.
 
     Raises:
         AgreedError: on every rank, whatever was wrong on any: the file is missing, damaged, or has no such arrays.
     """
     path = Path(name_or_path).expanduser()
+    if is_raw(str(path), preprocessing):
+        return GivenSamples(str(path), *read_samples(str(path), preprocessing, comm, max_bytes=max_bytes))
     if path.suffix == ".npy":
         x = comm.agree("data", lambda: _mapped(path))
         comm.require_same("the ranks see different data", {"x": [list(x.shape), str(x.dtype)]})

@@ -61,11 +61,16 @@ def load_served_samples(
         ConfigError: none are named, and none are known.
         AgreedError: the data is missing or damaged, or does not fit the model.
     """
-    from dptrain.cli.samples import load_samples
+    from dptrain.cli.loading import load_configured
+    from dptrain.cli.samples import GivenSamples, load_samples
 
-    data = config.data
+    data, known = config.data, model.preprocessing
     if "data.name" not in vars(parsed):
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
+        if known is not None:
+            loaded = load_configured(data, comm, known.task, known)
+            split = loaded.test if parsed.part == "test" else loaded.train
+            return GivenSamples(f"{loaded.name} ({parsed.part} part)", split.x, split.y)
     return load_samples(
         data.name,
         comm,
@@ -73,6 +78,7 @@ def load_served_samples(
         inputs=model.expected.input_names,
         data_dir=None if data.dir is None else Path(data.dir),
         max_bytes=data.max_bytes,
+        preprocessing=known,
     )
 
 

@@ -35,6 +35,7 @@ from dptrain.cli.building import (
 )
 from dptrain.cli.config import (
     Config,
+    DataConfig,
     Leaf,
     fixed_shards,
     follows_training,
@@ -76,11 +77,11 @@ from dptrain.train.trainer import StepIterator
 # Fields that runs of one sweep have in common, with the reason.
 _FIXED = {
     "seed": "use --seeds",
-    "data.name": "a sweep has one data set",
-    "data.dir": "a sweep has one data set",
+    **dict.fromkeys(
+        [f"data.{name}" for name in vars(DataConfig()) if name not in ("sharding", "device_mb")],
+        "a sweep has one data set",
+    ),
     "data.sharding": "a run has all samples",
-    "data.max_bytes": "a sweep has one data set",
-    "data.task": "a sweep has one data set",
     **dict.fromkeys(
         ("device", "comm", "bucket_mb", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
         "it is the same for all runs of a sweep",

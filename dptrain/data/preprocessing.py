@@ -69,14 +69,14 @@ class Preprocessing:
         task: what is learned.
         columns: of a table, in its order; empty for pictures and arrays.
         target: the table's column to predict.
-        classes: names of the classes by label; empty for numbers, and where labels are numbers already.
+        class_names: names of the classes by label; empty for numbers, and where labels are numbers already.
         picture: (height, width, channels) of pictures, 1 channel for grey, 3 for RGB.
     """
 
     task: Task
     columns: Annotated[tuple[Column, ...], Field(max_length=MAX_COLUMNS)] = ()
     target: Text | None = None
-    classes: Texts = ()
+    class_names: Texts = ()
     picture: tuple[Side, Side, Literal[1, 3]] | None = None
 
     def __post_init__(self) -> None:
@@ -92,8 +92,8 @@ class Preprocessing:
             "a table or pictures, not both": not (self.columns and self.picture),
             "a number has no categories, every other column has": roles,
             "no category twice": all(len(set(one.values)) == len(one.values) for one in self.columns),
-            "no class twice": len(set(self.classes)) == len(self.classes),
-            "as many classes as the task has": _fits(self.task, len(self.classes)),
+            "no class twice": len(set(self.class_names)) == len(self.class_names),
+            "as many classes as the task has": _fits(self.task, len(self.class_names)),
             f"at most {MAX_VALUES} categories": sum(len(one.values) for one in self.columns) <= MAX_VALUES,
         }
         for rule, holds in rules.items():
@@ -203,7 +203,7 @@ class Preprocessing:
             fault: as in `encode`.
 
         Returns:
-            (rows,): float32 numbers, or int32 labels, the places of names in `classes`.
+            (rows,): float32 numbers, or int32 labels, the places of names in `class_names`.
 
         Raises:
             DataError: as `encode`.
@@ -214,9 +214,9 @@ class Preprocessing:
         series = frame[self.target]
         if self.task == "regression":
             return numbers(series, self.target, fault, "leave the row out").astype(np.float32)
-        return encode_categories(series, self.target, self.classes, fault, "leave the row out", kind="class").astype(
-            np.int32
-        )
+        return encode_categories(
+            series, self.target, self.class_names, fault, "leave the row out", kind="class"
+        ).astype(np.int32)
 
     def require_columns(self, frame: Any, where: str, names: Sequence[str]) -> None:
         """Check that a table has columns of these names, once each.
@@ -268,10 +268,13 @@ def numbers(series: Any, name: str, fault: Fault, advice: str) -> npt.NDArray[np
     """
     if series.dtype.kind not in "iufb":
         for row, value in enumerate(series):
-            if isinstance(value, str) or not isinstance(value, int | float | np.number):
-                if _is_missing(value):
-                    raise _missing(series, name, row, fault, advice)
+            if _is_missing(value):
+                raise _missing(series, name, row, fault, advice)
+            if not _is_number(value):
                 raise fault(row, name, f"{short(value)} among numbers; correct it")
+        if texts := [row for row, value in enumerate(series) if isinstance(value, str)]:
+            raise fault(texts[0], name, f"{short(series.iloc[texts[0]])}, a number as text; store numbers")
+        series = series.astype(np.float64)
     found: npt.NDArray[np.float64] = series.to_numpy(dtype=np.float64, na_value=np.nan)
     absent = np.isnan(found)
     if absent.any():
@@ -314,6 +317,14 @@ def encode_categories(
         hint = suggestion(value, values) or f"; it has seen {len(values)} others"
         raise fault(row, name, f"{kind} {short(value)}, which training has not seen{hint}")
     return codes
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_missing(value: Any) -> bool:

@@ -53,7 +53,8 @@ def test_whole_numbers_are_one_category_however_they_are_stored():
         ({"rooms": [1, np.nan]}, r"row 1 \(counted from 0\), column 'rooms': no value \(1 in all\); fill it in"),
         ({"rooms": [np.inf, 1]}, "row 0 .*column 'rooms': inf is infinite"),
         ({"rooms": [1, 1e39]}, "row 1 .*too large for float32"),
-        ({"rooms": ["3", "x"]}, "row 0 .*'3' among numbers"),
+        ({"rooms": ["3", "x"]}, "row 1 .*'x' among numbers"),
+        ({"rooms": ["3", "4"]}, "row 0 .*'3', a number as text; store numbers"),
         ({"heating": ["oil", "goil"]}, "row 1 .*category 'goil', which training has not seen; did you mean 'oil'"),
         ({"heating": ["oil", None]}, "row 1 .*column 'heating': no value"),
     ],
@@ -70,7 +71,7 @@ def test_a_column_twice_is_refused():
         HOUSES.encode(pd.concat([FRAME, FRAME[["rooms"]]], axis=1), "houses")
 
 
-PICTURES = Preprocessing("multiclass", classes=("cat", "dog", "eel"), picture=(32, 24, 3))
+PICTURES = Preprocessing("multiclass", class_names=("cat", "dog", "eel"), picture=(32, 24, 3))
 
 
 @pytest.mark.parametrize("one", [HOUSES, PICTURES, Preprocessing("regression")], ids=lambda one: one.kind)
@@ -88,7 +89,7 @@ def test_it_comes_back_from_json(one):
         ({"picture": [1 << 20, 3, 3]}, r"picture\.0"),
         ({"picture": [4, 4, 2]}, r"picture\.2"),
         ({"picture": [4, 4, 3]}, "a table or pictures"),
-        ({"classes": ["a", "b"]}, "as many classes"),
+        ({"class_names": ["a", "b"]}, "as many classes"),
         ({"target": "rooms"}, "names of their own"),
         ({"target": 7}, "target"),
         ({"columns": [{"name": "x" * 20_000, "role": "number"}]}, "name"),
@@ -126,3 +127,8 @@ def test_any_damage_is_refused_as_such_or_does_no_harm(key, inner, value):
         tree[key] = value
     with contextlib.suppress(DataError):  # anything else is a fault
         Preprocessing.from_dict(tree)
+
+
+def test_numbers_stored_as_objects_are_numbers():
+    frame = FRAME.assign(rooms=pd.Series([3, np.float32(4)], dtype=object))
+    assert HOUSES.encode(frame)[:, 0].tolist() == [3, 4]

@@ -1,0 +1,49 @@
+"""Raw samples for a model that is there already: a table as the training's was."""
+
+from typing import Any
+
+import numpy.typing as npt
+
+from dptrain.comm.base import Communicator
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.sources import DEFAULT_MAX_BYTES
+from dptrain.data.table_loading import encode_file
+from dptrain.data.tables import ENDINGS, is_table
+from dptrain.errors import DataError
+
+Array = npt.NDArray[Any]
+
+
+def is_raw(path: str, preprocessing: Preprocessing | None) -> bool:
+    """Return whether `read_samples` is what opens a file for a model."""
+    return is_table(path) or (preprocessing is not None and preprocessing.kind == "table")
+
+
+def read_samples(
+    path: str, preprocessing: Preprocessing | None, comm: Communicator, *, max_bytes: int = DEFAULT_MAX_BYTES
+) -> tuple[Array, Array | None]:
+    """Return x of raw samples, and y where they have targets. Collective.
+
+    Args:
+        path: of a table.
+        preprocessing: the model's.
+        comm: the ranks.
+        max_bytes: the largest that the file's content, and x, may be.
+
+    Returns:
+        (rows, *sample_shape) and (rows,); one copy a node.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any: the file, its contents, or the model is not of such data.
+    """
+
+    def check() -> Preprocessing:
+        if preprocessing is None or preprocessing.kind != "table":
+            raise DataError(f"{path}: a table, and the model was not trained on one; expected an .npz or .npy file")
+        if not is_table(path):
+            raise DataError(
+                f"{path}: the model was trained on a table; expected a file that ends in {', '.join(ENDINGS)}"
+            )
+        return preprocessing
+
+    return encode_file(path, comm.agree("data", check), comm, max_bytes=max_bytes)

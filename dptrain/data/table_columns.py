@@ -1,0 +1,283 @@
+"""What the columns of a table are for: numbers, categories, the target; decided once, from the training table.
+
+Nothing is guessed in silence: what could be meant in two ways is refused with the option that says which, and the rest
+is told in a line each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dptrain.data.preprocessing import Column, Preprocessing, canonical, numbers
+from dptrain.data.tables import Table
+from dptrain.data.tasks import LOSSES, Task
+from dptrain.errors import ConfigError, DataError
+from dptrain.registry.names import suggestion
+from dptrain.runtime.text import short
+
+MOST_ONE_HOT = 16
+"""A category of more values is embedded."""
+
+MOST_CLASSES = 20
+"""Whole numbers of more values are targets of a regression; of so many or fewer, and five rows a value, classes."""
+
+_FEW = 50
+"""Different texts that any column may have; more of them than half of the rows name rows, and are no category."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the command line says about a table.
+
+    Attributes:
+        target: the column to predict.
+        columns: those to use, in the table's order; empty for all.
+        drop: those to leave out.
+        categorical: those to take as categories, whatever they look like.
+        missing: "stop" at a missing value, or "drop" the row.
+        test: a file for the test part; None for a part of the table.
+        test_split: that part, of the rows.
+        task: what is learned; None for what the target looks like.
+    """
+
+    target: str | None = None
+    columns: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    missing: str = "stop"
+    test: str | None = None
+    test_split: float = 0.2
+    task: Task | None = None
+
+
+def learn(table: Table, asked: TableOptions) -> tuple[Preprocessing, list[str]]:
+    """Return what the columns of a training table are for, and a line about each decision.
+
+    Args:
+        table: without rows of missing values, if these are to be dropped.
+        asked: what the command line says.
+
+    Raises:
+        ConfigError: no target is named.
+        DataError: a column is missing, holds numbers and text, or dates, or has about as many texts as rows; the target
+            is all one value; or no column is left.
+    """
+    names = used_columns(table, asked)
+    notes: list[str] = []
+    columns = [one for name in names if (one := _column(table, name, asked, notes)) is not None]
+    if not columns:
+        raise DataError(f"{table.where}: no column is left to predict {asked.target!r} from")
+    task, classes = _task(table, asked, notes)
+    notes.insert(0, _described(columns))
+    return Preprocessing(task, tuple(columns), asked.target, classes), notes
+
+
+def used_columns(table: Table, asked: TableOptions) -> list[str]:
+    """Return the names of the columns to predict from, in the table's order.
+
+    Raises:
+        ConfigError: no target is named.
+        DataError: a named column is missing, or used and dropped.
+    """
+    there = [str(one) for one in table.frame.columns]
+    if asked.target is None:
+        raise ConfigError(
+            f"{table.where}: which column is to be predicted? --target NAME, one of {', '.join(there[:20])}"
+        )
+    for option, names in (
+        ("target", [asked.target]),
+        *(("columns", asked.columns), ("drop", asked.drop), ("categorical", asked.categorical)),
+    ):
+        for name in names:
+            if name not in there:
+                hint = suggestion(name, there) or f"; found {', '.join(there[:20])}"
+                raise DataError(f"{table.where}: no column {name!r} (--{option}){hint}")
+    if both := [name for name in asked.drop if name in asked.columns or name == asked.target]:
+        raise ConfigError(f"--drop {both[0]}: the column is used; leave it out of --columns and --target")
+    wanted = set(asked.columns or there) - {asked.target, *asked.drop}
+    return [name for name in there if name in wanted]
+
+
+def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str]]:
+    """Return a table without the rows that miss a value of one of the columns, and a line about it.
+
+    Raises:
+        DataError: no row is left.
+    """
+    absent = table.frame[list(names)].isna().any(axis=1)
+    count = int(absent.sum())
+    if count == len(table):
+        raise DataError(f"{table.where}: every row misses a value; --drop the columns that are empty")
+    if not count:
+        return table, []
+    return table.without_rows(absent), [
+        f"{table.where}: {count:,} of {len(table):,} rows miss a value and are left out"
+    ]
+
+
+def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> Column | None:
+    """Return what a column is for, or None where it is left out."""
+    series = table.frame[name]
+    _refuse_other_types(table, name, f"--drop {name}")
+    if series.isna().all():
+        raise DataError(f"{table.where}, column {name!r}: no value in any row; --drop {name}")
+    if series.nunique() == 1 and not series.isna().any():
+        notes.append(f"column {name!r} is left out: every row has {short(canonical(series.iloc[0]))}")
+        return None
+    if name not in asked.categorical:
+        if series.dtype.kind in "iuf":
+            _note_precision(table, name, notes)
+            return Column(name, "number")
+        if series.dtype.kind != "b":
+            _refuse_mixture(table, name)
+    advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop"
+    values = _categories(table, name, advice)
+    if len(values) > max(_FEW, len(table) // 2) and name not in asked.categorical:
+        raise DataError(
+            f"{table.where}, column {name!r}: {len(values):,} different texts in {len(table):,} rows; leave it out "
+            f"(--drop {name}), or say that it is a category (--categorical {name})"
+        )
+    role = "one-hot" if len(values) <= MOST_ONE_HOT else "embedding"
+    is_text = series.dtype.kind not in "iufb"
+    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text)
+
+
+def _categories(table: Table, name: str, advice: str) -> tuple[str, ...]:
+    """Return the values of a column, numbers by size, texts by letters."""
+    series = table.frame[name]
+    if series.isna().any():
+        row = int(series.isna().to_numpy().argmax())
+        raise table.fault(row, name, f"no value ({int(series.isna().sum())} in all); {advice}")
+    found = list(series.unique())
+    if not all(isinstance(one, str) for one in found):
+        found = sorted(found, key=lambda one: (isinstance(one, str), one))
+        return tuple(dict.fromkeys(map(canonical, found)))
+    return tuple(sorted(found))
+
+
+def _refuse_other_types(table: Table, name: str, advice: str) -> None:
+    """Refuse dates and objects."""
+    series = table.frame[name]
+    if series.dtype.kind in "mMc":
+        raise DataError(
+            f"{table.where}, column {name!r}: holds {series.dtype}; expected numbers or texts: make numbers of it, or "
+            f"{advice}"
+        )
+    plain = str | bool | int | float | np.generic
+    try:
+        if all(isinstance(value, plain) for value in series.dropna().unique()):
+            return
+    except TypeError:  # of values that cannot be compared, such as lists
+        pass
+    for row, value in enumerate(series):
+        if not isinstance(value, plain):
+            raise table.fault(row, name, f"{short(value)}; expected numbers or texts: {advice}")
+
+
+def _refuse_mixture(table: Table, name: str) -> None:
+    """Refuse texts of which some are numbers."""
+    import pandas
+
+    present = table.frame[name].dropna()
+    is_number = pandas.to_numeric(present.astype(str), errors="coerce").notna().to_numpy()
+    if not is_number.any():
+        return
+    if is_number.all():
+        raise DataError(
+            f"{table.where}, column {name!r}: holds numbers as text; store them as numbers, or --categorical {name}"
+        )
+    # Whichever is rare is the mistake.
+    odd = is_number if is_number.mean() < 0.5 else ~is_number
+    place = int(odd.argmax())
+    row = int(np.flatnonzero(table.frame[name].notna().to_numpy())[place])
+    what = "a number among texts" if is_number[place] else "text among numbers"
+    count = int(odd.sum())
+    raise table.fault(
+        row, name, f"{short(present.iloc[place])}, {what} ({count} in all); correct it, or --categorical {name}"
+    )
+
+
+def _note_precision(table: Table, name: str, notes: list[str]) -> None:
+    """Note numbers that float32 does not tell apart."""
+    values = table.frame[name].dropna().to_numpy(dtype=np.float64)
+    largest = float(np.abs(values).max())
+    if not np.isfinite(largest) or largest > np.finfo(np.float32).max:
+        return  # refused when it is encoded
+    step, deviation = float(np.spacing(np.float32(largest))), float(values.std())
+    if step > 0.01 * deviation > 0:
+        notes.append(
+            f"column {name!r}: float32 tells numbers near {largest:g} apart in steps of {step:g}, and they deviate by "
+            f"{deviation:.3g}; subtract a constant from the column"
+        )
+
+
+def _task(table: Table, asked: TableOptions, notes: list[str]) -> tuple[Task, tuple[str, ...]]:
+    """Return what is learned, and the names of the classes."""
+    name = str(asked.target)
+    series = table.frame[name]
+    _refuse_other_types(table, name, "choose another --target")
+    is_number = series.dtype.kind in "iuf"
+    if is_number and (asked.task == "regression" or series.nunique() > 2):
+        values = numbers(series, name, table.fault, "leave the row out, or --missing drop")
+        count = len(np.unique(values))
+        whole = series.dtype.kind in "iu"
+        few = whole and count <= MOST_CLASSES and count * 5 <= len(series)
+        if asked.task == "regression" or (asked.task is None and not few):
+            if count == 1:
+                raise _one_value(table, name)
+            other = f"; --loss {LOSSES['multiclass'][0]} for classes" if whole else ""
+            notes.append(
+                f"target {name!r}: regression, {count:,} values from {values.min():g} to {values.max():g}{other}"
+            )
+            return "regression", ()
+    if asked.task == "regression":
+        _refuse_mixture(table, name)
+        raise DataError(f"{table.where}, column {name!r}: holds {series.dtype}, expected numbers for a regression")
+    if not is_number and series.dtype.kind != "b" and asked.task is None and name not in asked.categorical:
+        _refuse_mixture(table, name)
+    classes = _categories(table, name, "leave the row out, or --missing drop")
+    if len(classes) == 1:
+        raise _one_value(table, name)
+    if asked.task == "binary" and len(classes) > 2:
+        raise DataError(f"{table.where}, column {name!r}: {len(classes):,} values, expected two for --task binary")
+    if len(classes) > max(MOST_CLASSES, len(series) // 2):
+        raise DataError(
+            f"{table.where}, column {name!r}: {len(classes):,} classes in {len(series):,} rows; is it the target?"
+        )
+    if len(classes) == 2 and asked.task != "multiclass":
+        notes.append(f"target {name!r}: binary, the probability of {classes[1]!r} rather than {classes[0]!r}")
+        return "binary", classes
+    shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+    other = "; --task regression for a number" if is_number else ""
+    notes.append(f"target {name!r}: {len(classes)} classes ({shown}){other}")
+    return "multiclass", classes
+
+
+def _one_value(table: Table, name: str) -> DataError:
+    value = canonical(table.frame[name].iloc[0])
+    return DataError(f"{table.where}, column {name!r}: every row has {short(value)}; there is nothing to learn")
+
+
+def _described(columns: Sequence[Column]) -> str:
+    parts = []
+    for role, text in (("number", "numbers"), ("one-hot", "one-hot"), ("embedding", "embedded")):
+        found = [one for one in columns if one.role == role]
+        named = [one.name if role == "number" else f"{one.name} ({len(one.values)})" for one in found]
+        if found:
+            parts.append(f"{text}: {', '.join(named[:8])}{', ...' if len(named) > 8 else ''}")
+    return f"{len(columns)} columns; {'; '.join(parts)}"
+
+
+def require_rows(table: Table, fraction: float) -> None:
+    """Check that a part of a table can be held out.
+
+    Raises:
+        ConfigError: it would be none of the rows, or all.
+    """
+    held: Any = round(len(table) * fraction)
+    if not 0 < held < len(table):
+        raise ConfigError(
+            f"data.test_split = {fraction}: of {len(table)} rows it holds out {held}; name a file with --test-data"
+        )

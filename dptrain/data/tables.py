@@ -1,0 +1,283 @@
+"""Tables in files: text with a header (.csv, .tsv, also .gz) and Parquet, read by pandas and pyarrow.
+
+Rows are numbered as an editor shows lines: from 1, the header counted. The file is bounded before it is read, and what
+it cannot mean is an error that names file, row and column.
+"""
+
+import csv
+import gzip
+import io
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dptrain.data.preprocessing import MAX_COLUMNS
+from dptrain.data.sources import DEFAULT_MAX_BYTES, format_bytes, stream_errors
+from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.files import open_regular
+from dptrain.runtime.text import one_line, short
+
+TEXT_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+PARQUET_ENDINGS = (".parquet", ".pq")
+ENDINGS = (*TEXT_ENDINGS, *PARQUET_ENDINGS)
+
+
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file's name says that it holds a table."""
+    return str(path).lower().endswith(ENDINGS)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a file.
+
+    Attributes:
+        where: the file.
+        frame: a pandas data frame; its index counts the rows of the file from 0.
+        text: the file as text, None of Parquet.
+    """
+
+    where: str
+    frame: Any
+    text: "Text | None" = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.frame)
+
+    def fault(self, row: int, column: str, what: str) -> DataError:
+        """Return an error about a cell.
+
+        Args:
+            row: of `frame`, from 0.
+            column: its name.
+            what: is wrong there.
+        """
+        number = int(self.frame.index[row])
+        if self.text is None:
+            return DataError(f"{self.where}, row {number + 1}, column {column!r}: {what}")
+        line, _ = self.text.record(number)
+        return DataError(f"{self.where}, row {line}, column {column!r}: {what}")
+
+    def without_rows(self, rows: Any) -> "Table":
+        """Return the table without the rows that a boolean series names."""
+        return Table(self.where, self.frame[~rows], self.text)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text file's content and how it is cut into fields."""
+
+    where: str
+    content: bytes
+    separator: str
+
+    def records(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the line at which each record begins, from 1, and its fields; blank lines are none.
+
+        Raises:
+            DataError: a field is longer than any number or category.
+        """
+        lines = io.TextIOWrapper(io.BytesIO(self.content), encoding="utf-8-sig", errors="replace", newline="")
+        reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True)
+        begin = 1
+        try:
+            for fields in reader:
+                if fields:
+                    yield begin, fields
+                begin = reader.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"{self.where}, row {begin}: {one_line(error)}") from None
+
+    def record(self, row: int) -> tuple[int, list[str]]:
+        """Return line and fields of a row of the table, counted from 0 behind the header."""
+        for number, found in enumerate(self.records(), -1):
+            if number == row:
+                return found
+        return row + 2, []
+
+    def header(self) -> list[str]:
+        """Return the names of the columns.
+
+        Raises:
+            DataError: there is no header of names that differ.
+        """
+        _, names = next(self.records(), (1, []))
+        if not names:
+            raise DataError(f"{self.where}: empty; expected a header with the names of the columns, and rows")
+        if len(names) > MAX_COLUMNS:
+            raise DataError(f"{self.where}: {len(names)} columns, at most {MAX_COLUMNS} are read")
+        if all(map(_is_number, names)):
+            shown = ", ".join(names[:3])
+            raise DataError(f"{self.where}, row 1: numbers ({shown}), expected the names of the columns; add a header")
+        for place, name in enumerate(names):
+            if not name.strip():
+                raise DataError(f"{self.where}, row 1: column {place + 1} has no name")
+        for one, other in pairwise(sorted(names)):
+            if one == other:
+                raise DataError(f"{self.where}, row 1: {names.count(one)} columns are called {one!r}; rename one")
+        return names
+
+    def require_even(self, columns: int) -> None:
+        """Check that every record has as many fields as the header.
+
+        Raises:
+            DataError: names the first that has not.
+        """
+        begin = 1
+        for begin, fields in self.records():
+            if len(fields) != columns:
+                found = f"{len(fields)} field{'s' * (len(fields) != 1)}"
+                raise DataError(
+                    f"{self.where}, row {begin}: {found}, the header has {columns}; is a separator missing or too many,"
+                    " or a text without its quotes?"
+                )
+
+
+def read_table(
+    path: str | os.PathLike[str], *, text_columns: Sequence[str] = (), max_bytes: int = DEFAULT_MAX_BYTES
+) -> Table:
+    """Read a table.
+
+    Args:
+        path: of one of `ENDINGS`.
+        text_columns: whose cells a text file's are taken as they stand, so that "007" is not 7.
+        max_bytes: the largest that its content, decompressed, may be.
+
+    Raises:
+        ConfigError: pandas or pyarrow is missing.
+        DataError: the file is missing, too large, or no such table.
+    """
+    where = str(path)
+    with stream_errors(where), open_regular(Path(path)) as file:
+        if where.lower().endswith(PARQUET_ENDINGS):
+            table = Table(where, _read_parquet(where, file, max_bytes))
+        else:
+            table = _read_text(where, _content(where, file, max_bytes), text_columns)
+    if not len(table):
+        raise DataError(f"{where}: no rows; expected at least one below the header")
+    return table
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ConfigError("tables need pandas: pip install 'dptrain[tables]'") from None
+    return pandas
+
+
+def _content(where: str, file: Any, max_bytes: int) -> bytes:
+    """Return a text file's content, decompressed.
+
+    Raises:
+        DataError: larger than allowed, or no text in UTF-8.
+    """
+    with gzip.GzipFile(fileobj=file) if where.lower().endswith(".gz") else file as stream:
+        content: bytes = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise DataError(f"{where}: more than max_bytes = {format_bytes(max_bytes)}; raise --data.max_bytes")
+    first = content[:4]
+    if first[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{where}: UTF-16 text, expected UTF-8; save it as 'CSV UTF-8'")
+    if first == b"PK\x03\x04" or b"\0" in content[:4096]:
+        raise DataError(f"{where}: not text: first bytes {first.hex()} (a spreadsheet? save it as 'CSV UTF-8')")
+    return content
+
+
+def _read_text(where: str, content: bytes, text_columns: Sequence[str]) -> Table:
+    pandas = _pandas()
+    first = content.split(b"\n", 1)[0]
+    separator = "\t" if ".tsv" in where.lower() else ","
+    if separator == "," and b"," not in first and b";" in first:
+        separator = ";"
+    text = Text(where, content, separator)
+    names = text.header()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            frame = pandas.read_csv(
+                io.BytesIO(content),
+                sep=separator,
+                encoding="utf-8",
+                skipinitialspace=True,
+                low_memory=False,
+                index_col=False,  # or fields beyond the header would be an index
+                dtype={name: str for name in text_columns if name in names},
+            )
+    except UnicodeDecodeError:
+        raise _not_utf8(where, content) from None
+    except pandas.errors.EmptyDataError:
+        raise DataError(f"{where}: empty; expected a header with the names of the columns, and rows") from None
+    except (pandas.errors.ParserError, pandas.errors.ParserWarning, ValueError, OverflowError) as error:
+        text.require_even(len(names))
+        quote = 'a quote (") opens and does not close: ' if "EOF inside string" in str(error) else ""
+        raise DataError(f"{where}: {quote}{one_line(error)}") from None
+    # Where a row has fewer fields the last are missing; one more that is empty is dropped.
+    separators = (len(frame) + 1) * (len(names) - 1)
+    if content.count(separator.encode()) != separators or frame.iloc[:, -1].isna().any():
+        text.require_even(len(names))
+    frame.columns = names
+    return Table(where, frame, text)
+
+
+def _not_utf8(where: str, content: bytes) -> DataError:
+    for number, line in enumerate(content.split(b"\n"), 1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            wrong = line[error.start : error.start + 1].hex()
+            return DataError(f"{where}, row {number}: byte {wrong} is not UTF-8; save the file as 'CSV UTF-8'")
+    return DataError(f"{where}: not UTF-8; save the file as 'CSV UTF-8'")
+
+
+def _read_parquet(where: str, file: Any, max_bytes: int) -> Any:
+    pandas = _pandas()
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError("Parquet needs pyarrow: pip install 'dptrain[tables]'") from None
+    try:
+        opened = parquet.ParquetFile(file)
+        about, schema = opened.metadata, opened.schema_arrow
+        stored = sum(about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+        # Repeated values are stored once: what they become is a number or a code a cell.
+        declared = max(stored, about.num_rows * max(len(schema), 1) * 8)
+        if declared > max_bytes:
+            found, bound = format_bytes(declared), format_bytes(max_bytes)
+            raise DataError(f"{where}: declared {found} > max_bytes = {bound}; raise --data.max_bytes")
+        if len(schema) > MAX_COLUMNS:
+            raise DataError(f"{where}: {len(schema)} columns, at most {MAX_COLUMNS} are read")
+        texts = [
+            one.name for one in schema if pyarrow.types.is_string(one.type) or pyarrow.types.is_large_string(one.type)
+        ]
+        for one in schema:
+            if pyarrow.types.is_nested(one.type):
+                raise DataError(f"{where}, column {one.name!r}: holds {one.type}; expected numbers, texts and booleans")
+        file.seek(0)
+        table = parquet.ParquetFile(file, read_dictionary=texts).read()
+        frame = table.to_pandas()
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DataError(f"{where}: no Parquet file, or damaged ({one_line(error)[:200]})") from None
+    frame = frame.reset_index(drop=True) if isinstance(frame.index, pandas.RangeIndex) else frame.reset_index()
+    names = [str(one) for one in frame.columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{where}: {names.count(name)} columns are called {short(name)}; rename one")
+    frame.columns = names
+    return frame
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,162 @@
+"""What columns are for: numbers, categories, the target; and what is refused because it could be meant in two ways."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dptrain.data.preprocessing import Column
+from dptrain.data.table_columns import MOST_CLASSES, MOST_ONE_HOT, TableOptions, learn, used_columns, without_missing
+from dptrain.data.tables import Table
+from dptrain.errors import ConfigError, DataError
+
+ROWS = 120
+N = np.arange(ROWS)
+
+
+def learned(target=N / 7, options=None, **columns):
+    table = Table("t.csv", pd.DataFrame({"x": N * 1.5} | columns | {"y": target}))
+    return learn(table, TableOptions("y", **(options or {})))
+
+
+def column(values, name="c", **options):
+    known, _ = learned(options=options, **{name: values})
+    return known.columns[1]
+
+
+def test_types_say_what_is_a_number_and_what_a_category():
+    assert column(N) == Column("c", "number")
+    assert column(N % 2 == 0) == Column("c", "one-hot", ("False", "True"))
+    assert column(["b", "a", "c"] * 40) == Column("c", "one-hot", ("a", "b", "c"), text=True)
+
+
+def test_numbers_may_be_categories():
+    assert column(np.tile([10, 9], 60), categorical=["c"]) == Column("c", "one-hot", ("9", "10"))
+
+
+@pytest.mark.parametrize(("values", "role"), [(MOST_ONE_HOT, "one-hot"), (MOST_ONE_HOT + 1, "embedding")])
+def test_large_categories_are_embedded(values, role):
+    assert column([f"v{n % values}" for n in N]).role == role
+
+
+def test_the_columns_are_those_asked_for_in_the_tables_order():
+    table = Table("t.csv", pd.DataFrame(columns=["a", "b", "c", "y"]))
+    assert used_columns(table, TableOptions("y")) == ["a", "b", "c"]
+    assert used_columns(table, TableOptions("y", columns=["c", "a", "y"])) == ["a", "c"]
+    assert used_columns(table, TableOptions("y", drop=["b"])) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "classes"),
+    [
+        (N / 7, "regression", ()),
+        (np.where(N % 3, "yes", "no"), "binary", ("no", "yes")),
+        (N % 2 == 0, "binary", ("False", "True")),
+        (1.0 * (N % 2), "binary", ("0", "1")),
+        (N % 2 + 7, "binary", ("7", "8")),
+        (np.array(["r", "g", "b"])[N % 3], "multiclass", ("b", "g", "r")),
+        (N % MOST_CLASSES, "multiclass", tuple(map(str, range(MOST_CLASSES)))),
+        (N % (MOST_CLASSES + 1), "regression", ()),
+        (N, "regression", ()),
+    ],
+)
+def test_the_target_says_the_task(target, task, classes):
+    known, notes = learned(target)
+    assert (known.task, known.class_names) == (task, classes)
+    assert any(note.startswith("target 'y': ") for note in notes)
+
+
+def test_few_whole_numbers_are_classes_where_each_has_five_rows():
+    few = {"x": np.arange(50) * 1.5}
+    assert learned(np.arange(50) % 10, **few)[0].task == "multiclass"
+    assert learned(np.arange(50) % 11, **few)[0].task == "regression"
+
+
+@pytest.mark.parametrize(
+    ("target", "asked", "classes"),
+    [
+        (N % 5, "regression", 0),
+        (N % 50, "multiclass", 50),
+        (N % 2, "multiclass", 2),
+        (N % 2, "regression", 0),
+    ],
+)
+def test_the_task_may_be_said(target, asked, classes):
+    known, _ = learned(target, {"task": asked})
+    assert (known.task, len(known.class_names)) == (asked, classes)
+
+
+def test_what_is_decided_is_told():
+    _, notes = learned(N, c=["only"] * ROWS, d=["p", "q"] * 60)
+    assert notes == [
+        "2 columns; numbers: x; one-hot: d (2)",
+        "column 'c' is left out: every row has 'only'",
+        "target 'y': regression, 120 values from 0 to 119; --loss sparse_categorical_crossentropy for classes",
+    ]
+
+
+def test_numbers_that_float32_does_not_tell_apart_are_told():
+    _, notes = learned(time=1.7e9 + N)
+    assert "column 'time': float32 tells numbers near 1.7e+09 apart in steps of 128" in notes[1]
+    assert len(learned(time=1.7e9 + 1000 * N)[1]) == 2
+
+
+def texts(**changes):
+    values = [f"street {n % 9}" for n in N]
+    for row, value in changes.items():
+        values[int(row[1:])] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"c": texts(r3="17")}, r"row 4, column 'c': '17', a number among texts \(1 in all\); correct it, or --categ"),
+        ({"c": ["1"] * 119 + ["x"]}, "row 120, column 'c': 'x', text among numbers"),
+        ({"c": ["1", "2"] * 60}, "column 'c': holds numbers as text"),
+        ({"c": texts(r5=None)}, r"row 6, column 'c': no value \(1 in all\); fill it in, or --drop c, or"),
+        ({"c": [None] * ROWS}, "column 'c': no value in any row; --drop c"),
+        ({"c": [f"name {n}" for n in N]}, "120 different texts in 120 rows; leave it out"),
+        ({"c": pd.to_datetime(["2020-01-01", "2020-01-02"] * 60)}, "column 'c': holds datetime64"),
+        ({"c": [[1]] * ROWS}, r"column 'c': \[1\]; expected numbers or texts: --drop c"),
+        ({"target": ["one"] * ROWS}, "column 'y': every row has 'one'; there is nothing to learn"),
+        ({"target": [3] * ROWS, "options": {"task": "regression"}}, "every row has '3'; there is nothing"),
+        ({"target": [f"name {n}" for n in N]}, "column 'y': 120 classes in 120 rows; is it the target"),
+        ({"target": ["1"] * 119 + ["x"]}, "row 120, column 'y': 'x', text among numbers"),
+        ({"target": np.where(N == 4, np.nan, N)}, r"row 5, column 'y': no value \(1 in all\); leave the row out"),
+        ({"target": texts(), "options": {"task": "regression"}}, "expected numbers for a regression"),
+        ({"target": texts(), "options": {"task": "binary"}}, "9 values, expected two for --task binary"),
+        ({"options": {"drop": ["x"]}}, "no column is left to predict 'y' from"),
+        (
+            {"options": {"drop": ["xx"]}},
+            r"no column 'xx' \(--drop\); did you mean|no column 'xx' \(--drop\); known: x, y",
+        ),
+        ({"options": {"columns": ["z"]}}, r"no column 'z' \(--columns\); known: x, y"),
+    ],
+)
+def test_what_could_be_meant_in_two_ways_is_refused(columns, message):
+    with pytest.raises(DataError, match=f"t.csv.*{message}"):
+        learned(**columns)
+
+
+def test_texts_may_be_half_of_the_rows_or_fifty():
+    assert len(column([f"n {n % 60}" for n in N]).values) == 60
+    with pytest.raises(DataError, match="61 different texts"):
+        column([f"n {n % 61}" for n in N])
+    assert len(column([f"n {n}" for n in N], categorical=["c"]).values) == ROWS
+
+
+def test_the_target_is_named_and_is_no_column_to_drop():
+    table = Table("t.csv", pd.DataFrame({"a": [1], "b": [2]}))
+    with pytest.raises(ConfigError, match="which column is to be predicted\\? --target NAME, one of a, b"):
+        used_columns(table, TableOptions())
+    with pytest.raises(ConfigError, match="--drop a: the column is used"):
+        used_columns(table, TableOptions("a", drop=["a"]))
+
+
+def test_rows_that_miss_a_value_are_left_out_where_asked():
+    table = Table("t.csv", pd.DataFrame({"a": [1, np.nan, 3], "b": [np.nan, 1, 2]}))
+    cleaned, notes = without_missing(table, ["a"])
+    assert cleaned.frame.index.tolist() == [0, 2]
+    assert notes == ["t.csv: 1 of 3 rows miss a value and are left out"]
+    with pytest.raises(DataError, match="every row misses a value"):
+        without_missing(Table("t.csv", table.frame[:2]), ["a", "b"])
