@@ -526,8 +526,10 @@ class Fitting(Layer):
                     source.on_epoch_end()
                 return stream_batches(source, self.expected, comm, steps, what="prediction")
             samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
-            return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=watched)
+            together = watched or self._depends_on_batches(comm, samples, "predict")
+            return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=together)
 
+        self.trainer(comm)
         batches = self.agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
         with self.collective(comm):
@@ -649,14 +651,14 @@ class Fitting(Layer):
         if not step.eager:
             self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
 
-    def _depends_on_batches(self, comm: Communicator, samples: Samples) -> bool:
-        """Whether an evaluation's result depends on how samples are cut into batches, which must then be Keras'."""
+    def _depends_on_batches(self, comm: Communicator, samples: Samples, step: str = "test") -> bool:
+        """Whether a step's result depends on how samples are cut into batches, which must then be Keras'."""
         if not len(samples):
             return False
         assert self._programs is not None
         _, about = samples.stored()
         rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.size))
-        return self._programs.depends_on_batches(self.step("test"), about, rows)
+        return self._programs.depends_on_batches(self.step(step), about, rows)
 
     # Helpers
 

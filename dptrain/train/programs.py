@@ -88,16 +88,14 @@ class Programs:
 
             program = trace(traced, inputs)
             placed = self._placed[key] = place(program, step.totals, bucket_bytes=self._bucket_bytes)
-            self._traced[id(placed)] = _Traced(names, sums_over_samples(program, step.totals))
+            self._traced[id(placed)] = _Traced(names, _depends_on_batches(program, placed, step.totals))
         return self._placed[key]
 
     def depends_on_batches(self, step: Step, batch: Batch, batch_rows: int) -> bool:
         """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
         if step.eager and self.comm.size == 1:  # nothing is traced
             return True
-        placed = self.placed(step, batch, batch_rows)
-        counts_batches = any(one in placed.updates and one not in placed.summed for one in step.totals)
-        return counts_batches or messages.count(placed) > 0 or not self._traced[id(placed)].additive
+        return self._traced[id(self.placed(step, batch, batch_rows))].depends_on_batches
 
     def run(
         self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
@@ -300,11 +298,22 @@ class _Traced:
 
     Attributes:
         names: of what comes out, in its order.
-        additive: whether its totals are sums over samples.
+        depends_on_batches: whether its results depend on how samples are cut into batches.
     """
 
     names: list[str]
-    additive: bool
+    depends_on_batches: bool
+
+
+def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collection[Variable]) -> bool:
+    """Whether a step's results depend on how samples are cut into batches.
+
+    Its totals may be more than sums over samples, or it changes something else, or needs all rows of a batch at once.
+    Random numbers are a function of the row in the batch, and of a count of draws.
+    """
+    counts_batches = bool(placed.updates.keys() - placed.summed)
+    draws = any(one.op is not None and one.op.by_row for one in placed.tensors)
+    return counts_batches or draws or messages.count(placed) > 0 or not sums_over_samples(program, totals)
 
 
 class _Halves:

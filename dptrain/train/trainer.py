@@ -221,7 +221,7 @@ class Trainer:
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
                 taken = batches.rows([[shard]])
-                self.programs.run(step, batches.about, taken, [[shard]], alone=True)
+                self.programs.run(step, batches.about, taken, [[shard]], alone=batches.alone)
                 mine = dict(self.programs.outputs("predict"))
                 found.append((shard, mine))
                 hooks.on_predict_batch_end(number, {"outputs": self.model.as_outputs(mine)})
