@@ -1,12 +1,18 @@
 """What a cluster user copies from launch/: the batch script under stand-ins, the Kubernetes job against its schema."""
 
+import json
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from dptrain.cli.launch import _parse
+from dptrain.cli.main import _build_parser
 from tests.launching import run
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
@@ -17,7 +23,7 @@ TRAINING = """
 import os, pathlib, signal, sys, time
 if sys.argv[1:4] == ["-m", "dptrain", "launch"]:
     os.execv(REAL, [REAL, *sys.argv[1:]])
-assert sys.argv[1:] == ["-m", "dptrain", "--out", "runs/slurm-4711", "--epochs", "3"], sys.argv
+assert sys.argv[1:] == ["-m", "dptrain", *WORDS], sys.argv
 saved = pathlib.Path("saved")
 if saved.exists():
     os.write(1, b"done\\n")
@@ -33,34 +39,73 @@ sys.exit(75)
 """
 
 
-def test_slurm_script(tmp_path):
-    """Its time is up: the ranks save, the job goes back into the queue, and is done the next time."""
-    python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\nREAL = {sys.executable!r}\n{TRAINING}")
+def prepared(folder, name, words, ranks):
+    """Return a batch script of fewer ranks a node, and the environment in which a stand-in of dptrain takes words."""
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable}\nREAL = {sys.executable!r}\nWORDS = {words!r}\n{TRAINING}")
     python.chmod(0o755)
-    script = tmp_path / "slurm.sh"
-    text = (LAUNCH / "slurm.sh").read_text()
+    text = (LAUNCH / name).read_text()
     assert "#SBATCH --ntasks-per-node=4\n" in text
-    script.write_text(text.replace("#SBATCH --ntasks-per-node=4\n", "#SBATCH --ntasks-per-node=1\n"))
+    script = folder / name
+    script.write_text(text.replace("#SBATCH --ntasks-per-node=4\n", f"#SBATCH --ntasks-per-node={ranks}\n"))
     environment = {
         "PATH": f"{STANDINS}:/usr/bin:/bin",
-        "STANDIN_NODES": "n1,n2",
-        "STANDIN_TIME_IS_UP": str(tmp_path / "up"),
-        "STANDIN_REQUEUED": str(tmp_path / "requeued"),
+        "STANDIN_TIME_IS_UP": str(folder / "up"),
+        "STANDIN_REQUEUED": str(folder / "requeued"),
         "PYTHON": str(python),
         "LAUNCHER": "srun",
     }
+    return script, environment
+
+
+def until_its_time_is_up(folder, *arguments, **environment):
+    """Run the stand-in of sbatch, whose time is up when two ranks are ready."""
     when_ready = subprocess.Popen(
-        ["sh", "-c", "until [ -e ready-0 ] && [ -e ready-1 ]; do sleep 0.1; done; touch up"], cwd=tmp_path
+        ["sh", "-c", "until [ -e ready-0 ] && [ -e ready-1 ]; do sleep 0.1; done; touch up"], cwd=folder
     )
     try:
-        done = run([str(STANDINS / "sbatch"), str(script), "--epochs", "3"], cwd=tmp_path, **environment)
+        return run([str(STANDINS / "sbatch"), *arguments], cwd=folder, **environment)
     finally:
         when_ready.kill()
         when_ready.wait()
+
+
+def test_slurm_script(tmp_path):
+    """Its time is up: the ranks save, the job goes back into the queue, and is done the next time."""
+    script, environment = prepared(tmp_path, "slurm.sh", ["--out", "runs/slurm-4711", "--epochs", "3"], 1)
+    done = until_its_time_is_up(tmp_path, str(script), "--epochs", "3", STANDIN_NODES="n1,n2", **environment)
     assert done.code == 0, done.err
     assert done.out.splitlines() == ["done", "done"]
     assert done.err.count("SIGUSR1: the ranks are told to save and stop") == 1
+
+
+def test_slurm_array_script(tmp_path):
+    """A task takes its line of the file, saves when its time is up, and is done the next time."""
+    (tmp_path / "sweeps.txt").write_text("--seeds 0-1\n--grid hidden=32,64 --name 'two words $(touch code)'\n")
+    words = ["sweep", "--out", "sweeps/slurm-4700/2", "--grid", "hidden=32,64", "--name", "two words $(touch code)"]
+    script, environment = prepared(tmp_path, "slurm-array.sh", [*words, "--epochs", "3"], 2)
+    environment |= {"STANDIN_NODES": "n1", "STANDIN_ARRAY_TASK": "2"}
+    done = until_its_time_is_up(tmp_path, str(script), "sweeps.txt", "--epochs", "3", **environment)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == ["done", "done"]
+    assert not (tmp_path / "code").exists()
+
+
+def test_slurm_array_script_without_a_line_for_a_task(tmp_path):
+    (tmp_path / "sweeps.txt").write_text("--seeds 0-1\n")
+    script, environment = prepared(tmp_path, "slurm-array.sh", [], 2)
+    command = [str(STANDINS / "sbatch"), str(script), "sweeps.txt"]
+    done = run(command, cwd=tmp_path, STANDIN_ARRAY_TASK="2", **environment)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "slurm-array.sh: sweeps.txt has no line 2, or an empty one\n"
+
+
+@pytest.mark.parametrize("name", ["local.sh", "slurm.sh", "slurm-array.sh"])
+def test_shell_scripts_are_clean(name):
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck")
+    done = run(["shellcheck", str(LAUNCH / name)])
+    assert done.code == 0, done.out
 
 
 def fits(value, schema, where="MPIJob"):
@@ -133,3 +178,45 @@ def test_kubernetes_job():
     options, command = _parse([*container["command"][4:], *container["args"]])
     assert options.min_ranks <= spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
     assert command[:3] == ["python", "-m", "dptrain"]
+
+
+def instructions():
+    """Return the Dockerfile as (instruction, rest), lines that go on joined and comments left out."""
+    lines = [line for line in (LAUNCH / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [tuple(line.split(None, 1)) for line in joined.splitlines() if line.strip()]
+
+
+def test_dockerfile():
+    found = instructions()
+    known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "USER", "EXPOSE", "CMD"}
+    assert {name for name, _ in found} <= known
+    assert found[0][0] == "FROM"
+    assert [rest for name, rest in found if name == "USER"] == ["1000"]
+    for name, rest in found:
+        if name == "COPY":
+            *sources, _ = rest.split()
+            assert all((LAUNCH.parent / source).exists() for source in sources), rest
+        if name == "RUN":
+            done = run(["sh", "-n", "-c", rest])
+            assert (done.code, done.err) == (0, ""), rest
+    extras = tomllib.loads((LAUNCH.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.findall(r"'\.\[([^]]*)\]'", "".join(rest for _, rest in found))
+    assert asked
+    assert {one for group in asked for one in group.split(",")} <= set(extras)
+    assert json.loads(found[-1][1])[:3] == ["python", "-m", "dptrain"]
+
+
+def test_the_image_has_what_its_commands_in_comments_and_the_kubernetes_job_need():
+    text = "\n".join(" ".join(one) for one in instructions())
+    worker = yaml.safe_load((LAUNCH / "mpijob.yaml").read_text())["spec"]["mpiReplicaSpecs"]["Worker"]
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["command"][0] == "/usr/sbin/sshd"
+    assert "openssh-server" in text
+    assert f"> {container['command'][-1]}" in text
+    assert f"ARG PORT={container['readinessProbe']['tcpSocket']['port']}\n" in text
+    assert f"useradd --create-home --uid {container['securityContext']['runAsUser']} mpiuser" in text
+    assert f"HostKey {yaml.safe_load((LAUNCH / 'mpijob.yaml').read_text())['spec']['sshAuthMountPath']}/id_rsa" in text
+    comments = (LAUNCH / "Dockerfile").read_text().replace("\\\n#", "")
+    for words in re.findall(r"python -m dptrain((?: --\S+ \S+)*)", comments):
+        _build_parser("train").parse_args(words.split())
