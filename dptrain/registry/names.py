@@ -11,6 +11,11 @@ T = TypeVar("T")
 
 # Tables of no more names than this are shown whole; of larger ones at most so many of the nearest names.
 _SHORT, _NEAREST = 6, 3
+# Keras' modules of the kinds of objects that have names.
+_MODULES = {
+    **{kind: f"{kind}s" for kind in ("activation", "constraint", "initializer", "layer", "metric", "optimizer")},
+    **{"loss": "losses", "regularizer": "regularizers", "schedule": "optimizers.schedules"},
+}
 # How alike two names are (difflib's ratio) of which one may be meant by the other.
 _ALIKE = 0.65
 
@@ -24,11 +29,26 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
         table: the known names.
 
     Raises:
-        ConfigError: the name is unknown; the message suggests the nearest.
+        ConfigError: the name is unknown; the message says whether Keras has it, or suggests the nearest.
     """
     if name in table:
         return table[name]
+    if isinstance(name, str) and keras_has(_MODULES.get(kind, ""), name):
+        raise ConfigError(f"not supported: {kind} {name!r}: Keras has it, dptrain does not yet")
     raise ConfigError(f"unknown {kind} {name!r}{suggestion(str(name), table)}")
+
+
+def keras_has(module: str, name: str) -> bool:
+    """Whether Keras knows an object of a module by a name, its own or that in snake case.
+
+    Args:
+        module: such as "layers"; "" for what stands at the top.
+        name: such as "LSTM", "lstm".
+    """
+    from dptrain.registry.keras_names import KERAS_NAMES
+
+    known = KERAS_NAMES.get(module, frozenset())
+    return name in known or (bool(module) and any(name in (one.lower(), snake_case(one)) for one in known))
 
 
 def by_name(classes: Iterable[type[T]], short: Mapping[str, type[T]] | None = None) -> dict[str, type[T]]:
@@ -72,6 +92,8 @@ def not_there(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
     def missing(name: str) -> NoReturn:
         if name.startswith("_"):  # what Python and its tools ask any module for: __path__, __wrapped__, _repr_html_
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if keras_has("" if module == "dptrain" else module, name):
+            raise AttributeError(f"not supported: {module}.{name}: Keras has it, dptrain does not yet")
         raise AttributeError(f"not supported: {module}.{name}{suggestion(name, names)}")
 
     return missing

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 import dptrain as dp
+from dptrain.errors import ConfigError
 from dptrain.registry.names import suggestion
 
 # Every module that users reach under a name that Keras has, or find beside these.
@@ -51,10 +52,29 @@ def test_suggestions(name, known, expected):
 
 
 @pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dp.optimizers.get("ftrl"), "optimizer 'ftrl'"),
+        (lambda: dp.optimizers.get("Ftrl"), "optimizer 'Ftrl'"),
+        (lambda: dp.losses.get("dice"), "loss 'dice'"),
+        (lambda: dp.metrics.get("r2_score"), "metric 'r2_score'"),
+        (lambda: dp.activations.get("sparsemax"), "activation 'sparsemax'"),
+        (lambda: dp.regularizers.get("orthogonal_regularizer"), "regularizer 'orthogonal_regularizer'"),
+        (lambda: dp.layers.deserialize({"class_name": "LSTM", "config": {}}), "layer 'LSTM'"),
+    ],
+)
+def test_a_word_that_keras_knows(make, message):
+    with pytest.raises(ConfigError, match=f"^not supported: {message}: Keras has it, dptrain does not yet$"):
+        make()
+
+
+@pytest.mark.parametrize(
     ("module", "name", "message"),
     [
         (dp, "Modle", "not supported: dptrain.Modle; did you mean 'Model'"),
-        (dp.layers, "LSTM", r"not supported: layers.LSTM$"),
+        (dp.layers, "LSTM", r"not supported: layers.LSTM: Keras has it, dptrain does not yet$"),
+        (dp, "applications", r"not supported: dptrain.applications: Keras has it, dptrain does not yet$"),
+        (dp.layers, "LSTMM", r"not supported: layers.LSTMM$"),
         (dp.layers, "Densse", "not supported: layers.Densse; did you mean 'Dense'"),
         (dp.losses, "Dice", "not supported: losses.Dice"),
         (dp.metrics, "R2Score", "not supported: metrics.R2Score"),
