@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from dptrain import activations, initializers, regularizers
+from dptrain import activations, constraints, initializers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.input_spec import check
 from dptrain.layers.node import Node, is_symbolic
@@ -29,6 +29,7 @@ from dptrain.registry.serialization import Configurable, function_to_dict
 T = TypeVar("T")
 InitializerArgument = str | dict[str, Any] | initializers.InitializerLike
 RegularizerArgument = str | dict[str, Any] | regularizers.RegularizerLike | None
+ConstraintArgument = str | dict[str, Any] | constraints.ConstraintLike | None
 ActivationArgument = str | activations.Activation | None
 BuildShape = tuple[int | None, ...]
 
@@ -153,7 +154,7 @@ class Layer(Parts):
         trainable: bool = True,
         autocast: bool = True,
         regularizer: RegularizerArgument = None,
-        constraint: None = None,
+        constraint: ConstraintArgument = None,
         aggregation: str | None = "none",
         name: str | None = None,
     ) -> Variable:
@@ -166,15 +167,13 @@ class Layer(Parts):
             trainable: False for what no gradient changes, such as moving averages.
             autocast: without effect, since weights have the type in which the layer computes.
             regularizer: of its penalty.
-            constraint: only None.
+            constraint: what it becomes after every update.
             aggregation: "sum" where ranks may each keep a summand of it.
             name: within the layer.
 
         Raises:
             ConfigError: an argument is unknown or not supported.
         """
-        if constraint is not None:
-            raise ConfigError(f"not supported: constraint = {constraint!r} of layer {type(self).__name__}")
         kind = np.dtype(dtype or self._dtype)
         made = Weight(
             (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape or ()),
@@ -186,6 +185,7 @@ class Layer(Parts):
             name or "variable",
             trainable and self._trainable,
             regularizers.get(regularizer),
+            constraints.get(constraint),
             "sum" if aggregation == "sum" else "none",
         )
         self._weights.append(made)
@@ -503,6 +503,8 @@ def _described(value: Any, strict: bool) -> Any:
         return initializers.serialize(value)
     if isinstance(value, regularizers.Regularizer):
         return regularizers.serialize(value)
+    if isinstance(value, constraints.Constraint):
+        return constraints.serialize(value)
     if any(value is one for one in activations.BY_NAME.values()) or isinstance(value, Layer):
         return activations.serialize(value)
     if callable(value) and (strict or getattr(value, "__name__", "<lambda>") != "<lambda>"):

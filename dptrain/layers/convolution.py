@@ -7,7 +7,13 @@ from typing import Any
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.arguments import Pair, channels_last, padding_mode, pair, positive
-from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, RegularizerArgument
+from dptrain.layers.base import (
+    ActivationArgument,
+    BuildShape,
+    ConstraintArgument,
+    InitializerArgument,
+    RegularizerArgument,
+)
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.kernel import KernelLayer
 from dptrain.program.tensor import Tensor
@@ -80,8 +86,8 @@ class Conv2D(_Convolution):
         kernel_regularizer: name or regularizer of the kernel.
         bias_regularizer: name or regularizer of the bias.
         activity_regularizer: name or regularizer of the output.
-        kernel_constraint: only None.
-        bias_constraint: only None.
+        kernel_constraint: name or constraint of the kernel.
+        bias_constraint: name or constraint of the bias.
         options: as `Layer`.
 
     Raises:
@@ -104,8 +110,8 @@ class Conv2D(_Convolution):
         kernel_regularizer: RegularizerArgument = None,
         bias_regularizer: RegularizerArgument = None,
         activity_regularizer: RegularizerArgument = None,
-        kernel_constraint: None = None,
-        bias_constraint: None = None,
+        kernel_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -142,8 +148,8 @@ class Conv2DTranspose(_Convolution):
         kernel_regularizer: as `Conv2D`.
         bias_regularizer: as `Conv2D`.
         activity_regularizer: as `Conv2D`.
-        kernel_constraint: only None.
-        bias_constraint: only None.
+        kernel_constraint: name or constraint of the kernel.
+        bias_constraint: name or constraint of the bias.
         options: as `Layer`.
 
     Raises:
@@ -166,8 +172,8 @@ class Conv2DTranspose(_Convolution):
         kernel_regularizer: RegularizerArgument = None,
         bias_regularizer: RegularizerArgument = None,
         activity_regularizer: RegularizerArgument = None,
-        kernel_constraint: None = None,
-        bias_constraint: None = None,
+        kernel_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
         **options: Any,
     ) -> None:
         super().__init__(

@@ -4,7 +4,13 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.layers.arguments import positive
-from dptrain.layers.base import ActivationArgument, BuildShape, InitializerArgument, RegularizerArgument
+from dptrain.layers.base import (
+    ActivationArgument,
+    BuildShape,
+    ConstraintArgument,
+    InitializerArgument,
+    RegularizerArgument,
+)
 from dptrain.layers.input_spec import InputSpec
 from dptrain.layers.kernel import KernelLayer
 from dptrain.program.tensor import Tensor
@@ -22,9 +28,9 @@ class Dense(KernelLayer):
         kernel_regularizer: name or regularizer of the kernel.
         bias_regularizer: name or regularizer of the bias.
         activity_regularizer: name or regularizer of the output.
-        kernel_constraint: only None, as the arguments that follow.
-        bias_constraint: only None.
-        lora_rank: only None.
+        kernel_constraint: name or constraint of the kernel.
+        bias_constraint: name or constraint of the bias.
+        lora_rank: only None, as the arguments that follow.
         lora_alpha: only None.
         quantization_config: only None.
         options: as `Layer`.
@@ -45,8 +51,8 @@ class Dense(KernelLayer):
         kernel_regularizer: RegularizerArgument = None,
         bias_regularizer: RegularizerArgument = None,
         activity_regularizer: RegularizerArgument = None,
-        kernel_constraint: None = None,
-        bias_constraint: None = None,
+        kernel_constraint: ConstraintArgument = None,
+        bias_constraint: ConstraintArgument = None,
         lora_rank: None = None,
         lora_alpha: None = None,
         quantization_config: None = None,

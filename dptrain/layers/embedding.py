@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from dptrain import initializers, ops, regularizers
+from dptrain import constraints, initializers, ops, regularizers
 from dptrain.layers.arguments import positive
-from dptrain.layers.base import InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.base import ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.program.tensor import Tensor
 
 
@@ -18,7 +18,7 @@ class Embedding(Layer):
         output_dim: length of its rows.
         embeddings_initializer: name or initializer of the table.
         embeddings_regularizer: name or regularizer of the table.
-        embeddings_constraint: only None.
+        embeddings_constraint: name or constraint of the table.
         mask_zero: only False.
         weights: the table, an array, or a list of it.
         lora_rank: only None, as the arguments that follow.
@@ -39,7 +39,7 @@ class Embedding(Layer):
         output_dim: int,
         embeddings_initializer: InitializerArgument = "uniform",
         embeddings_regularizer: RegularizerArgument = None,
-        embeddings_constraint: None = None,
+        embeddings_constraint: ConstraintArgument = None,
         mask_zero: bool = False,
         weights: Any = None,
         lora_rank: None = None,
@@ -48,12 +48,13 @@ class Embedding(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refuse(embeddings_constraint=embeddings_constraint, mask_zero=mask_zero or None)
+        self.refuse(mask_zero=mask_zero or None)
         self.refuse(lora_rank=lora_rank, lora_alpha=lora_alpha, quantization_config=quantization_config)
         self.input_dim, self.output_dim = positive("input_dim", input_dim), positive("output_dim", output_dim)
         self.mask_zero = False
         self.embeddings_initializer = initializers.get(embeddings_initializer)
         self.embeddings_regularizer = regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = constraints.get(embeddings_constraint)
         if weights is not None:
             self.build()
             self.set_weights(weights if isinstance(weights, list) else [weights])
@@ -64,6 +65,7 @@ class Embedding(Layer):
             (self.input_dim, self.output_dim),
             self.embeddings_initializer,
             regularizer=self.embeddings_regularizer,
+            constraint=self.embeddings_constraint,
             name="embeddings",
         )
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain import initializers, ops, regularizers
+from dptrain import constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
-from dptrain.layers.base import BuildShape, InitializerArgument, Layer, RegularizerArgument
+from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
 from dptrain.program.tensor import Tensor
 
@@ -31,8 +31,8 @@ class BatchNormalization(Layer):
         moving_variance_initializer: of the moving variance.
         beta_regularizer: name or regularizer of beta.
         gamma_regularizer: name or regularizer of gamma.
-        beta_constraint: only None.
-        gamma_constraint: only None.
+        beta_constraint: name or constraint of beta.
+        gamma_constraint: name or constraint of gamma.
         renorm: only False.
         renorm_clipping: only None.
         renorm_momentum: of no effect without `renorm`.
@@ -56,8 +56,8 @@ class BatchNormalization(Layer):
         moving_variance_initializer: InitializerArgument = "ones",
         beta_regularizer: RegularizerArgument = None,
         gamma_regularizer: RegularizerArgument = None,
-        beta_constraint: None = None,
-        gamma_constraint: None = None,
+        beta_constraint: ConstraintArgument = None,
+        gamma_constraint: ConstraintArgument = None,
         renorm: bool = False,
         renorm_clipping: None = None,
         renorm_momentum: float = 0.99,
@@ -65,7 +65,6 @@ class BatchNormalization(Layer):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refuse(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint)
         self.refuse(renorm=renorm or None, renorm_clipping=renorm_clipping)
         if not 0 <= momentum <= 1 or not epsilon >= 0:
             raise ConfigError(
@@ -80,6 +79,8 @@ class BatchNormalization(Layer):
         self.moving_variance_initializer = initializers.get(moving_variance_initializer)
         self.beta_regularizer = regularizers.get(beta_regularizer)
         self.gamma_regularizer = regularizers.get(gamma_regularizer)
+        self.beta_constraint = constraints.get(beta_constraint)
+        self.gamma_constraint = constraints.get(gamma_constraint)
         self.renorm_momentum, self.synchronized = float(renorm_momentum), bool(synchronized)
 
     def build(self, input_shape: BuildShape) -> None:
@@ -90,10 +91,20 @@ class BatchNormalization(Layer):
         self.gamma = self.beta = None
         if self.scale:
             self.gamma = self.add_weight(
-                shape, self.gamma_initializer, regularizer=self.gamma_regularizer, name="gamma"
+                shape,
+                self.gamma_initializer,
+                regularizer=self.gamma_regularizer,
+                constraint=self.gamma_constraint,
+                name="gamma",
             )
         if self.center:
-            self.beta = self.add_weight(shape, self.beta_initializer, regularizer=self.beta_regularizer, name="beta")
+            self.beta = self.add_weight(
+                shape,
+                self.beta_initializer,
+                regularizer=self.beta_regularizer,
+                constraint=self.beta_constraint,
+                name="beta",
+            )
         self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, trainable=False, name="moving_mean")
         self.moving_variance = self.add_weight(
             shape, self.moving_variance_initializer, trainable=False, name="moving_variance"
@@ -131,8 +142,8 @@ class LayerNormalization(Layer):
         gamma_initializer: name or initializer of gamma.
         beta_regularizer: name or regularizer of beta.
         gamma_regularizer: name or regularizer of gamma.
-        beta_constraint: only None.
-        gamma_constraint: only None.
+        beta_constraint: name or constraint of beta.
+        gamma_constraint: name or constraint of gamma.
         rms_scaling: only False.
         options: as `Layer`.
 
@@ -150,14 +161,14 @@ class LayerNormalization(Layer):
         gamma_initializer: InitializerArgument = "ones",
         beta_regularizer: RegularizerArgument = None,
         gamma_regularizer: RegularizerArgument = None,
-        beta_constraint: None = None,
-        gamma_constraint: None = None,
+        beta_constraint: ConstraintArgument = None,
+        gamma_constraint: ConstraintArgument = None,
         *,
         rms_scaling: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refuse(beta_constraint=beta_constraint, gamma_constraint=gamma_constraint, rms_scaling=rms_scaling or None)
+        self.refuse(rms_scaling=rms_scaling or None)
         self.rms_scaling = False
         if not epsilon >= 0:
             raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
@@ -167,6 +178,8 @@ class LayerNormalization(Layer):
         self.gamma_initializer = initializers.get(gamma_initializer)
         self.beta_regularizer = regularizers.get(beta_regularizer)
         self.gamma_regularizer = regularizers.get(gamma_regularizer)
+        self.beta_constraint = constraints.get(beta_constraint)
+        self.gamma_constraint = constraints.get(gamma_constraint)
 
     def build(self, input_shape: BuildShape) -> None:
         """Make gamma and beta, of the lengths of the axes."""
@@ -179,10 +192,20 @@ class LayerNormalization(Layer):
         self.gamma = self.beta = None
         if self.scale:
             self.gamma = self.add_weight(
-                shape, self.gamma_initializer, regularizer=self.gamma_regularizer, name="gamma"
+                shape,
+                self.gamma_initializer,
+                regularizer=self.gamma_regularizer,
+                constraint=self.gamma_constraint,
+                name="gamma",
             )
         if self.center:
-            self.beta = self.add_weight(shape, self.beta_initializer, regularizer=self.beta_regularizer, name="beta")
+            self.beta = self.add_weight(
+                shape,
+                self.beta_initializer,
+                regularizer=self.beta_regularizer,
+                constraint=self.beta_constraint,
+                name="beta",
+            )
         self.input_spec = InputSpec(ndim=rank)
 
     def call(self, inputs: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class Weight(Variable):
         name: as the arguments that follow, see `Variable`.
         trainable: see `Variable`.
         regularizer: see `Variable`.
+        constraint: see `Variable`.
         aggregation: see `Variable`.
 
     Attributes:
@@ -78,6 +79,7 @@ class Weight(Variable):
         name: str,
         trainable: bool = True,
         regularizer: Callable[[Any], Any] | None = None,
+        constraint: Callable[[Any], Any] | None = None,
         aggregation: Any = "none",
     ) -> None:
         self.initializer, self.provisional = initializer, provisional
@@ -87,7 +89,8 @@ class Weight(Variable):
             _take_room(shape)
             self.provisional = False
         value = np.zeros(shape, dtype) if to_be_read else _drawn(initializer, tuple(shape), seed, position, dtype)
-        super().__init__(value, name, trainable, dtype=dtype, regularizer=regularizer, aggregation=aggregation)
+        own = {"regularizer": regularizer, "constraint": constraint, "aggregation": aggregation}
+        super().__init__(value, name, trainable, dtype=dtype, **own)
         self._initial = None if to_be_read else self._held
 
     @property

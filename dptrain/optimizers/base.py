@@ -1,6 +1,7 @@
 """What an optimizer is: slots beside the variables that it trains, and one update of a variable, written in ops.
 
-The order of an update is Keras 3's: accumulation, clipping, weight decay, the optimizer's own rule, moving averages.
+The order of an update is Keras 3's: accumulation, clipping, weight decay, the optimizer's own rule, moving averages,
+constraints.
 Nothing in it decides by a value, so that one traced program serves every step: the learning rate, the number of
 iterations and so what a schedule says are variables' values.
 """
@@ -397,6 +398,9 @@ class Optimizer(ABC):
                 accumulator.assign(where(due, 0, total))
         if self.use_ema:
             self._average()
+        for one in variables:
+            if one.constraint is not None:
+                one.assign(one.constraint(one))
         self._iterations.assign_add(1)
 
     def update(self, grads: list[Tensor], variables: list[Variable], learning_rate: Tensor) -> None:

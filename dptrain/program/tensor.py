@@ -471,6 +471,7 @@ class Variable(Operand):
         trainable: whether it has a gradient.
         dtype: of the value, which is cast to it.
         regularizer: what computes its penalty, called with the variable.
+        constraint: what it becomes after an optimizer's update, called with the variable.
         aggregation: "sum" where ranks may each keep a summand of it, as of a metric's total; else "none".
 
     Attributes:
@@ -478,6 +479,7 @@ class Variable(Operand):
         path: unique in a model, "layer/name" of a weight; by default the name.
         trainable: as above.
         regularizer: as above.
+        constraint: as above.
         aggregation: as above.
         home: the device that its value lives on, or None for this object's own memory.
     """
@@ -490,10 +492,12 @@ class Variable(Operand):
         *,
         dtype: npt.DTypeLike | None = None,
         regularizer: Callable[["Variable"], Any] | None = None,
+        constraint: Callable[["Variable"], Any] | None = None,
         aggregation: Literal["none", "sum"] = "none",
     ) -> None:
         self.name = self.path = name
-        self.trainable, self.regularizer, self.aggregation = trainable, regularizer, aggregation
+        self.trainable, self.regularizer, self.constraint = trainable, regularizer, constraint
+        self.aggregation: Literal["none", "sum"] = aggregation
         self.home: Home | None = None
         self._grad: Tensor | None = None
         self._held = self._own(constant(value, dtype).numpy())

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain import activations, initializers, losses, metrics, optimizers, regularizers
+from dptrain import activations, constraints, initializers, losses, metrics, optimizers, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, InputLayer, Layer
 from dptrain.layers.base import build_shape
@@ -69,6 +69,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
         "keras.initializers": initializers.INITIALIZERS,
         "keras.optimizers.schedules": schedules.SCHEDULES,
         "keras.regularizers": regularizers.REGULARIZERS,
+        "keras.constraints": constraints.CONSTRAINTS,
     }
     return {module: {cls.__name__: cls for cls in table.values()} for module, table in tables.items()}
 

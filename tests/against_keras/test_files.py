@@ -356,7 +356,7 @@ def test_what_dptrain_does_not_have_is_named(keras, tmp_path):
     found = refused([layers.LSTM(3, name="rnn"), layers.Dense(2), layers.GaussianNoise(0.1)])
     assert "'rnn' (LSTM)" in found
     assert "GaussianNoise" in found
-    assert "kernel_constraint" in refused([layers.Flatten(), layers.Dense(2, kernel_constraint="non_neg")])
+    assert "lora_rank" in refused([layers.Flatten(), layers.Dense(2, lora_rank=1)])
     assert "dtype" in refused([layers.Flatten(dtype="mixed_float16")])
     assert "Lambda" in refused([layers.Lambda(lambda x: x)])
     found = refused([layers.Flatten(), layers.Dense(1)], optimizer=keras.optimizers.Muon(), loss="mse")

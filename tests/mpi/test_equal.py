@@ -32,6 +32,7 @@ CASES = {
     "a layer frozen after compile": {"frozen": True},
     "nothing to train": {"trainable": False, "epochs": 1},
     "regularizers": {"regularizer": {"class_name": "L1L2", "config": {"l1": 0.003, "l2": 0.02}}},
+    "constraints": {"constraint": {"class_name": "MaxNorm", "config": {"max_value": 0.9}}},
 }
 
 

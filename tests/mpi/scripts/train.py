@@ -12,7 +12,8 @@ data, out, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 (x, y), (x_test, y_test) = dp.datasets.load(data)
 x, y = x[: options.get("samples", len(x))], y[: options.get("samples", len(y))]
 dp.utils.set_random_seed(3)
-first = dp.layers.Dense(16, "relu", kernel_regularizer=options.get("regularizer"))
+penalty, bound = options.get("regularizer"), options.get("constraint")
+first = dp.layers.Dense(16, "relu", kernel_regularizer=penalty, kernel_constraint=bound)
 if options.get("batch_normalization"):
     # A bias would be taken away again by the mean: all its gradient is rounding.
     first = dp.layers.Dense(16, use_bias=False)

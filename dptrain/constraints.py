@@ -1,0 +1,165 @@
+"""Constraints: what weights become after every update, as in Keras: a norm in bounds, nothing below 0."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dptrain import ops
+from dptrain.registry.names import by_name, not_there
+from dptrain.registry.serialization import Configurable, Registry
+
+__all__ = [
+    "CONSTRAINTS",
+    "Constraint",
+    "MaxNorm",
+    "MinMaxNorm",
+    "NonNeg",
+    "UnitNorm",
+    "deserialize",
+    "get",
+    "max_norm",
+    "min_max_norm",
+    "non_neg",
+    "serialize",
+    "unit_norm",
+]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("constraints", __all__)
+
+# What keeps a weight of norm 0 from being divided by it.
+_EPSILON = 1e-7
+
+
+class Constraint(Configurable):
+    """What a weight becomes. A subclass has `__call__` and, to be written to files, `get_config`."""
+
+    def __call__(self, w: Any) -> Any:
+        """Return the weight as it is to be, in `dptrain.ops`.
+
+        Args:
+            w: the weight after an update.
+        """
+        return w
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments; of a subclass without a `get_config` of its own, none."""
+        return {}
+
+
+class NonNeg(Constraint):
+    """Weights below 0 become 0."""
+
+    def __call__(self, w: Any) -> Any:
+        """Return max(w, 0)."""
+        return ops.maximum(w, 0.0)
+
+
+class _Norm(Constraint):
+    """A norm is brought to another.
+
+    Args:
+        axis: along which the norm is taken, one or several: 0 for the kernel of a Dense, where each output has its own,
+            [0, 1, 2] for that of a Conv2D.
+    """
+
+    def __init__(self, axis: int | Sequence[int] = 0) -> None:
+        self.axis = axis if isinstance(axis, int) else list(axis)
+
+    def __call__(self, w: Any) -> Any:
+        """Return w with another norm."""
+        norm = ops.sqrt(ops.sum(ops.square(w), self.axis, keepdims=True))
+        return w * (self._desired(norm) / (norm + _EPSILON))
+
+    def _desired(self, norm: Any) -> Any:
+        """Return what the norm is to be."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return {key: one for key, one in vars(self).items() if key != "axis"} | {"axis": self.axis}
+
+
+class UnitNorm(_Norm):
+    """The norm becomes 1.
+
+    Args:
+        axis: along which, see `MaxNorm`.
+    """
+
+    def _desired(self, norm: Any) -> Any:
+        return 1.0
+
+
+class MaxNorm(_Norm):
+    """The norm is `max_value` at most.
+
+    Source: N. Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014.
+
+    Args:
+        max_value: the highest norm.
+        axis: along which the norm is taken, one or several: 0 for the kernel of a Dense, where each output has its own,
+            [0, 1, 2] for that of a Conv2D.
+    """
+
+    def __init__(self, max_value: float = 2, axis: int | Sequence[int] = 0) -> None:
+        super().__init__(axis)
+        self.max_value = max_value
+
+    def _desired(self, norm: Any) -> Any:
+        return ops.clip(norm, 0.0, float(self.max_value))
+
+
+class MinMaxNorm(_Norm):
+    """The norm goes into the range from `min_value` to `max_value`, by the part `rate` of the way.
+
+    Args:
+        min_value: the lowest norm.
+        max_value: the highest.
+        rate: 1 to be there after every update.
+        axis: along which, see `MaxNorm`.
+    """
+
+    def __init__(
+        self, min_value: float = 0.0, max_value: float = 1.0, rate: float = 1.0, axis: int | Sequence[int] = 0
+    ) -> None:
+        super().__init__(axis)
+        self.min_value, self.max_value, self.rate = min_value, max_value, rate
+
+    def _desired(self, norm: Any) -> Any:
+        return self.rate * ops.clip(norm, float(self.min_value), float(self.max_value)) + (1 - self.rate) * norm
+
+
+# Keras' other names of the classes.
+max_norm, min_max_norm, non_neg, unit_norm = MaxNorm, MinMaxNorm, NonNeg, UnitNorm
+
+# Names as Keras accepts them.
+CONSTRAINTS: dict[str, type[Constraint]] = by_name((MaxNorm, MinMaxNorm, NonNeg, UnitNorm))
+
+# As Keras, a function of the weight serves as well.
+ConstraintLike = Constraint | Callable[[Any], Any]
+
+_registry: Registry[ConstraintLike] = Registry(
+    "constraint", "keras.constraints", Constraint, CONSTRAINTS, lambda function: function
+)
+deserialize = _registry.deserialize
+
+
+def get(identifier: Any) -> ConstraintLike | None:
+    """Return the constraint of that name or class with Keras' defaults, of that configuration, or the one given.
+
+    Args:
+        identifier: a name, a class, a configuration, a constraint, a function of the weight, or None.
+
+    Raises:
+        ConfigError: no constraint has that name.
+    """
+    return None if identifier is None else _registry.get(identifier)
+
+
+def serialize(constraint: ConstraintLike | None) -> dict[str, Any] | None:
+    """Return the constraint as Keras writes it to JSON.
+
+    Raises:
+        ConfigError: it is a lambda.
+    """
+    return None if constraint is None else _registry.serialize(constraint)
