@@ -16,13 +16,17 @@ from dptrain.version import __version__
 if TYPE_CHECKING:
     from dptrain import (
         activations,
+        backend,
         callbacks,
+        config,
+        constraints,
         datasets,
         errors,
         initializers,
         layers,
         losses,
         metrics,
+        mixed_precision,
         models,
         ops,
         optimizers,
@@ -30,11 +34,18 @@ if TYPE_CHECKING:
         regularizers,
         saving,
         testing,
+        tree,
         utils,
     )
-    from dptrain.layers import Input
+    from dptrain.initializers import Initializer
+    from dptrain.layers import Input, InputSpec, Layer
+    from dptrain.layers.node import KerasTensor
+    from dptrain.layers.weight import KerasVariable as Variable
+    from dptrain.mixed_precision import DTypePolicy
     from dptrain.models import Model, Sequential, from_keras
+    from dptrain.models.function import Function
     from dptrain.program.tape import GradientTape
+    from dptrain.regularizers import Regularizer
     from dptrain.sweeps.api import sweep
     from dptrain.sweeps.ensemble import Ensemble
     from dptrain.utils import rank, world_size
@@ -44,14 +55,25 @@ install_excepthook()
 enlist()
 
 __all__ = [
+    "DTypePolicy",
     "Ensemble",
+    "Function",
     "GradientTape",
+    "Initializer",
     "Input",
+    "InputSpec",
+    "KerasTensor",
+    "Layer",
     "Model",
+    "Regularizer",
     "Sequential",
+    "Variable",
     "__version__",
     "activations",
+    "backend",
     "callbacks",
+    "config",
+    "constraints",
     "datasets",
     "errors",
     "from_keras",
@@ -59,6 +81,7 @@ __all__ = [
     "layers",
     "losses",
     "metrics",
+    "mixed_precision",
     "models",
     "ops",
     "optimizers",
@@ -68,12 +91,22 @@ __all__ = [
     "saving",
     "sweep",
     "testing",
+    "tree",
     "utils",
+    "version",
     "world_size",
 ]
 
-# Names that are no modules, and where they are.
+# Names that are no modules, where they are, and under which name if that is another.
 _FROM = {
+    "DTypePolicy": "mixed_precision",
+    "Function": "models.function",
+    "Initializer": "initializers",
+    "InputSpec": "layers",
+    "KerasTensor": "layers.node",
+    "Layer": "layers",
+    "Regularizer": "regularizers",
+    "Variable": "layers.weight:KerasVariable",
     "Ensemble": "sweeps.ensemble",
     "GradientTape": "program.tape",
     "Input": "layers",
@@ -85,14 +118,21 @@ _FROM = {
     "world_size": "utils",
 }
 
+
+def version() -> str:
+    """Return the version; the module of this name is found by `import dptrain.version`."""
+    return __version__
+
+
 if not TYPE_CHECKING:  # for which any name would do
     _missing = not_there("dptrain", __all__)
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             return _missing(name)
-        module = import_module(f"dptrain.{_FROM.get(name, name)}")
-        globals()[name] = value = getattr(module, name) if name in _FROM else module
+        place, _, own = _FROM.get(name, name).partition(":")
+        module = import_module(f"dptrain.{place}")
+        globals()[name] = value = getattr(module, own or name) if name in _FROM else module
         return value
 
     def __dir__() -> list[str]:

@@ -1,6 +1,9 @@
 """Small helpers with Keras' names."""
 
+import gc
 import random
+from collections.abc import Sequence as _Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +12,9 @@ import numpy.typing as npt
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
 from dptrain.errors import ConfigError
-from dptrain.random import default_seed, set_default_seed
+from dptrain.layers.node import KerasTensor
+from dptrain.program import tree
+from dptrain.random import Purpose, default_seed, set_default_seed, stream
 from dptrain.registry.names import not_there
 from dptrain.registry.serialization import (
     custom_object_scope,
@@ -29,6 +34,7 @@ __all__ = [
     "PyDataset",
     "Sequence",
     "check_seed",
+    "clear_session",
     "custom_object_scope",
     "default_seed",
     "deserialize_keras_object",
@@ -36,10 +42,18 @@ __all__ = [
     "get_custom_objects",
     "get_registered_name",
     "get_registered_object",
+    "is_keras_tensor",
+    "model_to_dot",
+    "normalize",
+    "pack_x_y_sample_weight",
+    "pad_sequences",
+    "plot_model",
     "rank",
     "register_keras_serializable",
     "serialize_keras_object",
     "set_random_seed",
+    "split_dataset",
+    "standardize_dtype",
     "to_categorical",
     "unpack_x_y_sample_weight",
     "world_size",
@@ -47,17 +61,24 @@ __all__ = [
 
 CustomObjectScope = custom_object_scope
 
+# Names that Keras has here, of the rooms above.
+_ABOVE = {
+    "deserialize_keras_object": "saving",
+    "model_to_dot": "models.plotting",
+    "plot_model": "models.plotting",
+    "serialize_keras_object": "saving",
+}
+
 if TYPE_CHECKING:
+    from dptrain.models.plotting import model_to_dot, plot_model
     from dptrain.saving import deserialize_keras_object, serialize_keras_object
 else:  # for which any name would do
     _missing = not_there("utils", __all__)
 
     def __getattr__(name: str) -> Any:
-        if name not in ("deserialize_keras_object", "serialize_keras_object"):
+        if name not in _ABOVE:
             return _missing(name)
-        from dptrain import saving  # the room above
-
-        return getattr(saving, name)
+        return getattr(import_module(f"dptrain.{_ABOVE[name]}"), name)
 
 
 def set_random_seed(seed: int) -> None:
@@ -94,6 +115,144 @@ def enable_op_determinism(shards_per_batch: int = REPRODUCIBLE_SHARDS) -> None:
     if shards_per_batch < 1:
         raise ConfigError(f"shards_per_batch = {shards_per_batch}: expected an integer >= 1")
     fix_shards(shards_per_batch)
+
+
+def clear_session(free_memory: bool = True) -> None:
+    """Start anew with what is random outside of models, as after `set_random_seed`; the seed stays.
+
+    Args:
+        free_memory: whether models that nobody has any more give their memory back at once.
+    """
+    set_default_seed(default_seed())
+    if free_memory:
+        gc.collect()
+
+
+def is_keras_tensor(x: Any) -> bool:
+    """Whether it is a symbolic tensor: an `Input`, or what was made of one."""
+    return isinstance(x, KerasTensor)
+
+
+def standardize_dtype(dtype: Any) -> str:
+    """Return the name of a type; None is "float32"."""
+    return "float32" if dtype is None else np.dtype(dtype).name
+
+
+def normalize(x: npt.ArrayLike, axis: int = -1, order: Any = 2) -> npt.NDArray[Any]:
+    """Return an array with vectors of length 1, as `keras.utils.normalize`; those of length 0 stay.
+
+    Args:
+        x: the array.
+        axis: of the vectors.
+        order: of the norm, as `numpy.linalg.norm` takes it.
+    """
+    array = np.asarray(x)
+    lengths = np.linalg.norm(array, order, axis, keepdims=True)
+    return np.asarray(array / np.where(lengths == 0, 1, lengths))
+
+
+def pad_sequences(
+    sequences: _Sequence[Any],
+    maxlen: int | None = None,
+    dtype: npt.DTypeLike = "int32",
+    padding: str = "pre",
+    truncating: str = "pre",
+    value: Any = 0.0,
+) -> npt.NDArray[Any]:
+    """Return sequences of different lengths as one array, as `keras.utils.pad_sequences`.
+
+    Args:
+        sequences: lists, whose elements may be arrays of one shape.
+        maxlen: the length of all; by default that of the longest.
+        dtype: of the array.
+        padding: "pre" or "post": where short ones are filled up.
+        truncating: "pre" or "post": where long ones lose elements.
+        value: that fills up.
+
+    Returns:
+        (number of sequences, maxlen, *shape of an element).
+
+    Raises:
+        ConfigError: no sequences, elements of different shapes, or another word.
+    """
+    for name, word in (("Padding", padding), ("Truncating", truncating)):
+        if word not in ("pre", "post"):
+            raise ConfigError(f'{name} type "{word}" not understood')
+    if not hasattr(sequences, "__len__"):
+        raise ConfigError("`sequences` must be iterable.")
+    for one in sequences:
+        if not hasattr(one, "__len__"):
+            raise ConfigError(f"`sequences` must be a list of iterables. Found non-iterable: {one}")
+    longest = max(map(len, sequences), default=0) if maxlen is None else maxlen
+    shape = next((np.asarray(one).shape[1:] for one in sequences if len(one)), ())
+    found = np.full((len(sequences), longest, *shape), value, dtype)
+    for number, one in enumerate(sequences):
+        cut = np.asarray(one[-longest:] if truncating == "pre" else one[:longest], dtype)[:longest]
+        if len(one) and cut.shape[1:] != shape:
+            raise ConfigError(
+                f"Shape of sample {cut.shape[1:]} of sequence at position {number} is different from expected shape "
+                f"{shape}"
+            )
+        if len(cut):
+            found[number, slice(-len(cut), None) if padding == "pre" else slice(len(cut))] = cut
+    return found
+
+
+def split_dataset(
+    dataset: Any,
+    left_size: float | None = None,
+    right_size: float | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+) -> tuple[Any, Any]:
+    """Return arrays in two parts; where Keras returns data sets of TensorFlow, these are arrays again.
+
+    Args:
+        dataset: an array, or arrays of equal length nested in tuples, lists and dictionaries.
+        left_size: of the first part, a number of samples or (a float) a fraction; by default what is left.
+        right_size: of the second part, the last ones, likewise.
+        shuffle: whether samples are drawn at random.
+        seed: of these draws; by default that of `set_random_seed`.
+
+    Raises:
+        ConfigError: no size, one out of range, or arrays of different lengths.
+    """
+    rows = {len(one) for one in tree.leaves(dataset)}
+    if len(rows) != 1:
+        raise ConfigError(f"split_dataset: expected arrays of one length, found {sorted(rows)}")
+    (total,) = rows
+    if left_size is None and right_size is None:
+        raise ConfigError(
+            "At least one of the `left_size` or `right_size` must be specified. Received: left_size=None and "
+            "right_size=None"
+        )
+    first, last = _part("left_size", left_size, total), _part("right_size", right_size, total)
+    left = total - (last or 0) if first is None else first
+    right = total - left if last is None else last
+    if left + right > total:
+        raise ConfigError(f"The sum of `left_size` and `right_size` must be {total} at most. Received: {left}, {right}")
+    order = np.arange(total)
+    if shuffle:
+        order = stream(default_seed() if seed is None else check_seed(seed), Purpose.HOLD_OUT).permutation(total)
+    parts = order[:left], order[total - right :]
+    taken = [tree.map_leaves(lambda _, one, part=part: np.asarray(one)[part], dataset) for part in parts]
+    return taken[0], taken[1]
+
+
+def _part(name: str, size: float | None, total: int) -> int | None:
+    if size is None:
+        return None
+    limit = 1 if isinstance(size, float) else total
+    if isinstance(size, bool) or not 0 < size < limit:
+        raise ConfigError(f"`{name}` must be between 0 and {limit}. Received: {name}={size}")
+    return round(size * total) if isinstance(size, float) else int(size)
+
+
+def pack_x_y_sample_weight(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """Return x, (x, y) or (x, y, sample_weight), what a step is given; a list, tuple or dictionary alone as (x,)."""
+    if y is None:
+        return (x,) if tree.is_nested(x) else x
+    return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
 def unpack_x_y_sample_weight(data: Any) -> tuple[Any, Any, Any]:

@@ -2,7 +2,8 @@
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.backend.base import Backend
 from dptrain.backend.cuda.products import PROVIDERS
@@ -14,8 +15,18 @@ from dptrain.runtime.extras import pip_install
 
 __all__ = ["Backend", "Place", "create", "tries_gpu"]
 
+# Keras' names in `keras.backend`, and the modules, above this one, that have them.
+_KERAS = {
+    **dict.fromkeys(("backend", "epsilon", "floatx", "image_data_format"), "config"),
+    **dict.fromkeys(("set_epsilon", "set_floatx", "set_image_data_format"), "config"),
+    **dict.fromkeys(("clear_session", "is_keras_tensor", "standardize_dtype"), "utils"),
+}
+
 if not TYPE_CHECKING:  # for which any name would do
-    __getattr__ = not_there("backend", ())  # users know nothing of what it has
+    _missing = not_there("backend", list(_KERAS))  # users know nothing of what else it has
+
+    def __getattr__(name: str) -> Any:
+        return getattr(import_module(f"dptrain.{_KERAS[name]}"), name) if name in _KERAS else _missing(name)
 
 
 @dataclass(frozen=True)

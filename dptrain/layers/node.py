@@ -1,11 +1,13 @@
 """Symbolic tensors: what layers are called on before there is a batch, and the calls that made them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from dptrain.program.shapes import Shape
+from dptrain.errors import ConfigError
+from dptrain.program.shapes import SYMBOLIC_ROWS, Shape
 from dptrain.program.tensor import Tensor, is_tracing, placeholder
 from dptrain.program.tree import leaves, map_leaves
 
@@ -49,6 +51,43 @@ class Node:
 
         self.outputs = map_leaves(fresh, results)
         return self.outputs
+
+
+class _Symbolic(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return is_symbolic(instance)
+
+
+class KerasTensor(metaclass=_Symbolic):
+    """Symbolic tensors, under Keras' name: they are its instances, and a call makes one that no layer has made.
+
+    Args:
+        shape: None stands for the rows of the batch.
+        dtype: of its elements.
+        sparse: only None or False, as `ragged`.
+        ragged: see there.
+        record_history: not used.
+        name: for messages.
+    """
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        shape: Sequence[int | None],
+        dtype: npt.DTypeLike = "float32",
+        sparse: bool | None = None,
+        ragged: bool | None = None,
+        record_history: bool = True,
+        name: str | None = None,
+    ) -> Tensor:
+        """Return a symbolic tensor.
+
+        Raises:
+            ConfigError: lengths other than the first are unknown, or it is to be sparse or ragged.
+        """
+        if sparse or ragged or None in shape[1:]:
+            raise ConfigError(f"not supported: KerasTensor of shape {tuple(shape)}, sparse={sparse}, ragged={ragged}")
+        rows = [SYMBOLIC_ROWS if n is None else int(n) for n in shape]
+        return placeholder(tuple(rows), dtype, name or "keras_tensor")
 
 
 def is_symbolic(value: Any) -> bool:

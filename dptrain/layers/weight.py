@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import initializers
 from dptrain.errors import ConfigError
 from dptrain.initializers import Initializer, InitializerLike
-from dptrain.program.tensor import Variable
+from dptrain.program.tensor import FLOATX, Variable
+from dptrain.random import default_seed, next_position
 
 # How many elements weights that are made now may still have, and in all; None where they are to be drawn.
 _room: ContextVar[list[int] | None] = ContextVar("room", default=None)
@@ -127,3 +129,52 @@ def _drawn(
     if isinstance(initializer, Initializer):
         return initializer.draw(shape, seed, position).astype(dtype)
     return np.asarray(initializer(shape, dtype=np.dtype(dtype).name), dtype)
+
+
+class _Variables(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Variable)
+
+
+class KerasVariable(Variable, metaclass=_Variables):
+    """A variable of a user's own, made as Keras makes them; all variables are its instances.
+
+    Args:
+        initializer: the first value; or with `shape` the name of an initializer, or a function `f(shape, dtype=None)`.
+        shape: of the value, for an initializer.
+        dtype: of the value; by default that of an array, else "float32".
+        trainable: whether it has a gradient.
+        autocast: not used.
+        aggregation: "sum" where ranks may each keep a summand of it.
+        synchronization: not used.
+        name: for messages and files.
+
+    Raises:
+        ConfigError: an initializer without a shape, or one that there is not.
+    """
+
+    def __init__(
+        self,
+        initializer: Any,
+        shape: Sequence[int] | None = None,
+        dtype: npt.DTypeLike | None = None,
+        trainable: bool = True,
+        autocast: bool = True,
+        aggregation: str | None = "none",
+        synchronization: str = "auto",
+        name: str | None = None,
+    ) -> None:
+        value = initializer
+        if isinstance(initializer, str | Initializer) or (
+            callable(initializer) and not hasattr(initializer, "__array__")
+        ):
+            if shape is None:
+                raise ConfigError(
+                    "When creating a Variable from an initializer, the `shape` argument should be specified. Received: "
+                    f"initializer={initializer} and shape={shape}"
+                )
+            value = _drawn(
+                initializers.get(initializer), tuple(shape), default_seed(), next_position(), dtype or FLOATX
+            )
+        kind: Any = "sum" if aggregation == "sum" else "none"
+        super().__init__(value, name or "variable", trainable, dtype=dtype, aggregation=kind)

@@ -25,7 +25,7 @@ from dptrain.mixed_precision import dtype_name, dtype_policy
 from dptrain.models.compiled import Compiled, CompileMetrics, Outputs, results_of
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
-from dptrain.models.graph import Graph, name_of_maker
+from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.models.summary import summary
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
@@ -205,6 +205,11 @@ class Model(Fitting, Files):
     def calls(self) -> list[Node]:
         """The calls of layers that a functional model is made of; none of another."""
         return [] if self._graph is None else self._graph.nodes
+
+    @property
+    def makers(self) -> list[Maker]:
+        """The calls, and the tensors that ops made, each after those that it needs; none of another model."""
+        return [] if self._graph is None else self._graph.makers
 
     def _require_graph(self) -> Graph:
         if self._graph is None:

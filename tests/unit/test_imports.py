@@ -30,7 +30,7 @@ LAYERS = [
     {"backend"},
     {"data", "initializers"},
     {"program"},
-    {"comm", "config", "mixed_precision", "random"},
+    {"comm", "config", "mixed_precision", "random", "tree"},
     {"runtime", "registry"},
     {"errors", "version"},
 ]

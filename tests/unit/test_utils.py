@@ -49,3 +49,79 @@ def test_what_each_rank_makes_for_itself_has_no_fixed_shards():
     source = SimpleNamespace(sharded=True, num_batches=None)
     with pytest.raises(ConfigError, match="not supported: a PyDataset with `shard` where the bits are those of any"):
         StreamBatches(source, None, SoloCommunicator(), shards=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [[0, 0, 1], [0, 2, 3], [4, 5, 6]]),
+        ({"padding": "post"}, [[1, 0, 0], [2, 3, 0], [4, 5, 6]]),
+        ({"maxlen": 2}, [[0, 1], [2, 3], [5, 6]]),
+        ({"maxlen": 2, "truncating": "post", "value": -1}, [[-1, 1], [2, 3], [4, 5]]),
+    ],
+)
+def test_sequences_become_one_array(options, expected):
+    found = dp.utils.pad_sequences([[1], [2, 3], [4, 5, 6]], **options)
+    assert (found.tolist(), found.dtype) == (expected, np.int32)
+
+
+def test_sequences_of_arrays_and_empty_ones():
+    found = dp.utils.pad_sequences([[], np.ones((2, 3))], dtype="float32")
+    assert (found.shape, found.dtype, found[0].sum()) == ((2, 2, 3), np.float32, 0)
+    assert dp.utils.pad_sequences([]).shape == (0, 0)
+    for wrong, message in (
+        ({"sequences": [1]}, "Found non-iterable: 1"),
+        ({"sequences": 3}, "must be iterable"),
+        ({"sequences": [[1]], "padding": "left"}, 'Padding type "left" not understood'),
+        ({"sequences": [[1]], "truncating": "left"}, 'Truncating type "left" not understood'),
+        ({"sequences": [[[1, 2]], [[1, 2, 3]]]}, r"Shape of sample \(3,\) of sequence at position 1 is different"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dp.utils.pad_sequences(**wrong)
+
+
+def test_vectors_of_length_1():
+    found = dp.utils.normalize(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    assert found.tolist() == [[0.6, 0.8], [0, 0]]
+    assert dp.utils.normalize([[1.0, 1.0], [3.0, 1.0]], axis=0, order=1).tolist() == [[0.25, 0.5], [0.75, 0.5]]
+
+
+def test_a_split_of_arrays():
+    x, y = np.arange(10), {"a": np.arange(10) * 2}
+    (left, left_y), (right, right_y) = dp.utils.split_dataset((x, y), left_size=0.7)
+    assert (left.tolist(), right.tolist()) == (list(range(7)), [7, 8, 9])
+    assert right_y["a"].tolist() == [14, 16, 18]
+    left, right = dp.utils.split_dataset(x, right_size=2, shuffle=True, seed=1)
+    assert sorted([*left, *right]) == list(range(10))
+    assert (len(right), left.tolist() != list(range(8))) == (2, True)
+    for options, message in (
+        ({}, "At least one of the `left_size` or `right_size`"),
+        ({"left_size": 1.0}, "must be between 0 and 1"),
+        ({"left_size": 10}, "must be between 0 and 10"),
+        ({"left_size": 8, "right_size": 8}, "must be 10 at most. Received: 8, 8"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dp.utils.split_dataset(x, **options)
+
+
+def test_a_new_session_begins_as_the_first():
+    dp.utils.set_random_seed(3)
+    first = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
+    other = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
+    dp.utils.clear_session()
+    again = dp.layers.Dense(2)(np.ones((1, 2))).numpy()
+    dp.utils.set_random_seed(0)
+    assert (first == again).all()
+    assert not (first == other).all()
+
+
+def test_kinds_of_things():
+    x = dp.Input((3,))
+    assert dp.utils.is_keras_tensor(x)
+    assert dp.utils.is_keras_tensor(dp.layers.ReLU()(x))
+    assert not dp.utils.is_keras_tensor(dp.ops.ones(3))
+    assert [dp.utils.standardize_dtype(one) for one in (None, "int32", np.float64)] == ["float32", "int32", "float64"]
+    assert dp.utils.pack_x_y_sample_weight(1) == 1
+    assert dp.utils.pack_x_y_sample_weight([1]) == ([1],)
+    assert dp.utils.pack_x_y_sample_weight(1, 2) == (1, 2)
+    assert dp.utils.pack_x_y_sample_weight(1, 2, 3) == (1, 2, 3)

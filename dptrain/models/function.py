@@ -1,0 +1,46 @@
+"""Function: what lies between symbolic tensors, without the training of a model."""
+
+from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.models.graph import Graph
+from dptrain.program import tree
+from dptrain.program.tensor import Tensor
+
+
+class Function:
+    """Computes outputs from inputs as they were made of symbolic tensors.
+
+    Args:
+        inputs: symbolic tensors (`Input`), nested in lists and dictionaries.
+        outputs: what was made of them, nested likewise.
+        name: kept.
+
+    Raises:
+        ConfigError: there are none, something else than symbolic tensors, or an output that needs other inputs.
+    """
+
+    def __init__(self, inputs: Any, outputs: Any, name: str | None = None) -> None:
+        for what, given in (("inputs", inputs), ("outputs", outputs)):
+            if not tree.leaves(given):
+                raise ConfigError(f"`{what}` argument cannot be empty. Received: inputs={inputs} outputs={outputs}")
+        self.name = name or "function"
+        self._graph = Graph(inputs, outputs)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The symbolic inputs."""
+        return tree.leaves(self._graph.inputs)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The symbolic outputs."""
+        return tree.leaves(self._graph.outputs)
+
+    def __call__(self, inputs: Any) -> Any:
+        """Return the outputs, nested as they were given, for tensors or arrays.
+
+        Raises:
+            ConfigError: they are not nested as the inputs are.
+        """
+        return self._graph.run(inputs, self.inputs[0].dtype.name)

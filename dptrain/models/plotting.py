@@ -1,0 +1,244 @@
+"""A model as a picture: boxes for layers, arrows for tensors, as SVG of our own or as text for Graphviz."""
+
+import html
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dptrain.errors import ConfigError
+from dptrain.layers.parts import name_layers
+from dptrain.models.graph import name_of_maker
+from dptrain.program import tree
+from dptrain.program.shapes import without_rows
+from dptrain.program.tensor import Tensor
+from dptrain.runtime.failure import warn
+from dptrain.runtime.files import write_atomically
+from dptrain.runtime.launcher import detect_launch
+
+_CHARACTER, _LINE, _PADDING, _GAP = 7.5, 18, 10, 36  # pixels
+
+
+class _Box:
+    """A layer, or an op between layers.
+
+    Args:
+        lines: its text.
+        inputs: numbers of the boxes before it.
+    """
+
+    def __init__(self, lines: Sequence[str], inputs: Sequence[int]) -> None:
+        self.lines, self.inputs = list(lines), list(dict.fromkeys(inputs))
+
+
+def model_to_dot(
+    model: Any,
+    show_shapes: bool = False,
+    show_dtype: bool = False,
+    show_layer_names: bool = True,
+    rankdir: str = "TB",
+    *,
+    dpi: int = 200,
+    show_layer_activations: bool = False,
+    show_trainable: bool = False,
+) -> str:
+    """Return a model as text in Graphviz' language; Keras returns an object of pydot.
+
+    Args:
+        model: a `Model` that is built.
+        show_shapes: whether boxes say the shapes of what layers return.
+        show_dtype: whether they say the type.
+        show_layer_names: whether they say the names of layers.
+        rankdir: "TB" from top to bottom, "LR" from left to right.
+        dpi: pixels an inch of pictures that Graphviz makes.
+        show_layer_activations: whether boxes say activations.
+        show_trainable: whether they say which layers are trained.
+
+    Raises:
+        ConfigError: the model is not built, or another direction.
+    """
+    shown = _shown(show_shapes, show_dtype, show_layer_names, show_layer_activations, show_trainable)
+    boxes = _boxes(model, rankdir, shown)
+    lines = ["digraph {", f"  graph [rankdir={rankdir}, dpi={dpi}]", "  node [shape=box]"]
+    for number, box in enumerate(boxes):
+        label = "\\n".join(one.replace("\\", "\\\\").replace('"', '\\"') for one in box.lines)
+        lines.append(f'  {number} [label="{label}"]')
+        lines += [f"  {one} -> {number}" for one in box.inputs]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def plot_model(
+    model: Any,
+    to_file: str | Path = "model.svg",
+    show_shapes: bool = False,
+    show_dtype: bool = False,
+    show_layer_names: bool = True,
+    rankdir: str = "TB",
+    *,
+    show_layer_activations: bool = False,
+    show_trainable: bool = False,
+) -> str:
+    """Write a model as a picture, on rank 0; return its text.
+
+    Args:
+        model: a `Model` that is built.
+        to_file: ends in `.svg`, or in `.dot` for the text. Other formats need Graphviz' program `dot`; where that is
+            not installed a warning says that an `.svg` was written instead.
+        show_shapes: as `model_to_dot`, as all that follow.
+        show_dtype: see there.
+        show_layer_names: see there.
+        rankdir: see there.
+        show_layer_activations: see there.
+        show_trainable: see there.
+
+    Raises:
+        ConfigError: the model is not built, another direction, or a format that Graphviz does not know.
+        OutputError: the file cannot be written.
+    """
+    path = Path(to_file)
+    shown = _shown(show_shapes, show_dtype, show_layer_names, show_layer_activations, show_trainable)
+    launch = detect_launch()
+    writes = launch is None or launch.rank == 0
+    if path.suffix in (".dot", ".gv"):
+        text = model_to_dot(model, rankdir=rankdir, **shown)
+    elif path.suffix != ".svg" and (graphviz := shutil.which("dot")) is not None:
+        text = model_to_dot(model, rankdir=rankdir, **shown)
+        if writes:
+            write_atomically(path, _drawn(graphviz, path.suffix.lstrip(".") or "png", text))
+        return text
+    else:
+        text = _svg(_boxes(model, rankdir, shown), rankdir)
+        if path.suffix != ".svg":
+            warn(f"plot_model: no Graphviz (dot) to write {path}; wrote {path.with_suffix('.svg')}")
+            path = path.with_suffix(".svg")
+    if writes:
+        write_atomically(path, text.encode())
+    return text
+
+
+def _drawn(graphviz: str, form: str, text: str) -> bytes:
+    """Return the picture that Graphviz makes.
+
+    Raises:
+        ConfigError: it does not know the format.
+    """
+    done = subprocess.run([graphviz, f"-T{form}"], input=text.encode(), capture_output=True, check=False)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").splitlines() or [f"exit code {done.returncode}"]
+        raise ConfigError(f"plot_model: Graphviz: {lines[0]}")
+    return done.stdout
+
+
+def _shown(shapes: bool, dtype: bool, names: bool, activations: bool, trainable: bool) -> dict[str, bool]:
+    return {
+        "show_shapes": shapes,
+        "show_dtype": dtype,
+        "show_layer_names": names,
+        "show_layer_activations": activations,
+        "show_trainable": trainable,
+    }
+
+
+def _boxes(model: Any, rankdir: str, shown: dict[str, bool]) -> list[_Box]:
+    """Return what makes the outputs, each after what it needs.
+
+    Raises:
+        ConfigError: the model is not built, or another direction.
+    """
+    if rankdir not in ("TB", "LR"):
+        raise ConfigError(f"rankdir = {rankdir!r}: expected 'TB' or 'LR'")
+    if not model.built:
+        raise ConfigError(
+            "This model has not yet been built. Build the model first by calling `build()` or by calling the model on "
+            "a batch of data."
+        )
+    name_layers(model.layers)
+    makers = model.makers
+    if not makers:  # of a subclass nobody knows how its layers are connected
+        return [
+            _Box(_lines(one, shown, one.last_output), [number - 1] if number else [])
+            for number, one in enumerate(model.layers)
+        ]
+    places = {id(one): number for number, one in enumerate(makers)}
+
+    def box(maker: Any) -> _Box:
+        inputs = [one for one in maker.inputs if isinstance(one, Tensor) and one.value is None]
+        before = [places[id(one if one.history is None else one.history)] for one in inputs]
+        if isinstance(maker, Tensor):
+            return _Box([name_of_maker(maker), *_facts(shown, maker)], before)
+        return _Box(_lines(maker.layer, shown, maker.outputs), before)
+
+    return [box(one) for one in makers]
+
+
+def _lines(layer: Any, shown: dict[str, bool], outputs: Any) -> list[str]:
+    kind = type(layer).__name__
+    lines = [f"{layer.name} ({kind})" if shown["show_layer_names"] else kind]
+    activation = getattr(layer, "activation", None)
+    if shown["show_layer_activations"] and activation is not None:
+        lines.append(f"Activation: {getattr(activation, 'name', None) or getattr(activation, '__name__', '?')}")
+    lines += _facts(shown, outputs)
+    if shown["show_trainable"] and layer.weights:
+        lines.append("Trainable" if layer.trainable else "Non-trainable")
+    return lines
+
+
+def _facts(shown: dict[str, bool], outputs: Any) -> list[str]:
+    found = [one for one in tree.leaves(outputs) if isinstance(one, Tensor)]
+    shapes = ", ".join(f"({', '.join(map(str, without_rows(one.shape)))})" for one in found)
+    dtypes = ", ".join(one.dtype.name for one in found)
+    facts = {"Output shape": shapes if shown["show_shapes"] else "", "dtype": dtypes if shown["show_dtype"] else ""}
+    return [f"{name}: {value}" for name, value in facts.items() if value]
+
+
+def _svg(boxes: Sequence[_Box], rankdir: str) -> str:
+    """Return boxes in layers by their distance from the inputs, and lines between them."""
+    depths: list[int] = []
+    for box in boxes:
+        depths.append(max((depths[one] + 1 for one in box.inputs), default=0))
+    sizes = [(max(map(len, box.lines)) * _CHARACTER + 2 * _PADDING, len(box.lines) * _LINE + _PADDING) for box in boxes]
+    along, across = (1, 0) if rankdir == "TB" else (0, 1)
+    rows = [[n for n, own in enumerate(depths) if own == depth] for depth in range(max(depths) + 1)]
+    breadths = [sum(sizes[n][across] for n in row) + _GAP * (len(row) - 1) for row in rows]
+    places: dict[int, tuple[float, float]] = {}
+    reached = float(_PADDING)
+    for row, breadth in zip(rows, breadths, strict=True):
+        at = _PADDING + (max(breadths) - breadth) / 2
+        for n in row:
+            places[n] = (at, reached) if rankdir == "TB" else (reached, at)
+            at += sizes[n][across] + _GAP
+        reached += max(sizes[n][along] for n in row) + _GAP
+    end, broad = reached - _GAP + _PADDING, max(breadths) + 2 * _PADDING
+    width, height = (broad, end) if rankdir == "TB" else (end, broad)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        'font-family="monospace" font-size="12">',
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
+        '<path d="M0,0 L8,4 L0,8 z"/></marker></defs>',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for n, box in enumerate(boxes):
+        for before in box.inputs:
+            start, stop = _end(places[before], sizes[before], along, 1.0), _end(places[n], sizes[n], along, 0.0)
+            parts.append(
+                f'<line x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{stop[0]:.1f}" y2="{stop[1]:.1f}" '
+                'stroke="black" marker-end="url(#tip)"/>'
+            )
+    for n, box in enumerate(boxes):
+        (x, y), (wide, high) = places[n], sizes[n]
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" rx="3" fill="#eef3fb" '
+            'stroke="#34495e"/>'
+        )
+        for number, line in enumerate(box.lines):
+            place = f'x="{x + wide / 2:.1f}" y="{y + (number + 1) * _LINE:.1f}"'
+            parts.append(f'<text {place} text-anchor="middle">{html.escape(line)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _end(place: tuple[float, float], size: tuple[float, float], along: int, part: float) -> tuple[float, float]:
+    """Return the middle of the side of a box where lines begin (1) or end (0)."""
+    parts = [0.5, 0.5]
+    parts[along] = part
+    return place[0] + size[0] * parts[0], place[1] + size[1] * parts[1]

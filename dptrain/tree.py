@@ -1,0 +1,212 @@
+"""Keras' functions of nested data: lists, tuples, named tuples, deques and dictionaries.
+
+Unlike in `dptrain.program.tree`, which goes through the data of models, None is a leaf, and dictionaries are gone
+through in the order of their keys, but for an OrderedDict.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from dptrain.errors import ConfigError
+from dptrain.registry.names import not_there
+
+__all__ = [
+    "MAP_TO_NONE",
+    "assert_same_paths",
+    "assert_same_structure",
+    "flatten",
+    "flatten_with_path",
+    "is_nested",
+    "lists_to_tuples",
+    "map_shape_structure",
+    "map_structure",
+    "map_structure_up_to",
+    "pack_sequence_as",
+    "traverse",
+]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("tree", __all__)
+
+
+class MAP_TO_NONE:  # noqa: N801 - Keras' name
+    """What a function that `traverse` calls returns for None to take a place."""
+
+
+def is_nested(structure: Any) -> bool:
+    """Whether it is a list, a tuple, a deque or a dictionary."""
+    return isinstance(structure, list | tuple | deque | dict)
+
+
+def flatten(structure: Any) -> list[Any]:
+    """Return the leaves."""
+    return [leaf for _, leaf in flatten_with_path(structure)]
+
+
+def flatten_with_path(structure: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """Return the leaves with their paths, tuples of keys and places."""
+    if not is_nested(structure):
+        return [((), structure)]
+    return [
+        ((key, *path), leaf) for key, child in _children(structure).items() for path, leaf in flatten_with_path(child)
+    ]
+
+
+def map_structure(func: Callable[..., Any], *structures: Any, none_is_leaf: bool = True) -> Any:
+    """Return a structure with a function of the leaves of others.
+
+    Args:
+        func: takes a leaf of each.
+        structures: all nested alike.
+        none_is_leaf: whether the function is called for None, which else stays.
+
+    Raises:
+        ConfigError: there is none, or they are nested differently.
+    """
+    if not structures:
+        raise ConfigError("Must provide at least one structure")
+    for other in structures[1:]:
+        assert_same_structure(structures[0], other)
+
+    def of_leaves(*leaves: Any) -> Any:
+        return None if leaves[0] is None and not none_is_leaf else func(*leaves)
+
+    return map_structure_up_to(structures[0], of_leaves, *structures)
+
+
+def map_structure_up_to(shallow_structure: Any, func: Callable[..., Any], *structures: Any) -> Any:
+    """Return a structure with a function of what others have in the places of its leaves.
+
+    Args:
+        shallow_structure: how deep to go.
+        func: takes a part of each of `structures`.
+        structures: nested as it, or deeper.
+
+    Raises:
+        ConfigError: there is none, or one is nested differently.
+    """
+    if not structures:
+        raise ConfigError("Must provide at least one structure")
+    if not is_nested(shallow_structure):
+        return func(*structures)
+    parts = []
+    for one in structures:
+        _require_alike(shallow_structure, one)
+        parts.append(_children(one))
+    return _rebuilt(
+        shallow_structure,
+        {
+            key: map_structure_up_to(child, func, *(part[key] for part in parts))
+            for key, child in _children(shallow_structure).items()
+        },
+    )
+
+
+def traverse(func: Callable[[Any], Any], structure: Any, top_down: bool = True) -> Any:
+    """Return a structure with what a function returns for it, or for its parts, in their place.
+
+    Args:
+        func: takes a part and returns what replaces it: None to leave it, `MAP_TO_NONE` for None.
+        structure: nested or not.
+        top_down: call it for a part before what is in it, which is left out where the part is replaced.
+    """
+
+    def inside(part: Any) -> Any:
+        if not is_nested(part):
+            return part
+        return _rebuilt(part, {key: traverse(func, one, top_down) for key, one in _children(part).items()})
+
+    part = structure if top_down else inside(structure)
+    found = func(part)
+    if found is None:
+        return inside(part) if top_down else part
+    return None if found is MAP_TO_NONE else found
+
+
+def pack_sequence_as(structure: Any, flat_sequence: Iterable[Any]) -> Any:
+    """Return leaves nested as a structure, the inverse of `flatten`.
+
+    Raises:
+        ConfigError: too few or too many leaves.
+    """
+    leaves = list(flat_sequence)
+    if len(leaves) != len(flatten(structure)):
+        raise ConfigError(
+            f"The structure has {len(flatten(structure))} leaves, but flat_sequence has {len(leaves)} elements."
+        )
+    order = iter(leaves)
+    return map_structure(lambda _: next(order), structure)
+
+
+def lists_to_tuples(structure: Any) -> Any:
+    """Return a structure with tuples in place of lists."""
+    return traverse(lambda part: tuple(part) if isinstance(part, list) else None, structure, top_down=False)
+
+
+def map_shape_structure(func: Callable[[Any], Any], structure: Any) -> Any:
+    """Return a structure with a function of the shapes in it, lists and tuples of integers and None."""
+    if isinstance(structure, list | tuple) and all(one is None or isinstance(one, int) for one in structure):
+        return func(structure)
+    if not is_nested(structure):
+        return func(structure)
+    return _rebuilt(structure, {key: map_shape_structure(func, one) for key, one in _children(structure).items()})
+
+
+def assert_same_structure(a: Any, b: Any) -> None:
+    """Raise where two structures are not nested in the same way, in containers of the same types.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if is_nested(a) or is_nested(b):
+        _require_alike(a, b)
+        others = _children(b)
+        for key, child in _children(a).items():
+            assert_same_structure(child, others[key])
+
+
+def assert_same_paths(a: Any, b: Any) -> None:
+    """Raise where two structures have leaves at different paths.
+
+    Raises:
+        ConfigError: they have.
+    """
+    first, second = ({path for path, _ in flatten_with_path(one)} for one in (a, b))
+    if first != second:
+        raise ConfigError(
+            "`a` and `b` don't have the same paths. "
+            f"Paths in `a` missing in `b`: {first - second}. Paths in `b` missing in `a`: {second - first}"
+        )
+
+
+def _children(structure: Any) -> dict[Any, Any]:
+    """Return what is in a structure by key or place, in order."""
+    if isinstance(structure, OrderedDict):
+        return dict(structure)
+    return (
+        {key: structure[key] for key in sorted(structure)}
+        if isinstance(structure, dict)
+        else dict(enumerate(structure))
+    )
+
+
+def _rebuilt(structure: Any, children: dict[Any, Any]) -> Any:
+    """Return other children in a container like that of a structure."""
+    if isinstance(structure, dict):
+        made = structure.copy()  # a defaultdict stays one, and keys keep their order
+        made.update({key: children[key] for key in structure})
+        return made
+    if hasattr(structure, "_fields"):
+        return type(structure)(*children.values())
+    if isinstance(structure, deque):
+        return deque(children.values(), structure.maxlen)
+    return type(structure)(children.values())
+
+
+def _require_alike(a: Any, b: Any) -> None:
+    kinds = [dict if isinstance(one, dict) else type(one) for one in (a, b)]
+    if kinds[0] is not kinds[1] or _children(a).keys() != _children(b).keys():
+        raise ConfigError(
+            f"The two structures don't have the same nested structure. First structure: {a}. Second structure: {b}"
+        )
