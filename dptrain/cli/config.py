@@ -67,6 +67,14 @@ def _fold(value: object) -> object:
     return _none_word(value)
 
 
+def _image_size(value: object) -> object:
+    """Check "HEIGHTxWIDTH"."""
+    found = _none_word(value)
+    if isinstance(found, str) and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", found):
+        raise ValueError(f"{short(value)}: expected height and width, such as 32x32")
+    return found
+
+
 def _loss(value: object) -> object:
     """Check the name of a loss."""
     found = _none_word(value)
@@ -134,7 +142,8 @@ class DataConfig:
 
     name: str = _field(
         "strokes",
-        "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, or a table (.csv, .parquet)",
+        "strokes (built in), mnist, fashion-mnist, a folder of IDX files, an .npz file, a table (.csv, .parquet), or a "
+        "folder with a folder of pictures a class",
         "data",
     )
     dir: Annotated[str | None, BeforeValidator(_none_word)] = _field(
@@ -164,7 +173,15 @@ class DataConfig:
     test: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "a table for the test part; if not set, a part of the table itself", "test-data"
     )
-    test_split: Annotated[float, Field(gt=0, lt=1)] = _field(0.2, "of a table's rows, where --test-data is not set")
+    test_split: Annotated[float, Field(gt=0, lt=1)] = _field(
+        0.2, "part of a table's rows, or of the pictures, that is the test part where none is named"
+    )
+    image_size: Annotated[str | None, BeforeValidator(_image_size)] = _field(
+        None, "such as 32x32, height and width that pictures are resized to", "image-size"
+    )
+    bad_pictures: Literal["stop", "skip"] = _field(
+        "stop", "stop at a file that is no picture or is damaged, or skip it", "bad-pictures"
+    )
     task: Annotated[Literal["multiclass", "binary", "regression"] | None, BeforeValidator(_none_word)] = _field(
         None, "multiclass, binary or regression; what the target looks like if not set", "task"
     )

@@ -1,13 +1,15 @@
-"""What `--data` names, brought into memory: named sets, arrays, tables."""
+"""What `--data` names, brought into memory: named sets, arrays, tables, pictures."""
 
 from pathlib import Path
 
 from dptrain.cli.config import DataConfig
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, load_dataset
+from dptrain.data.pictures import PictureFiles, PictureOptions, is_picture_folder
 from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.raw import load_raw
 from dptrain.data.table_columns import TableOptions
-from dptrain.data.table_loading import load_table
+from dptrain.data.table_loading import TableFiles
 from dptrain.data.tables import is_table
 from dptrain.data.tasks import Task
 from dptrain.errors import ConfigError
@@ -34,15 +36,20 @@ def load_configured(
         known: of a model that was trained on this data, which says what its columns are for.
 
     Raises:
-        AgreedError: as `load_dataset` and `load_table`; or options of another kind of data.
+        AgreedError: as `load_dataset` and `load_raw`; or options of another kind of data.
     """
     path = str(Path(data.name).expanduser()) if data.name.startswith("~/") else data.name
-    comm.agree("configuration", lambda: _refuse_others(data))
+    are_pictures = comm.broadcast_fact(comm.rank == 0 and is_picture_folder(path))
+    comm.agree("configuration", lambda: _refuse_others(data, are_pictures))
     if is_table(path):
         asked = TableOptions(
             data.target, data.columns, data.drop, data.categorical, data.missing, data.test, data.test_split, task
         )
-        return load_table(path, comm, asked, max_bytes=data.max_bytes, known=known)
+        return load_raw(TableFiles(path, asked, data.max_bytes), comm, known)
+    if are_pictures:
+        size = None if data.image_size is None else tuple(map(int, data.image_size.split("x")))
+        pictures = PictureOptions(size, data.bad_pictures, data.test_split)  # type: ignore[arg-type]
+        return load_raw(PictureFiles(path, pictures, data.max_bytes), comm, known)
     return load_dataset(
         data.name,
         comm,
@@ -53,16 +60,16 @@ def load_configured(
     )
 
 
-def _refuse_others(data: DataConfig) -> None:
+def _refuse_others(data: DataConfig, are_pictures: bool) -> None:
     """Refuse options that the kind of data has no use for.
 
     Raises:
         ConfigError: one is set.
     """
-    if is_table(data.name):
-        if data.sharding == "static":
-            raise ConfigError("--sharding static: a table is kept once a node; leave it out")
-        return
+    if data.sharding == "static" and (is_table(data.name) or are_pictures):
+        raise ConfigError("--sharding static: tables and pictures are kept once a node; leave it out")
     for field, flag in _OF_TABLES.items():
-        if getattr(data, field):
+        if getattr(data, field) and not is_table(data.name):
             raise ConfigError(f"{flag}: {data.name} is no table (.csv, .tsv, .parquet)")
+    if data.image_size is not None and not are_pictures:
+        raise ConfigError(f"--image-size: {data.name} is no folder with a folder of pictures a class")

@@ -71,6 +71,7 @@ class Preprocessing:
         target: the table's column to predict.
         class_names: names of the classes by label; empty for numbers, and where labels are numbers already.
         picture: (height, width, channels) of pictures, 1 channel for grey, 3 for RGB.
+        resize: whether pictures of another size are brought to it.
     """
 
     task: Task
@@ -78,6 +79,7 @@ class Preprocessing:
     target: Text | None = None
     class_names: Texts = ()
     picture: tuple[Side, Side, Literal[1, 3]] | None = None
+    resize: bool = False
 
     def __post_init__(self) -> None:
         """Check what types alone do not tell.

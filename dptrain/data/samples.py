@@ -1,10 +1,11 @@
-"""Raw samples for a model that is there already: a table as the training's was."""
+"""Raw samples for a model that is there already: a table or pictures, as the training's were."""
 
 from typing import Any
 
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
+from dptrain.data.pictures import encode_pictures
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.data.table_loading import encode_file
@@ -16,7 +17,7 @@ Array = npt.NDArray[Any]
 
 def is_raw(path: str, preprocessing: Preprocessing | None) -> bool:
     """Return whether `read_samples` is what opens a file for a model."""
-    return is_table(path) or (preprocessing is not None and preprocessing.kind == "table")
+    return is_table(path) or (preprocessing is not None and preprocessing.kind != "arrays")
 
 
 def read_samples(
@@ -25,10 +26,10 @@ def read_samples(
     """Return x of raw samples, and y where they have targets. Collective.
 
     Args:
-        path: of a table.
+        path: of a table, a picture or a folder of pictures.
         preprocessing: the model's.
         comm: the ranks.
-        max_bytes: the largest that the file's content, and x, may be.
+        max_bytes: the largest that a table's content, and x, may be.
 
     Returns:
         (rows, *sample_shape) and (rows,); one copy a node.
@@ -38,12 +39,14 @@ def read_samples(
     """
 
     def check() -> Preprocessing:
-        if preprocessing is None or preprocessing.kind != "table":
-            raise DataError(f"{path}: a table, and the model was not trained on one; expected an .npz or .npy file")
-        if not is_table(path):
+        if preprocessing is None or (is_table(path) and preprocessing.kind != "table"):
+            raise DataError(f"{path}: a table, and the model was not trained on one")
+        if preprocessing.kind == "table" and not is_table(path):
             raise DataError(
                 f"{path}: the model was trained on a table; expected a file that ends in {', '.join(ENDINGS)}"
             )
         return preprocessing
 
-    return encode_file(path, comm.agree("data", check), comm, max_bytes=max_bytes)
+    known = comm.agree("data", check)
+    encode = encode_file if known.kind == "table" else encode_pictures
+    return encode(path, known, comm, max_bytes=max_bytes)

@@ -6,7 +6,6 @@ is told in a line each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -268,16 +267,3 @@ def _described(columns: Sequence[Column]) -> str:
         if found:
             parts.append(f"{text}: {', '.join(named[:8])}{', ...' if len(named) > 8 else ''}")
     return f"{len(columns)} columns; {'; '.join(parts)}"
-
-
-def require_rows(table: Table, fraction: float) -> None:
-    """Check that a part of a table can be held out.
-
-    Raises:
-        ConfigError: it would be none of the rows, or all.
-    """
-    held: Any = round(len(table) * fraction)
-    if not 0 < held < len(table):
-        raise ConfigError(
-            f"data.test_split = {fraction}: of {len(table)} rows it holds out {held}; name a file with --test-data"
-        )

@@ -48,7 +48,7 @@ def test_a_regression_on_one_rank_and_on_two(houses):
         assert (done.code, done.err) == (0, "")
         assert "4 columns; numbers: rooms, area; one-hot: heating (2); embedded: street (20)" in done.out
         assert "target 'price': regression" in done.out
-        assert "60 of 300 rows are held out as the test part" in done.out
+        assert "60 of 300 samples are held out as the test part" in done.out
         assert "5 -> 8 -> 1" in done.out
         runs[ranks] = out
     found = json.loads((runs[0] / "summary.json").read_text())["metrics"]
@@ -114,7 +114,12 @@ FAULTS = {
     ),
     "text": ("a,y\n1,2\nx,3\n2,5\n", ["--target", "y"], 65, "t.csv, row 3, column 'a': 'x', text among numbers"),
     "no value": ("a,y\n1,2\n,3\n4,5\n", ["--target", "y"], 65, "row 3, column 'a': no value (1 in all); fill it in"),
-    "static": ("a,y\n1,2.5\n3,4\n", ["--target", "y", "--sharding", "static"], 2, "--sharding static: a table is kept"),
+    "static": (
+        "a,y\n1,2.5\n3,4\n",
+        ["--target", "y", "--sharding", "static"],
+        2,
+        "--sharding static: tables and pictures are kept",
+    ),
     "loss": ("a,y\n1,2.5\n3,4\n", ["--target", "y", "--loss", "masked"], 2, "unknown loss 'masked'"),
     "task": ("a,y\n1,2\n", ["--target", "y", "--loss", "mae", "--task", "binary"], 2, "mae is for regression"),
     "no table": ("a,y\n1,2\n", ["--data", "strokes", "--target", "y"], 2, "--target: strokes is no table"),

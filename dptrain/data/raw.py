@@ -1,0 +1,115 @@
+"""Raw data as a data set: read once a node, encoded as the training part says, shared by the node's ranks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy.typing as npt
+
+from dptrain.comm.base import Communicator
+from dptrain.data.holdout import split_rows
+from dptrain.data.loading import LoadedData, Split
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.errors import ConfigError, DataError
+
+Array = npt.NDArray[Any]
+
+
+class RawFiles(ABC):
+    """Files of raw data, read when they are first asked for.
+
+    Attributes:
+        name: of the data set.
+        notes: what was decided, a line each; grows as the files are read.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.notes: list[str] = []
+
+    @cached_property
+    def known(self) -> Preprocessing:
+        """How they become arrays, learned from the training part unless it was set."""
+        return self._learn()
+
+    @cached_property
+    def arrays(self) -> list[Array]:
+        """x and y of the training part, x and y of the test part."""
+        return self._encode()
+
+    @abstractmethod
+    def _learn(self) -> Preprocessing:
+        """Return how the training part becomes arrays."""
+
+    @abstractmethod
+    def _encode(self) -> list[Array]:
+        """Return the arrays."""
+
+
+def load_raw(files: RawFiles, comm: Communicator, known: Preprocessing | None = None) -> LoadedData:
+    """Bring raw data into memory, one copy a node. Collective.
+
+    Args:
+        files: names it.
+        comm: the ranks.
+        known: how it becomes arrays; by default what the training part says.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any: files, contents, or data that differs between nodes.
+    """
+    if known is not None:
+        files.known = known
+    comm.agree("data", lambda: files.known if comm.rank == 0 else None)
+    files.known = Preprocessing.from_dict(comm.broadcast_fact(files.known.to_dict() if comm.rank == 0 else None))
+    x_train, y_train, x_test, y_test = share(comm, lambda: files.arrays)
+    notes = comm.broadcast_fact(files.notes)
+    train, test = (Split.whole(x, y, comm.rank, comm.size) for x, y in ((x_train, y_train), (x_test, y_test)))
+    classes = len(files.known.class_names)
+    return LoadedData(files.name, train, test, classes, files.known.task, files.known, tuple(notes))
+
+
+def share(comm: Communicator, make: Callable[[], list[Array]]) -> list[Array]:
+    """Return arrays that one rank of a node makes, in memory that its ranks share. Collective.
+
+    Args:
+        comm: the ranks.
+        make: returns them; called on the first rank of each node, and on others where no memory can be shared.
+
+    Raises:
+        AgreedError: on every rank, whatever `make` raised on any; or nodes whose arrays differ in shape.
+    """
+    made = comm.agree("data", lambda: make() if comm.local_rank == 0 else None)
+    headers = comm.broadcast_fact(None if made is None else [[list(one.shape), str(one.dtype)] for one in made])
+
+    def fill(arrays: list[tuple[Array, bool]]) -> None:
+        if not any(is_mine for _, is_mine in arrays):
+            return
+        for (array, is_mine), one in zip(arrays, make() if made is None else made, strict=True):
+            if array.shape != one.shape:
+                raise DataError(f"arrays of {one.shape} here and {array.shape} on rank 0; is the path shared?")
+            if is_mine:
+                array[...] = one
+
+    shared = [comm.shared_array(tuple(shape), dtype) for shape, dtype in headers]
+    comm.agree("data", lambda: fill(shared))
+    comm.node_barrier()
+    return [array for array, _ in shared]
+
+
+def require_part(count: int, fraction: float, advice: str) -> str:
+    """Return a line about the part of the samples that is held out as the test part.
+
+    Raises:
+        ConfigError: it would be none of them, or all.
+    """
+    held = round(count * fraction)
+    if not 0 < held < count:
+        raise ConfigError(f"data.test_split = {fraction}: of {count} samples it holds out {held}; {advice}")
+    return f"{held:,} of {count:,} samples are held out as the test part; {advice}"
+
+
+def cut_off(x: Array, y: Array, fraction: float) -> list[Array]:
+    """Return x and y of the training part, x and y of the test part, which is drawn as `split_rows` does."""
+    rows, held = split_rows(y, fraction)
+    return [x[rows], y[rows], x[held], y[held]]

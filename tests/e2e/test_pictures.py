@@ -1,0 +1,76 @@
+"""What a data scientist with a folder of pictures types."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import dptrain as dp
+from tests.launching import dptrain, in_turn
+
+COMMON = ("--batch-size", "16", "--hidden", "8", "--jit-compile", "off", "--learning-rate", "0.01")
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory):
+    """A folder with 60 noisy pictures: bright ones, dark ones, and bright ones on the left."""
+    rng, folder = np.random.default_rng(5), tmp_path_factory.mktemp("pictures")
+    for label, name in enumerate(("bright", "dark", "half")):
+        (folder / "pets" / name).mkdir(parents=True)
+        for number in range(20):
+            image = rng.integers(0, 60, (6, 8, 3)) + (150 if label != 1 else 0)
+            image[:, 4:] -= 150 if label == 2 else 0
+            Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(folder / "pets" / name / f"{number}.png")
+    return folder
+
+
+def test_training_and_prediction(pets):
+    runs = {}
+    for ranks in (0, 2):
+        out = pets / f"run-{ranks}"
+        done = dptrain(ranks, "--data", "pets", "--epochs", "15", *COMMON, "--out", str(out), cwd=pets)
+        assert (done.code, done.err) == (0, "")
+        assert "60 pictures, 6x8 RGB; 3 classes: bright, dark, half" in done.out
+        assert "pets: 48 + 12 samples; 6x8x3 -> 8 -> 3" in done.out
+        runs[ranks] = out
+    assert json.loads((runs[0] / "summary.json").read_text())["metrics"]["val_accuracy"] == 1
+    one, two = (dp.models.load_model(run).get_weights() for run in runs.values())
+    for left, right in zip(one, two, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
+    done = dptrain(2, "predict", str(runs[0]), "--data", "pets/dark", cwd=pets)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == "index,class,p_bright,p_dark,p_half"
+    assert {line.split(",")[1] for line in lines[1:]} == {"dark"}
+
+
+def test_what_is_wrong_with_pictures_is_one_line(pets, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "odd" / name).mkdir(parents=True)
+        for number, side in enumerate((4, 4, 6)):
+            Image.new("L", (side, side)).save(tmp_path / "odd" / name / f"{number}.png")
+    (tmp_path / "odd" / "dog" / "a.txt").write_text("x")
+    start = ["-m", "dptrain", "--data", "odd", "--fast-dev-run", "--data.test_split", "0.5"]
+    cases = {
+        "text": start,
+        "sizes": [*start, "--bad-pictures", "skip"],
+        "good": [*start, "--bad-pictures", "skip", "--image-size", "5x5"],
+        "size": [*start, "--image-size", "5"],
+        "no pictures": ["-m", "dptrain", "--image-size", "5x5"],
+    }
+    said = in_turn(0, cases, tmp_path / "said", cwd=tmp_path)
+    expected = {
+        "text": (65, "odd/dog/a.txt: no picture; expected PNG"),
+        "sizes": (65, "pictures of 2 sizes (height x width): 4x4 (4), 6x6 (2); --image-size 4x4 resizes them"),
+        "size": (2, "data.image_size = '5', set on the command line: '5': expected height and width, such as 32x32"),
+        "no pictures": (2, "--image-size: strokes is no folder with a folder of pictures a class"),
+    }
+    for name, (code, message) in expected.items():
+        assert (said[name].code, len(said[name].messages)) == (code, 1)
+        assert message in said[name].messages[0]
+    assert said["good"].code == 0
+    assert "skipped: odd/dog/a.txt: no picture" in said["good"].out
+    assert "5x5x1 -> 128 -> 2" in said["good"].out
+    done = dptrain(2, *start[2:], cwd=tmp_path)
+    assert (done.code, len(done.messages)) == (65, 1)

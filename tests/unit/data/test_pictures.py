@@ -1,0 +1,212 @@
+"""Folders of pictures: classes, sizes, colours, and every file that is no good picture."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dptrain.comm import SoloCommunicator
+from dptrain.data.pictures import PictureFiles, PictureOptions, encode_pictures, is_picture_folder
+from dptrain.data.preprocessing import Preprocessing
+from dptrain.data.raw import load_raw
+from dptrain.errors import AgreedError, ConfigError
+
+PER_CLASS = 5
+
+
+def pixels(shade, size=(4, 6), mode="RGB"):
+    height, width = size
+    return Image.new(mode, (width, height), shade if mode == "L" else (shade, 0, 0))
+
+
+def fill(folder, classes=("cat", "dog"), count=PER_CLASS, size=(4, 6), mode="RGB"):
+    for shade, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels(10 * shade + number, size, mode).save(folder / name / f"{number}.png")
+    return folder
+
+
+def load(folder, **options):
+    return load_raw(PictureFiles(str(folder), PictureOptions(**options)), SoloCommunicator())
+
+
+def test_folders_are_classes(tmp_path):
+    data = load(fill(tmp_path / "pets"))
+    assert (data.name, data.task, data.num_classes) == ("pets", "multiclass", 2)
+    assert data.preprocessing == Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3))
+    assert (data.train.x.shape, data.test.x.shape, data.train.x.dtype) == ((8, 4, 6, 3), (2, 4, 6, 3), np.uint8)
+    for split in (data.train, data.test):  # reds say which picture it is
+        assert (split.x[:, 0, 0, 0] // 10 == split.y).all()
+    assert sorted(np.concatenate([data.train.x, data.test.x])[:, 0, 0, 0]) == [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+    assert data.notes == (
+        "10 pictures, 4x6 RGB; 2 classes: cat, dog",
+        "2 of 10 samples are held out as the test part; folders train and test name others",
+    )
+
+
+@pytest.mark.parametrize("test", ["test", "val", "validation"])
+def test_a_level_of_parts(tmp_path, test):
+    fill(tmp_path / "train")
+    fill(tmp_path / test, count=2)
+    data = load(tmp_path)
+    assert (data.train.total, data.test.total) == (10, 4)
+
+
+def test_a_part_that_is_not_used_is_told(tmp_path):
+    for part in ("train", "test", "val"):
+        fill(tmp_path / part)
+    assert any("val is not used" in note for note in load(tmp_path).notes)
+
+
+def test_grey_where_all_are_grey(tmp_path):
+    fill(tmp_path, mode="L")
+    assert load(tmp_path).train.x.shape == (8, 4, 6, 1)
+    pixels(3).save(tmp_path / "cat" / "red.png")
+    assert load(tmp_path).train.x.shape == (9, 4, 6, 3)
+
+
+def test_sizes_that_differ_need_a_size(tmp_path):
+    fill(tmp_path)
+    pixels(3, (8, 8)).save(tmp_path / "dog" / "9.png")
+    with pytest.raises(AgreedError, match=r"2 sizes .*: 4x6 \(10\), 8x8 \(1\); --image-size 4x6 resizes them"):
+        load(tmp_path)
+    data = load(tmp_path, size=(2, 3))
+    assert data.train.x.shape[1:] == (2, 3, 3)
+    assert data.preprocessing.resize
+
+
+def test_a_picture_on_its_side_is_turned(tmp_path):
+    fill(tmp_path, size=(6, 4))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels(3, (4, 6)).save(tmp_path / "cat" / "turned.jpg", exif=exif)
+    assert load(tmp_path).train.x.shape[1:] == (6, 4, 3)
+
+
+def truncated():
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (4, 6, 3), np.uint8)).save(content, "PNG")
+    return content.getvalue()[:-40]
+
+
+def deep():
+    content = io.BytesIO()
+    Image.fromarray(np.zeros((4, 6), np.uint16)).save(content, "PNG")
+    return content.getvalue()
+
+
+BAD = {
+    "notes.txt": (b"to do", r"dog/notes\.txt: no picture; expected PNG"),
+    "empty.png": (b"", r"dog/empty\.png: no picture"),
+    "cut.png": (truncated(), r"dog/cut\.png: damaged"),
+    "deep.png": (deep(), r"dog/deep\.png: pixels of mode I;16; expected 8 bits"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_picture_stops_or_is_skipped(tmp_path, name):
+    content, message = BAD[name]
+    (fill(tmp_path) / "dog" / name).write_bytes(content)
+    with pytest.raises(AgreedError, match=f"{message}.*; remove it, or --bad-pictures skip"):
+        load(tmp_path)
+    data = load(tmp_path, bad="skip")
+    assert data.train.total + data.test.total == 10
+    assert any(note.startswith("skipped: ") and name in note for note in data.notes)
+
+
+@pytest.mark.parametrize("limit", [20, 10])  # beyond the limit Pillow warns, beyond twice the limit it refuses
+def test_a_bomb_is_refused_by_its_header(tmp_path, monkeypatch, limit):
+    fill(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with pytest.raises(AgreedError, match=r"cat/0\.png: too large: .*5 such files in all"):
+        load(tmp_path)
+
+
+def test_arrays_are_bounded_before_they_are_made(tmp_path):
+    files = PictureFiles(str(fill(tmp_path)), PictureOptions(), max_bytes=719)
+    with pytest.raises(AgreedError, match="declared 720 bytes > max_bytes = 719 bytes"):
+        load_raw(files, SoloCommunicator())
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda folder: (folder / "eel").mkdir(), "eel: no pictures; remove the folder, or fill it"),
+        (lambda folder: (folder / "list.txt").write_text("x"), "list.txt: a file beside the folders of classes"),
+        (lambda folder: (folder / "cat" / "more").mkdir(), "more: a folder in the folder of a class"),
+    ],
+)
+def test_folders_of_another_shape_are_refused(tmp_path, add, message):
+    add(fill(tmp_path))
+    with pytest.raises(AgreedError, match=message):
+        load(tmp_path)
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+    with pytest.raises(AgreedError, match="1 folder of pictures; expected one a class"):
+        load(fill(tmp_path, ["cat"]))
+
+
+def test_a_class_of_the_test_part_alone_is_refused(tmp_path):
+    fill(tmp_path / "train")
+    fill(tmp_path / "test", ["cat", "dgo"])
+    with pytest.raises(AgreedError, match="class 'dgo', which training has not seen; did you mean 'dog'"):
+        load(tmp_path)
+
+
+def test_hidden_files_are_passed_over(tmp_path):
+    fill(tmp_path)
+    (tmp_path / ".DS_Store").write_text("x")
+    (tmp_path / "cat" / "Thumbs.db").write_text("x")
+    assert load(tmp_path).train.total == 8
+
+
+def test_a_folder_of_idx_files_is_none_of_pictures(tmp_path):
+    assert not is_picture_folder(tmp_path)
+    assert not is_picture_folder(tmp_path / "none")
+    assert is_picture_folder(fill(tmp_path))
+    (tmp_path / "train-images-idx3-ubyte").write_text("x")
+    assert not is_picture_folder(tmp_path)
+
+
+KNOWN = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3))
+
+
+def encoded(path, known=KNOWN):
+    return encode_pictures(str(path), known, SoloCommunicator())
+
+
+def test_a_model_takes_folders_of_classes_a_folder_or_a_picture(tmp_path):
+    fill(tmp_path)
+    x, y = encoded(tmp_path)
+    assert (x.shape, y.tolist()) == ((10, 4, 6, 3), [0] * 5 + [1] * 5)
+    x, y = encoded(tmp_path / "dog")
+    assert (x[:, 0, 0, 0].tolist(), y) == ([10, 11, 12, 13, 14], None)
+    assert encoded(tmp_path / "dog" / "3.png")[0][:, 0, 0, 0].tolist() == [13]
+
+
+def test_other_pictures_than_the_training_s_are_refused(tmp_path):
+    pixels(3, (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(AgreedError, match=r"a\.png: 8x8, expected 4x6; train with --image-size"):
+        encoded(tmp_path / "a.png")
+    resized = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(4, 6, 3), resize=True)
+    assert encoded(tmp_path / "a.png", resized)[0].shape == (1, 4, 6, 3)
+    grey = Preprocessing("multiclass", class_names=("cat", "dog"), picture=(8, 8, 1))
+    with pytest.raises(AgreedError, match="coloured, and the model was trained on grey pictures"):
+        encoded(tmp_path / "a.png", grey)
+
+
+def test_without_pillow_there_is_advice(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(AgreedError, match=r"pip install 'dptrain\[images\]'") as caught:
+        load(fill_without_pillow(tmp_path))
+    assert caught.value.exit_code == ConfigError.exit_code
+
+
+def fill_without_pillow(folder):
+    for name in ("cat", "dog"):
+        (folder / name).mkdir()
+        (folder / name / "a.png").write_bytes(b"x")
+    return folder
