@@ -582,18 +582,31 @@ def read_mapping(path: Path, option: str) -> dict[str, Any]:
         raise ConfigError(f"{option} {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(f"{option} {path}: more than {_MAX_FILE_BYTES} bytes; is it the file that you mean?")
+    return parse_mapping(text, f"{option} {path}")
+
+
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    """Return the mapping that a YAML (or JSON) text holds, empty for an empty text.
+
+    Args:
+        text: the whole of it.
+        where: it comes from, for messages.
+
+    Raises:
+        ConfigError: not YAML, no mapping, or with a repeated key.
+    """
     try:
         tree = yaml.load(text, _StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{option} {path}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
+        raise ConfigError(f"{where}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
     except RecursionError:
-        raise ConfigError(f"{option} {path}: nested too deeply") from None
+        raise ConfigError(f"{where}: nested too deeply") from None
     except Exception as error:  # PyYAML's converters raise what int(), float() and their own slips raise
-        raise ConfigError(f"{option} {path}: not YAML ({one_line(error)[:100]})") from error
+        raise ConfigError(f"{where}: not YAML ({one_line(error)[:100]})") from error
     if tree is not None and not isinstance(tree, dict):
-        raise ConfigError(f"{option} {path}: expected keys and values")
+        raise ConfigError(f"{where}: expected keys and values")
     return tree or {}
 
 

@@ -1,8 +1,9 @@
 """curves.png: loss and metrics over epochs."""
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +27,42 @@ def draw_curves(epochs: Sequence[Mapping[str, float]], title: str = "") -> bytes
         return None
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120)
+    return picture.getvalue()
+
+
+def draw_comparison(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes | None:
+    """Return a PNG with one panel for each metric: a colour for each run, validation solid; None without matplotlib.
+
+    Args:
+        runs: the objects of metrics.jsonl by the run's name.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError:
+        return None
+    keys = dict.fromkeys(key for epochs in runs.values() for epoch in epochs for key in epoch)
+    names = list(dict.fromkeys(key.removeprefix("val_") for key in keys if key not in _NOT_CURVES))
+    figure = Figure(figsize=(5 * max(len(names), 1), 3.6 + 0.2 * len(runs)), layout="constrained")
+    panels = figure.subplots(1, max(len(names), 1), squeeze=False)[0]
+    lines: dict[str, Any] = {}
+    for panel, name in zip(panels, names, strict=False):
+        for number, (run, epochs) in enumerate(runs.items()):
+            for key, style in ((name, ":"), (f"val_{name}", "-")):
+                having = [epoch for epoch in epochs if key in epoch]
+                points = [epoch["epoch"] for epoch in having], [epoch[key] for epoch in having]
+                lines[run] = panel.plot(*points, style, color=f"C{number % 10}", marker=".")[0]
+        panel.set_xlabel("epoch")
+        panel.set_ylabel(name.replace("$", r"\$"))
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        panel.grid(alpha=0.3)
+    # A name is no formula, and one that begins with a low line would be left out.
+    labels = [f" {run}".replace("$", r"\$") for run in lines]
+    figure.legend(list(lines.values()), labels, loc="outside lower center", title="solid: validation, dotted: training")
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # letters that the font lacks
+        figure.savefig(picture, format="png", dpi=120)
     return picture.getvalue()
 
 

@@ -34,10 +34,11 @@ Train a neural network on one process, or on several ranks with mpirun:
   mpirun -n 4 python -m dptrain                  the same on four ranks
   python -m dptrain --data mnist --data-dir DIR --hidden 512,256 --epochs 10
   python -m dptrain --config runs/X/config.yaml  repeat a run
-  python -m dptrain evaluate runs/X              its metrics; also predict, export
+  python -m dptrain evaluate runs/X              its metrics
   python -m dptrain predict runs/X --data new.npz --out predictions.csv
   python -m dptrain --model FILE.py:build_model  a model of your own
   python -m dptrain sweep --seeds 0-15 --grid learning_rate=1e-3,3e-4
+  python -m dptrain runs --sort val_loss         all runs, the best first
   python -m dptrain doctor                       what works, what is missing
   python -m dptrain explain --hidden 64          a step's ops, without data
   python -m dptrain launch -n 4 -- COMMAND       any command on ranks, watched
@@ -120,9 +121,9 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 
 
 # Subcommands, each a function of that name in a module of that name here; the first is what runs where none is given.
-COMMANDS = ("train", "evaluate", "predict", "export", "sweep", "doctor", "explain", "launch")
+COMMANDS = ("train", "evaluate", "predict", "export", "runs", "sweep", "doctor", "explain", "launch")
 # Those whose modules say which options they have (OPTIONS), and import what takes long where they use it.
-_OWN_OPTIONS = ("evaluate", "predict", "export")
+_OWN_OPTIONS = ("evaluate", "predict", "export", "runs")
 # Those that make the model as configured.
 _MAKE_MODELS = ("train", "sweep", "explain")
 
@@ -192,7 +193,7 @@ def _build_parser(command: str) -> Parser:
         options: Options = import_module(f"dptrain.cli.{command}").OPTIONS
         parser = Parser(
             prog=f"dptrain {command}",
-            usage=f"python -m dptrain {command} RUN [options]",
+            usage=f"python -m dptrain {command} {options.usage}",
             description=options.description,
             formatter_class=_Help,
             allow_abbrev=False,

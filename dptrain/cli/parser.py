@@ -18,11 +18,13 @@ class Options:
         description: what it does, a line.
         add: adds its own options.
         fields: paths of those fields of a run's configuration that are options here as well.
+        usage: what follows the command.
     """
 
     description: str
     add: Callable[[argparse.ArgumentParser], None]
     fields: Collection[str] = ()
+    usage: str = "RUN [options]"
 
 
 class Parser(argparse.ArgumentParser):

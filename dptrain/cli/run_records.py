@@ -1,0 +1,284 @@
+"""What the folder of a run says of it, read by others: nothing in it is trusted, changed, or run."""
+
+import json
+import math
+import os
+import re
+import stat
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dptrain.cli.config import Config, parse_mapping, to_dict
+from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.locks import LOCK
+from dptrain.saving.run_folder import CONFIG, PLAN, SUMMARY
+
+METRICS = "metrics.jsonl"
+# Bytes that are read of a file: of metrics the end, or all of it to draw them.
+_MAX_TEXT, _TAIL, _MAX_METRICS = 1 << 20, 1 << 16, 1 << 26
+_MAX_EPOCHS = 100_000
+# Of a configuration's file.
+_SECTION = re.compile(r"(\w+):\n((?:  .*\n)+)")
+# Settings that say nothing about what was trained.
+_ABOUT_THE_JOB = re.compile(
+    r"(out|name|verbose|progress|debug|fast_dev_run|stall_\w+|share_gpu|gpu_select|comm|bucket_mb|cuda_graph"
+    r"|steps_per_execution|checkpoint\..*|logging\..*|data\.max_bytes|data\.device_mb|data\.dir|train\.digest_every)"
+)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its folder tells of it.
+
+    Attributes:
+        name: of the folder.
+        path: the folder.
+        state: "finished", "running" or "interrupted".
+        started: "2026-11-22T23:52:01+0000"; of a run that has not finished when its folder was made.
+        settings: values by dotted path, those of the defaults included.
+        epochs: that were trained.
+        asked: epochs that were to be trained.
+        seconds: that it took; None before its end.
+        metrics: of its end, or so far.
+        best: "epoch", "monitor" and "value" of its best epoch; empty where that is not known.
+    """
+
+    name: str
+    path: Path
+    state: str
+    started: str
+    settings: Mapping[str, Any]
+    epochs: int
+    asked: int | None
+    seconds: float | None
+    metrics: Mapping[str, float]
+    best: Mapping[str, Any] = field(default_factory=dict)
+
+    def value(self, key: str) -> float | None:
+        """Return a metric, of the best epoch where it is the one that says which is the best."""
+        is_best = self.best.get("monitor") == key
+        return float(self.best["value"]) if is_best else self.metrics.get(key)
+
+
+def read_runs(folder: Path) -> tuple[list[RunRecord], list[tuple[str, str]]]:
+    """Return the runs in a folder, or the one that it is, in the order of their names.
+
+    Returns:
+        The runs; and of what else is there its name and why it is none.
+
+    Raises:
+        DataError: there is no such folder, or it cannot be read.
+    """
+    try:
+        if (folder / CONFIG).exists():
+            return [read_run(folder)], []
+        with os.scandir(folder) as entries:
+            names = sorted(one.name for one in entries if one.is_dir())
+    except OSError as error:
+        raise DataError(f"{folder}: {error.strerror or error}; expected a folder of runs, such as runs") from error
+    runs, others = [], []
+    for name in names:
+        try:
+            runs.append(read_run(folder / name))
+        except DataError as error:
+            others.append((name, str(error).removeprefix(f"{folder / name}: ")))
+    return runs, others
+
+
+def read_run(path: Path) -> RunRecord:
+    """Return what the folder of a run says.
+
+    Raises:
+        DataError: it is no run's, or damaged.
+    """
+    if (path / PLAN).exists():
+        raise DataError(f"{path}: a sweep, see its report.html")
+    text = _text(path / CONFIG)
+    if text is None:
+        raise DataError(f"{path}: no run: it has no {CONFIG}")
+    settings = _settings(path, text)
+    summary_text = _text(path / SUMMARY)
+    known = {} if summary_text is None else _object(path / SUMMARY, summary_text)
+    if summary_text is None and not (path / LOCK).exists():
+        raise DataError(f"{path}: no run: it has neither {SUMMARY} nor {LOCK}")
+    last = {} if summary_text is not None else _last_epoch(path)
+    asked, epochs = settings.get("train.epochs"), known.get("epochs", last.get("epoch", 0))
+    started = known.get("started")
+    best = known.get("best")
+    return RunRecord(
+        path.resolve().name,
+        path,
+        "finished" if summary_text is not None else "running" if _is_held(path / LOCK) else "interrupted",
+        started if isinstance(started, str) else _time_of(path / CONFIG),
+        settings,
+        epochs if _is_whole(epochs) else 0,
+        asked if _is_whole(asked) else None,
+        known["seconds"] if _is_number(known.get("seconds")) else None,
+        _numbers(known.get("metrics", last)),
+        best if isinstance(best, dict) and _is_best(best) else {},
+    )
+
+
+def read_epochs(path: Path) -> list[dict[str, float]]:
+    """Return the metrics of every epoch of a run; a last line that is torn is left out.
+
+    Raises:
+        DataError: they are damaged, or none.
+    """
+    content = _read(path / METRICS, _MAX_METRICS)
+    if not content:
+        raise DataError(f"{path}: no epoch has ended ({METRICS})")
+    lines = content.decode(errors="replace").split("\n")[:-1]
+    epochs = [_numbers(_object(path / METRICS, line)) for line in lines[:_MAX_EPOCHS]]
+    return [one for one in epochs if "epoch" in one]
+
+
+def _settings(path: Path, text: str) -> dict[str, Any]:
+    """Return a configuration by dotted path, over the defaults: earlier versions had fewer fields."""
+    tree: dict[str, Any] = {}
+    try:
+        # One line after the other: most of them are those of other runs, and YAML is slow to read.
+        for entry in _split(text):
+            section = _SECTION.fullmatch(entry)
+            if section is None:
+                tree |= _entry(entry)
+                continue
+            inside: dict[str, Any] = {}
+            for line in _split(textwrap.dedent(section[2])):
+                inside |= _entry(line)
+            tree[section[1]] = inside
+    except ConfigError:
+        try:
+            tree = parse_mapping(text, str(path / CONFIG))
+        except ConfigError as error:
+            raise DataError(f"{path}: damaged: {str(error).removeprefix(str(path) + '/')}") from error
+    return dict(defaults() | dict(_flat(tree)))
+
+
+def _split(text: str) -> list[str]:
+    """Return the entries of a mapping, each with what is indented below it."""
+    return re.split(r"(?m)^(?=[^\s#-])", text)
+
+
+@lru_cache(1 << 14)
+def _entry(text: str) -> dict[str, Any]:
+    return parse_mapping(text, CONFIG)
+
+
+@lru_cache(1)
+def defaults() -> dict[str, Any]:
+    """Return the default settings by dotted path."""
+    return dict(_flat(to_dict(Config())))
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def is_about_training(path: str) -> bool:
+    """Whether a setting decides what is trained, and is not about the job alone."""
+    return _ABOUT_THE_JOB.fullmatch(path) is None
+
+
+def _last_epoch(path: Path) -> dict[str, Any]:
+    """Return the last whole line of the metrics, nothing where there is none."""
+    content = _read(path / METRICS, _TAIL, end=True)
+    for line in reversed((content or b"").split(b"\n")[:-1]):
+        try:
+            return _object(path / METRICS, line.decode(errors="replace"))
+        except DataError:
+            continue
+    return {}
+
+
+def _object(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(f"{path.parent}: damaged: {path.name} is not JSON of names and values")
+    return found
+
+
+def _text(path: Path) -> str | None:
+    """Return a file's text, None where there is none.
+
+    Raises:
+        DataError: it cannot be read, is too large, or no text.
+    """
+    content = _read(path, _MAX_TEXT)
+    try:
+        return None if content is None else content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.parent}: damaged: {path.name} is not UTF-8 text") from error
+
+
+def _read(path: Path, most: int, *, end: bool = False) -> bytes | None:
+    """Return a regular file's content or its end, None where there is none; links are not followed."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"{path.parent}: {path.name}: {error.strerror or error}") from error
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise DataError(f"{path.parent}: {path.name} is no regular file")
+        if end:
+            file.seek(max(found.st_size - most, 0))
+        elif found.st_size > most:
+            raise DataError(f"{path.parent}: {path.name} has {found.st_size} bytes, expected at most {most}")
+        try:
+            return file.read(most)
+        except OSError as error:
+            raise DataError(f"{path.parent}: {path.name}: {error.strerror or error}") from error
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a job holds a lock; it is not touched."""
+    try:
+        import fcntl
+
+        handle = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (ImportError, OSError):
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _time_of(path: Path) -> str:
+    import datetime
+
+    moment = datetime.datetime.fromtimestamp(path.stat().st_mtime)
+    return moment.astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    return {str(key): value for key, value in found.items() if _is_number(value)} if isinstance(found, dict) else {}
+
+
+def _is_best(found: Mapping[str, Any]) -> bool:
+    return isinstance(found.get("monitor"), str) and _is_number(found.get("value")) and _is_whole(found.get("epoch"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
