@@ -139,7 +139,7 @@ CONSTRAINTS: dict[str, type[Constraint]] = by_name((MaxNorm, MinMaxNorm, NonNeg,
 ConstraintLike = Constraint | Callable[[Any], Any]
 
 _registry: Registry[ConstraintLike] = Registry(
-    "constraint", "keras.constraints", Constraint, CONSTRAINTS, lambda function: function
+    "constraint", "keras.constraints", Constraint, CONSTRAINTS, functions={}
 )
 deserialize = _registry.deserialize
 

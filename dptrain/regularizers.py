@@ -104,7 +104,7 @@ REGULARIZERS = _CLASSES | {name.lower(): cls for name, cls in _CLASSES.items()}
 RegularizerLike = Regularizer | Callable[[Any], Any]
 
 _registry: Registry[RegularizerLike] = Registry(
-    "regularizer", "keras.regularizers", Regularizer, REGULARIZERS, lambda function: function
+    "regularizer", "keras.regularizers", Regularizer, REGULARIZERS, functions={}
 )
 deserialize = _registry.deserialize
 

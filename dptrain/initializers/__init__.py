@@ -68,6 +68,6 @@ INITIALIZERS |= {"normal": RandomNormal, "uniform": RandomUniform, "one": Ones, 
 InitializerLike = Initializer | Callable[..., Any]
 
 _registry: Registry[InitializerLike] = Registry(
-    "initializer", "keras.initializers", Initializer, INITIALIZERS, lambda function: function
+    "initializer", "keras.initializers", Initializer, INITIALIZERS, functions={}
 )
 get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize

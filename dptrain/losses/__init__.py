@@ -73,6 +73,8 @@ __all__ = [
     "LOSSES",
     "Loss",
     "LossFunctionWrapper",
+    "LossLike",
+    "as_loss",
     "deserialize",
     "get",
     "serialize",
@@ -83,11 +85,41 @@ if not TYPE_CHECKING:  # for which any name would do
     __getattr__ = not_there("losses", __all__)
 
 
-def _of_function(function: Callable[..., Any]) -> Loss:
-    """Return the loss that a function computes."""
-    known = _CLASSES.get(function)
-    return LossFunctionWrapper(function) if known is None else known()
+# As Keras, a function of y_true and y_pred serves as well.
+LossLike = Loss | Callable[..., Any]
+
+# Keras' functions by the names that mean them: those in snake case, and short ones.
+_FUNCTIONS = {
+    name: function
+    for function, cls in _CLASSES.items()
+    for name, known in LOSSES.items()
+    if known is cls and name != cls.__name__
+}
+_registry: Registry[LossLike] = Registry("loss", "keras.losses", Loss, LOSSES, _FUNCTIONS)
+serialize, deserialize = _registry.serialize, _registry.deserialize
 
 
-_registry: Registry[Loss] = Registry("loss", "keras.losses", Loss, LOSSES, _of_function)
-get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize
+def get(identifier: Any) -> LossLike | None:
+    """Return the loss, or the function, that a name, class, configuration, loss or function means.
+
+    Args:
+        identifier: "mse" or "mean_squared_error" means the function, which returns a number for each sample,
+            "MeanSquaredError" a loss with Keras' defaults, which returns one number. None means None.
+
+    Raises:
+        ConfigError: it means none, or an argument is out of range.
+    """
+    return None if identifier is None else _registry.get(identifier)
+
+
+def as_loss(identifier: Any) -> Loss:
+    """Return what `compile(loss=identifier)` minimises: a function's numbers with a reduction.
+
+    Raises:
+        ConfigError: as `get`.
+    """
+    found = _registry.get(identifier)
+    if isinstance(found, Loss):
+        return found
+    known = _CLASSES.get(found)
+    return LossFunctionWrapper(found) if known is None else known()

@@ -1,7 +1,6 @@
 """What a loss is: numbers for the samples of a batch, in ops, of which weights and a reduction make one."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -61,14 +60,16 @@ class Loss(Configurable):
         self.reduction, self.dtype = reduction, dtype
         self.name = snake_case(type(self).__name__) if name is None else name
 
-    @abstractmethod
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Return the loss of each sample, (rows, ...), computed with ops.
+
+        A subclass that overrides `__call__` instead, with a `sample_weight` that may be None, returns one number.
 
         Args:
             y_true: targets, of y_pred's dtype unless they are labels.
             y_pred: the model's outputs.
         """
+        raise NotImplementedError(f"Loss {type(self).__name__} has no `call(y_true, y_pred)`.")
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
         """Return the loss of a batch.

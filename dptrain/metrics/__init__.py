@@ -98,6 +98,8 @@ __all__ = [
     "METRICS",
     "MeanMetricWrapper",
     "Metric",
+    "MetricLike",
+    "as_metric",
     "binary_accuracy",
     "categorical_accuracy",
     "deserialize",
@@ -121,14 +123,34 @@ _OF_FUNCTIONS: dict[Callable[..., Any], type[Metric]] = {
 }
 
 
-def _of_function(function: Callable[..., Any]) -> Metric:
-    """Return the metric that is the mean of a function, under its name."""
-    known = _OF_FUNCTIONS.get(function)
-    return MeanMetricWrapper(function) if known is None else known(name=function.__name__)
+# As Keras, a function of y_true and y_pred serves as well.
+MetricLike = Metric | Callable[..., Any]
+
+_registry: Registry[MetricLike] = Registry("metric", "keras.metrics", Metric, METRICS, functions={})
+serialize, deserialize = _registry.serialize, _registry.deserialize
 
 
-_registry: Registry[Metric] = Registry("metric", "keras.metrics", Metric, METRICS, _of_function)
-get, serialize, deserialize = _registry.get, _registry.serialize, _registry.deserialize
+def get(identifier: Any) -> MetricLike | None:
+    """Return the metric that a name, class or configuration means; a metric, a function or None as it is.
+
+    Raises:
+        ConfigError: it means none, or an argument is out of range.
+    """
+    return None if identifier is None else _registry.get(identifier)
+
+
+def as_metric(identifier: Any) -> Metric:
+    """Return what `compile(metrics=[identifier])` reports: of a function the mean, under its name.
+
+    Raises:
+        ConfigError: as `get`.
+    """
+    found = _registry.get(identifier)
+    if isinstance(found, Metric):
+        return found
+    known = _OF_FUNCTIONS.get(found)
+    return MeanMetricWrapper(found) if known is None else known(name=found.__name__)
+
 
 # What these names mean depends on the outputs and the targets.
 _ACCURACY = (BinaryAccuracy, SparseCategoricalAccuracy, CategoricalAccuracy)
@@ -195,7 +217,7 @@ def _named(identifier: Any, labels: bool | None, place: int) -> tuple[Metric, st
         place: of what is meant in the entries of `_BY_SHAPE`.
     """
     by_shape = _BY_SHAPE.get(identifier.lower()) if isinstance(identifier, str) else None
-    metric = get(identifier) if by_shape is None else by_shape[place]()
+    metric = as_metric(identifier) if by_shape is None else by_shape[place]()
     if isinstance(identifier, str):
         metric.name = identifier
     name = metric.name

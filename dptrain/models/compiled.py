@@ -221,7 +221,7 @@ def _listed(given: Any) -> Any:
 
 def _losses(loss: Any) -> Any:
     """Return losses of names and functions, nested as these are."""
-    return tree.map_leaves(lambda path, one: losses.get(one), loss)
+    return tree.map_leaves(lambda path, one: losses.as_loss(one), loss)
 
 
 def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several: bool) -> list[Any]:

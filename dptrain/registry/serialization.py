@@ -178,7 +178,7 @@ class Registry(Generic[T]):
         module: where Keras has the classes ("keras.losses").
         base: the class of all such objects.
         classes: by name; further ones may be added later.
-        of_function: makes an object of a user's function; None where functions are not supported.
+        functions: by name; None where functions, the user's own as well, cannot stand for an object.
     """
 
     def __init__(
@@ -187,25 +187,25 @@ class Registry(Generic[T]):
         module: str,
         base: type[Any],
         classes: Mapping[str, type[Any]],
-        of_function: Callable[[Callable[..., Any]], T] | None = None,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self._kind, self._module, self._base, self._classes = kind, module, base, classes
-        self._of_function = of_function
+        self._functions = functions
 
     def get(self, identifier: str | Mapping[str, Any] | type[Any] | Callable[..., Any] | T) -> T:
         """Return the object of that name or class with Keras' defaults, of that configuration, or the one given.
 
-        Where functions are supported, of one.
+        Where functions are supported, the function of that name, or the one given.
 
         Raises:
             ConfigError: there is none, or an argument is out of range.
         """
-        identifier = own_or_name(identifier)
-        known = isinstance(identifier, self._base | type)
-        if self._of_function is not None and callable(identifier) and not known:
-            return self._of_function(identifier)
-        found: T = get(self._kind, identifier, self._base, self._classes)
-        return found
+        found: Any = own_or_name(identifier)
+        if self._functions is not None:
+            found = self._functions.get(found, found) if isinstance(found, str) else found
+            if callable(found) and not isinstance(found, self._base | type):
+                return found  # type: ignore[no-any-return]
+        return get(self._kind, found, self._base, self._classes)  # type: ignore[no-any-return]
 
     def serialize(self, one: T) -> dict[str, Any]:
         """Return an object as Keras writes it to JSON: {"module", "class_name", "config", "registered_name"}.
@@ -213,22 +213,22 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: it is a lambda.
         """
-        if self._of_function is not None and not hasattr(one, "get_config") and callable(one):
+        if self._functions is not None and not hasattr(one, "get_config") and callable(one):
             return function_to_dict(one)
         return to_dict(self._module, one, self._classes.values())
 
-    def deserialize(self, config: Mapping[str, Any], custom_objects: Mapping[str, type[Any]] | None = None) -> T:
+    def deserialize(self, config: str | Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None) -> T:
         """Return the object that `serialize`, or Keras, described; keys besides "class_name" and "config" are ignored.
 
         Args:
-            config: with "class_name" and "config".
-            custom_objects: classes of the user's own by name.
+            config: with "class_name" and "config"; or a name, as of `get`.
+            custom_objects: classes, and functions where these are supported, of the user's own by name.
 
         Raises:
             ConfigError: the class is unknown, or an argument is unknown, out of range or not supported.
         """
         with custom_object_scope(custom_objects):
-            if self._of_function is not None and isinstance(config, Mapping) and config.get("class_name") == "function":
+            if isinstance(config, str) or (self._functions is not None and config.get("class_name") == "function"):
                 return self.get(config)
             found: T = made(self._kind, config, self._classes)
             return found

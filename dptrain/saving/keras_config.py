@@ -306,7 +306,7 @@ def compile_arguments(config: Any) -> dict[str, Any] | None:
         steps = config.get("steps_per_execution", 1)
         return {
             "optimizer": optimizers.get(_named_or_built("keras.optimizers", config["optimizer"])),
-            "loss": _each(config.get("loss"), lambda one: losses.get(_named_or_built("keras.losses", one))),
+            "loss": _each(config.get("loss"), lambda one: losses.as_loss(_named_or_built("keras.losses", one))),
             "loss_weights": config.get("loss_weights"),
             "metrics": _each(config.get("metrics"), _metric),
             "weighted_metrics": _each(config.get("weighted_metrics"), _metric),

@@ -55,7 +55,7 @@ def compare(keras, loss, last, targets, *, weighted, outputs=CLASSES):
         theirs = keras.losses.get(loss(keras))(y[rows], keras.activations.get(last)(theirs_z), *given)
         theirs.backward()
         ours_z = constant(z[rows])
-        ours = our_losses.get(loss(Ours))(y[rows], ACTIVATIONS[last](ours_z), *given)
+        ours = our_losses.as_loss(loss(Ours))(y[rows], ACTIVATIONS[last](ours_z), *given)
         np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=RTOL, atol=1e-12)
         (gradient,) = gradients(ours, [ours_z])
         np.testing.assert_allclose(gradient, theirs_z.grad.numpy(), rtol=RTOL, atol=1e-11)
@@ -65,7 +65,7 @@ def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=C
     """Compare metrics, named by strings as `compile` would understand them, after each batch."""
     z, y, weights = samples(targets, outputs)
     y_pred = ACTIVATIONS[last](constant(z)).numpy()
-    own, given = [one(Ours) for one in measured], our_losses.get(loss(Ours))
+    own, given = [one(Ours) for one in measured], our_losses.as_loss(loss(Ours))
     ours = our_metrics.resolve(*((None, own) if weighted else (own, None)), given, (outputs,))[weighted]
     trainer = keras.Sequential([keras.Input((outputs,)), keras.layers.Activation("linear")])
     trainer.compile(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import losses, ops
 from dptrain.errors import ConfigError
 from dptrain.losses import LOSSES, SparseCategoricalCrossentropy
@@ -13,6 +14,8 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable, constant
+from dptrain.registry.names import snake_case
+from dptrain.registry.serialization import custom_object_scope
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 UNUSUAL = {
@@ -242,8 +245,9 @@ def test_half_precision_is_computed_in_float32():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_is_made_of_its_name_class_and_configuration(name):
-    for identifier in (name, LOSSES[name], {"class_name": LOSSES[name].__name__, "config": {}}):
+    for identifier in (LOSSES[name].__name__, LOSSES[name], {"class_name": LOSSES[name].__name__, "config": {}}):
         assert type(losses.get(identifier)) is LOSSES[name]
+    assert type(losses.as_loss(name)) is LOSSES[name]
     made = LOSSES[name](**UNUSUAL.get(LOSSES[name].__name__, {}))
     back = losses.deserialize(losses.serialize(made))
     assert (type(back), back.config()) == (type(made), made.config())
@@ -267,14 +271,54 @@ def test_functions():
     def quartic(y_true, y_pred):
         return ops.mean(ops.square(ops.square(y_true - y_pred)), -1)
 
-    made = losses.get(quartic)
+    assert losses.get(quartic) is quartic
+    made = losses.as_loss(quartic)
     assert (made.name, made.takes_labels, made.config()["fn"]) == ("quartic", None, "quartic")
     np.testing.assert_allclose(made(VALUES, Z, WEIGHTS), ((E**4).mean(-1) * WEIGHTS).mean())
-    of_labels = losses.get(lambda y_true, y_pred: losses.sparse_categorical_crossentropy(y_true, y_pred))
+    of_labels = losses.as_loss(lambda y_true, y_pred: losses.sparse_categorical_crossentropy(y_true, y_pred))
     np.testing.assert_allclose(of_labels(LABELS, P), OF_LABEL.mean())
-    assert type(losses.get(losses.sparse_categorical_crossentropy)) is SparseCategoricalCrossentropy
+    assert type(losses.as_loss(losses.sparse_categorical_crossentropy)) is SparseCategoricalCrossentropy
     np.testing.assert_allclose(losses.mean_squared_error(VALUES, Z), (E**2).mean(-1))
     np.testing.assert_allclose(losses.sparse_categorical_crossentropy([1, 0], [[0.0, 0], [0, 0]], True), np.log(2))
+
+
+@pytest.mark.parametrize("name", sorted({name for name in LOSSES if name != LOSSES[name].__name__}))
+def test_other_names_mean_functions_of_single_samples(name):
+    """As in Keras: "mse" and "mean_squared_error" are the function, "MeanSquaredError" is the loss."""
+    found = losses.get(name)
+    assert found is getattr(losses, snake_case(LOSSES[name].__name__))
+    described = losses.serialize(found)
+    about = {"module": "builtins", "class_name": "function", "config": found.__name__, "registered_name": "function"}
+    assert described == about
+    assert losses.deserialize(described) is losses.deserialize(name) is found
+
+
+def test_functions_of_the_users_own_are_found_again():
+    def quartic(y_true, y_pred):
+        return ops.mean(ops.square(ops.square(y_true - y_pred)), -1)
+
+    described = losses.serialize(quartic)
+    assert losses.deserialize(described, {"quartic": quartic}) is quartic
+    with custom_object_scope({"quartic": quartic}):
+        assert losses.get("quartic") is losses.deserialize(described) is quartic
+    with pytest.raises(ConfigError, match="unknown loss 'quartic'"):
+        losses.deserialize(described)
+    assert losses.get(None) is None
+    np.testing.assert_allclose(losses.get("mae")(VALUES, Z), np.abs(E).mean(-1))
+
+
+def test_a_loss_that_overrides_its_call():
+    class Whole(losses.Loss):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return ops.mean(ops.square(y_true - y_pred)) * (1.0 if sample_weight is None else ops.mean(sample_weight))
+
+    model = dp.Sequential([dp.layers.Dense(C, use_bias=False, input_shape=(C,))], seed=1)
+    model.compile("sgd", Whole(), dtype="float64")
+    predicted = model.predict(Z, verbose=0)
+    found = [model.evaluate(Z, VALUES, verbose=0, sample_weight=one, batch_size=ROWS) for one in (None, WEIGHTS)]
+    np.testing.assert_allclose(found, ((predicted - VALUES) ** 2).mean() * np.array([1, WEIGHTS.mean()]), rtol=1e-12)
+    with pytest.raises(NotImplementedError, match="Loss Unfinished has no `call"):
+        type("Unfinished", (losses.Loss,), {})()(VALUES, Z)
 
 
 def test_a_loss_of_the_users_own():
@@ -306,7 +350,7 @@ def test_labels_of_any_type(dtype):
 
 @pytest.mark.parametrize("weights", [0.5, [0.5], WEIGHTS, WEIGHTS[:, None]], ids=["number", "one", "rows", "column"])
 def test_a_loss_that_is_one_number_is_weighted_sample_by_sample(weights):
-    whole = losses.get(lambda y_true, y_pred: ops.mean(ops.square(y_true - y_pred)))
+    whole = losses.as_loss(lambda y_true, y_pred: ops.mean(ops.square(y_true - y_pred)))
     np.testing.assert_allclose(whole(VALUES, Z, weights), (E**2).mean() * np.mean(weights))
     np.testing.assert_allclose(losses.MeanSquaredError("sum")(VALUES[0], Z[0], [1, 2]), 3 * (E[0] ** 2).mean())
 

@@ -61,7 +61,7 @@ MEANS = {
         smoothed(BINARY, SIGMOID),
     ),
     "a function": (
-        lambda: metrics.get(lambda y_true, y_pred: ops.max(ops.absolute(y_pred - y_true), -1)),
+        lambda: metrics.as_metric(lambda y_true, y_pred: ops.max(ops.absolute(y_pred - y_true), -1)),
         VALUES,
         Z,
         np.abs(E).max(-1),
@@ -331,17 +331,19 @@ def test_what_accuracy_and_crossentropy_mean_follows_from_outputs_and_targets(lo
         (("crossentropy", "ce"), ("BinaryCrossentropy", "SparseCategoricalCrossentropy", "CategoricalCrossentropy")),
     ):
         for name in names:
-            ((key, found),) = resolve([name], None, losses.get(loss), shape, target)[0].items()
+            ((key, found),) = resolve([name], None, losses.as_loss(loss), shape, target)[0].items()
             assert (type(found).__name__, key) == (kind[place], name)
 
 
 def test_functions():
-    made = metrics.get(custom)
+    assert metrics.get(custom) is custom
+    assert metrics.get(None) is None
+    made = metrics.as_metric(custom)
     assert (type(made), made.name, made.takes_labels, made.config()["fn"]) == (
         MeanMetricWrapper,
         "custom",
         None,
         "custom",
     )
-    assert type(metrics.get(metrics.binary_accuracy)) is metrics.BinaryAccuracy
+    assert type(metrics.as_metric(metrics.binary_accuracy)) is metrics.BinaryAccuracy
     np.testing.assert_array_equal(metrics.sparse_categorical_accuracy(LABELS, P), ABOVE == 0)
