@@ -1,0 +1,42 @@
+"""Every command on a page is one that there is, with options that there are."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dptrain.cli.main import _parse, _split_command
+from tests.conftest import ROOT
+
+# Up to the end of a line, of code in backquotes, of a cell, or to a comment.
+COMMAND = re.compile(r"python3? -m dptrain((?:[ \t]+[^`\n|#]*)?)")
+PAGES = [ROOT / "README.md", ROOT / "launch" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yield the arguments of each command of dptrain's on a page; one that goes on in the next line is one."""
+    for found in COMMAND.finditer(page.read_text(encoding="utf-8").replace("\\\n", " ")):
+        yield shlex.split(found[1])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_commands_that_there_are(page):
+    for arguments in commands(page):
+        command, options = _split_command(arguments)
+        if command == "launch":
+            assert not options or "--" in options, "what launch is to start stands behind it"
+        elif options and "--help" not in options:  # alone, it is named rather than shown
+            _parse(command, options)
+
+
+def test_a_command_of_before_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "| `python -m dptrain --lr 1` |\n    python -m dptrain sweep --seeds 0-3 \\\n      --grid hidden=1,2  # two\n"
+    )
+    first, second = commands(page)
+    assert second == ["sweep", "--seeds", "0-3", "--grid", "hidden=1,2"]
+    with pytest.raises(Exception, match="unknown '--lr'"):
+        _parse("train", first)
