@@ -88,7 +88,7 @@ def test_vectors_of_length_1():
 
 def test_a_split_of_arrays():
     x, y = np.arange(10), {"a": np.arange(10) * 2}
-    (left, left_y), (right, right_y) = dp.utils.split_dataset((x, y), left_size=0.7)
+    (left, _), (right, right_y) = dp.utils.split_dataset((x, y), left_size=0.7)
     assert (left.tolist(), right.tolist()) == (list(range(7)), [7, 8, 9])
     assert right_y["a"].tolist() == [14, 16, 18]
     left, right = dp.utils.split_dataset(x, right_size=2, shuffle=True, seed=1)
