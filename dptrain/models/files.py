@@ -21,7 +21,7 @@ from dptrain.program import tree
 from dptrain.registry.names import lookup
 from dptrain.registry.serialization import custom_object_scope, plain
 from dptrain.runtime.failure import phase
-from dptrain.saving import keras_h5, keras_zip
+from dptrain.saving import keras_config, keras_h5, keras_zip
 from dptrain.saving.program import encode as encode_program
 from dptrain.saving.reading import Loaded, share
 from dptrain.saving.weights import read_weights, require_ending, weights_encoder, write
@@ -37,7 +37,9 @@ class Files(Layer):
         seed: int
         _graph: Graph | None
         _symbols: Any
+        _compiled: Any
 
+        def compile(self, *arguments: Any, **options: Any) -> None: ...  # noqa: D102
         @property
         def compiled(self) -> bool: ...  # noqa: D102
         @property
@@ -139,7 +141,7 @@ class Files(Layer):
 
         Of a subclass with a constructor of its own, the constructor's arguments that are attributes.
         """
-        if self._graph is not None and _takes_graph(type(self)):
+        if self._graph is not None and takes_graph(type(self)):
             return functional_config(self, self._graph)
         return super().config()
 
@@ -155,7 +157,7 @@ class Files(Layer):
             ConfigError: it has what dptrain does not have; names it.
         """
         with custom_object_scope(custom_objects):
-            if not ({"layers", "input_layers", "output_layers"} <= set(config) and _takes_graph(cls)):
+            if not ({"layers", "input_layers", "output_layers"} <= set(config) and takes_graph(cls)):
                 return super().from_config(config)
             inputs, outputs, dtype = functional_ends(config)
             trainable = bool(config.get("trainable", True))
@@ -163,6 +165,25 @@ class Files(Layer):
             made = make(inputs, outputs, name=config["name"], trainable=trainable)
             made.set_dtype(dtype)
             return made
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return what `compile` was given as JSON can hold it; nothing before.
+
+        Raises:
+            ConfigError: a lambda is among it.
+        """
+        given = self._compiled
+        return {} if given is None else keras_config.compile_config(given)
+
+    def compile_from_config(self, config: Mapping[str, Any]) -> None:
+        """Compile the model as a `get_compile_config` says.
+
+        Raises:
+            ConfigError: something that dptrain does not have.
+        """
+        arguments = keras_config.compile_arguments(config)
+        if arguments is not None:
+            self.compile(**arguments)
 
     def to_json(self, **kwargs: Any) -> str:
         """Return the model without weights as JSON, the same as config.json in a `.keras` file.
@@ -211,6 +232,6 @@ def _encode_onnx(model: Any) -> bytes:
     return onnx_file.encode(model)
 
 
-def _takes_graph(cls: type[Any]) -> bool:
+def takes_graph(cls: type[Any]) -> bool:
     """Whether a class is made of inputs and outputs, as `Model` is."""
     return list(inspect.signature(cls.__init__).parameters)[1:3] == ["inputs", "outputs"]

@@ -5,7 +5,7 @@ in both: by falling distance from the outputs, then as a walk from the outputs m
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,12 +61,13 @@ class Graph:
         """The layers of the inputs."""
         return [one.history.layer for one in tree.leaves(self.inputs)]
 
-    def run(self, inputs: Any, dtype: str) -> Any:
+    def run(self, inputs: Any, dtype: str, call: Callable[..., Any] | None = None) -> Any:
         """Return the outputs for inputs that are nested as the graph's, or in its order.
 
         Args:
             inputs: tensors.
             dtype: the model's, to which inputs become that are to be floating-point numbers and are not.
+            call: calls a layer with the arguments that follow it; by default as they are.
 
         Raises:
             ConfigError: other inputs than the graph has.
@@ -87,7 +88,7 @@ class Graph:
             if id(symbol) not in known:
                 made_by = symbol.history
                 if made_by is not None:
-                    self._call(made_by, value, known)
+                    self._call(made_by, value, known, call)
                 else:
                     assert symbol.op is not None
                     attributes = {name: _with_rows(one, count, rows) for name, one in symbol.attributes.items()}
@@ -96,13 +97,13 @@ class Graph:
 
         for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
             if not all(id(one) in known for one in tree.leaves(node.outputs)):
-                self._call(node, value, known)
+                self._call(node, value, known, call)
         return tree.map_leaves(lambda path, one: value(one), self._returned)
 
-    def _call(self, node: Node, value: Any, known: dict[int, Any]) -> None:
+    def _call(self, node: Node, value: Any, known: dict[int, Any], call: Callable[..., Any] | None) -> None:
         arguments = tree.map_leaves(lambda path, one: value(one), node.arguments)
         keywords = {name: tree.map_leaves(lambda path, one: value(one), one) for name, one in node.keywords.items()}
-        found = node.layer(*arguments, **keywords)
+        found = node.layer(*arguments, **keywords) if call is None else call(node.layer, *arguments, **keywords)
         for symbol, one in zip(tree.leaves(node.outputs), tree.leaves(found), strict=True):
             known[id(symbol)] = one
 

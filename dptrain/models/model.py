@@ -202,6 +202,16 @@ class Model(Fitting, Files):
         return found[0] if len(found) == 1 else found
 
     @property
+    def graph(self) -> Graph | None:
+        """What lies between the symbolic inputs and outputs; None where there are none."""
+        return self._graph
+
+    @property
+    def compiled_with(self) -> Compiled | None:
+        """What `compile` was given; None before."""
+        return self._compiled
+
+    @property
     def calls(self) -> list[Node]:
         """The calls of layers that a functional model is made of; none of another."""
         return [] if self._graph is None else self._graph.nodes

@@ -156,6 +156,11 @@ class Sequential(Model):
         return super().count_params()
 
     @property
+    def input_layer(self) -> InputLayer | None:
+        """What states the shape of a sample, by itself or after the first batch; None before."""
+        return self._input
+
+    @property
     def inputs(self) -> list[Tensor]:
         """See `Model`."""
         self._build_if_known()

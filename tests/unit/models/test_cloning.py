@@ -1,0 +1,138 @@
+"""Copies of models: the same layers, weights of their own."""
+
+import numpy as np
+import pytest
+
+import dptrain as keras
+from dptrain import layers as L  # noqa: N812
+from dptrain.errors import ConfigError
+from dptrain.models import clone_model
+
+X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+
+
+def sequential():
+    return keras.Sequential([keras.Input((3,), name="x"), L.Dense(4, "tanh", name="a"), L.Dropout(0.5), L.Dense(2)])
+
+
+def branched():
+    x = keras.Input((3,), name="x")
+    shared = L.Dense(2, name="shared")
+    return keras.Model(x, [L.Add(name="sum")([shared(x), 2 * shared(x * 3)]), shared.output], name="branched")
+
+
+def copied(model, **options):
+    """Return a clone that has been given the model's weights."""
+    clone = clone_model(model, **options)
+    assert not {id(one) for one in clone.weights} & {id(one) for one in model.weights}
+    assert [one.path for one in clone.weights] == [one.path for one in model.weights]
+    model.set_weights([value + 0.5 for value in model.get_weights()])
+    clone.set_weights(model.get_weights())
+    return clone
+
+
+@pytest.mark.parametrize("build", [sequential, branched])
+def test_a_clone_computes_the_same(build):
+    model = build()
+    clone = copied(model)
+    assert (type(clone), clone.name, clone.input_names) == (type(model), model.name, ["x"])
+    assert [one.name for one in clone.layers] == [one.name for one in model.layers]
+    for mine, other in zip(model.predict(X, verbose=0), clone.predict(X, verbose=0), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def test_a_clone_function_says_what_layers_become():
+    def regular(layer):
+        config = layer.get_config()
+        if isinstance(layer, L.Dense):
+            config["kernel_regularizer"] = "l2"
+        return type(layer).from_config(config)
+
+    clone = clone_model(sequential(), clone_function=regular)
+    assert [type(one.kernel_regularizer).__name__ for one in (clone.layers[0], clone.layers[2])] == ["L2", "L2"]
+    assert clone_model(branched(), clone_function=lambda layer: layer).get_layer("shared") is not None
+
+
+def test_a_call_function_puts_layers_between():
+    model = branched()
+    clone = clone_model(
+        model, clone_function=lambda layer: layer, call_function=lambda layer, *given: L.Rescaling(2.0)(layer(*given))
+    )
+    added, first = model.predict(X, verbose=0)
+    found, doubled = clone.predict(X, verbose=0)
+    np.testing.assert_allclose(doubled, 2 * first, rtol=1e-6)
+    np.testing.assert_allclose(found, 4 * added, rtol=1e-5, atol=1e-6)
+    assert clone.get_layer("shared") is model.get_layer("shared")
+
+
+def test_other_inputs():
+    given = keras.Input((3,), name="other")
+    clone = clone_model(branched(), input_tensors=given)
+    assert clone.inputs[0] is given
+    assert clone_model(sequential(), input_tensors=keras.Input((5,))).input_shape == (None, 5)
+    for wrong in (3, [given, given]):
+        with pytest.raises(ConfigError, match="must contain a single tensor"):
+            clone_model(sequential(), wrong)
+    with pytest.raises(ConfigError, match="must be KerasTensors"):
+        clone_model(branched(), 3)
+
+
+def test_models_in_a_model():
+    inner = sequential()
+    model = keras.Sequential([keras.Input((3,)), inner, L.Dense(1)])
+    seen = []
+
+    def note(layer):
+        seen.append(type(layer).__name__)
+        return type(layer).from_config(layer.get_config())
+
+    clone = clone_model(model, clone_function=note)
+    assert seen == ["Sequential", "Dense"]
+    assert clone.layers[0] is not inner
+    seen.clear()
+    clone_model(model, clone_function=note, recursive=True)
+    assert seen == ["Dense", "Dropout", "Dense", "Dense"]
+
+
+def test_a_clone_is_compiled_as_the_model_is():
+    model = sequential()
+    model.compile(
+        keras.optimizers.SGD(0.25), lambda y, p: (y - p) ** 2, metrics=[keras.metrics.MeanAbsoluteError("far")],
+        dtype="float64", jit_compile=False,
+    )  # fmt: skip
+    model.fit(X, X[:, :2], verbose=0)
+    clone = clone_model(model)
+    assert float(clone.optimizer.learning_rate) == 0.25
+    assert int(clone.optimizer.iterations) == 0
+    assert clone.dtype == "float64"
+    history = clone.fit(X, X[:, :2], verbose=0).history
+    assert list(history) == ["far", "loss"] or list(history) == ["loss", "far"]
+    assert not clone_model(sequential()).compiled
+
+
+class Own(keras.Model):
+    def __init__(self, units):
+        super().__init__()
+        self.units, self.dense = units, L.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_class_of_ones_own_is_made_anew_from_its_configuration():
+    clone = clone_model(Own(7))
+    assert (type(clone), clone.units) == (Own, 7)
+    with pytest.raises(ConfigError, match="only supported for Sequential models or Functional models"):
+        clone_model(Own(7), clone_function=lambda layer: layer)
+    with pytest.raises(ConfigError, match="`call_function` argument is not supported with Sequential"):
+        clone_model(sequential(), call_function=lambda layer, x: layer(x))
+
+
+def test_compiling_from_a_configuration():
+    model = sequential()
+    assert model.get_compile_config() == {}
+    model.compile("adam", "mse", metrics=["mae"])
+    other = sequential()
+    other.compile_from_config(model.get_compile_config())
+    assert (type(other.optimizer).__name__, other.loss.name) == ("Adam", "mean_squared_error")
+    other.compile_from_config({})
