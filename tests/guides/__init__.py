@@ -1,0 +1,1 @@
+"""What Keras' guides do, in scripts of our own: only their import line is another."""
