@@ -138,9 +138,7 @@ CONSTRAINTS: dict[str, type[Constraint]] = by_name((MaxNorm, MinMaxNorm, NonNeg,
 # As Keras, a function of the weight serves as well.
 ConstraintLike = Constraint | Callable[[Any], Any]
 
-_registry: Registry[ConstraintLike] = Registry(
-    "constraint", "keras.constraints", Constraint, CONSTRAINTS, functions={}
-)
+_registry: Registry[ConstraintLike] = Registry("constraint", "keras.constraints", Constraint, CONSTRAINTS, functions={})
 deserialize = _registry.deserialize
 
 
