@@ -151,12 +151,10 @@ class DataConfig:
     )
     sharding: Literal["global", "static"] = _field(
         "global",
-        "global: one copy of the data a node, one permutation; static: a rank keeps 1/world of the rows",
+        "global: one copy of the data per node, one permutation; static: each rank keeps its share of the rows",
         "sharding",
     )
-    max_bytes: Annotated[int, Field(ge=1, lt=2**63)] = _field(
-        DEFAULT_MAX_BYTES, "refuse arrays that declare more bytes than this"
-    )
+    max_bytes: Annotated[int, Field(ge=1, lt=2**63)] = _field(DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes")
     target: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "column of a table to predict; of an .npy file, the file of the targets", "target"
     )
@@ -171,10 +169,10 @@ class DataConfig:
     )
     missing: Literal["stop", "drop"] = _field("stop", "stop at a table's missing value, or drop its row", "missing")
     test: Annotated[str | None, BeforeValidator(_none_word)] = _field(
-        None, "a table for the test part; if not set, a part of the table itself", "test-data"
+        None, "a table to use as test part; if not set, a part of the table itself", "test-data"
     )
     test_split: Annotated[float, Field(gt=0, lt=1)] = _field(
-        0.2, "part of a table's rows, or of the pictures, that is the test part where none is named"
+        0.2, "fraction of a table's rows, or of the pictures, to use as test part if none is named"
     )
     image_size: Annotated[str | None, BeforeValidator(_image_size)] = _field(
         None, "such as 32x32, height and width that pictures are resized to", "image-size"
@@ -186,7 +184,7 @@ class DataConfig:
         None, "multiclass, binary or regression; what the target looks like if not set", "task"
     )
     device_mb: Annotated[Megabytes | None, BeforeValidator(_none_word)] = _field(
-        None, "10^6 bytes of a GPU's memory for samples; larger sets are streamed; none: what is free"
+        None, "MB (10^6 bytes) of a GPU's memory for samples; larger sets are streamed; none: all that is free"
     )
 
 
@@ -195,12 +193,12 @@ class ModelConfig:
     """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax; or a function's."""
 
     hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_comma_separated)] = _field(
-        (128,), "units of the hidden layers, comma-separated", "hidden"
+        (128,), "units of each hidden layer, comma-separated", "hidden"
     )
     activation: Literal["relu", "tanh", "sigmoid", "linear", "softmax"] = _field(
-        "relu", "of the hidden layers", "activation"
+        "relu", "activation of the hidden layers", "activation"
     )
-    dropout: Rate = _field(0.0, "rate after each hidden layer", "dropout")
+    dropout: Rate = _field(0.0, "dropout rate after each hidden layer", "dropout")
     function: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None,
         "make the model with a function of yours, file.py:build_model or package.module:build_model; runs its code",
@@ -230,59 +228,65 @@ class OptimizerConfig:
         "step:every=2epochs,factor=0.5, cosine_restarts, constant:warmup=5%",
         "schedule",
     )
-    beta_1: OptionalRate = _field(None, "adam and its kin, lion: decay of the first moment; 0.9 if not set")
-    beta_2: OptionalRate = _field(None, "adam and its kin, lion: decay of the second moment; 0.999, lion: 0.99")
-    amsgrad: bool = _field(False, "adam, adamw: the second moment never falls")
+    beta_1: OptionalRate = _field(None, "adam and its relatives, lion: decay of the first moment; 0.9 if not set")
+    beta_2: OptionalRate = _field(
+        None, "adam and its relatives, lion: decay of the second moment; 0.999 if not set, lion: 0.99"
+    )
+    amsgrad: bool = _field(False, "adam, adamw: keep the largest second moment so far")
     rho: OptionalRate = _field(None, "rmsprop, adadelta: decay of the mean square; 0.9, adadelta: 0.95")
     initial_accumulator_value: OptionalNonnegative = _field(None, "adagrad: first sum of squares; 0.1 if not set")
-    centered: bool = _field(False, "rmsprop: the variance instead of the mean square")
+    centered: bool = _field(False, "rmsprop: divide by the standard deviation instead of the root mean square")
     momentum: Rate = _field(0.0, "sgd, rmsprop: momentum", "momentum")
-    nesterov: bool = _field(False, "sgd: momentum looks ahead", "nesterov")
-    epsilon: OptionalPositive = _field(None, "all but sgd and lion: keeps the division finite; 1e-7 if not set")
+    nesterov: bool = _field(False, "sgd: Nesterov momentum", "nesterov")
+    epsilon: OptionalPositive = _field(None, "all but sgd and lion: added to the divisor; 1e-7 if not set")
     weight_decay: OptionalNonnegative = _field(
         None,
-        "part of the parameters lost in an update, times the learning rate; adamw: 0.004 if not set",
+        "shrink parameters by this fraction, times the learning rate, in each update; adamw: 0.004 if not set",
         "weight-decay",
     )
-    clipnorm: OptionalPositive = _field(None, "highest norm of the gradient of each parameter", "clipnorm")
-    clipvalue: OptionalPositive = _field(None, "highest absolute value of an element of the gradients", "clipvalue")
-    global_clipnorm: OptionalPositive = _field(None, "highest norm of all gradients together", "global-clipnorm")
+    clipnorm: OptionalPositive = _field(None, "clip the norm of each parameter's gradient to this", "clipnorm")
+    clipvalue: OptionalPositive = _field(None, "clip each element of the gradients to this absolute value", "clipvalue")
+    global_clipnorm: OptionalPositive = _field(
+        None, "clip the norm of all gradients together to this", "global-clipnorm"
+    )
     gradient_accumulation_steps: Annotated[
         Annotated[int, Field(ge=2, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)
-    ] = _field(None, "update once in so many batches, by the mean of their gradients")
+    ] = _field(None, "update once every N batches, with the mean of their gradients")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class TrainConfig:
     """How long and in what pieces."""
 
-    batch_size: PositiveInt = _field(128, "samples of a global batch, over all ranks together", "batch-size")
-    epochs: Annotated[int, Field(ge=0, le=_MAX_COUNT)] = _field(5, "how many times through the data", "epochs")
-    steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after that many steps", "steps-per-epoch")
-    drop_last: bool = _field(False, "leave out a last batch that is not full", "drop-last")
-    shuffle: bool = _field(True, "a new order every epoch")
+    batch_size: PositiveInt = _field(128, "samples per global batch, over all ranks together", "batch-size")
+    epochs: Annotated[int, Field(ge=0, le=_MAX_COUNT)] = _field(5, "passes through the data", "epochs")
+    steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after this many steps", "steps-per-epoch")
+    drop_last: bool = _field(False, "leave out the last batch if it is not full", "drop-last")
+    shuffle: bool = _field(True, "a new order of the samples every epoch")
     reproducible: bool = _field(
         False,
-        "the same bits on any number of ranks: fixed shards, 8 unless train.shards_per_batch says",
+        "the same bits on any number of ranks; cuts batches into 8 shards unless train.shards_per_batch is set",
         "reproducible",
     )
     shards_per_batch: OptionalPositiveInt = _field(
-        None, "cut global batches into that many shards, whose sums are added in one fixed tree; none: one a rank"
+        None, "cut global batches into this many shards and add their sums in a fixed tree; none: one shard per rank"
     )
     on_nonfinite: Literal["stop", "skip", "ignore"] = _field(
-        "stop", "stop at a loss or a parameter that is not finite, or skip steps with such gradients", "on-nonfinite"
+        "stop", "at a loss or parameter that is not finite, stop; or skip steps with such gradients", "on-nonfinite"
     )
     skip_outliers: OptionalPositive = _field(
-        None, "skip steps whose gradients' norm is above its running mean by so many deviations", "skip-outliers"
+        None,
+        "skip steps whose gradient norm exceeds its running mean by this many standard deviations",
+        "skip-outliers",
     )
     validation_split: Rate = _field(
         0.0,
-        "validate on this fraction of the training samples, of every class its share, instead of on the test part, "
-        "which is evaluated once, in the end",
+        "validate on this fraction of the training samples, drawn class by class; the test part is then evaluated "
+        "only once, at the end",
         "validation-split",
     )
     fold: Annotated[str | None, BeforeValidator(_fold)] = _field(
-        None, "such as 2/5: validate on the second of five parts of the training samples, train on the others", "fold"
+        None, "2/5: validate on the second of five parts of the training samples and train on the others", "fold"
     )
     loss: Annotated[str | None, BeforeValidator(_loss)] = _field(
         None,
@@ -302,7 +306,7 @@ class TrainConfig:
         "monitor",
     )
     digest_every: OptionalCount = _field(
-        None, "steps between two comparisons of the ranks' states, 0 for none; 100 if not set", "digest-every"
+        None, "compare the ranks' states every N steps, 0: never; 100 if not set", "digest-every"
     )
 
 
@@ -312,15 +316,15 @@ class CheckpointConfig:
 
     every: Annotated[tuple[str, ...], BeforeValidator(_moments)] = _field(
         ("epoch", "600s"),
-        "when to save: after N steps, each epoch, so many seconds (600s); several, comma-separated; none",
+        "when to save: every N steps, epoch, seconds (600s); several comma-separated, or none",
         "checkpoint-every",
     )
-    keep: PositiveInt = _field(3, "checkpoints that stay: so many of the last, and the best", "keep")
+    keep: PositiveInt = _field(3, "keep this many of the last checkpoints, and the best", "keep")
     resume: Annotated[str, BeforeValidator(lambda value: _none_word(value) or "never")] = _field(
-        "auto", "auto: go on with an unfinished run in --out; a checkpoint's or a run's path; never", "resume"
+        "auto", "auto: resume an unfinished run in --out; never; or the path of a checkpoint or run", "resume"
     )
     anyway: Annotated[tuple[str, ...], BeforeValidator(_comma_separated)] = _field(
-        (), "fields, comma-separated, that may differ from the checkpoint's", "resume-anyway"
+        (), "fields that may differ from the checkpoint's, comma-separated", "resume-anyway"
     )
 
 
@@ -355,60 +359,68 @@ class Config:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "of initial weights, shuffling and dropout", "seed")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "seed of initial weights, shuffling and dropout", "seed")
     device: Literal["auto", "cpu", "cuda"] = _field(
-        "auto", "what computes; auto takes a GPU where one can be used, else the CPU", "device"
+        "auto", "where to compute; auto: a GPU if every rank can use one, else the CPU", "device"
     )
     comm: Literal["host", "cuda-aware"] = _field(
-        "host", "gradients reach MPI through the host's memory, or, where MPI is CUDA-aware, as the GPU's own", "comm"
+        "host", "hand gradients to MPI in host memory, or in GPU memory if MPI is CUDA-aware", "comm"
     )
     bucket_mb: Megabytes = _field(
-        DEFAULT_BUCKET_MB, "10^6 bytes of gradients that travel as one message, beside the backward pass", "bucket-mb"
+        DEFAULT_BUCKET_MB,
+        "send gradients in messages of this many MB (10^6 bytes) during the backward pass",
+        "bucket-mb",
     )
-    share_gpu: bool = _field(False, "several ranks may use one GPU", "share-gpu")
+    share_gpu: bool = _field(False, "let several ranks use one GPU", "share-gpu")
     gpu_select: Literal["mask", "index"] = _field(
-        "mask", "mask: a rank sees its own GPU only; index: CUDA_VISIBLE_DEVICES stays as it is", "gpu-select"
+        "mask", "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES as it is", "gpu-select"
     )
-    dtype: Literal["float32", "float64"] = _field("float32", "of parameters and activations; float64 on the CPU only")
+    dtype: Literal["float32", "float64"] = _field(
+        "float32", "type of parameters and activations; float64 only on the CPU"
+    )
     precision: Literal["float32", "tf32"] = _field(
-        "float32", "of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa", "precision"
+        "float32",
+        "precision of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa",
+        "precision",
     )
     gemm: Literal["dptrain", "cublaslt"] = _field(
-        "dptrain", "who computes a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
+        "dptrain", "kernels for a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
     )
     jit_compile: Annotated[Literal["auto"] | bool, BeforeValidator(_on_or_off)] = _field(
-        "auto", "auto, on or off: the CPU runs compiled steps; auto where there is a C++ compiler", "jit-compile"
+        "auto", "auto, on or off: compile the CPU's steps; auto: if there is a C++ compiler", "jit-compile"
     )
-    cuda_graph: bool = _field(True, "a GPU replays steps as CUDA graphs", "cuda-graph")
+    cuda_graph: bool = _field(True, "replay a GPU's steps as CUDA graphs", "cuda-graph")
     run_eagerly: bool = _field(False, "run steps op by op, to debug", "run-eagerly")
     steps_per_execution: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_number)] = _field(
-        "auto", "steps between two looks at what the host is asked to do; auto: what takes some hundredths of a second"
+        "auto", "steps to run before the host looks up; auto: as many as take a few hundredths of a second"
     )
     stall_warning: OptionalNonnegative = _field(
         None,
-        "seconds for which ranks wait for another until they say so, 0: for ever; 60 if not set",
+        "warn after ranks have waited for another this many seconds, 0: never; 60 if not set",
         "stall-warning",
     )
     stall_timeout: OptionalNonnegative = _field(
         None,
-        "seconds for which ranks wait for another until the job is ended, 0: for ever; 300 if not set. Four times as "
-        "long where it starts, compiles, evaluates or saves",
+        "end the job after ranks have waited for another this many seconds, 0: never; 300 if not set. Four times as "
+        "long while a rank starts, compiles, evaluates or saves",
         "stall-timeout",
     )
     out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "run directory; runs/<date-time>-<name> if not set", "out"
     )
     name: Annotated[str | None, BeforeValidator(_none_word)] = _field(
-        None, "of the run; the data set's if not set", "name"
+        None, "name of the run; the data set's if not set", "name"
     )
     verbose: Annotated[
         Literal[0, 1, 2] | None,
         BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v)),
-    ] = _field(None, "0 prints nothing at all; 1, 2: Keras' numbers for --progress live, lines", "verbose")
+    ] = _field(None, "0: print nothing; 1, 2: Keras' numbers for --progress live, lines", "verbose")
     progress: Literal["auto", "live", "lines", "none"] = _field(
-        "auto", "of epochs and runs; auto: live where mpirun's output is a terminal, else lines", "progress"
+        "auto", "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines", "progress"
     )
-    fast_dev_run: bool = _field(False, "two steps and a small evaluation, to see that everything works", "fast-dev-run")
+    fast_dev_run: bool = _field(
+        False, "run two steps and a small evaluation to check that everything works", "fast-dev-run"
+    )
     debug: bool = _field(False, "show tracebacks", "debug")
 
 

@@ -32,14 +32,14 @@ from dptrain.runtime.mpirun import (
 from dptrain.runtime.supervisor import NOT_EXECUTABLE, NOT_FOUND
 
 _DESCRIPTION = """\
-Run a command, any command, on several ranks under the mpirun or srun that is there:
+Run any command on several ranks, under the mpirun or srun that is installed:
 
   python -m dptrain launch -n 4 -- python -m dptrain --epochs 10
   python -m dptrain launch -n 4 --log-dir logs --restarts 3 -- python script.py
   python -m dptrain launch --hosts a:4,b:4 -- python script.py
 
-A rank that fails, or leaves while others wait for it, ends all of them. SIGTERM, SIGINT and SIGUSR1 are passed on to
-the ranks, which may save and stop; a second signal ends them at once. Nothing is left behind, even after kill -9.
+A rank that fails, or leaves while others wait for it, ends all of them. SIGTERM, SIGINT and SIGUSR1 go on to the
+ranks, which can save and stop; a second signal ends them at once. Nothing is left behind, even after kill -9.
 
 The exit code is that of the first rank that failed, 128 + n for signal n.
 """
@@ -120,20 +120,30 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--ranks", type=_count, metavar="RANKS", help="how many ranks (default: as many as hosts have slots)")
-    add("--hosts", metavar="A:4,B:4", help="hosts with their slots; without numbers ranks are spread evenly")
+    add("-n", "--ranks", type=_count, metavar="RANKS", help="number of ranks (default: the slots of all hosts)")
+    add("--hosts", metavar="A:4,B:4", help="hosts with their slots; without numbers, ranks are spread evenly")
     add("--hostfile", metavar="FILE", help="the same, one on a line: A:4 or A slots=4")
-    add("--launcher", metavar="PROGRAM", help="mpirun or srun with options of its own (default: the one that is there)")
-    add("--threads", type=_count, metavar="N", help="threads of each rank (default: its share of the cores)")
-    add("--log-dir", metavar="DIR", help="write what rank K prints to DIR/rank-K.log; show rank 0 and errors")
-    add("--prefix", action="store_true", help='begin each line that is shown with its rank: "[2] "')
-    add("--restarts", type=_natural, default=0, metavar="N", help="start again after a failure (default: 0 times)")
-    add("--min-ranks", type=_count, metavar="N", help="restart with the ranks of the hosts that are left, N at least")
-    text = "for the other ranks to end when one has left in peace (default: 30)"
+    add(
+        "--launcher",
+        metavar="PROGRAM",
+        help="mpirun or srun, with your own options (default: the one that is installed)",
+    )
+    add("--threads", type=_count, metavar="N", help="threads per rank (default: its share of the cores)")
+    add("--log-dir", metavar="DIR", help="write the output of rank K to DIR/rank-K.log; show rank 0 and errors")
+    add("--prefix", action="store_true", help='begin each line with its rank: "[2] "')
+    add(
+        "--restarts",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="start again up to N times after a failure (default: 0)",
+    )
+    add("--min-ranks", type=_count, metavar="N", help="restart on the hosts that are left, with at least N ranks")
+    text = "wait this long for the other ranks to end when one has left (default: 30)"
     add("--grace", type=_seconds, default=30.0, metavar="SECONDS", help=text)
-    text = "for all ranks to start (default: 300)"
+    text = "wait this long for all ranks to start (default: 300)"
     add("--start-timeout", type=_seconds, default=300.0, metavar="SECONDS", help=text)
-    add("--address", metavar="HOST", help="by which other hosts reach this one (default: found out)")
+    add("--address", metavar="HOST", help="address by which other hosts reach this one (default: detected)")
     if not command and not {"-h", "--help"} & set(words):
         raise ConfigError("launch: no command; write it after --, as in launch -n 4 -- python script.py")
     return parser.parse_args(words[:split]), command

@@ -2,6 +2,7 @@
 
 import argparse
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
@@ -26,6 +27,35 @@ if TYPE_CHECKING:
     Command = Callable[[Config, Communicator, argparse.Namespace], int]
 
 T = TypeVar("T")
+
+# What begins the help of these commands; the options of a run apply to them as well.
+_ABOUT = {
+    "sweep": """\
+Train every setting of a plan with every seed, and say which differences are more than chance:
+
+  python -m dptrain sweep --seeds 0-4 --grid learning_rate=1e-3,3e-4 --grid hidden=64,128
+  python -m dptrain sweep --random 20 learning_rate=log:1e-5..1e-1 --folds 5
+  mpirun -n 4 python -m dptrain sweep --plan plan.yaml --out sweeps/first
+
+All other options are those of the runs.
+""",
+    "doctor": """\
+Show what is installed, what is missing and what would be used; exit with 0 if training would run:
+
+  python -m dptrain doctor                       this machine; its GPUs, if there are any
+  python -m dptrain doctor --device cuda         what a GPU would need
+  mpirun -n 4 python -m dptrain doctor           all ranks, and how the time of a step splits up
+
+All options of a training are accepted; these make a difference:
+""",
+}
+# Of other fields than these, a command says nothing in its help.
+_TOLD = {
+    "doctor": re.compile(
+        r"model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|"
+        "jit_compile|cuda_graph|debug"
+    )
+}
 
 _DESCRIPTION = """\
 Train a neural network on one process, or on several ranks with mpirun:
@@ -203,8 +233,8 @@ def _build_parser(command: str) -> Parser:
         return parser
     parser = Parser(
         prog="dptrain",
-        usage="python -m dptrain [COMMAND] [options]",
-        description=_DESCRIPTION,
+        usage=f"python -m dptrain {command if command in _ABOUT else '[COMMAND]'} [options]",
+        description=_ABOUT.get(command, _DESCRIPTION),
         epilog="Every option can also be written with its group, as in a file:\n"
         "--optimizer.learning_rate. The command line overrides the file.",
         formatter_class=_Help,
@@ -221,12 +251,18 @@ def _build_parser(command: str) -> Parser:
         shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
         own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
         own.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
-    _add_fields(parser, leaves())
+    _add_fields(parser, leaves(), _TOLD.get(command))
     return parser
 
 
-def _add_fields(parser: Parser, fields: Iterable[Leaf]) -> None:
-    """Add an option for each of these fields of a run's configuration, in groups as in a file."""
+def _add_fields(parser: Parser, fields: Iterable[Leaf], told: "re.Pattern[str] | None" = None) -> None:
+    """Add an option for each of these fields of a run's configuration, in groups as in a file.
+
+    Args:
+        parser: gets them.
+        fields: of the configuration.
+        told: the paths that the help has; by default all.
+    """
     taken = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, Any] = {}
     for leaf in fields:
@@ -237,13 +273,15 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf]) -> None:
         names = [f"--{leaf.flag}"] if leaf.flag and f"--{leaf.flag}" not in taken else []
         if f"--{leaf.path}" not in names:
             names.append(f"--{leaf.path}")
-        default = "" if leaf.default in (None, {}) or leaf.is_flag else f" (default: {_shown(leaf.default)})"
+        default = "" if leaf.default in (None, {}, ()) or leaf.is_flag else f" (default: {_shown(leaf.default)})"
         groups[section].add_argument(
             *names,
             dest=leaf.path,
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf),
-            help=(leaf.help + default).replace("%", "%%"),
+            help=(leaf.help + default).replace("%", "%%")
+            if told is None or told.fullmatch(leaf.path)
+            else argparse.SUPPRESS,
             **({"action": "append"} if leaf.is_mapping else {}),
             **({} if leaf.alone is None else {"nargs": "?", "const": leaf.alone}),
         )

@@ -53,3 +53,23 @@ def test_help_is_a_command_too(capfd, arguments, shown):
         main(arguments.split())
     assert ended.value.code == 0
     assert shown in capfd.readouterr().out
+
+
+def test_help_of_a_command_is_its_own(capfd):
+    told = {}
+    for command in ("train", "sweep", "doctor", "launch"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        told[command] = capfd.readouterr().out
+    assert told["sweep"].startswith("usage: python -m dptrain sweep [options]\n")
+    assert told["doctor"].startswith("usage: python -m dptrain doctor [options]\n")
+    assert "--epochs" in told["sweep"]
+    assert "--epochs" not in told["doctor"]
+    assert "--device" in told["doctor"]
+    assert "--grid FIELD" not in told["train"] + told["doctor"]
+    assert "(default: )" not in "".join(told.values())
+
+
+def test_options_that_the_help_of_a_command_leaves_out_are_taken(capfd):
+    assert main(["doctor", "--epochs", "3", "--print-config"]) == 0
+    assert "epochs: 3" in capfd.readouterr().out

@@ -5,7 +5,6 @@ import re
 import pytest
 
 from dptrain.cli import words
-from dptrain.cli.config import leaves
 from dptrain.cli.words import suggest
 
 
@@ -31,9 +30,9 @@ def test_further_words_are_suggested_by_their_ends_only():
     assert suggest("learning_rat", ["seed"], ["optimizer.learning_rate"]) == "; known: seed"
 
 
-def test_no_word_of_ours_stands_for_another_of_ours_in_the_same_place():
-    ours = {name for leaf in leaves() for name in (leaf.path.rpartition(".")[2], (leaf.flag or "").replace("-", "_"))}
-    assert not ours & set(words._MEANT)
+def test_a_word_that_is_ours_where_it_was_typed_comes_first():
+    assert suggest("--monitor", ["--metric", "--monitors"]) == "; did you mean '--metric'?"
+    assert suggest("--Monitor", ["--metric", "--monitor"]) == "; did you mean '--monitor'?"
 
 
 def test_every_word_is_written_as_it_is_looked_up():
