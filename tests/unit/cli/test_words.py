@@ -31,8 +31,8 @@ def test_further_words_are_suggested_by_their_ends_only():
 
 
 def test_a_word_that_is_ours_where_it_was_typed_comes_first():
-    assert suggest("--monitor", ["--metric", "--monitors"]) == "; did you mean '--metric'?"
-    assert suggest("--Monitor", ["--metric", "--monitor"]) == "; did you mean '--monitor'?"
+    assert suggest("--objective", ["--metric", "--objectives"]) == "; did you mean '--metric'?"
+    assert suggest("--Objective", ["--metric", "--objective"]) == "; did you mean '--objective'?"
 
 
 def test_every_word_is_written_as_it_is_looked_up():
