@@ -168,7 +168,7 @@ class DataConfig:
         (), "columns of a table that are categories though they look like numbers, comma-separated", "categorical"
     )
     missing: Literal["stop", "drop"] = _field("stop", "stop at a table's missing value, or drop its row", "missing")
-    test: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+    test_data: Annotated[str | None, BeforeValidator(_none_word)] = _field(
         None, "a table to use as test part; if not set, a part of the table itself", "test-data"
     )
     test_split: Annotated[float, Field(gt=0, lt=1)] = _field(

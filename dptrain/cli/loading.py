@@ -5,6 +5,7 @@ from pathlib import Path
 from dptrain.cli.config import DataConfig
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, load_dataset
+from dptrain.data.npy_pair import load_pair
 from dptrain.data.pictures import PictureFiles, PictureOptions, is_picture_folder
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.raw import load_raw
@@ -20,7 +21,7 @@ _OF_TABLES = {
     "columns": "--columns",
     "drop": "--drop",
     "categorical": "--categorical",
-    "test": "--test-data",
+    "test_data": "--test-data",
 }
 
 
@@ -43,9 +44,12 @@ def load_configured(
     comm.agree("configuration", lambda: _refuse_others(data, are_pictures))
     if is_table(path):
         asked = TableOptions(
-            data.target, data.columns, data.drop, data.categorical, data.missing, data.test, data.test_split, task
+            data.target, data.columns, data.drop, data.categorical, data.missing, data.test_data, data.test_split, task
         )
         return load_raw(TableFiles(path, asked, data.max_bytes), comm, known)
+    if path.endswith(".npy"):
+        y = str(data.target)
+        return load_pair(path, y, comm, task=task, test_split=data.test_split, max_bytes=data.max_bytes)
     if are_pictures:
         size = None if data.image_size is None else tuple(map(int, data.image_size.split("x")))
         pictures = PictureOptions(size, data.bad_pictures, data.test_split)  # type: ignore[arg-type]
@@ -68,8 +72,13 @@ def _refuse_others(data: DataConfig, are_pictures: bool) -> None:
     """
     if data.sharding == "static" and (is_table(data.name) or are_pictures):
         raise ConfigError("--sharding static: tables and pictures are kept once a node; leave it out")
+    is_npy = data.name.endswith(".npy")
+    if is_npy and (data.target is None or not data.target.endswith(".npy")):
+        raise ConfigError(f"--data {data.name}: --target FILE.npy names the file of the targets")
+    if is_npy and data.sharding == "static":
+        raise ConfigError("--sharding static: an .npy file is mapped and takes no memory; leave it out")
     for field, flag in _OF_TABLES.items():
-        if getattr(data, field) and not is_table(data.name):
+        if getattr(data, field) and not is_table(data.name) and not (is_npy and field == "target"):
             raise ConfigError(f"{flag}: {data.name} is no table (.csv, .tsv, .parquet)")
     if data.image_size is not None and not are_pictures:
         raise ConfigError(f"--image-size: {data.name} is no folder with a folder of pictures a class")

@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm import Communicator
 from dptrain.data.catalog import DEFAULT_MAX_BYTES
 from dptrain.data.loading import load_dataset, read_shared
-from dptrain.data.npz import open_arrays
+from dptrain.data.npz import map_npy, open_arrays
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.samples import is_raw, read_samples
 from dptrain.errors import DataError
-from dptrain.runtime.files import open_regular
-from dptrain.saving.reading import reading
 
 Array = npt.NDArray[Any]
 
@@ -70,7 +67,7 @@ def load_samples(
     if is_raw(str(path), preprocessing):
         return GivenSamples(str(path), *read_samples(str(path), preprocessing, comm, max_bytes=max_bytes))
     if path.suffix == ".npy":
-        x = comm.agree("data", lambda: _mapped(path))
+        x = comm.agree("data", lambda: map_npy(path))
         comm.require_same("the ranks see different data", {"x": [list(x.shape), str(x.dtype)]})
         return GivenSamples(str(path), x, None)
     if path.suffix == ".npz":
@@ -85,20 +82,6 @@ def load_samples(
     data = load_dataset(name_or_path, comm, data_dir=data_dir, max_bytes=max_bytes)
     split = data.test if part == "test" else data.train
     return GivenSamples(f"{data.name} ({part} part)", split.x, split.y)
-
-
-def _mapped(path: Path) -> Array:
-    """Return the array in an .npy file; its pages are read as they are used.
-
-    Raises:
-        DataError: missing or damaged, or no array of numbers with a row a sample.
-    """
-    with reading(str(path)):
-        open_regular(path).close()
-        x: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if x.dtype.kind not in "fiub" or not x.ndim:
-            raise DataError(f"{x.dtype} {x.shape}: expected real numbers, (rows, ...)")
-        return x
 
 
 def _chosen(path: Path, names: Collection[str], part: str, inputs: Sequence[str]) -> list[str]:

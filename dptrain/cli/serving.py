@@ -67,8 +67,8 @@ def load_served_samples(
     data, known = config.data, model.preprocessing
     if "data.name" not in vars(parsed):
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
-        if known is not None:
-            loaded = load_configured(data, comm, known.task, known)
+        if known is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
+            loaded = load_configured(data, comm, data.task if known is None else known.task, known)
             split = loaded.test if parsed.part == "test" else loaded.train
             return GivenSamples(f"{loaded.name} ({parsed.part} part)", split.x, split.y)
     return load_samples(

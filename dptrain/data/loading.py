@@ -100,7 +100,24 @@ def load_dataset(
     sources = comm.agree("data", lambda: open_dataset(name_or_path, data_dir=data_dir, max_bytes=max_bytes))
     headers = [[list(source.shape), str(source.dtype)] for source in _in_order(sources)]
     comm.require_same("the ranks see different data", dict(zip(KEYS, headers, strict=True)))
-    arrays = [_read(source, comm, sharding) for source in _in_order(sources)]
+    return with_task(sources, [_read(source, comm, sharding) for source in _in_order(sources)], comm, sharding, task)
+
+
+def with_task(
+    sources: DataSources, arrays: list[Array], comm: Communicator, sharding: str, task: Task | None
+) -> LoadedData:
+    """Return a data set of arrays in memory after checking them for their task. Collective.
+
+    Args:
+        sources: of the arrays.
+        arrays: x_train, y_train, x_test, y_test; all rows or this rank's.
+        comm: the ranks.
+        sharding: as `load_dataset`.
+        task: as `load_dataset`.
+
+    Raises:
+        AgreedError: on every rank, whatever is wrong with the numbers that any is to check.
+    """
     if task is None:
         task = _task_of(arrays, comm)
     highest = comm.agree("data", lambda: _check(sources, arrays, comm, sharding, task))

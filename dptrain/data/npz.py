@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain.data.sources import (
     DEFAULT_MAX_BYTES,
@@ -92,6 +93,31 @@ def open_arrays(
                 f"{path}: no {', '.join(missing)} in the archive; expected {', '.join(keys)}, found {found}{more}"
             )
         return {key: _open_member(path, archive, present[key], max_bytes) for key in keys}
+
+
+def map_npy(path: Path) -> npt.NDArray[Any]:
+    """Return the array in an `.npy` file, read-only; its pages are read as they are used.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        DataError: missing, no `.npy` of numbers in native byte order with a row a sample, truncated, or too long.
+    """
+    where = str(path)
+    with stream_errors(where), open_regular(path) as file:
+        header = _read_header(where, file)
+        dtype, shape, fortran_order = _parse_header(where, header)
+        check_declared(where, shape, dtype.itemsize, 1 << 62)
+        declared, size = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size
+        if size != len(header) + declared:
+            raise length_error(where, shape, declared, str(size - len(header)))
+        if not dtype.isnative:
+            raise DataError(f"{where}: {dtype.str} is of another byte order; save it with astype({dtype.name!r})")
+        if not declared:
+            raise DataError(f"{where}: no samples (shape {shape}); expected at least one")
+        order: Any = "F" if fortran_order else "C"
+        return np.memmap(file, dtype, "r", len(header), shape, order)
 
 
 def _open_member(path: Path, archive: zipfile.ZipFile, member: str, max_bytes: int) -> ArraySource:

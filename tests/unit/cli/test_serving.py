@@ -131,7 +131,7 @@ def test_several_inputs_are_named_in_the_file(capfd, tmp_path):
         (65, "predict nowhere", "nowhere: not found; expected the folder of a run, or a .keras file"),
         (65, "predict RUN --data nowhere.npz", "nowhere.npz not found"),
         (65, "predict RUN --data DIR/wide.npy", "model expects 4 features of shape (4,), data has 5 of shape (5,)"),
-        (65, "predict RUN --data DIR/text.npy", "expected real numbers"),
+        (65, "predict RUN --data DIR/text.npy", "expected integers or floats"),
         (65, "predict RUN --data DIR/two.npz", "no features in the archive; expected x_test or x, found a, b"),
         (65, "evaluate RUN --data DIR/x.npy", "no targets to compare with; `python -m dptrain predict` needs none"),
         (2, "evaluate DIR/plain.keras --data DIR/data.npz", "saved without loss and metrics (it was not compiled)"),

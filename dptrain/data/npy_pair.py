@@ -1,0 +1,75 @@
+"""Two `.npy` files as a data set: features, mapped from the disk, so that they may exceed memory, and targets."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.comm.base import Communicator
+from dptrain.data.loading import LoadedData, with_task
+from dptrain.data.npz import map_npy
+from dptrain.data.raw import require_part
+from dptrain.data.sources import DEFAULT_MAX_BYTES, ArraySource, DataSources, check_declared
+from dptrain.data.tasks import Task
+from dptrain.errors import DataError
+
+Array = npt.NDArray[Any]
+
+
+class _MappedSource(ArraySource):
+    """Some rows of an array on the disk."""
+
+    def __init__(self, where: str, array: Array) -> None:
+        super().__init__(where, array.shape, array.dtype)
+        self._array = array
+
+    def _read_rows(self, out: Array, start: int) -> None:
+        out[...] = self._array[start : start + len(out)]
+
+
+def load_pair(
+    x_path: str,
+    y_path: str,
+    comm: Communicator,
+    *,
+    task: Task | None = None,
+    test_split: float = 0.2,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> LoadedData:
+    """Return a data set of which x stays on the disk; its last rows are the test part. Collective.
+
+    Args:
+        x_path: of the features, (rows, ...).
+        y_path: of the targets, (rows,) or (rows, ...).
+        comm: the ranks.
+        task: as `load_dataset`.
+        test_split: the test part, of the rows.
+        max_bytes: the largest that y may be; x takes no memory.
+
+    Raises:
+        AgreedError: on every rank, whatever was wrong on any: files, contents, or files that differ between nodes.
+    """
+
+    def opened() -> tuple[DataSources, list[Array], str]:
+        x, y = map_npy(Path(x_path)), map_npy(Path(y_path))
+        check_declared(y_path, y.shape, y.itemsize, max_bytes)
+        if len(x) != len(y):
+            raise DataError(f"{x_path} has {len(x)} rows, {y_path} {len(y)}; expected as many targets as samples")
+        note = require_part(len(x), test_split, "an .npz file with x_train, y_train, x_test and y_test names others")
+        y = np.array(y)
+        if y.shape[1:] == (1,) and y.dtype.kind in "iu":
+            y = y[:, 0]
+        at = len(x) - round(len(x) * test_split)
+        if y.dtype.kind in "iu" and task in (None, "multiclass") and not np.isin(y[at:], y[:at]).all():
+            raise DataError(
+                f"{y_path}: the last {len(y) - at} rows have classes that no row before has; shuffle the rows"
+            )
+        arrays = [x[:at], y[:at], x[at:], y[at:]]
+        sources = [_MappedSource(where, one) for where, one in zip((x_path, y_path) * 2, arrays, strict=True)]
+        return DataSources(Path(x_path).stem, *sources), arrays, note.replace("samples", "samples, the last,", 1)
+
+    sources, arrays, note = comm.agree("data", opened)
+    comm.require_same("the ranks see different data", {"arrays": [[list(one.shape), str(one.dtype)] for one in arrays]})
+    data = with_task(sources, arrays, comm, "global", task)
+    return LoadedData(data.name, data.train, data.test, data.num_classes, data.task, notes=(*data.notes, note))
