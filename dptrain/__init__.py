@@ -41,9 +41,12 @@ if TYPE_CHECKING:
     from dptrain.layers import Input, InputSpec, Layer
     from dptrain.layers.node import KerasTensor
     from dptrain.layers.weight import KerasVariable as Variable
+    from dptrain.losses import Loss
+    from dptrain.metrics import Metric
     from dptrain.mixed_precision import DTypePolicy
     from dptrain.models import Model, Sequential, from_keras
     from dptrain.models.function import Function
+    from dptrain.optimizers import Optimizer
     from dptrain.program.tape import GradientTape
     from dptrain.regularizers import Regularizer
     from dptrain.sweeps.api import sweep
@@ -64,7 +67,10 @@ __all__ = [
     "InputSpec",
     "KerasTensor",
     "Layer",
+    "Loss",
+    "Metric",
     "Model",
+    "Optimizer",
     "Regularizer",
     "Sequential",
     "Variable",
@@ -105,6 +111,9 @@ _FROM = {
     "InputSpec": "layers",
     "KerasTensor": "layers.node",
     "Layer": "layers",
+    "Loss": "losses",
+    "Metric": "metrics",
+    "Optimizer": "optimizers",
     "Regularizer": "regularizers",
     "Variable": "layers.weight:KerasVariable",
     "Ensemble": "sweeps.ensemble",

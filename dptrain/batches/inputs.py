@@ -311,7 +311,7 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
         assert output[-1] is not None
         targets = whole_labels(targets, name)
         check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], name)
-        return targets.reshape(rows).astype(np.int64, copy=False)
+        return targets.astype(np.int64, copy=False)
     if targets.dtype.kind not in "uifb":
         raise DataError(f"{name} has dtype {targets.dtype}: expected real numbers")
     if output is None or loss is None or loss.takes_labels is not False:

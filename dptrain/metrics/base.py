@@ -17,7 +17,7 @@ from dptrain.losses.base import weights_like
 from dptrain.losses.functions import same_rank
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable, as_tensors
-from dptrain.registry.names import snake_case
+from dptrain.registry.names import not_supported, snake_case
 from dptrain.registry.serialization import Configurable
 
 
@@ -84,6 +84,10 @@ class Metric(Configurable):
         own = [*self._variables, *tree.attributes(self, Variable)]
         parts: list[Metric] = tree.attributes(self, Metric)  # type: ignore[type-abstract]
         return list({id(one): one for one in [*own, *(one for part in parts for one in part.variables)]}.values())
+
+    stateless_update_state = not_supported("stateless_update_state", "call update_state")
+    stateless_result = not_supported("stateless_result", "call result")
+    stateless_reset_state = not_supported("stateless_reset_state", "call reset_state")
 
     @abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:

@@ -27,8 +27,46 @@ from dptrain.ops import sum as summed
 from dptrain.optimizers import schedules
 from dptrain.optimizers.schedules import LearningRateSchedule
 from dptrain.optimizers.schedules.base import float64
-from dptrain.program.tensor import FLOATX, DType, Operand, Tensor, Variable, is_tracing, note_applied
-from dptrain.registry.names import snake_case
+from dptrain.program.tensor import FLOATX, DType, Operand, Tensor, Variable, constant, is_tracing, note_applied
+from dptrain.registry.names import not_supported, snake_case
+
+
+class LearningRate(float):
+    """A learning rate as it was when it was asked for, with what Keras' variable has.
+
+    Args:
+        rate: the number.
+        optimizer: whose it is.
+    """
+
+    _optimizer: "Optimizer"
+
+    def __new__(cls, rate: float, optimizer: "Optimizer") -> Self:
+        """Return the number; a float is made here, not in `__init__`."""
+        made = super().__new__(cls, rate)
+        made._optimizer = optimizer
+        return made
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        """A copy is a plain float."""
+        return float, (float(self),)
+
+    def assign(self, value: Any) -> None:
+        """Give the optimizer another learning rate; this number stays what it is.
+
+        Raises:
+            ConfigError: as `Optimizer.learning_rate`.
+        """
+        self._optimizer.learning_rate = value
+
+    @property
+    def value(self) -> Tensor:
+        """The number as a tensor (float64)."""
+        return constant(self.numpy())
+
+    def numpy(self) -> np.float64:
+        """Return the number as NumPy's."""
+        return np.float64(self)
 
 
 class Optimizer(ABC):
@@ -223,16 +261,17 @@ class Optimizer(ABC):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate of the next update: a float, or in a trace a tensor (float64).
+        """The learning rate of the next update: a float with `assign`, or in a trace the variable (float64).
 
-        It can be set, unless a schedule says it; a program that was traced before sees a new number, not a new
-        schedule.
+        It can be set, unless a schedule says it (in a trace that is a tensor); a program that was traced before sees a
+        new number, not a new schedule.
 
         Raises:
             ConfigError: set to a number that is out of range; also a TypeError where a schedule says it.
         """
-        rate = self._learning_rate()
-        return rate if is_tracing() else float(rate)
+        if is_tracing():
+            return self._rate if self._schedule is None else self._learning_rate()
+        return LearningRate(float(self._learning_rate()), self)
 
     @learning_rate.setter
     def learning_rate(self, rate: Any) -> None:
@@ -271,6 +310,12 @@ class Optimizer(ABC):
         return made
 
     # Updates
+
+    stateless_apply = not_supported("stateless_apply", "call apply(grads, variables), which assigns the variables")
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss as it is: there is no `loss_scale_factor`."""
+        return loss
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> Variable:
         """Update variables by their gradients; as `apply`.
@@ -487,7 +532,9 @@ class Optimizer(ABC):
         """
         found = {
             "name": self.name,
-            "learning_rate": self.learning_rate if self._schedule is None else schedules.serialize(self._schedule),
+            "learning_rate": float(self.learning_rate)
+            if self._schedule is None
+            else schedules.serialize(self._schedule),
             "weight_decay": self.weight_decay,
             "clipnorm": self.clipnorm,
             "global_clipnorm": self.global_clipnorm,

@@ -81,6 +81,20 @@ def snake_case(name: str) -> str:
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
+def not_supported(what: str, instead: str) -> property:
+    """Return what stands for one of Keras' methods that a class lacks: asking for it is an error that says so.
+
+    Args:
+        what: the method.
+        instead: what serves the purpose.
+    """
+
+    def missing(self: object) -> NoReturn:
+        raise AttributeError(f"not supported: {what} of {type(self).__name__}; {instead}")
+
+    return property(missing)
+
+
 def not_there(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
     """Return a module's `__getattr__`, which says of what the module lacks that it is not supported.
 

@@ -14,6 +14,9 @@ from dptrain.program.tensor import Variable
 
 def test_names_are_the_objects_of_their_rooms():
     assert keras.Layer is keras.layers.Layer
+    assert keras.Loss is keras.losses.Loss
+    assert keras.Metric is keras.metrics.Metric
+    assert keras.Optimizer is keras.optimizers.Optimizer
     assert keras.InputSpec is keras.layers.InputSpec
     assert keras.Initializer is keras.initializers.Initializer
     assert keras.Regularizer is keras.regularizers.Regularizer

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import losses, metrics, ops
 from dptrain.errors import ConfigError
 from dptrain.metrics import METRICS, Mean, MeanMetricWrapper, Metric, Sum, resolve
@@ -333,6 +334,38 @@ def test_what_accuracy_and_crossentropy_mean_follows_from_outputs_and_targets(lo
         for name in names:
             ((key, found),) = resolve([name], None, losses.as_loss(loss), shape, target)[0].items()
             assert (type(found).__name__, key) == (kind[place], name)
+
+
+def test_a_metric_as_keras_guide_writes_it():
+    """Alone, and in a model; a variable is as good a result as its value, and `reset_state` may be one's own."""
+
+    class Hits(Metric):
+        def __init__(self, name="hits", **options):
+            super().__init__(name=name, **options)
+            self.count = self.add_variable(shape=(), name="count", initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            place = ops.reshape(ops.argmax(y_pred, axis=1), (-1, 1))
+            values = ops.cast(ops.cast(y_true, "int32") == ops.cast(place, "int32"), "float32")
+            if sample_weight is not None:
+                values = ops.multiply(values, ops.reshape(ops.cast(sample_weight, "float32"), (-1, 1)))
+            self.count.assign_add(ops.sum(values))
+
+        def result(self):
+            return self.count
+
+        def reset_state(self):
+            self.count.assign(0)
+
+    hits, right = Hits(), Z.argmax(1) == LABELS
+    assert (float(hits(LABELS[:, None], Z)), float(hits(LABELS[:, None], Z))) == (right.sum(), 2 * right.sum())
+    hits.reset_state()
+    assert float(hits(LABELS[:, None], Z, WEIGHTS)) == pytest.approx((right * WEIGHTS).sum())
+    assert not hasattr(hits, "stateless_update_state")
+    model = dp.Sequential([dp.layers.Activation("linear", input_shape=(C,))])
+    model.compile(loss=losses.SparseCategoricalCrossentropy(True), metrics=[Hits()], weighted_metrics=[Hits("w")])
+    logs = model.evaluate(Z, LABELS[:, None], sample_weight=WEIGHTS, verbose=0, return_dict=True)
+    assert (logs["hits"], logs["w"]) == (right.sum(), pytest.approx((right * WEIGHTS).sum()))
 
 
 def test_functions():

@@ -1,10 +1,12 @@
 """Each optimizer: its rule in NumPy float64, steps by hand, and one traced program for all steps."""
 
+import copy
 import math
 
 import numpy as np
 import pytest
 
+import dptrain as dp
 from dptrain import ops, optimizers
 from dptrain.errors import ConfigError
 from dptrain.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Lion, RMSprop, schedules
@@ -322,7 +324,6 @@ def test_what_a_schedule_sees():
 
 def test_the_learning_rate_can_be_set():
     optimizer = SGD(0.1)
-    assert type(optimizer.learning_rate) is float
     assert optimizer.learning_rate == 0.1, "as it was set, not as float32 has it"
     optimizer.learning_rate = 0.25
     assert run(optimizer, [1.0]) == [0.75]
@@ -340,6 +341,53 @@ def test_the_learning_rate_can_be_set():
     optimizer = SGD(0.5)
     optimizer.learning_rate = schedules.ExponentialDecay(0.5, 1, 0.5)
     assert run(optimizer, [1.0, 1.0]) == [0.5, 0.25]
+
+
+def test_the_learning_rate_has_what_a_variable_has():
+    optimizer = SGD(0.1)
+    rate = optimizer.learning_rate
+    assert isinstance(rate, float)
+    assert (float(rate), f"{rate:g}", rate.numpy(), float(rate.value)) == (0.1, "0.1", 0.1, 0.1)
+    assert float(ops.convert_to_numpy(rate)) == pytest.approx(0.1)
+    rate.assign(0.25)
+    assert (rate, optimizer.learning_rate, run(optimizer, [1.0])) == (0.1, 0.25, [0.75])
+    assert type(copy.deepcopy(rate)) is type(optimizer.get_config()["learning_rate"]) is float
+    for wrong in (-1, "fast"):
+        with pytest.raises(ConfigError, match="learning_rate = "):
+            rate.assign(wrong)
+    with pytest.raises(TypeError, match="its learning rate is not settable"):
+        SGD(schedules.ExponentialDecay(0.5, 1, 0.5)).learning_rate.assign(0.1)
+
+
+def test_a_step_assigns_and_reports_its_learning_rate():
+    class Decaying(dp.Sequential):
+        def train_step(self, data):
+            self.optimizer.learning_rate.assign(self.optimizer.learning_rate * 0.5)
+            return {"rate": self.optimizer.learning_rate, **super().train_step(data)}
+
+    model = Decaying([dp.layers.Dense(1, input_shape=(2,))])
+    model.compile(SGD(0.5), "mse", jit_compile=False)
+    history = model.fit(np.ones((6, 2)), np.ones(6), batch_size=2, epochs=2, verbose=0).history
+    assert history["rate"] == [0.5**4, 0.5**7]
+
+
+def test_updates_by_hand():
+    """Eagerly, by a tape or `backward`, in both forms of the call."""
+    weight, by_tape = named("dense/kernel", [2.0]), named("dense/kernel", [2.0])
+    first, second = Adam(0.1), Adam(0.1)
+    for _ in range(3):
+        weight.grad = None
+        first.scale_loss(ops.sum(ops.square(weight))).backward()
+        first.apply([weight.grad], [weight])
+        with dp.GradientTape() as tape:
+            loss = ops.sum(ops.square(by_tape))
+        second.apply_gradients(zip(tape.gradient(loss, [by_tape]), [by_tape], strict=True))
+    np.testing.assert_array_equal(weight.numpy(), by_tape.numpy())
+    assert weight.numpy()[0] == pytest.approx(1.7, abs=0.01)
+    for missing in ("stateless_apply", "apply_stateless"):
+        assert not hasattr(first, missing)
+    with pytest.raises(AttributeError, match=r"not supported: stateless_apply of Adam; call apply\(grads, variables\)"):
+        first.stateless_apply  # noqa: B018
 
 
 def test_a_traced_program_follows_the_learning_rate():
