@@ -26,7 +26,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows, Shape
-from dptrain.program.tensor import Tensor, constant
+from dptrain.program.tensor import Tensor, differentiable
 from dptrain.registry.names import not_there, snake_case
 from dptrain.train.devices import open_backend
 
@@ -295,7 +295,7 @@ class _CheckedLayer:
             one.assign(value)
 
     def _tensors(self, nested: Any) -> Any:
-        return tree.map_leaves(lambda path, one: constant(one), nested)
+        return tree.map_leaves(lambda path, one: differentiable(one), nested)
 
     def _combined(self, y: Any, w: Any) -> Tensor:
         parts = [ops.sum(one * other) for one, other in zip(tree.leaves(y), tree.leaves(w), strict=True)]

@@ -7,6 +7,7 @@ import numpy as np
 from dptrain import constraints, initializers, ops, regularizers
 from dptrain.layers.arguments import positive
 from dptrain.layers.base import ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
+from dptrain.ops.indexing import take_rows
 from dptrain.program.tensor import Tensor
 
 
@@ -76,4 +77,4 @@ class Embedding(Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (rows, ..., output_dim)."""
         places = inputs if inputs.dtype.kind in "iu" else ops.cast(inputs, np.int32)
-        return ops.take(self.embeddings, places)
+        return take_rows(self.embeddings, places)

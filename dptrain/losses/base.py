@@ -11,7 +11,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses.functions import same_rank
 from dptrain.ops.cross_entropy import as_labels
-from dptrain.program.tensor import OPS, Tensor, as_tensors
+from dptrain.program.tensor import Tensor, as_tensors
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable
 
@@ -134,7 +134,7 @@ def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:
         return x
     if x.logits is None:
         return ops.cast(x, dtype)
-    again = ops.sigmoid if x.op is OPS["sigmoid"] else ops.softmax
+    again = ops.sigmoid if x.squashed_by == "sigmoid" else ops.softmax
     return again(ops.cast(x.logits, dtype))
 
 

@@ -68,16 +68,20 @@ def sigmoid(x: Any) -> Tensor:
     """Return 1 / (1 + e^-x), without overflow; it remembers x as its `logits`."""
     (tensor,) = as_tensors([x])
     made = elementwise.sigmoid(tensor)
-    made.logits = tensor
-    return made
+    return _with_logits(made, tensor, "sigmoid")
 
 
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow; along the last, it remembers x as its `logits`."""
     (tensor,) = as_tensors([x])
     made = reduction.softmax(tensor, axis)
-    if axis in (-1, tensor.ndim - 1):
-        made.logits = tensor
+    return _with_logits(made, tensor, "softmax") if axis in (-1, tensor.ndim - 1) else made
+
+
+def _with_logits(made: Tensor, logits: Tensor, by: str) -> Tensor:
+    """Return what softmax or sigmoid made with its input, but not with that one's own, or a loop would keep all."""
+    made.logits = logits.detached() if made.op is None and made.value is not None else logits
+    made.squashed_by = by
     return made
 
 

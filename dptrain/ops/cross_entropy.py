@@ -15,14 +15,14 @@ from dptrain.ops.manipulation import squeeze
 from dptrain.ops.reduction import log_softmax, max, sum
 from dptrain.ops.rounding import isnan
 from dptrain.program.shapes import Rows, without_rows
-from dptrain.program.tensor import OPS, Tensor, as_tensors
+from dptrain.program.tensor import Tensor, as_tensors
 
 EPSILON = 1e-7
 
 
 def softmax_logits(y: Tensor) -> Tensor | None:
     """Return what y is the softmax of, along its last axis, or None."""
-    return None if y.op is OPS["sigmoid"] else y.logits
+    return None if y.squashed_by == "sigmoid" else y.logits
 
 
 def _log_probabilities(output: Tensor, from_logits: bool) -> Tensor:
@@ -101,7 +101,7 @@ def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> 
     y_true, y_pred = _checked(target, output, -1)
     _require_same_shape(y_true, y_pred)
     y_true = cast(y_true, y_pred.dtype)
-    logits = y_pred if from_logits else y_pred.logits if y_pred.op is OPS["sigmoid"] else None
+    logits = y_pred if from_logits else y_pred.logits if y_pred.squashed_by == "sigmoid" else None
     if logits is not None:
         return y_true * softplus(-logits) + (1 - y_true) * softplus(logits)
     p = clip(y_pred, EPSILON, 1 - EPSILON)

@@ -486,10 +486,10 @@ def clip(x: Any, x_min: float, x_max: float) -> Tensor:
     return minimum(maximum(x, x_min), x_max)
 
 
-@op(shape=broadcast_shape, sharing=elementwise, dtype=first_dtype, linear="each", is_view=True)
-def stop_gradient(x: Array) -> Array:
-    """X as it is, without a gradient."""
-    return x
+@op(shape=broadcast_shape, sharing=elementwise, dtype=first_dtype, linear="each", is_view=True, ends_gradients=True)
+def stop_gradient(variable: Array) -> Array:
+    """A variable or a tensor as it is, without a gradient."""
+    return variable
 
 
 @stop_gradient.gradient

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.ops.manipulation import transpose_to
+from dptrain.errors import ConfigError
+from dptrain.ops.manipulation import reshape, transpose_to
 from dptrain.ops.sharing import Axes
+from dptrain.program.index import in_range, taken
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
@@ -75,23 +77,24 @@ def _add_rows_onnx(graph: OnnxGraph, made: Tensor, values: Value, places: Value)
     return graph.node("ScatterND", zeros, numbers, values, reduction="add")
 
 
-def take(x: Any, indices: Any, axis: int = 0) -> Tensor:
-    """Return the parts of x with these numbers along an axis; numbers outside it are an error of NumPy's.
+def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
+    """Return the parts of x with these numbers along an axis, by default of x as a vector.
 
     Args:
         x: a tensor or an array.
-        indices: integers of any shape, which stands in the result where the axis was.
-        axis: one.
+        indices: integers of any shape, which stands in the result where the axis was; negative ones count from the end.
+        axis: one, or None.
+
+    Raises:
+        ConfigError: no integers, or some outside of the axis, where they are known before the step runs.
     """
     table, places = as_tensors([x, indices])
+    if places.dtype.kind not in "iu":
+        raise ConfigError(f"take: indices of {places.dtype.name}; expected integers")
+    if axis is None:
+        table, axis = reshape(table, -1), 0
     (place,) = normalized_axes(axis, table.ndim)
-    if place == 0:
-        return take_rows(table, places)
-    front = (place, *(one for one in range(table.ndim) if one != place))
-    taken = take_rows(transpose_to(table, axes=front), places)
-    own = tuple(range(places.ndim))
-    rest = tuple(range(places.ndim, taken.ndim))
-    return transpose_to(taken, axes=(*rest[:place], *own, *rest[place:]))
+    return taken(table, in_range(places, table.shape[place]), place)
 
 
 @op(

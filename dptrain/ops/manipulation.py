@@ -92,22 +92,23 @@ def _reshape_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.reshape(x, made.shape)
 
 
-def reshape(x: Any, newshape: Sequence[int]) -> Tensor:
+def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
     """Return the same elements in another shape.
 
     Args:
         x: a tensor or an array.
-        newshape: lengths, of which one may be -1; where that one takes up the rows of the batch, it counts them.
+        newshape: lengths, of which one may be -1, or one number for a vector; where -1 takes up the rows of the batch,
+            it counts them.
 
     Raises:
         ConfigError: it has another number of elements.
     """
     (tensor,) = as_tensors([x])
-    shape = tuple(newshape)
+    shape = lengths = (newshape,) if isinstance(newshape, int) else tuple(newshape)
     if shape.count(-1) == 1:
         shape = tuple(_missing(tensor.shape, shape) if n == -1 else n for n in shape)
     if size(shape) != size(tensor.shape) or any(n < 0 for n in shape):
-        raise ConfigError(f"cannot reshape {tensor.shape} into {tuple(newshape)}")
+        raise ConfigError(f"cannot reshape {tensor.shape} into {lengths}")
     return reshape_to(tensor, shape=shape)
 
 
@@ -121,11 +122,13 @@ def _missing(old: Shape, new: Shape) -> int:
     return Rows(rows.rows, length // rows.rows)
 
 
-def expand_dims(x: Any, axis: int) -> Tensor:
-    """Return x with an axis of length 1 more, at this place of the result."""
+def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
+    """Return x with axes of length 1 more, at these places of the result."""
     (tensor,) = as_tensors([x])
-    (place,) = normalized_axes(axis, tensor.ndim + 1)
-    return reshape(tensor, (*tensor.shape[:place], 1, *tensor.shape[place:]))
+    number = 1 if isinstance(axis, int) else len(axis)
+    places = normalized_axes(axis, tensor.ndim + number)
+    lengths = iter(tensor.shape)
+    return reshape(tensor, [1 if one in places else next(lengths) for one in range(tensor.ndim + number)])
 
 
 def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:

@@ -1,5 +1,6 @@
 """How ops are shared out by rows: the rules that several families have in common, and shapes and types beside them."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.program.shapes import Rows, Shape, broadcast, row_axis, size
-from dptrain.program.tensor import OPS, DType, Sharing, Tensor
+from dptrain.program.tensor import FLOATX, OPS, DType, Sharing, Tensor
 
 Axes = Sequence[int | None]
 
@@ -44,21 +45,27 @@ def broadcast_shape(*shapes: Shape, **attributes: Any) -> Shape:
     return broadcast(*shapes)
 
 
-def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
-    """The type to which the inputs' types are promoted; integers take a floating-point type as it is, as in Keras."""
+@functools.cache
+def _promoted(*dtypes: DType) -> DType:
+    """Return the type to which types are promoted; integers take a floating-point type as it is."""
     floats = [one for one in dtypes if one.kind == "f"]
     return np.result_type(*(floats or dtypes))
 
 
+def common_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
+    """The type to which the inputs' types are promoted; integers take a floating-point type as it is, as in Keras."""
+    return dtypes[0] if len(dtypes) == 1 else _promoted(*dtypes)
+
+
 def floating_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """As `common_dtype`; integers become float32, as in Keras."""
-    floats = [one for one in dtypes if one.kind == "f"]
-    return np.result_type(*floats) if floats else np.float32
+    common = dtypes[0] if len(dtypes) == 1 else _promoted(*dtypes)
+    return common if common.kind == "f" else FLOATX
 
 
 def numeric_dtype(*dtypes: DType, **attributes: Any) -> npt.DTypeLike:
     """As `common_dtype`; truth values become int32, as in Keras."""
-    common = np.dtype(common_dtype(*dtypes))
+    common = _promoted(*dtypes)
     return np.int32 if common.kind == "b" else common
 
 

@@ -120,6 +120,14 @@ def broadcast(*shapes: Shape) -> Shape:
     Raises:
         ConfigError: the shapes do not go together.
     """
+    if len(shapes) == 1:
+        return shapes[0]
+    if len(shapes) == 2:
+        a, b = shapes
+        if a == b and not any(isinstance(n, Rows) for n in b):
+            return a
+        if not a or not b:
+            return a or b
     rank = max(map(len, shapes), default=0)
     result = []
     for axis in range(-rank, 0):

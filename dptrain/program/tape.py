@@ -1,11 +1,22 @@
-"""GradientTape: TensorFlow's words for the reverse pass, which ops are recorded for anyway."""
+"""GradientTape: TensorFlow's words for the reverse pass, over what trainable variables and watched tensors become."""
 
+from contextvars import Token
 from typing import Any, Self
 
 from dptrain.errors import ConfigError
 from dptrain.program import tree
 from dptrain.program.gradient import gradients, topological
-from dptrain.program.tensor import Tensor, Variable, as_tensors
+from dptrain.program.tensor import (
+    NOT_TRACKED,
+    TRAINABLE,
+    WATCHED,
+    Tensor,
+    Variable,
+    as_tensors,
+    close_tape,
+    open_tape,
+    watch_for_tape,
+)
 
 
 class GradientTape:
@@ -19,14 +30,24 @@ class GradientTape:
     def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
         self._persistent, self._watches_variables = persistent, watch_accessed_variables
         self._watched: list[Tensor | Variable] = []
+        self._before: list[tuple[Tensor | Variable, int]] = []  # how what is watched was tracked
         self._used = False
+        self._open: Token[int] | None = None
 
     def __enter__(self) -> Self:
-        """Return the tape."""
+        """Return the tape, which from here on records what is made of watched tensors."""
+        self._open = open_tape()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing ends: tensors know how they were made."""
+        """End the record of what is made of watched tensors; its gradients can be asked for afterwards."""
+        assert self._open is not None
+        close_tape(self._open)
+        self._open = None
+        for one, before in reversed(self._before):
+            watch_for_tape(one, NOT_TRACKED)
+            watch_for_tape(one, before)
+        self._before.clear()
 
     def watch(self, tensor: Any) -> None:
         """Let tensors, or variables that are not trainable, have gradients; nested as they come.
@@ -38,6 +59,8 @@ class GradientTape:
             if not isinstance(one, Tensor | Variable):
                 raise ConfigError(f"Passed in object {one!r} of type {type(one).__name__!r}, not tensor or variable.")
             self._watched.append(one)
+            # A tape that has not been opened does not close either.
+            self._before.append((one, watch_for_tape(one, WATCHED if self._open else TRAINABLE)))
 
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, unconnected_gradients: str = "none"

@@ -7,7 +7,7 @@ is.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
+from dptrain.program.operand import OPS as OPS
+from dptrain.program.operand import Operand as Operand
 from dptrain.program.shapes import Rows, Shape, local
 
 Array = npt.NDArray[Any]
@@ -22,6 +24,11 @@ DType = np.dtype[Any]
 # How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
 # f(b, d), "each" for linear in one input while the others stand still.
 Linear = Literal["joint", "each"]
+
+# Which results remember how they were made, outside of a trace: none; while a tape is open that watches a leaf of them;
+# always, as a trainable variable is among their leaves.
+NOT_TRACKED, WATCHED, TRAINABLE = range(3)
+_VARIADIC = 0x04  # the flag of code that takes `*args`
 
 # The floating-point type of Python's numbers and of what is not told (Keras' floatx).
 FLOATX = np.dtype(np.float32)
@@ -58,6 +65,7 @@ class Op:
         linear_in: the inputs in which it is linear; by default all.
         is_view: the output shares the input's memory.
         in_place: the NumPy function may write over an input that has the output's shape and type.
+        ends_gradients: it has no gradient in any input, by intent.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
         c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
             types of `program/kernels.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the
@@ -81,6 +89,7 @@ class Op:
         is_view: bool = False,
         in_place: bool = False,
         by_row: bool = False,
+        ends_gradients: bool = False,
         c: str | None = None,
         onnx: str | None = None,
     ) -> None:
@@ -88,11 +97,14 @@ class Op:
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
         self.linear, self.linear_in = linear, linear_in
         self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
-        self.onnx = onnx
+        self.onnx, self.ends_gradients = onnx, ends_gradients
         self.gradient_rule: Callable[..., Any] | None = None
         self.onnx_rule: Callable[..., Any] | None = None
         self.cuda: Any = None
         self.output = 0
+        # How many inputs it takes; None for any number, and for functions that do not say.
+        code = getattr(compute, "__code__", None)
+        self.operands: int | None = None if code is None or code.co_flags & _VARIADIC else code.co_argcount
         self.__doc__ = compute.__doc__
 
     def __repr__(self) -> str:
@@ -107,20 +119,63 @@ class Op:
         Raises:
             ConfigError: the inputs do not go together.
         """
+        if len(inputs) != self.operands:
+            inputs, attributes = self._bound(inputs, attributes)
         tensors = as_tensors(inputs)
-        shape = self.shape(*(one.shape for one in tensors), **attributes)
-        dtype = np.dtype(self.dtype(*(one.dtype for one in tensors), **attributes))
-        made = Tensor(self, tensors, attributes, shape, dtype, name=_scope.get())
-        traced = is_tracing()
-        by_rows = any(isinstance(n, Rows) for n in shape) or any(one.counts_rows for one in tensors)
-        if any(one.value is None for one in tensors) or (traced and by_rows):
-            return made
-        made.value = self.execute([one.value for one in tensors], made)
+        shape = self.shape(*[one.shape for one in tensors], **attributes)
+        dtype = self.dtype(*[one.dtype for one in tensors], **attributes)
+        if dtype.__class__ is type or not isinstance(dtype, np.dtype):
+            dtype = np.dtype(dtype)
+        trace, tracking, values = _trace.get(), NOT_TRACKED, []
+        for one in tensors:
+            if one.value is None:
+                return Tensor(self, tensors, attributes, shape, dtype, name=_scope.get())
+            values.append(one.value)
+            tracking = max(tracking, one.tracking)
+        if trace is not None and (any(isinstance(n, Rows) for n in shape) or any(one.counts_rows for one in tensors)):
+            return Tensor(self, tensors, attributes, shape, dtype, name=_scope.get())
+        own = attributes | {"first_row": 0} if self.by_row else attributes
+        with np.errstate(all="ignore"):  # as in `execute`
+            value = self._computed(values, own, shape, dtype)
         check = _watch.get()
         if check is not None:
-            check(made)
-        # In a trace it is the same at every execution: a constant.
-        return Tensor(None, (), {}, shape, dtype, made.value) if traced else made
+            check(Tensor(self, tensors, attributes, shape, dtype, value, _scope.get()))
+        # In a trace it is the same at every execution: a constant. Outside, what nobody can ask the gradient of forgets
+        # how it was made, or a loop would keep all its values.
+        forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not _tapes.get())
+        if trace is not None or forgets or self.ends_gradients or dtype.kind != "f":
+            return Tensor(None, (), {}, shape, dtype, value)
+        made = Tensor(self, tensors, attributes, shape, dtype, value, _scope.get())
+        made.tracking = tracking
+        return made
+
+    def _bound(self, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call as operands, which may have been named, and attributes, which may not.
+
+        Raises:
+            TypeError: there are more than it takes, or operands are missing.
+        """
+        if self.operands is None:
+            return inputs, attributes
+        code = self.compute.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        names = tuple(one for one in names if one not in ("out", "first_row"))
+        if len(inputs) > len(names):
+            raise TypeError(f"{self.name}() takes {len(names)} arguments: {', '.join(names)}; {len(inputs)} were given")
+        given = dict(zip(names, inputs, strict=False))
+        if twice := sorted(given.keys() & attributes.keys()):
+            raise TypeError(f"{self.name}() got multiple values for argument {twice[0]!r}")
+        given |= attributes
+        if missing := [one for one in names[: self.operands] if one not in given]:
+            raise TypeError(f"{self.name}() misses {', '.join(missing)}")
+        return tuple(given.pop(one) for one in names[: self.operands]), given
+
+    def _computed(self, arrays: Sequence[Any], attributes: Mapping[str, Any], shape: Shape, dtype: DType) -> Array:
+        if self.is_view:
+            return np.asarray(self.compute(*arrays, **attributes))
+        out = np.empty(shape, dtype)
+        self.compute(*arrays, **attributes, out=out)
+        return out
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self, arrays: Sequence[Any], made: "Tensor", rows: int | None = None, first_row: int = 0) -> Array:
@@ -132,12 +187,8 @@ class Op:
             rows: of the batch that the rank has; None for all.
             first_row: the global number of the first of them.
         """
-        attributes = self.local_attributes(made, rows, first_row)
-        if self.is_view:
-            return np.asarray(self.compute(*arrays, **attributes))
-        out = np.empty(made.shape if rows is None else local(made.shape, rows), made.dtype)
-        self.compute(*arrays, **attributes, out=out)
-        return out
+        shape = made.shape if rows is None else local(made.shape, rows)
+        return self._computed(arrays, self.local_attributes(made, rows, first_row), shape, made.dtype)
 
     def local_attributes(self, made: "Tensor", rows: int | None, first_row: int) -> dict[str, Any]:
         """Return the attributes of a tensor as a rank with these rows has them; as `execute`."""
@@ -167,10 +218,6 @@ def _local(value: Any, rows: int) -> Any:
     return value.scale * rows if isinstance(value, Rows) else value
 
 
-# All ops by name: the generic tests run over them, and a tensor's operators find theirs here.
-OPS: dict[str, Op] = {}
-
-
 def op(**record: Any) -> Callable[[Callable[..., Any]], Op]:
     """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`."""
 
@@ -179,94 +226,6 @@ def op(**record: Any) -> Callable[[Callable[..., Any]], Op]:
         return made
 
     return make
-
-
-class Operand:
-    """What can stand in an expression: tensors, and variables, which mean their value."""
-
-    __slots__ = ()
-    __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
-
-    def __add__(self, other: Any) -> "Tensor":
-        return OPS["add"](self, other)
-
-    def __radd__(self, other: Any) -> "Tensor":
-        return OPS["add"](other, self)
-
-    def __sub__(self, other: Any) -> "Tensor":
-        return OPS["subtract"](self, other)
-
-    def __rsub__(self, other: Any) -> "Tensor":
-        return OPS["subtract"](other, self)
-
-    def __mul__(self, other: Any) -> "Tensor":
-        return OPS["multiply"](self, other)
-
-    def __rmul__(self, other: Any) -> "Tensor":
-        return OPS["multiply"](other, self)
-
-    def __truediv__(self, other: Any) -> "Tensor":
-        return OPS["divide"](self, other)
-
-    def __rtruediv__(self, other: Any) -> "Tensor":
-        return OPS["divide"](other, self)
-
-    def __floordiv__(self, other: Any) -> "Tensor":
-        return OPS["floor_divide"](self, other)
-
-    def __pow__(self, other: Any) -> "Tensor":
-        return OPS["power"](self, other)
-
-    def __matmul__(self, other: Any) -> "Tensor":
-        return OPS["batch_matmul"](self, other)
-
-    def __rmatmul__(self, other: Any) -> "Tensor":
-        return OPS["batch_matmul"](other, self)
-
-    def __rpow__(self, other: Any) -> "Tensor":
-        return OPS["power"](other, self)
-
-    def __mod__(self, other: Any) -> "Tensor":
-        (divisor,) = as_tensors([self, other])[1:]
-        return self - OPS["floor_divide"](self, divisor) * divisor
-
-    def __neg__(self) -> "Tensor":
-        return OPS["negative"](self)
-
-    def __abs__(self) -> "Tensor":
-        return OPS["absolute"](self)
-
-    def __and__(self, other: Any) -> "Tensor":
-        return OPS["logical_and"](self, other)
-
-    def __or__(self, other: Any) -> "Tensor":
-        return OPS["logical_or"](self, other)
-
-    def __invert__(self) -> "Tensor":
-        return OPS["logical_not"](self)
-
-    def __lt__(self, other: Any) -> "Tensor":
-        return OPS["less"](self, other)
-
-    def __le__(self, other: Any) -> "Tensor":
-        return OPS["less_equal"](self, other)
-
-    def __gt__(self, other: Any) -> "Tensor":
-        return OPS["greater"](self, other)
-
-    def __ge__(self, other: Any) -> "Tensor":
-        return OPS["greater_equal"](self, other)
-
-    def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]  # elements, as Keras' tensors
-        return OPS["equal"](self, other)
-
-    def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
-        return OPS["not_equal"](self, other)
-
-    __hash__ = object.__hash__
-
-    def __getitem__(self, key: Any) -> "Tensor":
-        return OPS["getitem"](self, key=_slices(key, as_tensors([self])[0].shape))
 
 
 class Tensor(Operand):
@@ -282,6 +241,8 @@ class Tensor(Operand):
         name: of a placeholder or a variable, for messages.
         variable: whose value it is, or None.
         logits: of what softmax or sigmoid made: their input.
+        squashed_by: which of these made it, "softmax" or "sigmoid".
+        tracking: whether results of it remember how they were made: NOT_TRACKED, WATCHED or TRAINABLE.
         history: of what a layer made of symbolic tensors: that call.
     """
 
@@ -295,6 +256,8 @@ class Tensor(Operand):
         "name",
         "op",
         "shape",
+        "squashed_by",
+        "tracking",
         "value",
         "variable",
     )
@@ -311,8 +274,10 @@ class Tensor(Operand):
     ) -> None:
         self.op, self.inputs, self.attributes = op, tuple(inputs), dict(attributes)
         self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
+        self.tracking = NOT_TRACKED
         self.variable: Variable | None = None
         self.logits: Tensor | None = None
+        self.squashed_by = ""
         self.history: Any = None
 
     def with_inputs(self, inputs: Sequence["Tensor"]) -> "Tensor":
@@ -352,19 +317,39 @@ class Tensor(Operand):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype) if copy else np.asarray(self.numpy(), dtype)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.numpy().__dlpack_device__()
+
     def __float__(self) -> float:
-        return float(self.numpy())
+        return float(self.numpy().item())
 
     def __int__(self) -> int:
+        return int(self.numpy().item())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iu" or self.shape:
+            raise TypeError(f"{self} cannot be an index: expected a single integer")
         return int(self.numpy())
 
     def __bool__(self) -> bool:
         return bool(self.numpy())
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a tensor without dimensions has no length")
-        return self.shape[0]
+    def __format__(self, spec: str) -> str:
+        if self.value is None or (self.shape and not spec):
+            return format(repr(self), spec)
+        return format(self.value if self.shape else self.value.item(), spec)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether there is no value to look at, as inside a trace."""
+        return self.value is None
+
+    def detached(self) -> "Tensor":
+        """Return a constant of its value, which does not know how it was made."""
+        return Tensor(None, (), {}, self.shape, self.dtype, self.value)
 
     def __repr__(self) -> str:
         made = self.name or (self.op.name if self.op else "constant")
@@ -389,48 +374,26 @@ class Tensor(Operand):
         backward(self, gradient)
 
 
-def _slices(key: Any, shape: Shape) -> tuple[tuple[int, int, int] | int, ...]:
-    """Return an index of slices and integers as (start, stop, step) or a position for each axis."""
-    given = list(key) if isinstance(key, tuple) else [key]
-    if Ellipsis in given:
-        at = given.index(Ellipsis)
-        given[at : at + 1] = [slice(None)] * (len(shape) - len(given) + 1)
-    given += [slice(None)] * (len(shape) - len(given))
-    if len(given) > len(shape):
-        raise ConfigError(f"{len(given)} indices for {len(shape)} dimensions")
-    found: list[tuple[int, int, int] | int] = []
-    for one, length in zip(given, shape, strict=True):
-        if isinstance(one, slice):
-            start, stop, step = one.start, one.stop, 1 if one.step is None else one.step
-            if step < 1:
-                raise ConfigError(f"not supported: a slice with step {step}")
-            start = 0 if start is None else start if start >= 0 else max(length + start, 0)
-            stop = length if stop is None else stop if stop >= 0 else length + stop
-            found.append((min(start, length), max(min(stop, length), min(start, length)), step))
-        elif isinstance(one, int):
-            if not -length <= one < length:
-                raise ConfigError(f"index {one} is out of range for a length of {int(length)}")
-            found.append(one % length)
-        else:
-            raise ConfigError(f"not supported: index {one!r}; slices and integers are, and the op `take`")
-    return tuple(found)
-
-
 def as_tensors(inputs: Sequence[Any]) -> list[Tensor]:
     """Return tensors of tensors, variables, arrays and numbers; Python's numbers take the type of what they meet."""
-    typed = [one.tensor if isinstance(one, Variable) else one for one in inputs]
+    typed = [one if isinstance(one, Tensor) else one.tensor if isinstance(one, Variable) else one for one in inputs]
+    for one in typed:
+        if not isinstance(one, Tensor):
+            break
+    else:
+        return typed
     met = [one.dtype for one in typed if isinstance(one, Tensor | np.ndarray | np.generic)]
-    floats = [dtype for dtype in met if dtype.kind == "f"]
     found = []
     for one in typed:
         if isinstance(one, Tensor):
             found.append(one)
             continue
-        dtype = None
+        dtype: Any = None
         if isinstance(one, float):
-            dtype = max(floats, default=FLOATX)
+            dtype = max([kind for kind in met if kind.kind == "f"], default=FLOATX)
         elif isinstance(one, int) and not isinstance(one, bool) and met:
-            dtype = np.result_type(*met) if np.result_type(*met) != np.bool_ else None
+            common = met[0] if len(met) == 1 else np.result_type(*met)
+            dtype = None if common.kind == "b" else common
         made = constant(one, dtype)
         if isinstance(one, Rows):
             made.attributes["rows"] = one.scale
@@ -482,6 +445,7 @@ class Variable(Operand):
         constraint: as above.
         aggregation: as above.
         home: the device that its value lives on, or None for this object's own memory.
+        watched: the `Tensor.tracking` of its value where it is not trainable.
     """
 
     def __init__(
@@ -500,6 +464,7 @@ class Variable(Operand):
         self.aggregation: Literal["none", "sum"] = aggregation
         self.home: Home | None = None
         self._grad: Tensor | None = None
+        self.watched = NOT_TRACKED
         self._held = self._own(constant(value, dtype).numpy())
 
     def _own(self, value: Array) -> Tensor:
@@ -514,9 +479,16 @@ class Variable(Operand):
         trace = _trace.get()
         if trace is not None:
             return trace.value_of(self)
-        return self._held if self.home is None else self._own(self.home.read(self))
+        found = self._held if self.home is None else self._own(self.home.read(self))
+        found.tracking = TRAINABLE if self.trainable else self.watched
+        return found
 
     value = tensor
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether there is no value to look at, as inside a trace."""
+        return _trace.get() is not None
 
     @property
     def grad(self) -> Tensor | None:
@@ -635,6 +607,8 @@ class Trace:
 
 
 _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
+# How many gradient tapes are open.
+_tapes: ContextVar[int] = ContextVar("tapes", default=0)
 # What looks at every value that is computed outside of a trace.
 _watch: ContextVar[Callable[[Tensor], None] | None] = ContextVar("watch", default=None)
 # The layer that ops are called in, which their tensors are named after.
@@ -732,6 +706,25 @@ def unchanged(variables: "Iterable[Variable]") -> Iterator[None]:
         variable.assign(value)
 
 
+def watch_for_tape(watched: Tensor | Variable, tracking: int) -> int:
+    """Let what is made of a tensor or a variable remember how it was made (see `Tensor.tracking`); return what was."""
+    if isinstance(watched, Variable):
+        before, watched.watched = watched.watched, tracking
+    else:
+        before, watched.tracking = watched.tracking, max(tracking, watched.tracking if tracking else NOT_TRACKED)
+    return before
+
+
+def open_tape() -> Token[int]:
+    """Note that one more tape is open; see `close_tape`."""
+    return _tapes.set(_tapes.get() + 1)
+
+
+def close_tape(token: Token[int]) -> None:
+    """Note that a tape is open no longer."""
+    _tapes.reset(token)
+
+
 def is_tracing() -> bool:
     """Whether ops are written down instead of executed."""
     return _trace.get() is not None
@@ -757,6 +750,13 @@ def untraced() -> Iterator[None]:
         yield
     finally:
         _trace.reset(token)
+
+
+def differentiable(value: Any) -> Tensor:
+    """Return a constant of which `program.gradient.gradients` can be asked, as of a trainable variable."""
+    made = constant(value).detached()
+    made.tracking = TRAINABLE
+    return made
 
 
 def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variable | None = None) -> Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import ops
 from dptrain.backend.base import Backend, Executable, amount
 from dptrain.batches.feed import Rows
 from dptrain.batches.sampling import Shard
@@ -18,6 +17,7 @@ from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
 from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
+from dptrain.ops.indexing import take_rows
 from dptrain.program import messages, shapes, tree
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.evaluate import evaluate
@@ -82,7 +82,7 @@ class Programs:
             names: list[str] = []
 
             def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:
-                found = step.function(batch.filled([ops.take(one, rows) for one in stored]))
+                found = step.function(batch.filled([take_rows(one, rows) for one in stored]))
                 names.extend(found)
                 return found
 

@@ -7,6 +7,7 @@ from dptrain import ops
 from dptrain.batches import feed
 from dptrain.batches.sampling import Shard
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.ops.indexing import take_rows
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
@@ -22,7 +23,7 @@ def adding(cuda_backend, array, total):
     """Return what queues adding rows of an array, by their numbers, to a variable."""
 
     def step(stored, rows):
-        total.assign_add(ops.cast(ops.take(stored, rows), "float32"))
+        total.assign_add(ops.cast(take_rows(stored, rows), "float32"))
         return {}
 
     count = total.shape[0]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dptrain import ops
+from dptrain.ops.indexing import take_rows
 from dptrain.ops.random import SeedGenerator, dropout
 from dptrain.program.program import ROWS, trace
 from dptrain.program.shapes import Rows
@@ -39,7 +40,7 @@ def training(seed, rows=B, hidden=HIDDEN):
     total = Variable(np.array(0.0), "total", trainable=False)
 
     def step(pixels, labels, rows):
-        x, y = ops.cast(ops.take(pixels, rows), "float32") * (1 / 255), ops.take(labels, rows)
+        x, y = ops.cast(take_rows(pixels, rows), "float32") * (1 / 255), take_rows(labels, rows)
         w, b, v = weights
         scores = dropout(ops.relu(x @ w + b), dropped, seed=seeds) @ v
         loss = ops.mean(-ops.sum(ops.one_hot(y, 3) * ops.log_softmax(scores), axis=-1)) + decay * ops.sum(v * v)

@@ -7,6 +7,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.ops.indexing import take_rows
 from dptrain.ops.random import SeedGenerator, dropout
 from dptrain.program.evaluate import evaluate
 from dptrain.program.program import trace
@@ -134,7 +135,7 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50):
     totals = [Variable(np.array(0.0), name, trainable=False) for name in ("loss", "correct")]
 
     def step(pixels, labels, rows):
-        x, y = ops.cast(ops.take(pixels, rows), "float32") * (1 / 255), ops.take(labels, rows)
+        x, y = ops.cast(take_rows(pixels, rows), "float32") * (1 / 255), take_rows(labels, rows)
         w1, b1, w2, b2 = weights
         scores = ops.relu(x @ w1 + b1) @ w2 + b2
         losses = -ops.sum(ops.one_hot(y, classes) * ops.log_softmax(scores), axis=-1)
@@ -332,7 +333,7 @@ def test_rows_that_are_taken_from_the_end(cuda_backend):
     table, places = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([-1, 0, 3, -4])
 
     def step(table, places):
-        return {"taken": ops.take(table, places), "columns": ops.take(table, [-1, 1], 1)}
+        return {"taken": take_rows(table, places), "columns": take_rows(table, [-1, 1], 1)}
 
     program = trace(step, {"table": ((4, 3), "float32"), "places": ((4,), "int64")})
     _, found, expected, _ = both(cuda_backend, program, {"table": table, "places": places})

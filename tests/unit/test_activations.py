@@ -8,7 +8,7 @@ import pytest
 from dptrain import activations, layers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.program.gradient import gradients
-from dptrain.program.tensor import constant
+from dptrain.program.tensor import constant, differentiable
 
 X = np.concatenate([np.linspace(-3.95, 3.95, 80), [-30.0, 30.0]])
 E = np.exp(X)
@@ -52,7 +52,7 @@ def test_every_activation_has_a_formula():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_values_and_slopes(name):
     function = activations.get(name)
-    x = constant(X)
+    x = differentiable(X)
     y = function(x)
     assert y.dtype == np.float64
     np.testing.assert_allclose(y, EXPECTED[name], rtol=1e-12, atol=1e-14)
@@ -90,7 +90,7 @@ def test_erf_is_that_of_the_standard_library():
 
 
 def test_softmax_and_sigmoid_remember_their_logits():
-    x = constant(X.reshape(2, 41))
+    x = differentiable(X.reshape(2, 41))
     assert activations.softmax(x).logits is x
     assert activations.sigmoid(x).logits is x
     assert ops.softmax(x, axis=1).logits is x
@@ -121,7 +121,7 @@ def test_names():
 
 
 def test_regularizers():
-    w = constant(np.array([[1.0, -2.0], [0.5, 0.0]]))
+    w = differentiable(np.array([[1.0, -2.0], [0.5, 0.0]]))
     for one, expected, slope in (
         (regularizers.L1(0.1), 0.35, [0.1, -0.1, 0.1, 0]),
         (regularizers.L2(0.1), 0.525, [0.2, -0.4, 0.1, 0]),

@@ -13,7 +13,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows, without_rows
-from dptrain.program.tensor import constant
+from dptrain.program.tensor import differentiable
 from dptrain.program.tree import leaves
 from tests.unit.layers.cases import ALL_CASES, CASES, ROWS
 from tests.unit.program.virtual_ranks import run_on_ranks
@@ -104,7 +104,7 @@ def test_gradients_by_central_differences(name, number, training):
             found[at] = (ends[0] - ends[1]) / 2e-6
         return found
 
-    tensors = [constant(one) for one in arrays]
+    tensors = [differentiable(one) for one in arrays]
     total = loss(tensors)
     total.backward()
     for weight in layer.trainable_weights:

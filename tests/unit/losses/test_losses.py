@@ -13,7 +13,7 @@ from dptrain.program.messages import count
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
-from dptrain.program.tensor import Variable, constant
+from dptrain.program.tensor import Variable, constant, differentiable
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import custom_object_scope
 from tests.unit.program.virtual_ranks import run_on_ranks
@@ -110,7 +110,7 @@ WEIGHTS = np.where(RNG.random(ROWS) < 0.3, 0.0, RNG.random(ROWS))
 def test_values_and_gradients(case):
     make, target, output, expected = CASES[case]
     np.testing.assert_allclose(make(reduction=None)(target, output), expected, rtol=1e-7)
-    source = constant(output)
+    source = differentiable(output)
     loss = make()(target, source, WEIGHTS)
     np.testing.assert_allclose(loss, (WEIGHTS * expected).sum() / ROWS, rtol=1e-7)
     (found,) = gradients(loss, [source])
@@ -192,7 +192,7 @@ def test_ignored_samples_count_in_nothing(reduction, expected, shards):
 
 
 def test_nothing_but_ignored_samples():
-    outputs = constant(Z)
+    outputs = differentiable(Z)
     loss = SparseCategoricalCrossentropy(True, ignore_class=-1)(np.full(ROWS, -1), outputs)
     assert float(loss) == 0
     np.testing.assert_array_equal(gradients(loss, [outputs])[0], np.zeros((ROWS, C)))
@@ -220,7 +220,7 @@ def test_a_softmax_or_sigmoid_is_looked_through(scale):
     exact = z.astype(np.float64)
     of_label = np.log(np.exp(exact - exact.max(-1, keepdims=True)).sum(-1)) + exact.max(-1) - exact[range(ROWS), LABELS]
     for loss, target in ((SparseCategoricalCrossentropy(), LABELS), (losses.CategoricalCrossentropy(), ONE_HOT)):
-        source = constant(z)
+        source = differentiable(z)
         found = loss(target, ops.softmax(source))
         np.testing.assert_allclose(found, of_label.mean(), rtol=1e-6)
         np.testing.assert_allclose(

@@ -10,7 +10,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
-from dptrain.program.tensor import Variable, constant
+from dptrain.program.tensor import Variable, differentiable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 RNG = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def test_values_are_numpys(case):
 def test_einsum(words, given):
     expected = np.einsum(words, *given)
     np.testing.assert_allclose(ops.einsum(words, *given), expected, rtol=1e-12, atol=1e-12)
-    source, weights = constant(given[0]), np.random.default_rng(1).normal(size=expected.shape)
+    source, weights = differentiable(given[0]), np.random.default_rng(1).normal(size=expected.shape)
     (found,) = gradients(ops.einsum(words, source, *given[1:]), [source], weights)
     direction = RNG.normal(size=given[0].shape)
     slope = np.sum(np.einsum(words, direction, *given[1:]) * weights)  # it is linear

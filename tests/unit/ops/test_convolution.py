@@ -6,7 +6,7 @@ import pytest
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.program.gradient import gradients
-from dptrain.program.tensor import constant
+from dptrain.program.tensor import differentiable
 
 RNG = np.random.default_rng(0)
 
@@ -45,7 +45,7 @@ def test_conv_transpose_is_the_gradient_of_conv(padding, height):
     x, kernel = RNG.normal(size=(2, 4, 4, 3)), RNG.normal(size=(4, 4, 5, 3))
     found = ops.conv_transpose(x, kernel, strides=2, padding=padding).numpy()
     assert found.shape == (2, height, height, 5)
-    image = constant(np.zeros(found.shape))
+    image = differentiable(np.zeros(found.shape))
     (expected,) = gradients(ops.conv(image, kernel, strides=2, padding=padding), [image], x)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12)
 
@@ -68,7 +68,7 @@ def test_max_pool(padding):
 
 
 def test_of_equal_elements_the_first_gets_the_gradient():
-    x = constant(np.zeros((1, 2, 2, 1)))
+    x = differentiable(np.zeros((1, 2, 2, 1)))
     (found,) = gradients(ops.max_pool(x, 2), [x])
     np.testing.assert_array_equal(found.numpy().ravel(), [1, 0, 0, 0])
 

@@ -10,7 +10,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
-from dptrain.program.tensor import OPS, constant
+from dptrain.program.tensor import OPS, constant, differentiable
 from tests.unit.ops.cases import CASES, ROWS
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -42,7 +42,7 @@ def test_shape_and_type_are_those_of_the_value(name, case):
 def test_gradient_by_central_differences(name, case):
     arrays = inputs_of(case)
     numbers = [n for n, array in enumerate(arrays) if array.dtype.kind == "f"]
-    sources = [constant(array) for array in arrays]
+    sources = [differentiable(array) for array in arrays]
     made = OPS[name](*sources, **case.attributes)
     if made.dtype.kind != "f" or not numbers:
         with pytest.raises(ConfigError, match="has no gradient"):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops import random
+from dptrain.ops.indexing import take_rows
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.memory import plan
@@ -118,7 +119,7 @@ def test_steps_read_their_own_rows():
     total = Variable(np.zeros(2), "total")
 
     def step(stored, rows):
-        x = ops.take(stored, rows)
+        x = take_rows(stored, rows)
         total.assign_add(ops.sum(x, 0))
         return {"x": x}
 

@@ -7,6 +7,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.ops import random
+from dptrain.ops.indexing import take_rows
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Loop, Product, operand_dtypes
 from dptrain.program.passes import without_ranks
@@ -34,9 +35,9 @@ def network(adam=False):
     slots = [Variable(np.zeros(one.shape, np.float32), "slot", trainable=False) for one in (w1, w2)]
 
     def step(images, labels, rows):
-        x = ops.cast(ops.take(images, rows), "float32") / 255
+        x = ops.cast(take_rows(images, rows), "float32") / 255
         logits = ops.relu(x @ w1) @ w2
-        y = ops.take(labels, rows)
+        y = take_rows(labels, rows)
         loss = ops.mean(-ops.sum(ops.one_hot(y, 3) * ops.log_softmax(logits), -1))
         loss.backward()
         for one, slot in zip((w1, w2), slots, strict=True):

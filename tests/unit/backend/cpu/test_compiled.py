@@ -12,6 +12,7 @@ from dptrain.backend.cpu.codegen import Segment, generate
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
+from dptrain.ops.indexing import take_rows
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
@@ -175,8 +176,8 @@ def training():
 
     def step(images, labels, rows):
         w1, w2 = variables.values()
-        logits = ops.relu(ops.cast(ops.take(images, rows), "float64") @ w1 / 255) @ w2
-        losses = cross_entropy(logits, ops.take(labels, rows))
+        logits = ops.relu(ops.cast(take_rows(images, rows), "float64") @ w1 / 255) @ w2
+        losses = cross_entropy(logits, take_rows(labels, rows))
         ops.mean(losses).backward()
         for one in variables.values():
             one.assign(one - 0.1 * one.grad)
@@ -242,7 +243,7 @@ def test_threads_have_one_threads_bits():
         w1, w2, b, slot, old = (Variable(one) for one in (start, start.T, start[0], np.zeros_like(start), start))
 
         def step(x, rows):
-            h = ops.relu(ops.take(x, rows) @ w1 + b)  # a gather; a loop over the rows that a product has made
+            h = ops.relu(take_rows(x, rows) @ w1 + b)  # a gather; a loop over the rows that a product has made
             y = ops.tanh(h @ w2)
             shares = ops.softmax(y)  # one over rows, with their sums
             loss = ops.mean(ops.square(shares - y))  # one sum over all
@@ -256,7 +257,7 @@ def test_threads_have_one_threads_bits():
                 "loss": loss,
                 "columns": ops.max(shares * y, axis=0),
                 "rows": ops.sum(y, axis=1),
-                "x": ops.sum(ops.take(x, rows), 0),
+                "x": ops.sum(take_rows(x, rows), 0),
             }
 
         executable = CompiledExecutable(trace(step, wanted), HostMemory(), data, threads=threads)
@@ -404,7 +405,7 @@ def test_rows_of_a_table_that_is_trained():
     table = weights(table=(9, 4))["table"]
 
     def step(x):
-        ops.sum(ops.square(ops.take(table, x))).backward()
+        ops.sum(ops.square(take_rows(table, x))).backward()
         table.assign(table - 0.1 * table.grad)
         return {}
 

@@ -1,0 +1,142 @@
+"""What can stand in an expression: the operators of tensors and variables, as calls of ops."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dptrain.errors import ConfigError
+from dptrain.program.shapes import Rows
+
+if TYPE_CHECKING:
+    from dptrain.program.tensor import Op, Tensor
+
+# All ops by name: the generic tests run over them, and operators find theirs here.
+OPS: dict[str, "Op"] = {}
+
+
+class Operand:
+    """What can stand in an expression: tensors, and variables, which mean their value."""
+
+    __slots__ = ()
+    __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
+
+    def __add__(self, other: Any) -> "Tensor":
+        return OPS["add"](self, other)
+
+    def __radd__(self, other: Any) -> "Tensor":
+        return OPS["add"](other, self)
+
+    def __sub__(self, other: Any) -> "Tensor":
+        return OPS["subtract"](self, other)
+
+    def __rsub__(self, other: Any) -> "Tensor":
+        return OPS["subtract"](other, self)
+
+    def __mul__(self, other: Any) -> "Tensor":
+        return OPS["multiply"](self, other)
+
+    def __rmul__(self, other: Any) -> "Tensor":
+        return OPS["multiply"](other, self)
+
+    def __truediv__(self, other: Any) -> "Tensor":
+        return OPS["divide"](self, other)
+
+    def __rtruediv__(self, other: Any) -> "Tensor":
+        return OPS["divide"](other, self)
+
+    def __floordiv__(self, other: Any) -> "Tensor":
+        return OPS["floor_divide"](self, other)
+
+    def __pow__(self, other: Any) -> "Tensor":
+        return OPS["power"](self, other)
+
+    def __matmul__(self, other: Any) -> "Tensor":
+        return OPS["batch_matmul"](self, other)
+
+    def __rmatmul__(self, other: Any) -> "Tensor":
+        return OPS["batch_matmul"](other, self)
+
+    def __rpow__(self, other: Any) -> "Tensor":
+        return OPS["power"](other, self)
+
+    def __mod__(self, other: Any) -> "Tensor":
+        return OPS["subtract"](self, OPS["floor_divide"](self, other) * other)
+
+    def __rmod__(self, other: Any) -> "Tensor":
+        return OPS["subtract"](other, OPS["floor_divide"](other, self) * self)
+
+    def __rfloordiv__(self, other: Any) -> "Tensor":
+        return OPS["floor_divide"](other, self)
+
+    def __neg__(self) -> "Tensor":
+        return OPS["negative"](self)
+
+    def __abs__(self) -> "Tensor":
+        return OPS["absolute"](self)
+
+    def __and__(self, other: Any) -> "Tensor":
+        return OPS["logical_and"](self, other)
+
+    def __rand__(self, other: Any) -> "Tensor":
+        return OPS["logical_and"](other, self)
+
+    def __ror__(self, other: Any) -> "Tensor":
+        return OPS["logical_or"](other, self)
+
+    def __xor__(self, other: Any) -> "Tensor":
+        return OPS["not_equal"](OPS["logical_not"](self), OPS["logical_not"](other))
+
+    __rxor__ = __xor__
+
+    def __or__(self, other: Any) -> "Tensor":
+        return OPS["logical_or"](self, other)
+
+    def __invert__(self) -> "Tensor":
+        return OPS["logical_not"](self)
+
+    def __lt__(self, other: Any) -> "Tensor":
+        return OPS["less"](self, other)
+
+    def __le__(self, other: Any) -> "Tensor":
+        return OPS["less_equal"](self, other)
+
+    def __gt__(self, other: Any) -> "Tensor":
+        return OPS["greater"](self, other)
+
+    def __ge__(self, other: Any) -> "Tensor":
+        return OPS["greater_equal"](self, other)
+
+    def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]  # elements, as Keras' tensors
+        return OPS["equal"](self, other)
+
+    def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
+        return OPS["not_equal"](self, other)
+
+    __hash__ = object.__hash__
+
+    def __getitem__(self, key: Any) -> "Tensor":
+        from dptrain.program.index import part
+
+        return part(self, key)
+
+    def __iter__(self) -> Iterator["Tensor"]:
+        """Go through the parts along the first axis."""
+        number = len(self)
+        return (self[place] for place in range(number))
+
+    def __len__(self) -> int:
+        """Return the length of the first axis.
+
+        Raises:
+            TypeError: there is none.
+            ConfigError: it counts the rows of a batch, which is another number at each step.
+        """
+        known: Any = self  # a tensor or a variable
+        if not known.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        (length, *_) = known.shape
+        if isinstance(length, Rows) and known.is_symbolic:
+            raise ConfigError(
+                f"len() and iteration are not supported over the rows of a batch, of {self}: their number changes from "
+                "batch to batch; ops take all rows at once, and `x.shape[0]` is their number in a computation"
+            )
+        return int(length)
