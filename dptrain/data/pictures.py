@@ -25,6 +25,7 @@ from dptrain.data.raw import RawFiles, cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
 from dptrain.errors import ConfigError, DataError
 from dptrain.registry.names import suggestion
+from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.text import one_line
@@ -285,7 +286,7 @@ def _headers(files: Sequence[Path], bad: str, notes: list[str]) -> list[_Picture
     try:
         from PIL import Image
     except ImportError:
-        raise ConfigError("pictures need Pillow: pip install 'dptrain[images]'") from None
+        raise ConfigError(f"pictures need Pillow: {pip_install('images')}") from None
     found, faults = [], []
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)

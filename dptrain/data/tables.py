@@ -18,6 +18,7 @@ from typing import Any
 from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import DEFAULT_MAX_BYTES, format_bytes, stream_errors
 from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line, short
 
@@ -167,7 +168,7 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise ConfigError("tables need pandas: pip install 'dptrain[tables]'") from None
+        raise ConfigError(f"tables need pandas: {pip_install('tables')}") from None
     return pandas
 
 
@@ -241,7 +242,7 @@ def _read_parquet(where: str, file: Any, max_bytes: int) -> Any:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ConfigError("Parquet needs pyarrow: pip install 'dptrain[tables]'") from None
+        raise ConfigError(f"Parquet needs pyarrow: {pip_install('tables')}") from None
     try:
         opened = parquet.ParquetFile(file)
         about, schema = opened.metadata, opened.schema_arrow

@@ -19,6 +19,7 @@ from dptrain.program import tree
 from dptrain.program.onnx_graph import Node, OnnxGraph, Value
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.extras import pip_install
 from dptrain.saving.program import prediction
 from dptrain.version import __version__
 
@@ -39,7 +40,7 @@ def onnx_module() -> ModuleType:
         import onnx.helper
         import onnx.numpy_helper
     except ImportError as error:
-        raise ConfigError(f"ONNX files need onnx: pip install 'dptrain[onnx]' ({error})") from error
+        raise ConfigError(f"ONNX files need onnx: {pip_install('onnx')} ({error})") from error
     module: ModuleType = onnx
     return module
 

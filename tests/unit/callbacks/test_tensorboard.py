@@ -92,7 +92,7 @@ def test_only_rank_0_writes(tmp_path):
 
 def test_without_tensorboardx(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ConfigError, match=r"pip install 'dptrain\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"pip install tensorboardX"):
         drive(TensorBoard(tmp_path), [{"loss": 1.0}])
 
 

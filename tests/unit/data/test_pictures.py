@@ -200,7 +200,7 @@ def test_other_pictures_than_the_training_s_are_refused(tmp_path):
 
 def test_without_pillow_there_is_advice(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(AgreedError, match=r"pip install 'dptrain\[images\]'") as caught:
+    with pytest.raises(AgreedError, match=r"pip install 'pillow>=") as caught:
         load(fill_without_pillow(tmp_path))
     assert caught.value.exit_code == ConfigError.exit_code
 

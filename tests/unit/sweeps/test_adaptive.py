@@ -215,7 +215,7 @@ def test_optuna_is_quiet_and_keeps_its_own_level():
 
 def test_without_optuna(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"Optuna is not installed: pip install 'dptrain\[optuna\]'"):
+    with pytest.raises(ConfigError, match=r"Optuna is not installed: pip install 'optuna>="):
         OptunaSource(FEW, 3, "min", 0)
 
 

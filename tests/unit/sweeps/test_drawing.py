@@ -54,7 +54,7 @@ def test_without_matplotlib(monkeypatch):
     for module in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, module, None)
     assert not drawing.installed()
-    with pytest.raises(ConfigError, match=r"matplotlib is not installed: pip install 'dptrain\[sweep\]'"):
+    with pytest.raises(ConfigError, match=r"matplotlib is not installed: pip install .* 'matplotlib>="):
         pair("one")
 
 

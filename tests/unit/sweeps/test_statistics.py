@@ -153,7 +153,7 @@ def test_without_scipy(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy", None)
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     for ask in (statistics.check_installed, lambda: summaries_of({0: [0.1, 0.2]})):
-        with pytest.raises(ConfigError, match=r"^scipy is not installed: pip install 'dptrain\[sweep\]'$"):
+        with pytest.raises(ConfigError, match=r"^scipy is not installed: pip install 'scipy>=.*$"):
             ask()
 
 

@@ -82,7 +82,7 @@ def test_no_nvcc(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(compiling.os, "access", lambda path, mode: False)
-    with pytest.raises(DeviceError, match=r"no nvcc on PATH.*install the CUDA toolkit .*dptrain\[cuda-toolkit\]"):
+    with pytest.raises(DeviceError, match=r"no nvcc on PATH.*install the CUDA toolkit .*pip install 'cuda-toolkit\["):
         compiling.find_nvcc()
     monkeypatch.undo()
     (tmp_path / "bin").mkdir()
