@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Self
 
 from dptrain.backend.base import Backend, HostArray
-from dptrain.batches.feed import Feed, ResidentFeed, Rows, make_feed
+from dptrain.batches.feed import Feed, KeptFeed, KeptFeeds, ResidentFeed, Rows, make_feed
 from dptrain.batches.sampling import LocalSampler, Sampler, Shard
 from dptrain.batches.structure import Batch
 from dptrain.runtime.failure import warn
@@ -32,6 +32,14 @@ class Batches(ABC):
     first: Sequence[Shard] = ()
     kept_bytes: int = 0
     numbered_by_batch: bool = False
+
+    @property
+    def pads(self) -> bool:
+        """Whether there is memory behind a step's rows, up to `padded_rows` of them."""
+        return False
+
+    def keep_memory(self, feeds: KeptFeeds) -> None:  # noqa: B027  # only arrays need it
+        """Let few samples be copied to memory that stays, where they come from arrays: see `KeptFeeds`."""
 
     @abstractmethod
     def open(self, backend: Backend, most_bytes: int | None, reserved: int = 0) -> Self:
@@ -111,6 +119,7 @@ class ArrayBatches(Batches):
         self._restarts = restarts
         self.steps = steps_per_epoch or sampler.steps
         self._feed: Feed | None = None
+        self._kept: KeptFeeds | None = None
         self._plan: list[list[Shard]] = []
         # Where the next epoch goes on, with steps_per_epoch.
         self._pass, self._done = 0, 0
@@ -119,10 +128,19 @@ class ArrayBatches(Batches):
 
     def open(self, backend: Backend, most_bytes: int | None, reserved: int = 0) -> Self:
         """Put the arrays on the device, or prepare to stream them."""
-        self._feed = make_feed(backend, self._arrays, self._largest, most_bytes, reserved)
+        self._feed = make_feed(backend, self._arrays, self._largest, most_bytes, reserved, self._kept)
         shapes = tuple((self._feed.stored_rows, *shape[1:]) for shape in self.about.shapes)
         self.about = replace(self.about, shapes=shapes)
         return self
+
+    def keep_memory(self, feeds: KeptFeeds) -> None:
+        """See `Batches.keep_memory`; steps are then asked for singly."""
+        self._kept = feeds
+
+    @property
+    def pads(self) -> bool:
+        """See `Batches.pads`."""
+        return isinstance(self._feed, KeptFeed)
 
     def epoch(self, number: int) -> Iterator[Sequence[Shard]]:
         """Yield the steps of one pass, or `steps_per_epoch` of them."""

@@ -5,11 +5,13 @@ the same values, so that the results do not depend on where the samples are.
 """
 
 import gc
+import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -196,8 +198,98 @@ class StreamedFeed(Feed):
             staging.send(rows)
 
 
+class KeptFeed(Feed):
+    """Steps of few rows, one at a time, in memory that stays: what is prepared to read it is found again.
+
+    Rows behind those of a step are zeros.
+
+    Args:
+        backend: the device.
+        like: arrays of the shapes (but for the rows) and types of those to come.
+        capacity: the most rows of a step.
+    """
+
+    def __init__(self, backend: Backend, like: Sequence[HostArray], capacity: int) -> None:
+        self._backend, self.stored_rows = backend, capacity
+        self._host = [np.zeros((capacity, *array.shape[1:]), array.dtype) for array in like]
+        self._device = tuple(map(backend.upload, self._host))
+        self._identity = backend.upload(np.arange(capacity, dtype=np.int64))
+        self._sources: Sequence[HostArray] = ()
+        self._order: Order = np.empty(0, np.int64)
+
+    def read(self, arrays: Sequence[HostArray]) -> Self:
+        """Let the samples be those of these arrays from now on; return the feed."""
+        self._sources = tuple(arrays)
+        return self
+
+    def start(self, order: Order, steps: Sequence[Sequence[Shard]]) -> None:
+        """Note the order."""
+        self._order = order
+
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+        """Return the samples of the first step, which has one shard."""
+        ((shard,), *_) = steps
+        chosen = self._order[shard.start : shard.stop]
+        for source, host, device in zip(self._sources, self._host, self._device, strict=True):
+            host[: len(chosen)] = source[chosen]
+            host[len(chosen) :] = 0
+            self._backend.write(device, host)
+        return Rows(self._device, self._identity, [0])
+
+    def close(self) -> None:
+        """Let go of the samples; the memory stays."""
+        self._sources = ()
+
+
+class KeptFeeds:
+    """The memory of small predictions, which come one after another and are alike.
+
+    Args:
+        backend: the device.
+    """
+
+    # Bytes of samples that are copied rather than read where they lie; kinds of samples that are remembered.
+    _MOST_BYTES, _MOST_KINDS = 4 << 20, 8
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._feeds: OrderedDict[Any, KeptFeed] = OrderedDict()
+
+    def feed(self, arrays: Sequence[HostArray], largest: int, room: int | None) -> KeptFeed | None:
+        """Return a feed of these arrays; None where they are too large to be copied, or for the device.
+
+        Args:
+            arrays: (rows, ...) each.
+            largest: rows of the largest step.
+            room: bytes of the device's memory; None for as many as are wanted.
+        """
+        capacity = padded_rows(largest)
+        row = sum(math.prod(array.shape[1:]) * array.itemsize for array in arrays)
+        key = (capacity, *((array.shape[1:], array.dtype.str) for array in arrays))
+        if row * max(capacity, len(arrays[0])) > self._MOST_BYTES:
+            return None
+        if key not in self._feeds:
+            if room is not None and (row + 8) * capacity > room:
+                return None
+            self._feeds[key] = KeptFeed(self._backend, arrays, capacity)
+            if len(self._feeds) > self._MOST_KINDS:
+                self._feeds.popitem(last=False)
+        self._feeds.move_to_end(key)
+        return self._feeds[key].read(arrays)
+
+
+def padded_rows(rows: int) -> int:
+    """Return the power of two from `rows` on: steps of any number of rows then have few different ones."""
+    return 1 << max(rows - 1, 0).bit_length()
+
+
 def make_feed(
-    backend: Backend, arrays: Sequence[HostArray], largest: int, most_bytes: int | None = None, reserved: int = 0
+    backend: Backend,
+    arrays: Sequence[HostArray],
+    largest: int,
+    most_bytes: int | None = None,
+    reserved: int = 0,
+    kept: KeptFeeds | None = None,
 ) -> Feed:
     """Return a feed that keeps the samples on the device if they fit there, and else streams them.
 
@@ -207,6 +299,7 @@ def make_feed(
         largest: rows of the largest step.
         most_bytes: of the device's memory that samples may take; None for what is free.
         reserved: bytes of what is free that something else will need.
+        kept: memory for few samples; None where they are read where they lie.
     """
 
     def free() -> int | None:
@@ -218,6 +311,9 @@ def make_feed(
     if most_bytes is None and room is not None and needed > room:
         gc.collect()  # a model that was dropped, which is a cycle, holds its memory until then
         room = free()
+    few = None if kept is None else kept.feed(arrays, largest, room)
+    if few is not None:
+        return few
     if room is None or needed <= room:
         return ResidentFeed(backend, arrays)
     row = max(1, sum(array[:1].nbytes for array in arrays))

@@ -526,7 +526,7 @@ class Fitting(Layer):
                     source.on_epoch_end()
                 return stream_batches(source, self.expected, comm, steps, what="prediction")
             samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
-            together = watched or self._depends_on_batches(comm, samples, "predict")
+            together = watched or self._mixes_rows(comm, samples)
             return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=together)
 
         self.trainer(comm)
@@ -651,14 +651,24 @@ class Fitting(Layer):
         if not step.eager:
             self._programs.placed(step, batches.about, sampler.shards(0)[0].batch_rows)
 
-    def _depends_on_batches(self, comm: Communicator, samples: Samples, step: str = "test") -> bool:
-        """Whether a step's result depends on how samples are cut into batches, which must then be Keras'."""
+    def _depends_on_batches(self, comm: Communicator, samples: Samples) -> bool:
+        """Whether an evaluation's result depends on how samples are cut into batches, which must then be Keras'."""
         if not len(samples):
             return False
         assert self._programs is not None
         _, about = samples.stored()
         rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.size))
-        return self._programs.depends_on_batches(self.step(step), about, rows)
+        return self._programs.depends_on_batches(self.step("test"), about, rows)
+
+    def _mixes_rows(self, comm: Communicator, samples: Samples) -> bool:
+        """Whether a prediction depends on how samples are cut into batches; asked of the program that few rows run."""
+        if not len(samples):
+            return False
+        assert self._programs is not None
+        rows = padded_rows(max(1, min(EVALUATION_ROWS, len(samples) // comm.size)))
+        _, about = samples.stored()
+        about = replace(about, shapes=tuple((rows, *shape[1:]) for shape in about.shapes))
+        return self._programs.depends_on_batches(self.step("predict"), about, rows)
 
     # Helpers
 

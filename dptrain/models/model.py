@@ -613,10 +613,11 @@ class Model(Fitting, Files):
 
     def step(self, name: str) -> Step:
         """Return the step "train", "test" or "predict", as the trainer runs it."""
+        layers = self.flat_layers()
         version = (
             self._compilations,
-            tuple(one.trainable for one in self.weights),
-            sum(layer._changes for layer in self.flat_layers()),
+            tuple(one.trainable for layer in layers for one in layer._attributes(Variable)),
+            sum(layer._changes for layer in layers),
             None if self._compiled is None else self._compiled.optimizer.version,
             id(self._guard) if name == "train" else None,
         )

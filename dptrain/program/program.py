@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dptrain.program.gradient import topological
@@ -53,6 +54,44 @@ class Program:
                 if isinstance(length, Rows):
                     return length.rows
         return 0
+
+
+def same_for_rows(one: Program, other: Program) -> bool:
+    """Whether two traces of a function, for different numbers of rows, differ in nothing but that number.
+
+    If so, nothing in the function depends on the number but lengths that say so.
+    """
+    mine, theirs = one.tensors, other.tensors
+    places = [{id(tensor): place for place, tensor in enumerate(each)} for each in (mine, theirs)]
+
+    def kind(tensor: Tensor, place: dict[int, int]) -> Any:
+        inputs = [place[id(each)] for each in tensor.inputs]
+        variable = None if tensor.variable is None else id(tensor.variable)
+        return id(tensor.op), inputs, variable, _scaled(tensor.shape), tensor.dtype, _scaled(tensor.attributes)
+
+    def is_same(a: Tensor, b: Tensor) -> bool:
+        if kind(a, places[0]) != kind(b, places[1]):
+            return False
+        return a.op is not None or a.value is None or a.counts_rows or np.array_equal(a.value, np.asarray(b.value))
+
+    results = [
+        [place[id(each)] for each in program.results] for place, program in zip(places, (one, other), strict=True)
+    ]
+    return (
+        len(mine) == len(theirs)
+        and list(one.outputs) == list(other.outputs)
+        and results[0] == results[1]
+        and all(map(is_same, mine, theirs))
+    )
+
+
+def _scaled(value: Any) -> Any:
+    """Return an attribute, with what counts rows as such."""
+    if isinstance(value, Rows):
+        return "rows", value.scale
+    if isinstance(value, Mapping):
+        return {name: _scaled(one) for name, one in value.items()}
+    return tuple(map(_scaled, value)) if isinstance(value, tuple | list) else value
 
 
 def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple[Shape, npt.DTypeLike]]) -> Program:

@@ -1,6 +1,7 @@
 """Nested data: tuples, lists and dictionaries of arrays, as models of several inputs and outputs take them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dptrain.errors import ConfigError
@@ -43,18 +44,30 @@ def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
     return function(path, data)
 
 
-def instances(data: Any, kind: type[T]) -> Iterator[T]:
-    """Yield data where it is of a kind, or what is of that kind in nested tuples, lists and dictionaries."""
-    if isinstance(data, kind):
-        yield data
-    elif is_nested(data):
-        for one in data.values() if isinstance(data, Mapping) else data:
-            yield from instances(one, kind)
+@functools.lru_cache(maxsize=4096)
+def _is_of(own: type, kind: type) -> bool | None:
+    """Return whether data of a type is of a kind; None where it may have such inside.
+
+    Models look for their layers and weights at every call, among attributes that are mostly neither: asking an abstract
+    class about each value takes longer than all the rest of a prediction of one row.
+    """
+    return True if issubclass(own, kind) else None if issubclass(own, tuple | list | Mapping) else False
 
 
 def attributes(holder: Any, kind: type[T]) -> list[T]:
     """Return an object's attributes of a kind, nested ones as well, each once, in the order of assignment."""
-    return list({id(one): one for value in vars(holder).values() for one in instances(value, kind)}.values())
+    found: dict[int, T] = {}
+    _collect(vars(holder).values(), kind, found)
+    return list(found.values())
+
+
+def _collect(values: Iterable[Any], kind: type[T], found: dict[int, T]) -> None:
+    for one in values:
+        is_of = _is_of(type(one), kind)
+        if is_of:
+            found[id(one)] = one
+        elif is_of is None and one:
+            _collect(one.values() if isinstance(one, Mapping) else one, kind, found)
 
 
 def with_sorted_keys(data: Any) -> Any:

@@ -22,15 +22,15 @@ from dptrain.program import messages, shapes, tree
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.evaluate import evaluate
 from dptrain.program.memory import plan
-from dptrain.program.placement import PlacedProgram, place
-from dptrain.program.program import ROWS, Program, trace
+from dptrain.program.placement import OWN_ROWS, PlacedProgram, place
+from dptrain.program.program import ROWS, Program, same_for_rows, trace
 from dptrain.program.tensor import Tensor, Variable, watching
 from dptrain.runtime.failure import phase
 
 Array = npt.NDArray[Any]
 
-# Prepared programs that are kept: batches of a user's own generator may all differ in size.
-_KEPT = 32
+# Prepared programs that are kept, and placed ones: batches of a user's own generator may all differ in size.
+_KEPT, _KEPT_PLACED = 32, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,8 @@ class Programs:
     def __init__(self, backend: Backend, comm: Communicator, bucket_mb: float | None = None) -> None:
         self.backend, self.comm = backend, comm
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
-        self._placed: dict[Any, PlacedProgram] = {}
+        self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
+        self._known: dict[int, Variable] = {}  # that were read or written
         self._traced: dict[int, _Traced] = {}  # by the `id` of what was placed
         self._arenas: dict[tuple[int, int], int] = {}  # by that `id` and rows
         self._prepared: OrderedDict[Any, tuple[Executable, Any]] = OrderedDict()
@@ -76,20 +77,39 @@ class Programs:
         about = (tuple(tree.flatten(batch.data)), batch.shapes, batch.dtypes, batch.dtype)
         key = (step.name, step.version, bool(step.totals), about, batch_rows)
         if key not in self._placed:
-            inputs: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
-            inputs = {ROWS: ((shapes.Rows(batch_rows),), np.int64)}
-            inputs |= {name: one for name, *one in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
-            names: list[str] = []
-
-            def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:
-                found = step.function(batch.filled([take_rows(one, rows) for one in stored]))
-                names.extend(found)
-                return found
-
-            program = trace(traced, inputs)
+            program, names = self._trace(step, batch, batch_rows)
             placed = self._placed[key] = place(program, step.totals, bucket_bytes=self._bucket_bytes)
             self._traced[id(placed)] = _Traced(names, _depends_on_batches(program, placed, step.totals))
+            self._known |= {id(one): one for one in placed.state}
+            self._drop_old()
+        self._placed.move_to_end(key)
         return self._placed[key]
+
+    @staticmethod
+    def _trace(step: Step, batch: Batch, batch_rows: int) -> tuple[Program, list[str]]:
+        """Return a step's program for global batches of so many rows, and the names of what comes out, in its order."""
+        inputs: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
+        inputs = {ROWS: ((shapes.Rows(batch_rows),), np.int64)}
+        inputs |= {name: one for name, *one in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
+        names: list[str] = []
+
+        def traced(rows: Tensor, *stored: Tensor) -> Mapping[str, Any]:
+            found = step.function(batch.filled([take_rows(one, rows) for one in stored]))
+            names.extend(found)
+            return found
+
+        return trace(traced, inputs), names
+
+    def computes_rows(self, step: Step, batch: Batch, batch_rows: int) -> bool:
+        """Whether a step computes each row of its outputs from that row of the batch alone, whatever rows there are."""
+        if step.eager:
+            return False
+        placed = self.placed(step, batch, batch_rows)
+        known = self._traced[id(placed)]
+        if known.by_row is None:
+            traces = (self._trace(step, batch, rows)[0] for rows in (batch_rows, batch_rows + 1))
+            known.by_row = _computes_rows(placed) and same_for_rows(*traces)
+        return known.by_row
 
     def depends_on_batches(self, step: Step, batch: Batch, batch_rows: int) -> bool:
         """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
@@ -186,7 +206,7 @@ class Programs:
     @property
     def variables(self) -> list[Variable]:
         """What steps have read or written so far, a user's own variables included."""
-        return list({id(one): one for placed in self._placed.values() for one in placed.state}.values())
+        return list(self._known.values())
 
     @property
     def nbytes(self) -> int:
@@ -196,11 +216,27 @@ class Programs:
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
+        self._known.clear()
         self._traced.clear()
         self._arenas.clear()
         while self._halves:
             self._halves.popitem()[1].close()
         self._drop_prepared()
+
+    def _drop_old(self) -> None:
+        """Forget the programs that were not used for the longest time, and all that is known by their `id`s."""
+        if len(self._placed) <= _KEPT_PLACED:
+            return
+        in_use = {id(placed) for placed, _ in self._last.values()}
+        key, old = next((key, one) for key, one in self._placed.items() if id(one) not in in_use)
+        halves = self._halves.pop(id(old), None)
+        gone = {id(old)} | (set() if halves is None else {id(halves.before)})
+        for prepared in [one for one, (_, (program, _)) in self._prepared.items() if id(program) in gone]:
+            self._prepared.pop(prepared)[0].close()
+        if halves is not None:
+            halves.close()
+        self._arenas = {one: size for one, size in self._arenas.items() if one[0] != id(old)}
+        del self._traced[id(old)], self._placed[key]
 
     def _drop_prepared(self) -> None:
         while self._prepared:
@@ -292,17 +328,19 @@ class Programs:
         return evaluate(placed, {ROWS: numbers, **arrays}, rows=shard.rows, first_row=shard.first_row, comm=comm)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Traced:
     """What is known of a step that was traced.
 
     Attributes:
         names: of what comes out, in its order.
         depends_on_batches: whether its results depend on how samples are cut into batches.
+        by_row: see `Programs.computes_rows`; None where nobody has asked.
     """
 
     names: list[str]
     depends_on_batches: bool
+    by_row: bool | None = None
 
 
 def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collection[Variable]) -> bool:
@@ -335,6 +373,20 @@ class _Halves:
     def close(self) -> None:
         """Give back what follows; what comes before is prepared as other programs are."""
         self._after.close()
+
+
+def _computes_rows(placed: PlacedProgram) -> bool:
+    """Whether a program gives, for each row of the batch, a row of each output that is made of nothing else.
+
+    That is what makes ranks independent: where each can compute its own rows without a message, each row can.
+    """
+    if placed.updates or messages.count(placed):
+        return False
+    tensors = placed.tensors
+    if any(one.counts_rows or (one.op is not None and (one.op.by_row or one.op is OWN_ROWS)) for one in tensors):
+        return False
+    leading = [one.shape[0] if one.shape else 0 for one in placed.outputs.values()]
+    return all(isinstance(n, shapes.Rows) and n.scale == 1 for n in leading)
 
 
 def _what_fits(program: Program, rows: int, error: BaseException) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.base import Batches
-from dptrain.batches.feed import Rows
+from dptrain.batches.feed import KeptFeeds, Rows, padded_rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
 from dptrain.program.messages import all_reduced
@@ -77,6 +77,7 @@ class Trainer:
         self._first: tuple[int, int] = (0, 0)
         self._inspection: Inspection | None = None
         self._shared: Shared | None = None
+        self._kept_feeds = KeptFeeds(self.backend)
 
     @property
     def timing(self) -> Timing:
@@ -126,7 +127,7 @@ class Trainer:
         if self.comm.size > 1:
             facts = {"on_nonfinite": on_nonfinite, "digest_every": every}
             self.comm.require_same("the ranks look at their states differently", facts)
-        self.share(self.model.variables_on_device())
+        self.share(self.model.variables_on_device)
         data = {"train": train} | ({} if validation is None else {"test": validation})
         with self._opened(data), self._inspecting(), Meetings(self.comm, hooks, self._look) as meetings:
             hooks.set_trainer(self)
@@ -196,7 +197,7 @@ class Trainer:
             hooks: what to call; `hooks.model.stop_evaluating` ends the evaluation after a step, where any rank has a
                 hook of steps.
         """
-        self.share(self.model.variables)
+        self.share(lambda: self.model.variables)
         hooks.set_trainer(self)
         with self._opened({"test": batches}):
             return run_to_end(self._evaluate(batches, hooks))
@@ -209,7 +210,7 @@ class Trainer:
             hooks: what to call; `hooks.model.stop_predicting` ends the prediction after a step, where any rank has a
                 hook of steps.
         """
-        self.share(self.model.variables)
+        self.share(lambda: self.model.variables)
         step = self.model.step("predict")
         found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.set_trainer(self)
@@ -217,12 +218,16 @@ class Trainer:
         if watched:
             hooks.model.stop_predicting = False
         hooks.on_predict_begin()
+        batches.keep_memory(self._kept_feeds)
         with self._opened({"predict": batches}):
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
                 taken = batches.rows([[shard]])
-                self.programs.run(step, batches.about, taken, [[shard]], alone=batches.alone)
+                padded = self._padded(step, batches, shard)
+                self.programs.run(step, batches.about, taken, [[padded]], alone=batches.alone)
                 mine = dict(self.programs.outputs("predict"))
+                if padded.rows != shard.rows:
+                    mine = {name: one[: shard.rows] for name, one in mine.items()}
                 found.append((shard, mine))
                 hooks.on_predict_batch_end(number, {"outputs": self.model.as_outputs(mine)})
                 if watched and self._stopped(hooks.model, "stop_predicting"):
@@ -233,6 +238,13 @@ class Trainer:
                 found.append((nothing, dict(self.programs.outputs("predict"))))
         hooks.on_predict_end()
         return self._gathered(found)
+
+    def _padded(self, step: Step, batches: Batches, shard: Shard) -> Shard:
+        """Return a shard with more rows where these change nothing: few programs then do for any number of rows."""
+        rows = padded_rows(shard.rows)
+        if not batches.pads or not self.programs.computes_rows(step, batches.about, rows):
+            return shard
+        return Shard(0, rows, 0, rows)
 
     def _gathered(self, found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]]) -> dict[str, npt.NDArray[Any]]:
         """Return all ranks' outputs in the order of the samples. Collective."""
@@ -251,7 +263,7 @@ class Trainer:
 
     def train_on_batch(self, batches: Batches) -> Logs:
         """Make the one step of `batches`; return its loss and metrics. Collective."""
-        self.share(self.model.variables_on_device())
+        self.share(self.model.variables_on_device)
         return self._on_batch("train", batches)
 
     def test_on_batch(self, batches: Batches) -> Logs:
@@ -279,14 +291,18 @@ class Trainer:
         for one in self.model.variables_on_device()[:1]:
             one.numpy()
 
-    def share(self, variables: Sequence[Variable]) -> None:
+    def share(self, found: Callable[[], Sequence[Variable]]) -> None:
         """Give every rank rank 0's values of these variables. Collective.
+
+        Args:
+            found: returns the variables; called where there are several ranks.
 
         Raises:
             AgreedError: the ranks have different variables.
         """
         if self.comm.size == 1:
             return
+        variables = found()
         if self._shared is None or list(map(id, self._shared.variables)) != list(map(id, variables)):
             self._shared = Shared(self.backend, self.comm, variables)
         self._shared.give()

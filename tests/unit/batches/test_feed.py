@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import dptrain as dp
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.batches.base import ArrayBatches
-from dptrain.batches.feed import Feed, ResidentFeed, StreamedFeed, make_feed
+from dptrain.batches.feed import Feed, KeptFeeds, ResidentFeed, StreamedFeed, make_feed, padded_rows
 from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import GlobalSampler, LocalSampler, Sampler, Shard
 from dptrain.callbacks import Callback, CallbackList, History
@@ -145,3 +145,44 @@ def test_the_thread_ends_with_the_training():
     with pytest.raises(KeyError):
         run_to_end(one.training(batches, CallbackList([Fails()], one.model), epochs=1))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dptrain-feed")]
+
+
+# Few samples
+
+
+def test_few_samples_are_copied_to_the_same_memory_each_time():
+    kept = KeptFeeds(BACKEND)
+    first, other = (np.arange(15.0).reshape(5, 3) + n for n in (1, 100))
+    found = []
+    for x in (first, other[:4]):
+        feed = make_feed(BACKEND, [x], len(x), kept=kept)
+        with feed:
+            feed.start(np.arange(len(x)), [[Shard(0, len(x), 0, len(x))]])
+            found.append(feed.rows([[Shard(1, 4, 0, 3)]]))
+            (array,) = found[-1].arrays
+            np.testing.assert_array_equal(array[:3], x[1:4])
+            assert not array[3:].any()
+    sizes = [len(one.arrays[0]) for one in found]
+    assert sizes == [8, 4]
+    again = make_feed(BACKEND, [first + 1], 7, kept=kept)
+    again.start(np.arange(5), [])
+    assert again.rows([[Shard(0, 5, 0, 5)]]).arrays[0] is found[0].arrays[0]
+
+
+@pytest.mark.parametrize(("rows", "room", "kind"), [(1000, None, ResidentFeed), (9, 100, StreamedFeed)])
+def test_many_samples_are_not_copied(rows, room, kind):
+    x = np.zeros((rows, 1 << 10))
+    assert isinstance(make_feed(BACKEND, [x], min(rows, 256), room, kept=KeptFeeds(BACKEND)), kind)
+
+
+def test_few_kinds_of_samples_are_remembered():
+    kept = KeptFeeds(BACKEND)
+    feeds = [kept.feed([np.zeros((1, width))], 1, None) for width in range(1, 11)]
+    assert len(set(feeds)) == 10
+    assert kept.feed([np.ones((1, 10))], 1, None) is feeds[-1]
+    assert kept.feed([np.ones((1, 1))], 1, None) is not feeds[0]
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(0, 1), (1, 1), (2, 2), (3, 4), (255, 256), (256, 256), (257, 512)])
+def test_rows_are_padded_to_powers_of_two(rows, padded):
+    assert padded_rows(rows) == padded

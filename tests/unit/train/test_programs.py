@@ -13,7 +13,7 @@ from dptrain.optimizers import OPTIMIZERS
 from dptrain.program import messages
 from dptrain.program.memory import plan
 from dptrain.program.placement import place
-from dptrain.program.program import trace
+from dptrain.program.program import same_for_rows, trace
 from dptrain.program.shapes import Rows
 
 OPTIONS = [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2}]
@@ -83,3 +83,95 @@ def test_the_batch_that_would_fit_fits(memory):
 def test_what_no_batch_size_can_mend():
     with pytest.raises(DeviceError, match=r"the model alone takes \d+\.\d KiB: make it smaller"):
         train(100, 1)
+
+
+# Predictions of a few rows, one after another
+
+
+def small_model() -> dp.Sequential:
+    model = dp.Sequential([Dense(6, "gelu", input_shape=(5,)), Dense(3, "softmax")], seed=2)
+    model.compile(device="cpu", jit_compile=False)
+    return model
+
+
+def count_prepared(model: dp.Model, monkeypatch) -> list[int]:
+    """Note the rows of every program that the model's device prepares from now on."""
+    found: list[int] = []
+    prepare = CpuBackend.executable
+
+    def prepared(self, *arguments, **place):
+        found.append(place["rows"])
+        return prepare(self, *arguments, **place)
+
+    monkeypatch.setattr(CpuBackend, "executable", prepared)
+    return found
+
+
+def test_warm_predictions_prepare_nothing(monkeypatch):
+    model, x = small_model(), np.random.default_rng(1).random((20, 5))
+    prepared = count_prepared(model, monkeypatch)
+    whole = model.predict(x, verbose=0)
+    for rows in [1, 7, 2, 3, 1, 5, 16, 8, 13, 4, 20]:
+        for ask in (lambda part: model.predict(part, verbose=0), model.predict_on_batch):
+            np.testing.assert_array_equal(ask(x[:rows]), whole[:rows])
+    assert sorted(prepared) == [1, 2, 4, 8, 16, 32]
+    model.set_weights([2 * one for one in model.get_weights()])  # what was prepared reads the new ones
+    np.testing.assert_array_equal(model.predict(x[:1], verbose=0), model.predict(x, verbose=0)[:1])
+    assert len(prepared) == 6
+
+
+class Together(dp.Model):
+    """Rows that depend on each other, or on how many there are."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def call(self, inputs):
+        return self.function(inputs)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x - dp.ops.mean(x, 0),
+        lambda x: x / x.shape[0],
+        lambda x: x * float(int(x.shape[0]) + 1),
+        lambda x: dp.ops.softmax(x, 0),
+        lambda x: dp.ops.concatenate([x, x]),
+    ],
+)
+def test_rows_that_depend_on_each_other_are_not_padded(function):
+    model, x = Together(function), np.random.default_rng(1).random((7, 2)).astype(np.float32)
+    model.compile(device="cpu", jit_compile=False)
+    for rows in (3, 7, 4, 3):
+        expected = function(dp.ops.convert_to_tensor(x[:rows])).numpy()
+        np.testing.assert_allclose(model.predict(x[:rows], verbose=0), expected, rtol=1e-5)
+
+
+def test_many_sizes_of_batches_do_not_pile_up():
+    model = small_model()
+    model.compile("sgd", "sparse_categorical_crossentropy", device="cpu", jit_compile=False)
+    for rows in [*range(1, 81), 3, 80]:
+        x = np.random.default_rng(rows).random((rows, 5))
+        loss = model.test_on_batch(x, np.arange(rows) % 3)
+        expected = -np.log(model.predict(x, verbose=0)[np.arange(rows), np.arange(rows) % 3]).mean()
+        assert loss == pytest.approx(expected, rel=1e-5)
+    programs = model._programs
+    assert len(programs._placed) == len(programs._traced) == 64
+    assert len(programs._prepared) == 32
+
+
+@pytest.mark.parametrize(
+    ("function", "is_same"),
+    [
+        (lambda x: x * 2 + x.shape[0], True),
+        (lambda x: x * int(x.shape[0]), False),
+        (lambda x: dp.ops.reshape(x, (-1, 1)), True),
+        (lambda x: x if int(x.shape[0]) > 8 else -x, False),
+        (lambda x: x[: int(x.shape[0]) - 1], False),
+    ],
+)
+def test_traces_differ_where_the_number_of_rows_is_a_number(function, is_same):
+    traces = [trace(lambda x: {"y": function(x)}, {"x": ((Rows(n), 2), np.float32)}) for n in (8, 9)]
+    assert same_for_rows(*traces) is is_same

@@ -12,7 +12,7 @@ import pytest
 import dptrain as dp
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.batches.base import ArrayBatches
-from dptrain.batches.feed import ResidentFeed, StreamedFeed, make_feed
+from dptrain.batches.feed import StreamedFeed, make_feed
 from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import GlobalSampler, LocalSampler, Sampler, Shard
 from dptrain.callbacks import Callback, CallbackList, EpochRecorder, History
@@ -504,7 +504,7 @@ def test_samples_leave_room_for_what_the_step_needs(monkeypatch, way):
     assert isinstance(made[-1], StreamedFeed)
     free = 10_000_000
     WAYS[way](build(), x, y)
-    assert isinstance(made[-1], ResidentFeed)
+    assert not isinstance(made[-1], StreamedFeed)
 
 
 def test_steps_that_run_eagerly_reserve_nothing(monkeypatch):
