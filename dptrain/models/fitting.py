@@ -13,6 +13,7 @@ import numpy.typing as npt
 from dptrain import comm as comms
 from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
+from dptrain.batches.feed import padded_rows
 from dptrain.batches.fingerprint import DRAW_THE_SAME, fingerprint
 from dptrain.batches.inputs import (
     Expected,

@@ -45,7 +45,7 @@ def map_leaves(function: Callable[..., Any], data: Any, path: str = "") -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_of(own: type, kind: type) -> bool | None:
+def _is_of(own: Any, kind: Any) -> bool | None:
     """Return whether data of a type is of a kind; None where it may have such inside.
 
     Models look for their layers and weights at every call, among attributes that are mostly neither: asking an abstract
@@ -61,9 +61,10 @@ def attributes(holder: Any, kind: type[T]) -> list[T]:
     return list(found.values())
 
 
-def _collect(values: Iterable[Any], kind: type[T], found: dict[int, T]) -> None:
+def _collect(values: Iterable[Any], kind: Any, found: dict[int, Any]) -> None:
     for one in values:
-        is_of = _is_of(type(one), kind)
+        own: Any = type(one)
+        is_of = _is_of(own, kind)
         if is_of:
             found[id(one)] = one
         elif is_of is None and one:
