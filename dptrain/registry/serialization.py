@@ -249,7 +249,11 @@ def get(kind: str, identifier: Any, base: type[Any], classes: Mapping[str, type[
     if isinstance(identifier, base):
         return identifier
     if isinstance(identifier, str):
-        return lookup(kind, identifier, classes)()
+        cls = lookup(kind, identifier, classes)
+        try:
+            return cls()
+        except TypeError as error:  # of a class without defaults
+            raise ConfigError(f"{kind} {cls.__name__}: {error}") from error
     if isinstance(identifier, type) and issubclass(identifier, base):
         return identifier()
     if isinstance(identifier, Mapping):
