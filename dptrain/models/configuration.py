@@ -16,6 +16,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
 from dptrain.models.graph import Graph
 from dptrain.program import tree
+from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Op, Tensor
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import plain
@@ -195,6 +196,10 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
     def argument(value: Any) -> Any:
         if isinstance(value, Mapping):
             inner = value.get("config")
+            if value.get("class_name") == "__slice__":
+                return slice(inner["start"], inner["stop"], inner["step"])  # type: ignore[index]
+            if value.get("class_name") == "__ellipsis__":
+                return ...
             if value.get("class_name") == "__keras_tensor__":
                 return tensor(inner["keras_history"])  # type: ignore[index]
             if value.get("class_name") == "__numpy__":
@@ -218,7 +223,11 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
             maker = makers[name]
             if isinstance(maker, Op):
                 attributes = {key: attribute_from(one) for key, one in about.items() if key != "name"}
-                made[name].append([maker(*arguments, **attributes)])
+                if maker is OPS["getitem"] and len(arguments) == 2:  # as Keras writes it
+                    taken, key = arguments
+                    made[name].append([taken[tuple(key) if isinstance(key, list) else key]])
+                else:
+                    made[name].append([maker(*arguments, **attributes)])
             else:
                 made[name].append(tree.leaves(maker(*arguments, **keywords)))
         if len(later) == len(waiting):
@@ -265,11 +274,29 @@ def _op_config(one: Tensor, name: str, arguments: list[Any]) -> dict[str, Any]:
     assert one.op is not None
     if OPS.get(one.op.name) is not one.op:
         raise ConfigError(f"not supported: {one.op} is no op of dptrain.ops and cannot be saved; use it in a layer")
+    if one.op is OPS["getitem"] and (key := _keras_key(one)) is not None:
+        found = described("keras.src.ops.numpy", "GetItem", {"name": name}, "GetItem")
+        return found | {"name": name, "inbound_nodes": [{"args": [*arguments, key], "kwargs": {}}]}
     module = _KERAS_OPS.get(one.op.name)
     kind = one.op.name if module is None else "".join(part.capitalize() for part in one.op.name.split("_"))
     config = {"name": name} | {key: attribute_of(value) for key, value in one.attributes.items()}
     found = described(module or "dptrain.ops", kind, config, None if module is None else kind)
     return found | {"name": name, "inbound_nodes": [{"args": arguments, "kwargs": {}}]}
+
+
+def _keras_key(one: Tensor) -> list[Any] | None:
+    """Return the key of a `getitem` as Keras writes it; None where it has none for a part of the rows."""
+    key: list[Any] = []
+    for part, length in zip(one.attributes["key"], one.inputs[0].shape, strict=True):
+        if not isinstance(part, tuple):
+            key.append(int(part))
+            continue
+        start, stop, step = part
+        if isinstance(length, Rows) and (start, stop, step) != (0, length, 1):
+            return None
+        bounds = (None, None, None) if isinstance(length, Rows) else (int(start), int(stop), int(step))
+        key.append({"class_name": "__slice__", "config": dict(zip(("start", "stop", "step"), bounds, strict=True))})
+    return key
 
 
 def _op(description: Config) -> Op:
@@ -279,6 +306,8 @@ def _op(description: Config) -> Op:
         ConfigError: dptrain has none.
     """
     kind, own = str(description.get("class_name")), description.get("module") == "dptrain.ops"
+    if not own and kind == "GetItem":
+        return OPS["getitem"]
     name = kind if own else snake_case(kind)
     if name not in OPS or not (own or name in _KERAS_OPS):
         raise ConfigError(f"not supported: operation {kind[:80]!r}")

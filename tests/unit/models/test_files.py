@@ -148,6 +148,27 @@ def test_ops_are_keras_own_where_it_has_them():
     assert_same(model, dp.Model.from_config(model.get_config()), A[:, :3])
 
 
+def test_parts_of_samples_are_keras_own():
+    x = layers.Input((3,))
+    model = dp.Model(x, [x[:, 1:], x[:, 0], x[..., ::2]])
+    found = model.get_config()["layers"][1:]
+    assert [(one["module"], one["class_name"]) for one in found] == [("keras.src.ops.numpy", "GetItem")] * 3
+    rows = {"class_name": "__slice__", "config": {"start": None, "stop": None, "step": None}}
+    some = {"class_name": "__slice__", "config": {"start": 1, "stop": 3, "step": 1}}
+    assert found[0]["inbound_nodes"][0]["args"][1] == [rows, some]
+    assert found[1]["inbound_nodes"][0]["args"][1] == [rows, 0]
+    again = dp.Model.from_config(model.get_config())
+    for one, two in zip(model(A[:, :3]), again(A[:, :3]), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_parts_of_the_rows_are_ours():
+    x = layers.Input((3,))
+    model = dp.Model(x, x[1:])
+    assert model.get_config()["layers"][1]["module"] == "dptrain.ops"
+    assert_same(model, dp.Model.from_config(model.get_config()), A[:, :3])
+
+
 def changed(**changes: Any) -> dict[str, Any]:
     x = layers.Input((3,), name="x")
     return dp.Model(x, layers.Dense(2, name="d")(x), name="m").get_config() | changes
