@@ -39,7 +39,7 @@ from dptrain.ops.arrays import (
     convert_to_numpy,
     convert_to_tensor,
     count_nonzero,
-    cumsum,
+    cumprod,
     dot,
     einsum,
     eye,
@@ -86,6 +86,7 @@ from dptrain.ops.cross_entropy import (
     in_top_k,
     sparse_categorical_crossentropy,
 )
+from dptrain.ops.cumulative import cumsum
 from dptrain.ops.custom import LETTERS, Launch, Op, op
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import (
@@ -176,6 +177,7 @@ __all__ = [
     "convert_to_tensor",
     "cos",
     "count_nonzero",
+    "cumprod",
     "cumsum",
     "divide",
     "divide_no_nan",

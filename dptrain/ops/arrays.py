@@ -10,6 +10,7 @@ from ml_dtypes import finfo
 
 from dptrain.errors import ConfigError
 from dptrain.ops import manipulation
+from dptrain.ops.cumulative import cumulative
 from dptrain.ops.elementwise import (
     absolute,
     cast,
@@ -31,7 +32,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.indexing import take
-from dptrain.ops.linear_algebra import batch_matmul, matmul
+from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
 from dptrain.ops.reduction import argmax, in_reverse_order, max, mean, min, sum, summed_dtype
 from dptrain.ops.rounding import isfinite, isinf, isnan, rint
@@ -224,6 +225,11 @@ def count_nonzero(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return sum(not_equal(x, 0), axis)
 
 
+def cumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return the products of each element and all before it along an axis; as `cumsum`."""
+    return cumulative(x, axis, dtype, lambda blocks: prod(blocks, -1), 1)
+
+
 def prod(
     x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: npt.DTypeLike | None = None
 ) -> Tensor:
@@ -282,17 +288,6 @@ def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     for one in normalized_axes(axis, found.ndim):
         found = take(found, np.arange(int(found.shape[one]))[::-1], one)
     return found
-
-
-def cumsum(x: Any, axis: int | None = None) -> Tensor:
-    """Return the sums of each element and all before it along an axis, of x as a vector by default.
-
-    A product with a triangular matrix: for axes that are not very long.
-    """
-    found = ravel(x) if axis is None else moveaxis(x, axis, -1)
-    length = int(found.shape[-1])
-    sums = matmul(found, np.tri(length, dtype=found.dtype).T)
-    return sums if axis is None else moveaxis(sums, -1, axis)
 
 
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
@@ -476,7 +471,7 @@ __all__ = [
     "convert_to_numpy",
     "convert_to_tensor",
     "count_nonzero",
-    "cumsum",
+    "cumprod",
     "dot",
     "einsum",
     "eye",

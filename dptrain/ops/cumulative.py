@@ -1,0 +1,90 @@
+"""Sums and products of each element and all before it along an axis.
+
+An axis is cut into blocks. Within a block each result is joined from the elements up to its own; the blocks' totals are
+joined in the same way, and each block takes up what comes before it. So n elements take n B operations, B the length of
+a block, and sums round no worse than by pairs. Elements that a result must not see are left out, not multiplied by 0:
+a NaN or an infinity stays behind its place.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import cast, where
+from dptrain.ops.manipulation import concatenate, expand_dims, full, reshape, transpose
+from dptrain.ops.reduction import sum, summed_dtype
+from dptrain.program.shapes import Rows, normalized_axes
+from dptrain.program.tensor import Tensor, as_tensors
+
+# How many elements are joined at once. Each level computes so many numbers for every element, and has so many times
+# fewer than the level below.
+_BLOCK = 16
+
+Join = Callable[[Tensor], Tensor]
+
+
+def cumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return the sums of each element and all before it along an axis, of x as a vector by default.
+
+    Args:
+        x: a tensor or an array.
+        axis: one, which must not count the rows of the batch, or None.
+        dtype: of the sums; by default that of `sum`.
+
+    Raises:
+        ConfigError: there is no such axis, or it counts rows.
+    """
+    return cumulative(x, axis, dtype, lambda blocks: sum(blocks, -1), 0)
+
+
+def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join, neutral: int) -> Tensor:
+    """Return what a function joins of each element and all before it; as `cumsum`.
+
+    Args:
+        x: as there.
+        axis: as there.
+        dtype: as there.
+        join: sums (neutral 0) or products (1) over the last axis.
+        neutral: what changes nothing.
+
+    Raises:
+        ConfigError: as there.
+    """
+    (tensor,) = as_tensors([x])
+    tensor = cast(tensor, dtype or summed_dtype(tensor.dtype))
+    if axis is None:
+        return _last(reshape(tensor, -1), join, neutral)
+    (place,) = normalized_axes(axis, tensor.ndim)
+    if place == tensor.ndim - 1:
+        return _last(tensor, join, neutral)
+    order = [one for one in range(tensor.ndim) if one != place] + [place]
+    back = [order.index(one) for one in range(tensor.ndim)]
+    return transpose(_last(transpose(tensor, order), join, neutral), back)
+
+
+def _last(x: Tensor, join: Join, neutral: int) -> Tensor:
+    """Return what is joined along the last axis."""
+    *front, length = x.shape
+    if isinstance(length, Rows) and x.value is None:
+        raise ConfigError(f"not supported: cumulative sums and products along the rows of a batch, of {x}")
+    if length <= _BLOCK:
+        return _within(x, join, neutral)
+    blocks = -(-length // _BLOCK)
+    if length % _BLOCK:
+        rest = full(shape=(*front, blocks * _BLOCK - length), value=neutral, dtype=x.dtype.name)
+        x = concatenate([x, rest], -1)
+    own = _within(reshape(x, (*front, blocks, _BLOCK)), join, neutral)
+    totals = _last(own[..., :-1, -1], join, neutral)  # of all blocks but the last, whose total nobody needs
+    nothing = full(shape=(*front, 1), value=neutral, dtype=x.dtype.name)
+    before = expand_dims(concatenate([nothing, totals], -1), -1)
+    joined = own + before if neutral == 0 else own * before
+    return reshape(joined, (*front, blocks * _BLOCK))[..., :length]
+
+
+def _within(x: Tensor, join: Join, neutral: int) -> Tensor:
+    """Return what is joined within each vector, which is short."""
+    length = int(x.shape[-1])
+    return join(where(np.tri(length, dtype=np.bool_), expand_dims(x, -2), neutral))
