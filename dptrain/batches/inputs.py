@@ -287,12 +287,27 @@ def check_samples(x: Any, y: Any, weights: Any, expected: Expected) -> Samples:
         return Samples(features, targets, weights, expected.dtype)
     paths = tree.flat_shapes(expected.losses)
     shapes = [None] * len(paths) if expected.outputs is None else [one for _, one in tree.flat_shapes(expected.outputs)]
-    given = _matched(y, expected.losses, "y", expected.output_names)
+    given = _matched(_beside_none(y, paths), expected.losses, "y", expected.output_names)
     checked = [
         None if one is None else _check_targets(one, loss, shape, rows, f"y[{path!r}]")
         for one, (path, loss), shape in zip(given, paths, shapes, strict=True)
     ]
     return Samples(features, tree.refilled(expected.losses, iter(checked)), weights, expected.dtype)
+
+
+def _beside_none(y: Any, losses: Sequence[tuple[str, Any]]) -> Any:
+    """Return targets as they are; those of the outputs with a loss alone, with None for the others.
+
+    Args:
+        y: as `check_samples`.
+        losses: of the outputs in order, with their paths.
+    """
+    given = list(y) if isinstance(y, list | tuple) else [y]
+    wanted = sum(loss is not None for _, loss in losses)
+    if wanted == len(losses) or len(given) != wanted or any(tree.is_nested(one) for one in given):
+        return y
+    rest = iter(given)
+    return [None if loss is None else next(rest) for _, loss in losses]
 
 
 def _of_one(outputs: Any) -> Any:

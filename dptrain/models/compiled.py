@@ -60,7 +60,7 @@ class Output:
         weight: factor of the loss.
         metrics: that get no sample weights.
         weighted_metrics: that do.
-        tracker: the mean of the loss, where there are several outputs.
+        tracker: the mean of the loss, where several outputs have one.
     """
 
     name: str
@@ -146,7 +146,7 @@ class Outputs:
     Attributes:
         nested: as given, with an `Output` for each.
         flat: the `Output`s in order.
-        trackers: the means of the losses, where there are several outputs.
+        trackers: the means of the losses, where several outputs have one.
         metrics: what `compile` was given as such, or None where that is nothing.
 
     Raises:
@@ -164,10 +164,12 @@ class Outputs:
                 (compiled.weighted_metrics, "weighted_metrics"),
             )
         ]
+        given[0] = [_joined(one) for one in given[0]]
+        tracked = sum(loss is not None for loss in given[0]) > 1
         self.flat: list[Output] = []
         for name, shape, loss, weight, plain, weighted in zip(names, shapes, *given, strict=True):
             found = resolve(_listed(plain), _listed(weighted), loss, shape)
-            tracker = Mean(f"{name}_loss") if several and loss is not None else None
+            tracker = Mean(f"{name}_loss") if tracked and loss is not None else None
             self.flat.append(Output(name, loss, 1.0 if weight is None else float(weight), *found, tracker))
         self.nested = tree.refilled(nested, iter(self.flat))
         self.trackers: list[Mean] = []
@@ -202,6 +204,8 @@ class Outputs:
     def update_metrics(self, y: Any, y_pred: Any, sample_weight: Any) -> None:
         """Show a batch to the metrics."""
         for one, target, predicted, weight in self._each(y, y_pred, sample_weight):
+            if target is None and (one.metrics or one.weighted_metrics):
+                raise ConfigError(f"output {one.name!r} has metrics, but no targets")
             for metric in one.metrics.values():
                 metric.update_state(target, predicted)
             for metric in one.weighted_metrics.values():
@@ -213,6 +217,33 @@ class Outputs:
         targets = _ordered(y, names)
         weights = _ordered(sample_weight, names, spread=True)
         return list(zip(self.flat, targets, predicted, weights, strict=True))
+
+
+class SumOfLosses(Loss):
+    """The sum of an output's losses, each with its own reduction.
+
+    Args:
+        parts: the losses, at least one.
+    """
+
+    def __init__(self, parts: Sequence[Loss]) -> None:
+        super().__init__(name="_and_".join(one.name for one in parts))
+        self.parts = list(parts)
+        kinds = {one.takes_labels for one in parts}
+        self.takes_labels = kinds.pop() if len(kinds) == 1 else None
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Tensor:
+        """Return the sum for a batch; as `Loss`."""
+        found = [one(y_true, y_pred, sample_weight) for one in self.parts]
+        return sum(found[1:], found[0])
+
+
+def _joined(losses: Any) -> Loss | None:
+    """Return an output's loss: that which there is, or the sum of a list."""
+    if not isinstance(losses, list | tuple):
+        return losses  # type: ignore[no-any-return]
+    parts = [one for one in losses if one is not None]
+    return None if not parts else parts[0] if len(parts) == 1 else SumOfLosses(parts)
 
 
 def _listed(given: Any) -> Any:
@@ -245,6 +276,8 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
         flat = value if isinstance(value, list | tuple) else [value]
         inner = [one for entry in flat for one in (entry if isinstance(entry, list | tuple) else [entry])]
         return [inner]
+    if what == "loss" and not several and isinstance(value, list | tuple) and not tree.is_nested(nested):
+        return [value]
     if isinstance(value, list | tuple):
         if len(value) != len(names):
             raise ConfigError(

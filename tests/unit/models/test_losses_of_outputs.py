@@ -1,0 +1,97 @@
+"""What `compile(loss=...)` may be for one output and for several, and a model whose losses are those of `add_loss`."""
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import ops
+from dptrain.errors import ConfigError, DataError
+
+RNG = np.random.default_rng(0)
+X, A, B = (RNG.standard_normal((20, n)) for n in (4, 1, 3))
+WEIGHTS = RNG.random(20)
+
+
+def model(nested=list) -> dp.Model:
+    given = dp.Input((4,))
+    outputs = {"a": dp.layers.Dense(1, name="a")(given), "b": dp.layers.Dense(3, name="b")(given)}
+    return dp.Model(given, outputs if nested is dict else list(outputs.values()), seed=1)
+
+
+def expected(made: dp.Model, weights=1.0) -> dict[str, float]:
+    """Return the means of squares and of absolute errors of both outputs."""
+    predicted = made.predict(X, verbose=0)
+    values = predicted.values() if isinstance(predicted, dict) else predicted
+    found = {}
+    for name, y, own in zip("ab", (A, B), values, strict=True):
+        found[f"{name} squares"] = float((((own - y) ** 2).mean(1) * weights).mean())
+        found[f"{name} sizes"] = float((np.abs(own - y).mean(1) * weights).mean())
+    return found
+
+
+CASES = {
+    "a list": (["mse", "mae"], [A, B], {"a": ["squares"], "b": ["sizes"]}),
+    "none for one": (["mse", None], [A, B], {"a": ["squares"]}),
+    "none, and targets of the other alone": ([None, "mae"], [B], {"b": ["sizes"]}),
+    "none, and bare targets of the other": (["mse", None], A, {"a": ["squares"]}),
+    "lists of one": ({"a": ["mse"], "b": ["mae"]}, {"a": A, "b": B}, {"a": ["squares"], "b": ["sizes"]}),
+    "lists of several": ({"a": ["mse", "mae"], "b": "mse"}, [A, B], {"a": ["squares", "sizes"], "b": ["squares"]}),
+    "none in a dictionary": ({"a": None, "b": dp.losses.MeanAbsoluteError()}, {"b": B}, {"b": ["sizes"]}),
+}
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
+@pytest.mark.parametrize("nested", [list, dict])
+@pytest.mark.parametrize("case", CASES)
+def test_losses_of_two_outputs(case, nested, weights):
+    """The logs have each output's loss where several outputs have one, as in Keras."""
+    loss, targets, parts = CASES[case]
+    made = model(nested)
+    made.compile("sgd", loss, dtype="float64", jit_compile=False)
+    numbers = expected(made, 1.0 if weights is None else weights)
+    sums = {name: sum(numbers[f"{name} {one}"] for one in each) for name, each in parts.items()}
+    logs = made.evaluate(X, targets, sample_weight=weights, verbose=0, return_dict=True, batch_size=8)
+    own = {f"{name}_loss": value for name, value in sums.items()} if len(sums) > 1 else {}
+    assert list(logs) == ["loss", *own]
+    np.testing.assert_allclose(list(logs.values()), [sum(sums.values()), *own.values()], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "loss", [["mse"], {"a": "mse"}, {"a": ["mse"]}, ["mse", "mae"], [dp.losses.mean_squared_error]]
+)
+def test_losses_of_one_output(loss):
+    made = dp.Sequential([dp.layers.Dense(1, name="a", input_shape=(4,))], seed=1)
+    made.compile("sgd", loss, dtype="float64", jit_compile=False)
+    error = made.predict(X, verbose=0) - A
+    wanted = (error**2).mean() + (np.abs(error).mean() if len(loss) == 2 else 0)
+    assert made.evaluate(X, A, verbose=0) == pytest.approx(wanted, rel=1e-12)
+    made.fit(X, A, verbose=0)
+
+
+def test_metrics_need_targets():
+    made = model()
+    made.compile("sgd", ["mse", None], metrics=[["mae"], ["mae"]])
+    assert made.evaluate(X, [A, B], verbose=0, return_dict=True).keys() == {"loss", "a_mae", "b_mae"}
+    with pytest.raises(ConfigError, match="output 'b' has metrics, but no targets"):
+        made.evaluate(X, [A], verbose=0)
+    with pytest.raises(DataError, match="The structure of `inputs` doesn't match"):
+        made.evaluate(X, [A, B, B], verbose=0)
+
+
+class Sparse(dp.layers.Layer):
+    def call(self, inputs):
+        self.add_loss(0.1 * ops.mean(ops.square(inputs)))
+        return inputs
+
+
+@pytest.mark.parametrize("targets", [None, A])
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+def test_added_losses_are_enough(targets, options):
+    """No compiled loss: the targets may be there, and count for nothing."""
+    made = dp.Sequential([dp.layers.Dense(3, use_bias=False, input_shape=(4,)), Sparse()], seed=1)
+    made.compile(dp.optimizers.SGD(1.0), dtype="float64", jit_compile=False, **options)
+    (kernel,) = before = made.get_weights()
+    history = made.fit(X, targets, batch_size=20, verbose=0).history
+    np.testing.assert_allclose(history["loss"], [0.1 * ((X @ kernel) ** 2).mean()], rtol=1e-12)
+    gradient = 0.2 * X.T @ (X @ kernel) / (20 * 3)
+    np.testing.assert_allclose(made.get_weights()[0], before[0] - gradient, rtol=1e-10)
