@@ -651,6 +651,15 @@ def resolve(
         raise ConfigError(_first_problem(error, file_name, overrides, said)) from None
 
 
+# What pydantic says of these in two halves that mean the same.
+_PLAINLY = {
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be on or off",
+}
+
+
 def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[str, Any], said: str) -> str:
     problem = error.errors()[0]
     known = {leaf.path for leaf in leaves()}
@@ -661,6 +670,7 @@ def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[st
     value = overrides.get(path, problem["input"])
     where = said if path in overrides else f"in {file_name}"
     message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ").replace("should be", "must be")
+    message = _PLAINLY.get(problem["type"], message)
     return f"{path} = {short(value)}, set {where}: {message}"
 
 

@@ -49,6 +49,8 @@ class Parser(argparse.ArgumentParser):
             name = unknown[0].partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
             # An option has two names: whoever writes a group means the one with its group.
+            if not name.startswith("-"):
+                raise ConfigError(f"unknown {unknown[0]!r}; options begin with --, and a command comes first")
             alike = [option for option in known if ("." in option) == ("." in name)]
             raise ConfigError(f"unknown {unknown[0]!r}{suggest(name, alike, known)}")
         return parsed

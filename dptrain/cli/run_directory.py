@@ -155,9 +155,10 @@ class RunDirectory:
         return sorted(written)
 
     def _refuse_run(self, resumes: bool) -> None:
-        ended = (self.path / "summary.json").exists() or not self._was_locked
-        if self._has_begun() and (ended or not resumes):
-            raise OutputError(f"{self.path} holds a run already; {_ELSEWHERE}")
+        finished = (self.path / "summary.json").exists()
+        if self._has_begun() and (finished or not self._was_locked or not resumes):
+            more = f", and add --resume {self.path} to train on from there" if finished else ""
+            raise OutputError(f"{self.path} holds a run already; {_ELSEWHERE}{more}")
 
     def _has_begun(self) -> bool:
         """Whether a run has left anything here but its lock and its configuration."""

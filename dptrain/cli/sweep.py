@@ -108,6 +108,8 @@ _INDIFFERENT = (
     *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "seed"),
     *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "logging", "stall_warning", "stall_timeout"),
 )
+# What --random takes and a grid does not.
+_RANGE = re.compile(r"[^=]+=\s*(log:)?[-+.\deE]+\.\.[-+.\deE]+")
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2
 
@@ -197,6 +199,11 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
         if key not in known:
             raise ConfigError(f"--plan {plan}: unknown {key!r}{suggest(str(key), known)}")
     if "grid" in said:
+        for text in said["grid"]:
+            if _RANGE.fullmatch(text):
+                raise ConfigError(
+                    f"--grid {text}: a grid takes values, such as 0.1,0.2; --random 20 {text} draws from a range"
+                )
         tree["grid"] = _once("--grid", [parse_grid(text) for text in said.pop("grid")])
     typed = set(said)
     if "random" in said:

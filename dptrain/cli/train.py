@@ -181,7 +181,9 @@ def _open_run(config: Config, data: LoadedData, comm: Communicator, stack: ExitS
             return stack.enter_context(RunDirectory.in_free_place(run_name(config, data), to_yaml(config)))
         source = config.checkpoint.resume
         inside = source != "never" and Path(source).resolve().is_relative_to(path.resolve())
-        run = stack.enter_context(RunDirectory(path, to_yaml(config), resumes=source == "auto" or inside))
+        # Two steps are not the rest of a run: they would end it.
+        resumes = not config.fast_dev_run and (source == "auto" or inside)
+        run = stack.enter_context(RunDirectory(path, to_yaml(config), resumes=resumes))
         if run.continues and not any(run.checkpoints.glob("*")):
             _refuse_another(config, run.path)
             run.keep_epochs([])

@@ -120,6 +120,19 @@ def test_fast_dev_run_leaves_nothing(small_npz, tmp_path, ranks):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_fast_dev_run_does_not_end_a_run_that_was_stopped(small_npz, tmp_path):
+    out = tmp_path / "run"
+    base = ["--data", str(small_npz), "--hidden", "8", "--out", str(out)]
+    stop = "import os, sys; from dptrain.cli.run_directory import RunDirectory; from dptrain.cli.main import main; "
+    stop += "RunDirectory.finish = lambda *a, **k: os._exit(9); sys.exit(main(sys.argv[1:]))"
+    assert run([sys.executable, "-c", stop, *base, "--epochs", "1"]).code == 9
+    before = sorted(path.name for path in out.rglob("*"))
+    done = dptrain(0, *base, "--epochs", "1", "--fast-dev-run")
+    assert done.code == 74
+    assert "holds a run already; choose another --out" in done.messages[0]
+    assert sorted(path.name for path in out.rglob("*")) == before
+
+
 def test_fast_dev_run_with_less_than_a_batch(small_npz, tmp_path):
     done = dptrain(0, "--data", str(small_npz), "--batch-size", "2000", "--fast-dev-run", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")

@@ -216,6 +216,10 @@ def test_settings_that_all_diverge_at_once_are_recorded(small_npz, tmp_path):
 
 
 WRONG = [
+    (
+        ("--grid", "dropout=0..0.5"),
+        "a grid takes values, such as 0.1,0.2; --random 20 dropout=0..0.5 draws from a range",
+    ),
     (("--grid", "lr=1,2"), "unknown field 'lr'; did you mean 'learning_rate'?"),
     (("--grid", "learing_rate=1,2"), "unknown field 'learing_rate'; did you mean 'learning_rate'?"),
     (("--grid", "learning_rate=0,1"), "optimizer.learning_rate = 0, set in the sweep: "),
