@@ -262,7 +262,7 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
         ConfigError: it names an output that there is not, or is as long as there are no outputs.
     """
     lists = what in ("metrics", "weighted_metrics")
-    if value is None:
+    if value is None or (lists and not value):
         return [None] * len(names)
     if isinstance(value, Mapping):
         keys = list(nested) if isinstance(nested, Mapping) else list(names)

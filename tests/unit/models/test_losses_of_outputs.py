@@ -70,7 +70,7 @@ def test_losses_of_one_output(loss):
 
 def test_metrics_need_targets():
     made = model()
-    made.compile("sgd", ["mse", None], metrics=[["mae"], ["mae"]])
+    made.compile("sgd", ["mse", None], metrics=[["mae"], ["mae"]], weighted_metrics=[])
     assert made.evaluate(X, [A, B], verbose=0, return_dict=True).keys() == {"loss", "a_mae", "b_mae"}
     with pytest.raises(ConfigError, match="output 'b' has metrics, but no targets"):
         made.evaluate(X, [A], verbose=0)
@@ -95,3 +95,28 @@ def test_added_losses_are_enough(targets, options):
     np.testing.assert_allclose(history["loss"], [0.1 * ((X @ kernel) ** 2).mean()], rtol=1e-12)
     gradient = 0.2 * X.T @ (X @ kernel) / (20 * 3)
     np.testing.assert_allclose(made.get_weights()[0], before[0] - gradient, rtol=1e-10)
+
+
+class Endpoint(dp.layers.Layer):
+    """Takes the targets as an input, and has loss and metric of its own."""
+
+    def __init__(self, name=None):
+        super().__init__(name=name)
+        self.loss_fn, self.spread = dp.losses.BinaryCrossentropy(from_logits=True), dp.metrics.Mean("spread")
+
+    def call(self, targets, logits, sample_weights=None):
+        self.add_loss(self.loss_fn(targets, logits, sample_weights))
+        self.spread.update_state(ops.std(logits))
+        return ops.softmax(logits)
+
+
+def test_a_layer_that_is_the_end_of_training():
+    inputs, targets = dp.Input((4,), name="inputs"), dp.Input((3,), name="targets")
+    outputs = Endpoint(name="predictions")(targets, dp.layers.Dense(3, use_bias=False)(inputs))
+    made = dp.Model([inputs, targets], outputs, seed=1)
+    made.compile("adam", dtype="float64", jit_compile=False)
+    (kernel,) = made.get_weights()
+    logits, yes = X @ kernel, B > 0
+    history = made.fit({"inputs": X, "targets": yes * 1.0}, batch_size=20, verbose=0).history
+    crossentropy = np.logaddexp(0, np.where(yes, -logits, logits)).mean()
+    np.testing.assert_allclose([history["loss"], history["spread"]], [[crossentropy], [logits.std()]], rtol=1e-6)

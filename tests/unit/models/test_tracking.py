@@ -7,11 +7,7 @@ import dptrain as dp
 from dptrain import ops
 from dptrain.layers import Dense, Layer
 from dptrain.metrics import Mean, Metric
-from dptrain.program.evaluate import evaluate
-from dptrain.program.placement import place
-from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
-from tests.unit.program.virtual_ranks import run_on_ranks
+from tests.unit.program.virtual_ranks import assert_step_is_the_same_on_ranks
 
 RNG = np.random.default_rng(0)
 X, Y, WEIGHTS = RNG.standard_normal((21, 4)), RNG.standard_normal((21, 2)), RNG.random(21)
@@ -64,15 +60,8 @@ def test_metrics_of_layers_are_in_the_logs(layer, options):
 @pytest.mark.parametrize("shards", [[21], [10, 11], [0, 15, 6]], ids=str)
 def test_metrics_of_layers_are_of_all_ranks(shards):
     model = compiled(dp.Sequential([Measured(input_shape=(4,)), Dense(2)], seed=1))
-    step, values = model.step("train"), {"x": X, "y": Y}
-    program = trace(
-        lambda x, y: step.function((x, y)),
-        {name: ((Rows(21), *one.shape[1:]), one.dtype) for name, one in values.items()},
-    )
-    whole, _ = evaluate(program, values)
-    for outputs, _ in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
-        for name in ("size", "squares"):
-            np.testing.assert_allclose(outputs[name], whole[name], rtol=1e-12)
+    logs = assert_step_is_the_same_on_ranks(model.step("train"), (X, Y), shards)
+    np.testing.assert_allclose([logs["size"], logs["squares"]], [X.mean(), (X**2).mean()], rtol=1e-6)
 
 
 def test_metrics_in_lists_and_dictionaries_and_those_of_an_inner_model():
@@ -168,3 +157,38 @@ def test_a_compute_loss_without_training():
     losses = [model.fit(X, Y, batch_size=21, epochs=2, verbose=0).history["loss"] for model in found]
     np.testing.assert_allclose(losses[0], np.add(losses[1], 1), rtol=1e-12)
     assert found[0].evaluate(X, Y, verbose=0) == pytest.approx(found[1].evaluate(X, Y, verbose=0) + 1)
+
+
+def test_a_step_with_a_loss_and_metrics_of_its_own():
+    """Keras' guide one level lower: only the optimizer is compiled."""
+
+    class Lower(dp.Sequential):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.loss_tracker, self.mae_metric = Mean(name="loss"), dp.metrics.MeanAbsoluteError(name="mae")
+            self.loss_fn = dp.losses.MeanSquaredError()
+
+        def train_step(self, data):
+            x, y = data
+            with dp.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.loss_fn(y, y_pred)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.loss_tracker.update_state(loss)
+            self.mae_metric.update_state(y, y_pred)
+            return {"loss": self.loss_tracker.result(), "mae": self.mae_metric.result()}
+
+        @property
+        def metrics(self):
+            return [self.loss_tracker, self.mae_metric]
+
+    model = Lower([Dense(2, use_bias=False, input_shape=(4,))], seed=1)
+    model.compile(dp.optimizers.SGD(0.1), dtype="float64", jit_compile=False)
+    (kernel,) = model.get_weights()
+    history = model.fit(X, Y, batch_size=21, epochs=2, verbose=0).history
+    for epoch in range(2):  # totals begin anew
+        error = X @ kernel - Y
+        np.testing.assert_allclose(history["loss"][epoch], (error**2).mean(), rtol=1e-12)
+        np.testing.assert_allclose(history["mae"][epoch], np.abs(error).mean(), rtol=1e-6)
+        kernel = kernel - 0.1 * 2 * X.T @ error / error.size
+    np.testing.assert_allclose(model.get_weights()[0], kernel, rtol=1e-12)

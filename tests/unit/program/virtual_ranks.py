@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.program import tree
 from dptrain.program.evaluate import evaluate
-from dptrain.program.placement import PlacedProgram
+from dptrain.program.placement import PlacedProgram, place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
 
 
 class VirtualRanks:
@@ -87,3 +90,23 @@ def run_on_ranks(
 
     found = on_ranks(len(shards), work)
     return [results for results, _ in found], found[0][1]
+
+
+def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) -> dict[str, Any]:
+    """Run a model's step in float64 on one rank and on several; return its logs.
+
+    Args:
+        step: of a model that is built.
+        data: what the step takes, nested arrays.
+        shards: rows of each rank.
+    """
+    values = {f"data {number}": one for number, one in enumerate(tree.leaves(data))}
+    inputs = {name: ((Rows(len(one)), *one.shape[1:]), one.dtype) for name, one in values.items()}
+    program = trace(lambda *given: step.function(tree.refilled(data, iter(given))), inputs)
+    whole, updates = evaluate(program, values)
+    for outputs, updated in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:
+        for name, value in whole.items():
+            np.testing.assert_allclose(outputs[name], value, rtol=1e-12, atol=1e-14, err_msg=name)
+        for variable, value in updates.items():
+            np.testing.assert_allclose(updated[variable], value, rtol=1e-9, atol=1e-12, err_msg=variable.path)
+    return whole
