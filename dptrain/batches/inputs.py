@@ -221,6 +221,8 @@ def check_inputs(x: Any, expected: Expected) -> Any:
     if not tree.is_nested(expected.inputs) or tree.is_shape(expected.inputs):
         if expected.inputs is None and tree.is_nested(x):
             return tree.map_leaves(lambda path, one: _check_features(one, None, path), x)
+        if isinstance(x, Mapping) and len(x) == 1 and list(x) == list(expected.input_names):
+            (x,) = x.values()
         return _check_features(x, expected.inputs, "x")
     given = _matched(x, expected.inputs, "x", expected.input_names)
     checked = [
@@ -237,7 +239,7 @@ def check_inputs(x: Any, expected: Expected) -> Any:
 
 def _matched(data: Any, like: Any, name: str, names: Sequence[str]) -> list[Any]:
     try:
-        return tree.matched(data, like, names)
+        return tree.matched(data, like, names, by_key=name == "x")
     except ConfigError as error:
         raise DataError(f"{name}: {error}") from error
 

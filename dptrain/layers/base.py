@@ -265,7 +265,9 @@ class Layer(Parts):
             if "mask" not in accepted:
                 self._refuse_mask(keywords.get("mask"))
             keywords = {key: one for key, one in keywords.items() if key not in ("training", "mask") or key in accepted}
-        bound = self._signature.bind(*arguments, **keywords)
+        filled_in = "training" in accepted and accepted["training"].default is inspect.Parameter.empty
+        bind = self._signature.bind_partial if filled_in else self._signature.bind
+        bound = bind(*arguments, **keywords)
         training = bound.arguments.get("training", training)
         outer = _training.get()
         if training is None:

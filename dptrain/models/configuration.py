@@ -119,6 +119,8 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         if one.history is None:
             return [names[id(one)], 0, 0]
         layer = one.history.layer
+        if isinstance(layer, InputLayer):
+            return [layer.name, 0, 0]
         of_call = [id(output) for output in tree.leaves(one.history.outputs)]
         number = next(n for n, node in enumerate(nodes[id(layer)]) if node is one.history)
         return [layer.name, number, of_call.index(id(one))]

@@ -66,7 +66,7 @@ class ExportedProgram:
         names = self._stored.about["inputs"]
         try:
             flat = tree.leaves(names)
-            arrays = dict(zip(flat, map(np.asarray, tree.matched(x, names, flat)), strict=True))
+            arrays = dict(zip(flat, map(np.asarray, tree.matched(x, names, flat, by_key=True)), strict=True))
         except ConfigError as error:
             raise DataError(str(error)) from error
         for name, array in arrays.items():

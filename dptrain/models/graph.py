@@ -73,7 +73,7 @@ class Graph:
             ConfigError: other inputs than the graph has.
         """
         names = [one.name for one in tree.leaves(self.inputs)]
-        given = as_tensors(tree.matched(inputs, self.inputs, names))
+        given = as_tensors(tree.matched(inputs, self.inputs, names, by_key=True))
         known: dict[int, Any] = {}
         rows = next((n for one in given for n in one.shape if isinstance(n, Rows)), None)
         count = rows.rows if rows is not None else int(given[0].shape[0])
@@ -135,8 +135,9 @@ class Graph:
                 parents = list(self._parents(maker))
                 ends = isinstance(maker, Node) and any(id(one) in self._ends for one in tree.leaves(maker.outputs))
                 if not parents and not ends and (isinstance(maker, Node) or maker.op is None):
+                    one = maker.layer.label if isinstance(maker, Node) else maker
                     raise ConfigError(
-                        f"`inputs` not connected to `outputs`: an output needs {maker!r}, which is not among them"
+                        f"`inputs` not connected to `outputs`: an output needs {one!r}, which is not among them"
                     )
                 stack.append((maker, True))
                 stack += [(one, False) for one in reversed(parents)]

@@ -135,6 +135,13 @@ class Model(Fitting, Files):
         """The layers, in Keras' order."""
         return self.sublayers
 
+    @layers.setter
+    def layers(self, layers: Any) -> None:
+        raise AttributeError(
+            "`Model.layers` attribute is reserved and should not be used. Use `add()` and `pop()` of a Sequential to "
+            "change its layers, and another name for a list of layers of your own."
+        )
+
     @property
     def inputs(self) -> list[Tensor]:
         """The symbolic inputs of a functional model.

@@ -54,8 +54,12 @@ class Sequential(Model):
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers in a list of their own, as in Keras without an `Input`."""
+        """The layers in a list of their own, as in Keras without an `Input`; `add` and `pop` change them."""
         return list(self._stack)
+
+    @layers.setter
+    def layers(self, layers: Any) -> None:
+        raise AttributeError("`Sequential.layers` cannot be set. Use `add()` and `pop()` to change the layers.")
 
     @property
     def input_shape(self) -> Any:
@@ -242,6 +246,9 @@ class Sequential(Model):
         self.adopt(self.seed)
 
     def _build_like(self, x: Any) -> None:
+        if self._input is None and self._stack and tree.is_nested(x) and not (isinstance(x, list) and len(x) == 1):
+            super()._build_like(x)  # the layers in a row, without a graph
+            return
         if not self.built and self._input is None and self._stack and x is not None:
             leaf = x[0] if isinstance(x, list | tuple) and len(x) == 1 else x
             shape = np.shape(leaf)

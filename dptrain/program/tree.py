@@ -103,19 +103,22 @@ def refilled(shapes: Any, values: Iterator[Any]) -> Any:
     return type(shapes)(refilled(one, values) for one in shapes)
 
 
-def matched(data: Any, like: Any, names: Sequence[str] = ()) -> list[Any]:
+def matched(data: Any, like: Any, names: Sequence[str] = (), *, by_key: bool = False) -> list[Any]:
     """Return the leaves of data in the order of what it is nested like: dictionaries by key, lists by place.
 
     Args:
         data: nested arrays or tensors. A list of one may stand for what is in it, and the other way round. None is
             returned for what is missing of a dictionary where `like` has None.
         like: nested shapes, or other leaves in their places.
-        names: of the leaves of a list, by which a dictionary may stand for it.
+        names: of the leaves of a list, or of the one that there is, by which a dictionary may stand for it.
+        by_key: whether a list may not stand for a dictionary, whose order nobody has said.
 
     Raises:
         ConfigError: it is nested otherwise.
     """
     if is_shape(like) or not is_nested(like):
+        if isinstance(data, Mapping) and len(names) == 1 and list(data) == list(names):
+            return list(data.values())
         return [data[0] if isinstance(data, list | tuple) and len(data) == 1 else data]
     parts = dict(like if isinstance(like, Mapping) else enumerate(like))
     if isinstance(data, Mapping):
@@ -123,7 +126,11 @@ def matched(data: Any, like: Any, names: Sequence[str] = ()) -> list[Any]:
             parts = dict(zip(names, parts.values(), strict=True))
         if all(key in data or part is None for key, part in parts.items()):
             return [leaf for key, part in parts.items() for leaf in matched(data.get(key), part)]
-    elif isinstance(data, list | tuple) and len(data) == len(parts):
+    elif (
+        isinstance(data, list | tuple)
+        and len(data) == len(parts)
+        and not (by_key and isinstance(like, Mapping) and len(parts) > 1)
+    ):
         return [leaf for one, part in zip(data, parts.values(), strict=True) for leaf in matched(one, part)]
     elif len(parts) == 1 and not is_nested(data):
         return matched(data, *parts.values())

@@ -1,0 +1,94 @@
+"""How inputs are handed over: by name, in order, nested; and what models make of the arguments of a call."""
+
+import numpy as np
+import pytest
+
+import dptrain as keras
+from dptrain import layers as L  # noqa: N812
+from dptrain.errors import ConfigError, DataError
+
+X, Y = np.arange(6.0).reshape(2, 3), np.ones((2, 3))
+
+
+def difference(nested):
+    a, b = keras.Input((3,), name="second"), keras.Input((3,), name="first")
+    return keras.Model({"second": a, "first": b} if nested is dict else [a, b], L.subtract([a, b]))
+
+
+def test_one_input_by_its_name():
+    x = keras.Input((3,), name="x")
+    model = keras.Model(x, L.Rescaling(2.0)(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    for given in ({"x": X}, [X], X):
+        np.testing.assert_array_equal(model(given), 2 * X)
+        np.testing.assert_array_equal(model.predict(given, verbose=0), 2 * X)
+        assert model.evaluate(given, 2 * X, verbose=0) == 0
+    with pytest.raises(DataError, match="a dictionary with"):
+        model.predict({"y": X}, verbose=0)
+
+
+def test_a_list_does_not_stand_for_a_dictionary():
+    """Whose order nobody has said: sorted by key, the difference would have the other sign."""
+    model = difference(dict)
+    np.testing.assert_array_equal(model({"first": X, "second": Y}), Y - X)
+    for call in (model, lambda given: model.predict(given, verbose=0)):
+        with pytest.raises(ValueError, match="The structure of `inputs` doesn't match the expected structure"):
+            call([Y, X])
+
+
+def test_a_dictionary_stands_for_a_list_by_the_names():
+    np.testing.assert_array_equal(difference(list)({"first": X, "second": Y}), Y - X)
+    np.testing.assert_array_equal(difference(list)([Y, X]), Y - X)
+
+
+def test_an_input_that_is_not_used_is_in_the_configuration():
+    a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
+    model = keras.Model({"a": a, "b": b}, {"a": a * 2, "b": b})
+    again = keras.Model.from_config(model.get_config())
+    found = again({"a": X, "b": Y})
+    np.testing.assert_array_equal(found["a"], 2 * X)
+    np.testing.assert_array_equal(found["b"], Y)
+    unused = keras.Model([a, b], L.Dense(2)(a))
+    assert keras.Model.from_config(unused.get_config()).predict([X, Y], verbose=0).shape == (2, 2)
+
+
+def test_an_output_of_another_input_names_it():
+    a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
+    with pytest.raises(ConfigError, match="`inputs` not connected to `outputs`: an output needs 'b', which is not"):
+        keras.Model(a, L.Dense(2)(b))
+
+
+def test_layers_in_a_row_of_dictionaries_and_lists():
+    class Swap(L.Layer):
+        def call(self, inputs):
+            return {"a": inputs["b"], "b": inputs["a"]} if isinstance(inputs, dict) else inputs[::-1]
+
+    model = keras.Sequential([Swap()])
+    np.testing.assert_array_equal(model({"a": X, "b": Y})["a"], Y)
+    assert model.built
+    found = keras.Sequential([Swap(), L.Add()])
+    np.testing.assert_array_equal(found.predict([X, Y], verbose=0), X + Y)
+
+
+def test_training_without_a_default_is_filled_in():
+    class Doubles(L.Layer):
+        def call(self, x, training):
+            return 2 * x if training else x
+
+    assert Doubles()(3.0 * Y).numpy()[0, 0] == 3
+    assert Doubles()(Y, training=True).numpy()[0, 0] == 2
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        Doubles()()
+
+
+def test_layers_are_not_to_be_set():
+    with pytest.raises(AttributeError, match=r"Use `add\(\)` and `pop\(\)`"):
+        keras.Sequential().layers = []
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layers = [L.Dense(2)]
+
+    with pytest.raises(AttributeError, match=r"`Model\.layers` attribute is reserved"):
+        Own()
