@@ -6,8 +6,9 @@
 #ifndef DPTRAIN_NATIVE_H
 #define DPTRAIN_NATIVE_H
 
+#include <stdlib.h>
+
 #include <limits>
-#include <vector>
 
 #ifdef __clang__
 #define DP_LOOP _Pragma("clang loop vectorize(assume_safety)")
@@ -146,12 +147,27 @@ static inline void dp_rows(Context &c, void (*loop)(Context &, int64_t, int64_t)
     }, &shared);
 }
 
+// Memory of a thread's own, which grows; std::vector would take longer to compile than most programs.
+struct dp_Memory {
+    char *data = nullptr;
+    int64_t size = 0;
+    ~dp_Memory() { free(data); }
+    // The first of so many bytes, with nothing that was there before.
+    char *of(int64_t bytes) {
+        if (bytes > size) {
+            free(data);
+            size = (bytes + 63) / 64 * 64;
+            if (!(data = (char *)aligned_alloc(64, size))) abort();
+        }
+        return data;
+    }
+};
+
 // Let a loop have memory for the sums of its blocks of rows, so many bytes each; return how many blocks.
 static inline int64_t dp_blocks(Context &c, int64_t rows, int64_t bytes) {
-    static thread_local std::vector<char> memory;
+    static thread_local dp_Memory memory;
     const int64_t blocks = (rows + dp_block(rows) - 1) / dp_block(rows);
-    if ((int64_t)memory.size() < blocks * bytes + 64) memory.resize(blocks * bytes + 64);
-    c.sums = (char *)(((uintptr_t)memory.data() + 63) / 64 * 64);
+    c.sums = memory.of(blocks * bytes);
     return blocks;
 }
 

@@ -6,8 +6,6 @@
 #ifndef DPTRAIN_NATIVE_CALLS_H
 #define DPTRAIN_NATIVE_CALLS_H
 
-#include <vector>
-
 // Philox4x64-10 as in NumPy: block k of a row has key (seed, purpose) and counter (row * blocks + k + 1, count, number).
 // Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 static void dp_random_bits(uint32_t *out, int64_t rows, int64_t features, uint64_t seed, uint64_t purpose,
@@ -60,9 +58,8 @@ struct dp_Window {
 static const int64_t dp_PATCHES = 1 << 17;
 
 template <class T> static T *dp_scratch(int64_t size) {
-    static thread_local std::vector<T> memory;
-    if ((int64_t)memory.size() < size) memory.resize(size);
-    return memory.data();
+    static thread_local dp_Memory memory;
+    return (T *)memory.of(size * sizeof(T));
 }
 
 // Call f(p, q, r, s, inside, element of the image) for each element of each window.

@@ -13,9 +13,12 @@
 #define DP_INFINITY __int_as_float(0x7f800000)
 #define DP_NAN __int_as_float(0x7fffffff)
 #else
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+// C's own header: libstdc++ wraps it in templates that take half of a small program's compilation. Others ignore the name.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#include <stdint.h>
+#include <string.h>
 #define DP_INLINE static inline
 #define DP_INFINITY __builtin_inff()
 #define DP_NAN __builtin_nanf("")
