@@ -325,7 +325,13 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
             f"{_OUTPUTS[data.task]}; a model with another loss is to be compiled in the function"
         )
     last = next(reversed(model.layers), None)
-    if data.task != "regression" and last is not None and getattr(last, "activation", None) is activations.linear:
+    activation = getattr(last, "activation", None)
+    if last is not None and data.outputs == 1 and activation is activations.softmax:
+        raise ConfigError(
+            f"--model {spec}: its last layer, {last.name!r}, is a softmax of one number, which is always 1: let it end "
+            f"in {'sigmoid' if data.task == 'binary' else 'a linear layer'}"
+        )
+    if data.task != "regression" and last is not None and activation is activations.linear:
         raise ConfigError(
             f"--model {spec}: its last layer, {last.name!r}, gives logits, expected probabilities: let it end in "
             f"{'sigmoid' if data.task == 'binary' else 'softmax'}, or compile it in the function with from_logits=True"

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from dptrain.cli.main import main
@@ -180,3 +181,11 @@ VALUES = [("a=1e-3", 1e-3), ("a=[2,3]", [2, 3]), ("a=relu", "relu"), ("a=no", Fa
 @pytest.mark.parametrize(("text", "value"), VALUES)
 def test_values_are_those_of_a_grid(text, value):
     assert parse_argument(text) == ("a", value)
+
+
+def test_a_softmax_of_one_number_is_refused(models, tmp_path, capfd):
+    x, y = np.zeros((8, 3), np.float32), np.arange(8) % 2
+    np.savez(tmp_path / "two.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    fixed = ["--data", str(tmp_path / "two.npz"), "--task", "binary", "--out", str(tmp_path / "run"), "--verbose", "0"]
+    assert main([*fixed, "--model", f"{models}:build_model"]) == 2
+    assert "is a softmax of one number, which is always 1: let it end in sigmoid" in capfd.readouterr().err
