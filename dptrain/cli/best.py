@@ -1,7 +1,6 @@
 """What watches a metric of a run: early stopping, and best.keras, the model of the best epoch."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ from dptrain.callbacks.monitor import direction_of
 from dptrain.callbacks.ranks import on_rank_0, ranks_of
 from dptrain.cli.config import Config
 from dptrain.cli.words import suggest
-from dptrain.errors import ConfigError, DptrainError
+from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.runtime import terminal
 from dptrain.runtime.files import write_atomically
 from dptrain.saving import keras_zip
+from dptrain.saving.keras_zip import why_not_saved
 from dptrain.saving.run_folder import BEST
 
 
@@ -49,15 +49,6 @@ def early_stopping(config: Config, *, verbose: int = 0) -> EarlyStopping | None:
     name, mode = monitored(config)
     patience = config.train.early_stopping
     return EarlyStopping(name, patience=patience, mode=mode, restore_best_weights=True, verbose=verbose)
-
-
-def why_not_kept(model: Model) -> str:
-    """Return why a model cannot be kept as a `.keras` file; nothing where it can."""
-    try:
-        json.dumps(keras_zip.model_config(model))
-    except (DptrainError, NotImplementedError, TypeError) as error:
-        return str(error)
-    return ""
 
 
 class BestModel(ModelCheckpoint):
@@ -143,7 +134,7 @@ class BestModel(ModelCheckpoint):
 
 def best_model(config: Config, model: Model, folder: str | None) -> BestModel | None:
     """Return what keeps the run's best model; None without a folder, or where no file can hold the model."""
-    if folder is None or why_not_kept(model):
+    if folder is None or why_not_saved(model):
         return None
     source = config.checkpoint.resume
     return BestModel(folder, *monitored(config, model), None if source in ("auto", "never") else Path(source))
@@ -165,5 +156,5 @@ def final_metrics(history: Mapping[str, list[float]], epochs: list[int], stoppin
 
 def say_why_not_kept(model: Model) -> None:
     """Say that the run will hold no `.keras` file, if so."""
-    if why := why_not_kept(model):
+    if why := why_not_saved(model):
         terminal.say(f"no model.keras will be kept, model.safetensors alone: {why}")

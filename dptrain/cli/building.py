@@ -326,7 +326,7 @@ def _check_output(model: Model, data: LoadedData, spec: str) -> None:
         )
     last = next(reversed(model.layers), None)
     activation = getattr(last, "activation", None)
-    if last is not None and data.outputs == 1 and activation is activations.softmax:
+    if last is not None and data.outputs == 1 and activation is activations.get("softmax"):
         raise ConfigError(
             f"--model {spec}: its last layer, {last.name!r}, is a softmax of one number, which is always 1: let it end "
             f"in {'sigmoid' if data.task == 'binary' else 'a linear layer'}"

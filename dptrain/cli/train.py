@@ -15,7 +15,7 @@ from dptrain.batches.inputs import Samples
 from dptrain.batches.sampling import Sampler
 from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
-from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_not_kept, why_not_kept
+from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_not_kept
 from dptrain.cli.building import (
     Parts,
     build_model,
@@ -126,7 +126,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                     "communicator": comm.description,
                 },
             }
-            files = {} if why_not_kept(model) else {MODEL: keras_zip.encode(model)}
+            files = {} if keras_zip.why_not_saved(model) else {MODEL: keras_zip.encode(model)}
             files["model.safetensors"] = encode_safetensors(model)
             return run.finish(files, summary)
 

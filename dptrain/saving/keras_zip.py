@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import ConfigError, DataError, DptrainError
+from dptrain.runtime.text import one_line
 from dptrain.saving import keras_config, keras_h5
 from dptrain.saving.reading import guess, opened, parse_json, reading, size_of
 from dptrain.utils import check_seed
@@ -65,6 +66,15 @@ def model_config(model: Any) -> dict[str, Any]:
         result["build_config"] = {"input_shape": model.build_shape}
     result["compile_config"] = {} if model._compiled is None else keras_config.compile_config(model._compiled)
     return result
+
+
+def why_not_saved(model: Any) -> str:
+    """Return why no file can hold a model; nothing where one can."""
+    try:
+        json.dumps(model_config(model))
+    except (DptrainError, NotImplementedError, TypeError) as error:
+        return one_line(error)
+    return ""
 
 
 def encode(model: Any) -> bytes:

@@ -12,8 +12,10 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError
+from dptrain.models import Model
 from dptrain.runtime.failure import end_job, phase
 from dptrain.runtime.files import write_atomically
+from dptrain.saving.keras_zip import why_not_saved
 from dptrain.sweeps.adaptive import OptunaSource
 from dptrain.sweeps.capacity import Capacity, first_that_works, measure
 from dptrain.sweeps.directory import SweepDirectory
@@ -110,9 +112,14 @@ def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
     """
     settings, seed = asked.settings_to_try(), asked.seeds[0]
 
+    def checked(model: Model) -> Model:
+        if asked.keep != "none" and (why := why_not_saved(model)):  # said now, not when all is trained
+            raise ConfigError(f"no file can hold the models ({why}); --keep none, or keep='none', trains without files")
+        return model
+
     def options() -> dict[str, Any]:
         with comms.independent():
-            return first_that_works(settings, lambda setting: recipe.build(setting, seed).device_options)
+            return first_that_works(settings, lambda setting: checked(recipe.build(setting, seed)).device_options)
 
     open_backend(ranks, **agreed(ranks, "model", options)).close()
     most = math.ceil(asked.runs / ranks.size)

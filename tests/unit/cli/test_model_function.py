@@ -40,6 +40,21 @@ def another_thing():
     return "a model"
 
 
+class Net(dp.Model):
+    def __init__(self, units):
+        super().__init__()
+        self.stack = [dp.layers.Flatten(), dp.layers.Dense(units), dp.layers.Dense(10, "softmax")]
+
+    def call(self, x):
+        for layer in self.stack:
+            x = layer(x)
+        return x
+
+
+def subclassed(units=4):
+    return Net(units)
+
+
 def by_position(units, /):
     pass
 """
@@ -181,6 +196,24 @@ VALUES = [("a=1e-3", 1e-3), ("a=[2,3]", [2, 3]), ("a=relu", "relu"), ("a=no", Fa
 @pytest.mark.parametrize(("text", "value"), VALUES)
 def test_values_are_those_of_a_grid(text, value):
     assert parse_argument(text) == ("a", value)
+
+
+def test_a_model_that_no_file_can_hold_is_trained_without(answer, models, small_npz, tmp_path, capfd):
+    assert answer("subclassed") == (0, "")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert "model.safetensors" in names
+    assert names.isdisjoint({"model.keras", "best.keras"})
+    swept = ["sweep", "--model", f"{models}:subclassed", "--data", str(small_npz), "--grid", "units=2,3"]
+    assert main([*swept, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 2
+    assert "no file can hold the models (layer Net: argument 'units' is no attribute" in capfd.readouterr().err
+    more = ["--seeds", "0", "--keep", "none", "--batch-size", "512"]
+    assert main([*swept, *more, "--epochs", "1", "--verbose", "0", "--out", str(tmp_path / "s")]) == 0
+
+
+def test_explain_shows_its_layers(models, capfd):
+    arguments = ["--model", f"{models}:build_model", "--model-arg", "units=3", "--input-shape", "5"]
+    assert main(["explain", *arguments]) == 0
+    assert "5 x 3" in capfd.readouterr().out.replace("(5, 3)", "5 x 3")
 
 
 def test_a_softmax_of_one_number_is_refused(models, tmp_path, capfd):
