@@ -9,6 +9,7 @@ from dptrain.cli.config import Config
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import ConfigError
+from dptrain.models import load_model
 from dptrain.models.explaining import explain as explained
 from dptrain.runtime.failure import phase
 
@@ -19,15 +20,21 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
     Args:
         config: as for training.
         comm: the ranks.
-        parsed: the command line: which step, and the shape of the samples.
+        parsed: the command line: which step, and a run, or the shape of the samples.
     """
     phase.enter("explain")
+    asked = {"kernels": parsed.kernels, "code": parsed.code}
+    if parsed.run is not None:
+        loaded = load_model(parsed.run, device=config.device, precision=config.precision)
+        phase.enter("explain")
 
     def text() -> str:
+        if parsed.run is not None:
+            return explained(loaded, config.train.batch_size, parsed.step, **asked)
         shape, classes = _shape(parsed.input_shape), _whole("--classes", parsed.classes, 2)
         samples = Split.whole(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64), 0, 1)
         model = build_model(config, LoadedData("explain", samples, samples, classes))
-        return explained(model, config.train.batch_size, parsed.step, dtype="uint8")
+        return explained(model, config.train.batch_size, parsed.step, dtype="uint8", **asked)
 
     found = comm.agree("explain", text)
     if comm.rank == 0:

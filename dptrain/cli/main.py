@@ -39,6 +39,13 @@ Train every setting of a plan with every seed, and say which differences are mor
 
 All other options are those of the runs.
 """,
+    "explain": """\
+Show what a step computes, without data and without a device: ops in groups, shapes, messages, memory:
+
+  python -m dptrain explain --hidden 64
+  python -m dptrain explain runs/X --step predict --kernels
+  python -m dptrain explain --device cuda --code > step.cu
+""",
     "doctor": """\
 Show what is installed, what is missing and what would be used; exit with 0 if training would run:
 
@@ -54,7 +61,10 @@ _TOLD = {
     "doctor": re.compile(
         r"model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|"
         "jit_compile|cuda_graph|debug"
-    )
+    ),
+    "explain": re.compile(
+        r"model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|precision|debug"
+    ),
 }
 
 _DESCRIPTION = """\
@@ -247,10 +257,14 @@ def _build_parser(command: str) -> Parser:
         add_options(parser)
     if command == "explain":
         own = parser.add_argument_group("explain")
+        own.add_argument("run", metavar="RUN", nargs="?", help="a run's folder or a .keras file, instead of options")
         own.add_argument("--step", metavar="train|test|predict", default="train", help="which step (default: train)")
         shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
         own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)
         own.add_argument("--classes", metavar="CLASSES", default="10", help="labels that there are (default: 10)")
+        own.add_argument("--kernels", action="store_true", help="show which ops each kernel of the device computes")
+        text = "show the C++ that is generated of them; with --device cuda the CUDA C++, which takes no GPU"
+        own.add_argument("--code", action="store_true", help=text)
     _add_fields(parser, leaves(), _TOLD.get(command))
     return parser
 

@@ -1,15 +1,20 @@
 """What a model's step computes, as text, without data and without a device."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dptrain.backend.cpu.codegen import generate
 from dptrain.errors import ConfigError
 from dptrain.models.sequential import Sequential
 from dptrain.program import tree
-from dptrain.program.explain import explain as shown
+from dptrain.program.explain import COLUMNS, names_of, shown, wrapped
+from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
+from dptrain.program.kernels import Kernel, Loop
 from dptrain.program.memory import plan
+from dptrain.program.passes import first_of_equals, rewritten, without_all_reduce
 from dptrain.program.placement import PlacedProgram, place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
@@ -22,13 +27,23 @@ if TYPE_CHECKING:
 _Data = dict[str, tuple[tuple[int, ...], str]]
 
 
-def explain(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> str:
+def explain(
+    model: "Model",
+    batch_size: int = 32,
+    step: str = "train",
+    *,
+    kernels: bool = False,
+    code: bool = False,
+    dtype: str | None = None,
+) -> str:
     """Return the program of a step as text, and sums over it.
 
     Args:
         model: that knows the shapes of its inputs; compiled, unless the step is "predict".
         batch_size: samples of a global batch.
         step: "train", "test" or "predict".
+        kernels: show which ops each kernel computes: on a GPU if the model is compiled for "cuda", else on a CPU.
+        code: show the C++, or CUDA C++, that is generated of them; takes no GPU.
         dtype: of the samples, such as "uint8" for pixels; by default what the model's inputs are of.
 
     Raises:
@@ -39,15 +54,60 @@ def explain(model: "Model", batch_size: int = 32, step: str = "train", *, dtype:
     count = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.weights)
     trained = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.trainable_weights)
     state = sum(int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in program.state)
-    kernels = len(fuse(program).kernels)
+    plans, text = _kernels(model, program)
     lines = [
         f"{step} step of {model.name!r}, batches of {batch_size}",
-        shown(program),
+        tables(program),
         f"{count:,} parameters, {trained:,} of them trained; {state:,} bytes of state",
         f"{memory.size:,} bytes of intermediate results at most, {memory.alone:,} if none shared memory",
-        f"{kernels} kernels after fusion",
+        f"{len(plans)} kernels after fusion",
     ]
-    return "\n".join(lines)
+    if kernels:
+        widest = max(len(kind) for kind, _ in plans)
+        lines += ["", "kernels:"]
+        for number, (kind, about) in enumerate(plans, 1):
+            margin = f"{number:>4}  {kind.ljust(widest)}  "
+            first, *more = wrapped(about, COLUMNS - len(margin))
+            lines += [margin + first, *(" " * len(margin) + part for part in more)]
+    return "\n".join([*lines, *(["", text.rstrip()] if code else [])])
+
+
+def _kernels(model: "Model", program: PlacedProgram) -> tuple[list[tuple[str, str]], str]:
+    """Return what each kernel of a rank that is alone is, and of which ops; and the code of all."""
+    options = model.device_options
+    if options.get("device") == "cuda":
+        from dptrain.backend.cuda.compose import Composition  # which takes no GPU
+
+        made = Composition(program, alone=True, precision=options.get("precision", "float32"))
+        launches = [launch for stage in made.stages for launch in stage]
+        return [("launch", ", ".join(one.name for one in launch.functions)) for launch in launches], made.source()
+    names = names_of(program)
+    for change in (without_all_reduce, first_of_equals()):
+        program, names = _renamed(program, names, change)
+    fused = fuse(program)
+
+    def about(kernel: Kernel) -> str:
+        space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
+        ops = (f"{names.get(id(one), '')} {one.op.name}".strip() for one in kernel.tensors if one.op is not None)
+        return space + ", ".join(ops)
+
+    return [(type(one).__name__.lower(), about(one)) for one in fused.kernels], generate(fused).source
+
+
+def _renamed(
+    program: PlacedProgram, names: dict[int, str], change: Callable[[Tensor], Tensor]
+) -> tuple[PlacedProgram, dict[int, str]]:
+    """Return a program that a pass has rewritten, and the names that its tensors had, by their `id`."""
+    olds, found = iter(program.tensors), dict[int, str]()
+
+    def noted(one: Tensor) -> Tensor:
+        made = change(one)
+        found.setdefault(id(made), names[id(next(olds))])
+        return made
+
+    made = rewritten(program, noted)
+    assert isinstance(made, PlacedProgram)
+    return made, found
 
 
 def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dtype: str | None = None) -> PlacedProgram:

@@ -788,19 +788,21 @@ class Model(Fitting, Files):
         """Print the layers, their output shapes and numbers of weights; see `dptrain.models.summary.summary`."""
         summary(self, line_length, positions, print_fn, expand_nested, show_trainable, layer_range)
 
-    def explain(self, batch_size: int = 32, step: str = "train") -> str:
+    def explain(self, batch_size: int = 32, step: str = "train", *, kernels: bool = False, code: bool = False) -> str:
         """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.
 
         Args:
             batch_size: samples of a global batch.
             step: "train", "test" or "predict".
+            kernels: show which ops each kernel computes: on a GPU if the model is compiled for "cuda", else on a CPU.
+            code: show the C++, or CUDA C++, that is generated; takes no GPU.
 
         Raises:
             ConfigError: the model's inputs or targets are not known.
         """
         from dptrain.models.explaining import explain
 
-        return explain(self, batch_size, step)
+        return explain(self, batch_size, step, kernels=kernels, code=code)
 
 
 def _description(given: Any) -> Any:

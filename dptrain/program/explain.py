@@ -1,57 +1,145 @@
 """A program as text: its ops with shapes, placements, floating-point operations, bytes and messages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
+from dptrain.program.gradient import topological
 from dptrain.program.messages import count
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, size
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, Variable
+
+# Columns of a table at most: what does not fit is wrapped at commas, and longer names are cut.
+COLUMNS = 100
+_HEADER = ("", "op", "shape", "type", "placement", "operations", "bytes")
 
 
 def explain(program: Program) -> str:
-    """Return a table with a line for each op, and the sums below it.
+    """Return tables with a line for each op: of the forward pass, the backward pass, the update and the messages.
 
     Numbers are those of the global batch: a rank computes its part of what is sharded. A product of matrices counts two
     operations for each of its multiplications, any other op one for each element of its output; views count none. Bytes
-    are those of the output.
+    are those of the output. The sums of each table stand above it, those of all below.
 
     Args:
         program: traced, or placed, which adds placements and messages.
     """
     tensors = program.tensors
-    names = _names(program, tensors)
-    lines = [["", "op", "shape", "type", "placement", "operations", "bytes"]]
-    operations = moved = reductions = sent = 0
-    for tensor in tensors:
-        if tensor.op is None:
-            continue
-        inputs = ", ".join(names[id(one)] for one in tensor.inputs)
-        work, nbytes = flops(tensor), 0 if tensor.op.is_view else size(tensor.shape) * tensor.dtype.itemsize
-        operations, moved = operations + work, moved + nbytes
-        if tensor.op is ALL_REDUCE:
-            reductions, sent = reductions + 1, sent + size(tensor.shape) * tensor.dtype.itemsize
-        placement = str(program.placements[id(tensor)]) if isinstance(program, PlacedProgram) else ""
-        lines.append(
-            [
-                names[id(tensor)],
-                f"{tensor.op.name}({inputs})",
-                shown(tensor.shape),
-                tensor.dtype.name,
-                placement,
-                f"{work:,}",
-                f"{nbytes:,}",
-            ]
-        )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    names, groups = names_of(program), grouped(program)
+    lines = [_HEADER, *(_line(one, program, names) for one in tensors if one.op is not None)]
+    others = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
+    widths = [*others[:1], 0, *others[2:]]
+    widths[1] = min(max(len(line[1]) for line in lines), COLUMNS - sum(widths) - 2 * (len(widths) - 1))
+    found: list[str] = []
+    for name, members in groups.items():
+        heading = f"{name}: {_sums(members)}" if len(groups) > 1 else ""
+        found += [*([heading] if heading else []), *_row(_HEADER, widths)]
+        for tensor in members:
+            found += _row(_line(tensor, program, names), widths)
+        found += [""] if len(groups) > 1 else []
     results = {**program.outputs, **{variable.path: one for variable, one in program.updates.items()}}
-    table += [f"{name} = {names[id(one)]}" for name, one in results.items()]
-    total = f"{len(lines) - 1} ops, {operations:,} operations, {moved:,} bytes written"
+    found += [_cut(f"{name} = {names[id(one)]}", COLUMNS) for name, one in results.items()]
+    total = _sums([one for one in tensors if one.op is not None])
     if isinstance(program, PlacedProgram):
-        total += f", {reductions} all-reduces in {count(program)} message{'' if count(program) == 1 else 's'}"
-        total += f" of {sent:,} bytes" if sent else ""
-    return "\n".join([*table, total])
+        sent = [one for one in tensors if one.op is ALL_REDUCE]
+        nbytes = sum(size(one.shape) * one.dtype.itemsize for one in sent)
+        total += f", {len(sent)} all-reduces in {count(program)} message{'' if count(program) == 1 else 's'}"
+        total += f" of {nbytes:,} bytes" if nbytes else ""
+    return "\n".join([*found, total])
+
+
+def grouped(program: Program) -> dict[str, list[Tensor]]:
+    """Return a program's ops by what they are for, each group in the program's order: a partition of them.
+
+    Everything that outputs and the state beside the trained variables need is the forward pass. Of the rest, the update
+    is what ends in a new value by ops of single elements, and the backward pass what comes before. All-reduces are
+    messages. A program that trains nothing is one group.
+    """
+    tensors = [one for one in program.tensors if one.op is not None]
+    trained = {variable for variable in program.updates if variable.trainable}
+    makers = {id(program.updates[one]) for one in trained}
+    if not trained:
+        return {"forward": tensors}
+    slots = _slots(program, tensors, trained)
+    updated = {id(program.updates[one]) for one in (*trained, *slots)}
+    kept = [*program.outputs.values(), *(one for v, one in program.updates.items() if v not in trained | slots)]
+    forward = {id(one) for one in topological(kept)} - makers
+    readers: dict[int, list[Tensor]] = {}
+    for one in tensors:
+        for read in one.inputs:
+            readers.setdefault(id(read), []).append(one)
+    update: set[int] = set()
+    for one in reversed(tensors):
+        assert one.op is not None
+        by_element = one.op.c is not None or one.op.is_view or one.op is ALL_REDUCE or one.shape == ()
+        ends = all(id(each) in update for each in readers.get(id(one), ()))
+        if id(one) in updated or (id(one) not in forward and by_element and ends):
+            update.add(id(one))
+    found: dict[str, list[Tensor]] = {"forward": [], "backward": [], "update": [], "messages": []}
+    for one in tensors:
+        first = "update" if id(one) in update else "forward" if id(one) in forward else "backward"
+        found["messages" if one.op is ALL_REDUCE else first].append(one)
+    return {name: members for name, members in found.items() if members}
+
+
+def _slots(program: Program, tensors: list[Tensor], trained: set[Variable]) -> set[Variable]:
+    """Return the variables that the new values of trained ones are made of, and that change with these: slots."""
+    made_of = {id(one) for one in topological([program.updates[one] for one in trained])}
+    logged = {id(one) for one in topological(list(program.outputs.values()))}
+    return {
+        variable
+        for variable, new in program.updates.items()
+        if variable not in trained
+        and (id(new) in made_of or id(program.state[variable]) in made_of)
+        and id(program.state[variable]) not in logged
+    }
+
+
+def _sums(tensors: Sequence[Tensor]) -> str:
+    work = sum(map(flops, tensors))
+    nbytes = sum(map(_written, tensors))
+    return f"{len(tensors)} op{'' if len(tensors) == 1 else 's'}, {work:,} operations, {nbytes:,} bytes written"
+
+
+def _written(tensor: Tensor) -> int:
+    assert tensor.op is not None
+    return 0 if tensor.op.is_view else size(tensor.shape) * tensor.dtype.itemsize
+
+
+def _line(tensor: Tensor, program: Program, names: Mapping[int, str]) -> tuple[str, ...]:
+    assert tensor.op is not None
+    return (
+        names[id(tensor)],
+        f"{tensor.op.name}({', '.join(names[id(one)] for one in tensor.inputs)})",
+        shown(tensor.shape),
+        tensor.dtype.name,
+        str(program.placements[id(tensor)]) if isinstance(program, PlacedProgram) else "",
+        f"{flops(tensor):,}",
+        f"{_written(tensor):,}",
+    )
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Return the lines of a row, whose second cell may be wrapped."""
+    first, *more = wrapped(cells[1], widths[1])
+    row = "  ".join(cell.ljust(width) for cell, width in zip((cells[0], first, *cells[2:]), widths, strict=True))
+    return [row.rstrip(), *(" " * (widths[0] + 2) + part for part in more)]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return text in lines of so many columns, broken after commas; longer parts are cut."""
+    lines = [""]
+    *parts, last = text.split(", ")
+    for part in (*(f"{one}," for one in parts), last):
+        if lines[-1] and len(lines[-1]) + 1 + len(part) > width:
+            lines.append("  " + _cut(part, width - 2))
+        else:
+            lines[-1] += f" {part}" if lines[-1] else _cut(part, width)
+    return lines
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width // 2 - 2]}...{text[len(text) - (width - width // 2 - 1) :]}"
 
 
 def flops(tensor: Tensor) -> int:
@@ -86,8 +174,9 @@ def _length(n: int) -> str:
     return "B" if n.scale == 1 else f"{n.scale} B"
 
 
-def _names(program: Program, tensors: list[Tensor]) -> dict[int, str]:
-    """Return what tensors are called: inputs by their names, constants by their value, the others by number."""
+def names_of(program: Program) -> dict[int, str]:
+    """Return what tensors are called, by `id`: inputs by their names, constants by their value, others by number."""
+    tensors = program.tensors
 
     def found() -> Iterator[tuple[int, str]]:
         number = 0

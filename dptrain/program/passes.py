@@ -50,7 +50,12 @@ def rewritten(program: Program, change: Callable[[Tensor], Tensor]) -> Program:
 
 def without_ranks(program: Program) -> Program:
     """Return a program for one rank that has no others: without all-reduces."""
-    return rewritten(program, lambda one: one.inputs[0] if one.op is ALL_REDUCE else one)
+    return rewritten(program, without_all_reduce)
+
+
+def without_all_reduce(tensor: Tensor) -> Tensor:
+    """Return what stands for a tensor on a rank that has no others."""
+    return tensor.inputs[0] if tensor.op is ALL_REDUCE else tensor
 
 
 def with_precision(program: Program, precision: str) -> Program:
@@ -74,8 +79,13 @@ def with_precision(program: Program, precision: str) -> Program:
 
 def without_repeats(program: Program) -> Program:
     """Return a program that computes equal ops once."""
+    return rewritten(program, first_of_equals())
+
+
+def first_of_equals() -> Callable[[Tensor], Tensor]:
+    """Return a function that returns, of equal tensors, the first that it was given."""
     known: dict[Any, Tensor] = {}
-    return rewritten(program, lambda one: known.setdefault(_identity(one), one))
+    return lambda one: known.setdefault(_identity(one), one)
 
 
 def _identity(tensor: Tensor) -> Any:

@@ -94,3 +94,66 @@ def test_the_command(capfd):
     ):
         assert main(["explain", *arguments]) == 2
         assert message in capfd.readouterr().err
+
+
+def adam() -> dp.Sequential:
+    model = dp.Sequential([dp.layers.Dense(5, "relu", input_shape=(4,)), dp.layers.BatchNormalization()], name="net")
+    model.add(dp.layers.Dense(3, "softmax"))
+    model.compile(dp.optimizers.Adam(global_clipnorm=1.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def test_groups_have_their_sums():
+    text = adam().explain(8, kernels=True)
+    assert max(map(len, text.splitlines())) <= 100
+    sums = re.findall(r"^(\w+): (\d+) ops, ([\d,]+) operations, ([\d,]+) bytes written$", text, re.M)
+    assert [name for name, *_ in sums] == ["forward", "backward", "update", "messages"]
+    total = re.search(r"^(\d+) ops, ([\d,]+) operations, ([\d,]+) bytes written, ", text, re.M).groups()
+    for column, whole in enumerate(total, 1):
+        assert sum(int(one[column].replace(",", "")) for one in sums) == int(whole.replace(",", ""))
+    groups = dict(re.findall(r"^(\w+): .*?\n(.*?)\n\n", text, re.M | re.S))
+    assert "adam/" not in groups["forward"] + groups["backward"]
+    assert groups["forward"].count("batch_matmul") == 2
+    assert groups["backward"].count("batch_matmul") == 3
+    assert "batch_normalization/moving_mean" in groups["forward"]
+    assert "sqrt" in groups["update"]
+
+
+def test_an_evaluation_has_a_forward_pass_and_messages_alone():
+    assert "backward" not in adam().explain(8, "test")
+
+
+def test_kernels_compute_what_the_tables_show():
+    text = adam().explain(8, kernels=True)
+    tables, kernels = text.split("\nkernels:\n")
+    named = set(re.findall(r"(%\d+) (\w+)", kernels))
+    assert named <= set(re.findall(r"^(%\d+) +(\w+)\(", tables, re.M))
+    assert kernels.count("product  %") == 5
+    assert re.search(r"(\d+) kernels after fusion", tables)[1] == re.findall(r"^ +(\d+)  \w", kernels, re.M)[-1]
+
+
+@pytest.mark.parametrize(("device", "word"), [("cpu", "dp_"), ("cuda", "__global__")])
+def test_code_takes_no_device(device, word):
+    model = dense()
+    model.compile("sgd", "sparse_categorical_crossentropy", device=device)
+    text = model.explain(8, kernels=True, code=True)
+    assert word in text
+    assert ("__global__" in text) == (device == "cuda")
+    assert word not in model.explain(8)
+
+
+def test_the_command_explains_a_run(capfd, tmp_path):
+    dense().save(tmp_path / "model.keras")
+    assert main(["explain", str(tmp_path), "--step", "predict", "--kernels", "--batch-size", "6"]) == 0
+    shown = capfd.readouterr().out
+    assert "predict step of 'sequential', batches of 6" in shown
+    assert "product  %1 batch_matmul" in shown
+    assert main(["explain", str(tmp_path / "nowhere")]) == 65
+
+
+def test_help_of_the_command_is_its_own(capfd):
+    with pytest.raises(SystemExit):
+        main(["explain", "--help"])
+    shown = capfd.readouterr().out
+    assert all(option in shown for option in ("--kernels", "--code", "--input-shape", "--hidden"))
+    assert not any(option in shown for option in ("--epochs", "--checkpoint-every", "--stall-timeout"))

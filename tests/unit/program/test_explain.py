@@ -7,9 +7,11 @@ import re
 import numpy as np
 
 from dptrain import ops
-from dptrain.program.explain import explain
+from dptrain.program.explain import explain, grouped, wrapped
+from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
 from tests.conftest import ROOT
 
 
@@ -21,7 +23,7 @@ def test_the_example_of_the_documentation():
     with contextlib.redirect_stdout(printed):
         exec(compile(source, "docs/program.md", "exec"), {})
     lines = printed.getvalue().splitlines()
-    assert len(lines) == 1 + 50 + 4 + 1
+    assert len(lines) == 4 * 3 + 50 + 4 + 1  # a heading, a header and an empty line a group
     for line in shown.splitlines():
         assert line == "..." or line.rstrip() in lines, line
 
@@ -39,3 +41,50 @@ def test_what_is_counted():
     assert total[-2:] == ["20", "8"]
     assert output == ["y", "=", "%3"]
     assert " ".join(sums) == "3 ops, 140 operations, 168 bytes written"
+
+
+# Groups
+
+
+def groups_of(step) -> dict[str, str]:
+    """Return the names of ops by group."""
+    program = place(trace(step, {"x": ((Rows(4), 3), np.float64)}))
+    found = grouped(program)
+    assert sorted(id(one) for members in found.values() for one in members) == sorted(
+        id(one) for one in program.tensors if one.op is not None
+    )
+    return {name: " ".join(one.op.name for one in members) for name, members in found.items()}
+
+
+def test_what_trains_nothing_is_one_group():
+    assert groups_of(lambda x: {"y": ops.relu(x)}) == {"forward": "relu"}
+
+
+def test_a_step_of_a_user_s_own():
+    w = Variable(np.ones((3, 2)), "w")
+
+    def step(x):
+        loss = ops.sum(ops.square(x @ w))
+        loss.backward()
+        w.assign(w - 0.1 * w.grad)
+        return {"loss": loss}
+
+    found = groups_of(step)
+    assert list(found) == ["forward", "backward", "update", "messages"]
+    assert found["forward"] == "batch_matmul square reduce_sum"
+    assert found["backward"].endswith("batch_matmul")
+    assert (found["update"], found["messages"]) == ("multiply subtract", "all_reduce all_reduce")
+
+
+def test_a_table_is_as_wide_as_a_terminal():
+    names = [f"a_rather_long_name_of_an_input_{n}" for n in range(5)]
+    inputs = {name: ((Rows(4), 3), np.float64) for name in [*names, "x" * 150]}
+    text = explain(trace(lambda *xs: {"y" * 120: ops.concatenate(xs, 1)}, inputs))
+    assert max(map(len, text.splitlines())) == 100
+    assert text.count("a_rather_long_name_of_an_input_3,") == 1
+
+
+def test_text_is_broken_after_commas():
+    assert wrapped("f(%1, %2)", 20) == ["f(%1, %2)"]
+    assert wrapped("f(first, second, third)", 12) == ["f(first,", "  second,", "  third)"]
+    assert wrapped("x" * 30, 11) == ["xxx...xxxxx"]
