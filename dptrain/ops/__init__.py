@@ -126,9 +126,8 @@ from dptrain.ops.elementwise import (
     stop_gradient,
     subtract,
     tanh,
-    where,
 )
-from dptrain.ops.indexing import one_hot, take
+from dptrain.ops.indexing import nonzero, one_hot, take, where
 from dptrain.ops.linear_algebra import matmul
 from dptrain.ops.manipulation import (
     broadcast_to,
@@ -136,7 +135,6 @@ from dptrain.ops.manipulation import (
     expand_dims,
     ones,
     ones_like,
-    pad,
     reshape,
     squeeze,
     stack,
@@ -145,6 +143,7 @@ from dptrain.ops.manipulation import (
     zeros_like,
 )
 from dptrain.ops.norms import norm, normalize
+from dptrain.ops.padding import pad
 from dptrain.ops.reduction import argmax, log_softmax, logsumexp, max, mean, min, std, sum, var
 from dptrain.ops.rounding import ceil, floor, isfinite, isinf, isnan
 from dptrain.registry.names import not_there
@@ -238,6 +237,7 @@ __all__ = [
     "nan_to_num",
     "ndim",
     "negative",
+    "nonzero",
     "norm",
     "normalize",
     "not_equal",

@@ -49,8 +49,16 @@ def _tensor(x: Any) -> Tensor:
 # Tensors of values, and the other way round
 
 
-def convert_to_tensor(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """Return a tensor of an array, a number, a variable or a list of numbers."""
+def convert_to_tensor(
+    x: Any, dtype: npt.DTypeLike | None = None, sparse: bool | None = None, ragged: bool | None = None
+) -> Tensor:
+    """Return a tensor of an array, a number, a variable or a list of numbers; there are no sparse or ragged ones.
+
+    Raises:
+        ConfigError: `sparse` or `ragged`.
+    """
+    if sparse or ragged:
+        raise ConfigError("not supported: sparse and ragged tensors")
     found = _tensor(x)
     return found if dtype is None else cast(found, dtype)
 
@@ -75,23 +83,35 @@ def size(x: Any) -> int:
     return math.prod(shape(x))
 
 
-def arange(start: float, stop: float | None = None, step: float = 1, dtype: npt.DTypeLike | None = None) -> Tensor:
+def arange(
+    start: float, stop: float | None = None, step: float | None = None, dtype: npt.DTypeLike | None = None
+) -> Tensor:
     """Return numbers from start, 0 if it is given alone, to before stop; int32 of integers, else float32."""
-    found = np.arange(0 if stop is None else start, start if stop is None else stop, step)
+    found = np.arange(0 if stop is None else start, start if stop is None else stop, 1 if step is None else step)
     return constant(found.astype(dtype or (FLOATX if found.dtype.kind == "f" else np.int32)))
 
 
-def linspace(start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: npt.DTypeLike = FLOATX) -> Tensor:
-    """Return evenly spaced numbers from start to stop."""
-    return constant(np.linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
+def linspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: npt.DTypeLike | None = None,
+    axis: int = 0,
+) -> Any:
+    """Return evenly spaced numbers from start to stop, known ones; with `retstep` the distance between them as well."""
+    found, step = np.linspace(start, stop, num, endpoint=endpoint, retstep=True, axis=axis)
+    made = constant(found.astype(dtype or FLOATX))
+    return (made, step) if retstep else made
 
 
-def eye(n: int, m: int | None = None, k: int = 0, dtype: npt.DTypeLike = FLOATX) -> Tensor:
-    """Return 1 on the k-th diagonal of (n, m), 0 elsewhere."""
-    return constant(np.eye(n, m, k, dtype=dtype))
+def eye(N: int, M: int | None = None, k: int = 0, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return 1 on the k-th diagonal of (N, M), 0 elsewhere."""
+    return constant(np.eye(N, M, k, dtype=np.dtype(dtype or FLOATX)))
 
 
-def identity(n: int, dtype: npt.DTypeLike = FLOATX) -> Tensor:
+def identity(n: int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return the identity matrix of n rows."""
     return eye(n, dtype=dtype)
 
@@ -110,9 +130,9 @@ def full_like(x: Any, fill_value: Any, dtype: npt.DTypeLike | None = None) -> Te
     return full(found.shape, fill_value, dtype or found.dtype)
 
 
-def tri(n: int, m: int | None = None, k: int = 0, dtype: npt.DTypeLike = FLOATX) -> Tensor:
-    """Return 1 at and below the k-th diagonal of (n, m), 0 elsewhere."""
-    return constant(np.tri(n, m, k, dtype=np.dtype(dtype)))
+def tri(N: int, M: int | None = None, k: int = 0, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return 1 at and below the k-th diagonal of (N, M), 0 elsewhere."""
+    return constant(np.tri(N, M, k, dtype=np.dtype(dtype or FLOATX)))
 
 
 def _below(x: Tensor, k: int) -> Array:
@@ -298,12 +318,22 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     return transpose(found, order)
 
 
-def moveaxis(x: Any, source: int, destination: int) -> Tensor:
-    """Return x with one axis at another place."""
+def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Return x with axes at other places; the others stay in their order.
+
+    Raises:
+        ConfigError: there are no such axes, or not as many places as axes.
+    """
     found = _tensor(x)
-    (old,), (new,) = normalized_axes(source, found.ndim), normalized_axes(destination, found.ndim)
-    order = [one for one in range(found.ndim) if one != old]
-    order.insert(new, old)
+    pairs = [[one] if isinstance(one, int) else list(one) for one in (source, destination)]
+    for axes in pairs:
+        normalized_axes(axes, found.ndim)  # which must be different ones
+    if len(pairs[0]) != len(pairs[1]):
+        raise ConfigError(f"moveaxis: source={source}, destination={destination}; expected as many of each")
+    old, new = ([one % found.ndim for one in axes] for axes in pairs)
+    order = [one for one in range(found.ndim) if one not in old]
+    for place, axis in sorted(zip(new, old, strict=True)):
+        order.insert(place, axis)
     return transpose(found, order)
 
 
@@ -327,19 +357,44 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     return [found[(*whole, slice(a, b))] for a, b in zip([None, *ends], [*ends, None], strict=True)]
 
 
-def unstack(x: Any, axis: int = 0) -> list[Tensor]:
-    """Return the parts of x along an axis, without it."""
+def unstack(x: Any, num: int | None = None, axis: int = 0) -> list[Tensor]:
+    """Return the parts of x along an axis, without it; `num`, if it is given, is how many there are.
+
+    Raises:
+        ConfigError: there are more or fewer.
+    """
     found = _tensor(x)
     (place,) = normalized_axes(axis, found.ndim)
+    if num is not None and num != found.shape[place]:
+        raise ConfigError(
+            f"unstack: num={num}; axis {axis} of shape {tuple(found.shape)} has length {found.shape[place]}"
+        )
     return [found[(*(slice(None),) * place, number)] for number in range(int(found.shape[place]))]
 
 
-def repeat(x: Any, repeats: int, axis: int | None = None) -> Tensor:
-    """Return x with each part along an axis so many times, one behind the other; as a vector by default."""
+def repeat(x: Any, repeats: int | Sequence[int], axis: int | None = None) -> Tensor:
+    """Return x with each part along an axis so many times, one behind the other; as a vector by default.
+
+    Args:
+        x: a tensor or an array.
+        repeats: how many times, of all parts or of each; known numbers.
+        axis: one, or None.
+
+    Raises:
+        ConfigError: not as many numbers as parts, or one below 0.
+    """
     found, place = (ravel(x), 0) if axis is None else (_tensor(x), normalized_axes(axis, _tensor(x).ndim)[0])
     lengths = found.shape
-    spread = broadcast_to(expand_dims(found, place + 1), (*lengths[: place + 1], repeats, *lengths[place + 1 :]))
-    return reshape(spread, (*lengths[:place], lengths[place] * repeats, *lengths[place + 1 :]))
+    times = np.asarray(repeats)
+    if times.size == 1:
+        number = repeats if isinstance(repeats, int) else int(times.reshape(()))
+        spread = broadcast_to(expand_dims(found, place + 1), (*lengths[: place + 1], number, *lengths[place + 1 :]))
+        return reshape(spread, (*lengths[:place], lengths[place] * number, *lengths[place + 1 :]))
+    if times.shape != (int(lengths[place]),) or (times < 0).any():
+        raise ConfigError(
+            f"repeat: repeats={repeats} for {int(lengths[place])} parts; expected one number, or one of each, from 0"
+        )
+    return take(found, np.repeat(np.arange(int(lengths[place])), times), place)
 
 
 def tile(x: Any, repeats: int | Sequence[int]) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import multiply
-from dptrain.ops.manipulation import pad
+from dptrain.ops.padding import pad
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.shapes import Shape

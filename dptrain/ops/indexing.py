@@ -1,12 +1,13 @@
 """Rows of a table by their numbers, and the other way round."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.manipulation import reshape, transpose_to
 from dptrain.ops.sharing import Axes
 from dptrain.program.index import in_range, taken
@@ -136,3 +137,39 @@ def take_along_last(x: Any, indices: Any) -> Tensor:
     from dptrain.ops.reduction import sum as sum_over
 
     return sum_over(tensor * chosen, -1)
+
+
+def nonzero(x: Any) -> tuple[Tensor, ...]:
+    """Return the places of what is not 0, along each axis (int32); outside of a traced step, which cannot know them.
+
+    Raises:
+        ConfigError: inside one.
+    """
+    (tensor,) = as_tensors([x])
+    if tensor.value is None:
+        raise ConfigError(
+            f"not supported: the places at which {tensor} is not 0 while a step is traced; their number depends on "
+            "values: compute with ops.where(condition, x1, x2), or with run_eagerly=True"
+        )
+    return tuple(as_tensors([places.astype(np.int32) for places in np.nonzero(tensor.value)]))
+
+
+@overload
+def where(condition: Any) -> tuple[Tensor, ...]: ...
+
+
+@overload
+def where(condition: Any, x1: Any, x2: Any) -> Tensor: ...
+
+
+def where(condition: Any, x1: Any = None, x2: Any = None) -> Any:
+    """Return x1 where the condition is true (not 0), else x2; of a condition alone, `nonzero`.
+
+    Raises:
+        ConfigError: one of x1 and x2 alone.
+    """
+    if x1 is None and x2 is None:
+        return nonzero(condition)
+    if x1 is None or x2 is None:
+        raise ConfigError("where: expected both x1 and x2, or neither")
+    return chosen(condition, x1, x2)

@@ -322,21 +322,6 @@ def _put_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Pad", graph.computed(found), graph.constant([*before, *behind], np.int64))
 
 
-def pad(x: Any, pad_width: Sequence[Sequence[int]]) -> Tensor:
-    """Return x with zeros before and behind it along every axis.
-
-    Args:
-        x: a tensor or an array.
-        pad_width: (before, behind) for each axis.
-    """
-    (tensor,) = as_tensors([x])
-    widths = list(zip(tensor.shape, pad_width, strict=True))
-    key = tuple((before, before + n if before else n, 1) for n, (before, _) in widths)
-    return put(
-        tensor, key=key, shape=tuple(before + n + behind if before + behind else n for n, (before, behind) in widths)
-    )
-
-
 def _joined_shape(*shapes: Shape, axis: int) -> Shape:
     length = shapes[0][axis]
     for shape in shapes[1:]:
@@ -394,6 +379,6 @@ def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     return concatenate_along(*tensors, axis=place)
 
 
-def stack(xs: Sequence[Any], axis: int = 0) -> Tensor:
+def stack(x: Sequence[Any], axis: int = 0) -> Tensor:
     """Return tensors of one shape beside each other along a new axis."""
-    return concatenate([expand_dims(one, axis) for one in xs], axis)
+    return concatenate([expand_dims(one, axis) for one in x], axis)

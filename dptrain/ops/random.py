@@ -110,26 +110,27 @@ def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number:
     if row_axis(wanted) not in (None, 0):
         raise ConfigError(f"random numbers of shape {tuple(map(int, wanted))}: rows of the batch must come first")
     flat = (wanted[0], math.prod(wanted[1:])) if wanted else (1, 1)
-    return reshape(random_bits(count, shape=flat, seed=seed, purpose=int(purpose), number=number), wanted)
+    drawn = random_bits(count, shape=flat, seed=seed, purpose=int(purpose), number=number)
+    return drawn if len(wanted) == 2 else reshape(drawn, wanted)
 
 
-def _drawn(shape: Sequence[int], seed: Seed, draw: int = 0) -> Tensor:
-    """Return random bits of any seed; `draw` tells those of one number apart that a function needs."""
+def _drawn(shape: Sequence[int], seed: Seed) -> Tensor:
+    """Return random bits of any seed."""
     global _common
     if isinstance(seed, SeedGenerator):
         return seed.bits(shape)
     own = own_seed(seed)
     if own is not None:
-        draws = itertools.count(draw, 2)
+        draws = itertools.count()
         return _by_blocks(shape, lambda one: _bits(np.array(next(draws), np.int64), one, own, Purpose.NOISE, 1))
     if _common is None or _common[0] is not seeds_set():
         _common = seeds_set(), SeedGenerator(name="global_seed_generator")
     return _common[1].bits(shape)
 
 
-def _uniform(shape: Sequence[int], dtype: npt.DTypeLike, seed: Seed, draw: int = 0) -> Tensor:
+def _uniform(shape: Sequence[int], dtype: npt.DTypeLike, seed: Seed) -> Tensor:
     kept = 24 if np.dtype(dtype) == np.float32 else 32  # all of them are exact, and 1 does not come out
-    return cast(_drawn(shape, seed, draw) // 2 ** (32 - kept), dtype) * 2.0**-kept
+    return cast(_drawn(shape, seed) // 2 ** (32 - kept), dtype) * 2.0**-kept
 
 
 def uniform(
@@ -140,7 +141,13 @@ def uniform(
     seed: Seed = None,
 ) -> Tensor:
     """Return numbers that are equally likely in [minval, maxval), 2^24 different ones (float64: 2^32)."""
-    return _uniform(shape, dtype or FLOATX, seed) * (maxval - minval) + minval
+    return _moved(_uniform(shape, dtype or FLOATX, seed), maxval - minval, minval)
+
+
+def _moved(x: Tensor, scale: float, start: float) -> Tensor:
+    """Return x * scale + start, without what changes nothing."""
+    scaled = x if isinstance(scale, int | float) and scale == 1 else x * scale
+    return scaled if isinstance(start, int | float) and start == 0 else scaled + start
 
 
 def randint(
@@ -162,9 +169,9 @@ def normal(
     Source: G. Box and M. Muller, "A note on the generation of random normal deviates", Annals of Mathematical
     Statistics 29 (1958).
     """
-    kind = dtype or FLOATX
-    radius = sqrt(-2.0 * log(1.0 - _uniform(shape, kind, seed)))
-    return radius * cos(_uniform(shape, kind, seed, 1) * (2 * math.pi)) * stddev + mean
+    pairs = _uniform((*shape, 2), dtype or FLOATX, seed)
+    radius = sqrt(-2.0 * log(1.0 - pairs[..., 0]))
+    return _moved(radius * cos(pairs[..., 1] * (2 * math.pi)), stddev, mean)
 
 
 def dropout(inputs: Any, rate: float, noise_shape: None = None, seed: Seed = None) -> Tensor:

@@ -39,6 +39,7 @@ CASES = {
     "dot of vectors": (lambda: ops.dot(M[0], M[1]), M[0] @ M[1]),
     "dot of many": (lambda: ops.dot(X, Y), np.dot(X, Y)),
     "eye": (lambda: ops.eye(3, 4, 1), np.eye(3, 4, 1)),
+    "expand_dims": (lambda: ops.expand_dims(M, (0, -1)), np.expand_dims(M, (0, -1))),
     "flip": (lambda: ops.flip(X, (0, 2)), np.flip(X, (0, 2))),
     "floor": (lambda: ops.floor(M), np.floor(M)),
     "full": (lambda: ops.full((2, 3), 4), np.full((2, 3), 4)),
@@ -51,6 +52,7 @@ CASES = {
     "isinf": (lambda: ops.isinf(np.array([1, np.inf, -np.inf, np.nan])), [False, True, True, False]),
     "isnan": (lambda: ops.isnan(NAN), np.isnan(NAN)),
     "isclose": (lambda: ops.isclose([1.0, 2.0, 0.0], [1.0, 2.1, 1e-9]), [True, False, True]),
+    "linspace of vectors": (lambda: ops.linspace([0, 1], [2, 3], 4, axis=-1), np.linspace([0, 1], [2, 3], 4, axis=-1)),
     "linspace": (lambda: ops.linspace(0, 1, 5), np.linspace(0, 1, 5)),
     "log10": (lambda: ops.log10(M * M), np.log10(M * M)),
     "log2": (lambda: ops.log2(M * M), np.log2(M * M)),
@@ -58,6 +60,7 @@ CASES = {
     "logical_xor": (lambda: ops.logical_xor(FLAGS, FLAGS[0]), np.logical_xor(FLAGS, FLAGS[0])),
     "mod": (lambda: ops.mod(M, 0.3), np.mod(M, 0.3)),
     "moveaxis": (lambda: ops.moveaxis(X, 0, -1), np.moveaxis(X, 0, -1)),
+    "moveaxis of several": (lambda: ops.moveaxis(X, [0, 1], (-1, 0)), np.moveaxis(X, [0, 1], (-1, 0))),
     "nan_to_num": (lambda: ops.nan_to_num(NAN), np.nan_to_num(NAN)),
     "one_hot": (lambda: ops.one_hot([0, 2], 3, axis=0), np.eye(3)[[0, 2]].T),
     "outer": (lambda: ops.outer(M[0], M[1]), np.outer(M[0], M[1])),
@@ -69,10 +72,15 @@ CASES = {
     "reciprocal": (lambda: ops.reciprocal(M), 1 / M),
     "repeat": (lambda: ops.repeat(X, 3, axis=1), np.repeat(X, 3, 1)),
     "repeat all": (lambda: ops.repeat(M, 2), np.repeat(M, 2)),
+    "repeat each": (lambda: ops.repeat(X, [1, 0, 2], axis=1), np.repeat(X, [1, 0, 2], 1)),
+    "repeat once for all": (lambda: ops.repeat(X, [2], axis=-1), np.repeat(X, 2, -1)),
+    "reshape to a vector": (lambda: ops.reshape(X, -1), X.reshape(-1)),
     "round": (lambda: ops.round(M * 2), np.round(M * 2)),
     "round to": (lambda: ops.round(M, 2), np.round(M, 2)),
     "rsqrt": (lambda: ops.rsqrt(M * M), 1 / np.abs(M)),
     "swapaxes": (lambda: ops.swapaxes(X, 0, -1), X.swapaxes(0, -1)),
+    "take": (lambda: ops.take(X, [[0, -1]], 1), np.take(X, [[0, -1]], 1)),
+    "take of all": (lambda: ops.take(X, [-1, 3]), np.take(X, [-1, 3])),
     "tan": (lambda: ops.tan(M), np.tan(M)),
     "tensordot": (lambda: ops.tensordot(X, Y, [[0, 2], [0, 1]]), np.tensordot(X, Y, [[0, 2], [0, 1]])),
     "tensordot 1": (lambda: ops.tensordot(X, M.T, 1), np.tensordot(X, M.T, 1)),
@@ -83,6 +91,7 @@ CASES = {
     "triu": (lambda: ops.triu(X, -1), np.triu(X, -1)),
     "vdot": (lambda: ops.vdot(X, X), np.vdot(X, X)),
     "vstack": (lambda: ops.vstack([M[0], M[1]]), np.vstack([M[0], M[1]])),
+    "where alone": (lambda: ops.where(FLAGS)[1], np.where(FLAGS)[1]),
     "zeros_like": (lambda: ops.zeros_like(M, "int32"), np.zeros_like(M)),
 }
 
@@ -123,7 +132,8 @@ def test_parts():
     for found, expected in (
         (ops.split(X, 3), np.split(X, 3)),
         (ops.split(X, [1, 3], axis=-1), np.split(X, [1, 3], axis=-1)),
-        (ops.unstack(X, 1), list(X.swapaxes(0, 1))),
+        (ops.unstack(X, axis=1), list(X.swapaxes(0, 1))),
+        (ops.unstack(X, 6), list(X)),
     ):
         assert len(found) == len(expected)
         for ours, theirs in zip(found, expected, strict=True):
@@ -165,6 +175,13 @@ def test_rows_stay_rows(shards):
         (lambda: ops.einsum("ii->i", np.eye(3)), "not supported: einsum"),
         (lambda: ops.einsum("...i->i", X), "not supported: einsum"),
         (lambda: ops.einsum("ij,jk->ik", X, Y), r"not supported: einsum\('ij,jk->ik'\) of shapes \(6, 3, 4\)"),
+        (lambda: ops.where(FLAGS, 1.0), "expected both x1 and x2, or neither"),
+        (lambda: ops.take(M, [6], 0), "index 6 is out of range for a length of 6"),
+        (lambda: ops.take(M, [0.5]), "take: indices of float32; expected integers"),
+        (lambda: ops.unstack(X, 2), r"num=2; axis 0 of shape \(6, 3, 4\) has length 6"),
+        (lambda: ops.repeat(M, [1, 2], 0), r"repeats=\[1, 2\] for 6 parts"),
+        (lambda: ops.moveaxis(X, [0, 1], 0), "expected as many of each"),
+        (lambda: ops.convert_to_tensor(M, sparse=True), "not supported: sparse"),
         (lambda: ops.split(M, 4), "a length of 6 cannot be split into 4 equal parts"),
     ],
 )

@@ -1,0 +1,68 @@
+"""Padding in the modes of Keras and NumPy: with a number, the last element, a mirror or a period."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.elementwise import cast
+from dptrain.ops.indexing import take
+from dptrain.ops.manipulation import broadcast_to, concatenate, put
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Tensor, as_tensors
+
+_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float | None = None) -> Tensor:
+    """Return x with elements before and behind it along every axis.
+
+    Args:
+        x: a tensor or an array.
+        pad_width: how many: (before, behind) for each axis, one such pair for all, or one number.
+        mode: "constant" takes a number, "edge" the outermost element, "reflect" a mirror at it, "symmetric" one behind
+            it, "wrap" the other end.
+        constant_values: the number, 0 by default.
+
+    Raises:
+        ConfigError: another mode, widths of another shape or below 0, or nothing to repeat.
+    """
+    (tensor,) = as_tensors([x])
+    if mode not in _MODES:
+        raise ConfigError(f"pad: mode={mode!r}; expected one of {', '.join(_MODES)}")
+    if mode != "constant" and constant_values is not None:
+        raise ConfigError(f"pad: `constant_values` is of mode='constant' alone; found mode={mode!r}")
+    widths = _widths(pad_width, tensor.ndim)
+    if mode == "constant" and not constant_values:
+        return _with_zeros(tensor, widths)
+    for axis, (before, behind) in enumerate(widths):
+        if not before and not behind:
+            continue
+        length = tensor.shape[axis]
+        if mode == "constant":
+            value = cast(constant_values, tensor.dtype)
+            ends = [(*tensor.shape[:axis], n, *tensor.shape[axis + 1 :]) for n in (before, behind)]
+            first, last = (broadcast_to(value, one) for one in ends)
+            tensor = concatenate([first, tensor, last], axis)
+        elif isinstance(length, Rows) or not length:
+            raise ConfigError(f"pad: mode={mode!r} along axis {axis} of shape {tensor.shape}; expected a known length")
+        else:
+            tensor = take(tensor, np.pad(np.arange(int(length)), (before, behind), mode), axis)  # type: ignore[call-overload]
+    return tensor
+
+
+def _widths(given: Any, rank: int) -> list[tuple[int, int]]:
+    array = np.asarray(given)
+    fits = array.shape in ((), (1,), (2,), (1, 2), (rank, 1), (rank, 2))
+    if array.dtype.kind not in "iu" or not fits or (array < 0).any():
+        raise ConfigError(
+            f"pad: pad_width={given} for {rank} axes; expected (before, behind) for each, one pair, or a number"
+        )
+    return [(int(before), int(behind)) for before, behind in np.broadcast_to(array, (rank, 2))]
+
+
+def _with_zeros(x: Tensor, widths: Sequence[tuple[int, int]]) -> Tensor:
+    pairs = list(zip(x.shape, widths, strict=True))
+    key = tuple((before, before + n if before else n, 1) for n, (before, _) in pairs)
+    return put(x, key=key, shape=tuple(before + n + behind if before + behind else n for n, (before, behind) in pairs))

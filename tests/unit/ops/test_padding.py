@@ -1,0 +1,52 @@
+"""Padding in every mode, against NumPy's; of traced tensors and with gradients too."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.program.gradient import gradients
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import differentiable
+
+X = np.random.default_rng(0).normal(size=(2, 3, 4))
+WIDTHS = [0, 2, (1, 2), [2], ((1, 2),), [[1], [0], [3]], ((0, 1), (2, 0), (3, 3)), ((5, 7), (4, 4), (9, 1))]
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
+@pytest.mark.parametrize("width", WIDTHS, ids=str)
+def test_values_are_numpys(mode, width):
+    np.testing.assert_array_equal(ops.pad(X, width, mode), np.pad(X, width, mode))
+
+
+def test_with_a_number():
+    np.testing.assert_array_equal(ops.pad(X, 1, constant_values=2.5), np.pad(X, 1, constant_values=2.5))
+    found = ops.pad(np.array([True]), 1, constant_values=1)
+    assert (found.dtype, found.numpy().tolist()) == (bool, [True] * 3)
+
+
+def test_gradients_go_to_what_is_repeated():
+    source = differentiable(np.arange(3.0))
+    (found,) = gradients(ops.pad(source, (2, 1), "reflect"), [source], np.arange(6.0))
+    np.testing.assert_array_equal(found, [2, 1 + 3 + 5, 0 + 4])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, "mean"), "mode='mean'; expected one of constant, edge, reflect, symmetric, wrap"),
+        ((1, "edge", 2.0), "`constant_values` is of mode='constant' alone"),
+        ((-1,), "pad_width=-1 for 3 axes"),
+        (([1, 2, 3],), r"pad_width=\[1, 2, 3\] for 3 axes; expected \(before, behind\) for each"),
+        ((0.5,), "pad_width=0.5"),
+    ],
+)
+def test_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ops.pad(X, *arguments)
+
+
+def test_the_rows_of_a_batch_are_not_mirrored():
+    with pytest.raises(ConfigError, match="expected a known length"):
+        trace(lambda x: {"y": ops.pad(x, 1, "reflect")}, {"x": ((Rows(5), 4), np.float64)})
