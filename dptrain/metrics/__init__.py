@@ -9,6 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
 from dptrain.losses.base import Loss
+from dptrain.losses.functions import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    categorical_hinge,
+    hinge,
+    huber,
+    kl_divergence,
+    log_cosh,
+    mean_absolute_error,
+    mean_absolute_percentage_error,
+    mean_squared_error,
+    mean_squared_logarithmic_error,
+    poisson,
+    sparse_categorical_crossentropy,
+    squared_hinge,
+)
 from dptrain.metrics import means
 from dptrain.metrics.base import Mean, MeanMetricWrapper, Metric, Sum
 from dptrain.metrics.confusion import (
@@ -101,13 +117,27 @@ __all__ = [
     "MetricLike",
     "as_metric",
     "binary_accuracy",
+    "binary_crossentropy",
     "categorical_accuracy",
+    "categorical_crossentropy",
+    "categorical_hinge",
     "deserialize",
     "get",
+    "hinge",
+    "huber",
+    "kl_divergence",
+    "log_cosh",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_error",
+    "mean_squared_logarithmic_error",
+    "poisson",
     "resolve",
     "serialize",
     "sparse_categorical_accuracy",
+    "sparse_categorical_crossentropy",
     "sparse_top_k_categorical_accuracy",
+    "squared_hinge",
     "top_k_categorical_accuracy",
     *(one.__name__ for one in CLASSES),
 ]

@@ -378,5 +378,7 @@ def test_functions():
         None,
         "custom",
     )
+    assert metrics.huber is losses.huber
+    assert metrics.mean_squared_error is losses.mean_squared_error
     assert type(metrics.as_metric(metrics.binary_accuracy)) is metrics.BinaryAccuracy
     np.testing.assert_array_equal(metrics.sparse_categorical_accuracy(LABELS, P), ABOVE == 0)
