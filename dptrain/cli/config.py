@@ -593,7 +593,7 @@ def read_mapping(path: Path, option: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
     if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{option} {path}: more than {_MAX_FILE_BYTES} bytes; is it the file that you mean?")
+        raise ConfigError(f"{option} {path}: more than {_MAX_FILE_BYTES} bytes; is it the right file?")
     return parse_mapping(text, f"{option} {path}")
 
 
@@ -702,9 +702,9 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key that is no word", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key that is not a word", key_node.start_mark)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 

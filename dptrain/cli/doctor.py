@@ -513,7 +513,7 @@ def _split_of_a_step(config: Config, comm: Communicator) -> list[str]:
         f"{name} {100 * part / total:.0f} %" for name, part in zip(_PARTS, (compute, copy, mpi), strict=True)
     )
     lines = [
-        f"global batch {batch} on {ranks} ranks: {1e6 * total:,.0f} us, of which {parts}; all of it on one rank: "
+        f"global batch {batch} on {ranks} ranks: {1e6 * total:,.0f} us, split into {parts}; all of it on one rank: "
         f"{1e6 * alone:,.0f} us (medians of {_REPEATS}, the slowest rank)"
     ]
     if alone < 1.1 * total:
@@ -605,7 +605,7 @@ def _isolated(check: Callable[[Context], list[Row]], context: Context) -> list[R
     try:
         return check(context)
     except Exception as error:
-        return [Row(check.__name__.strip("_"), f"cannot be looked at: {describe(error)}", "bad")]
+        return [Row(check.__name__.strip("_"), f"check failed: {describe(error)}", "bad")]
 
 
 def _show_section(show: _Printer, comm: Communicator, title: str, rows: list[Row]) -> None:

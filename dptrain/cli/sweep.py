@@ -423,13 +423,11 @@ def space_of(options: SweepOptions) -> Space:
         ConfigError: options that do not go together.
     """
     if options.adaptive and (options.grid or options.samples):
-        raise ConfigError(
-            "--adaptive: every field is to be drawn (--random FIELD=FROM, without a number), none in a grid"
-        )
+        raise ConfigError("--adaptive: draw every field (--random FIELD=FROM, without a number), without a grid")
     if options.adaptive and not options.random:
-        raise ConfigError("--adaptive: say what is to be chosen, such as --random dropout=0..0.5")
+        raise ConfigError("--adaptive: say what to choose from, such as --random dropout=0..0.5")
     if options.random and not options.samples and not options.adaptive:
-        raise ConfigError("--random: say how many settings are to be drawn, such as --random 20 dropout=0..0.5")
+        raise ConfigError("--random: say how many settings to draw, such as --random 20 dropout=0..0.5")
     return Space(
         grid=options.grid,
         random=options.random,
@@ -449,7 +447,7 @@ def field_path(name: str, config: Config) -> str:
     own = {} if config.model.function is None else load_function(config.model.function).types
     if (parameter := name.removeprefix(f"{_ARGUMENTS}.")) in own:
         if parameter in RESERVED:
-            raise ConfigError(f"swept {name!r}: results have something else of that name; call it otherwise")
+            raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
         return f"{_ARGUMENTS}.{parameter}"
     all_leaves = list(leaves())
     found = [leaf for leaf in all_leaves if name in (leaf.path, (leaf.flag or "").replace("-", "_"))]

@@ -52,7 +52,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     started = time.time()
     if comm.broadcast_fact(comm.rank == 0 and _has_ended(config)):
         if comm.rank == 0 and config.verbose != 0:
-            terminal.say(f"The run in {config.out} had ended well before the job failed: nothing is left to do")
+            terminal.say(f"The run in {config.out} had already finished when the job failed; nothing is left to do")
         return 0
     phase.enter("data")
     data = load_data(config, comm)
@@ -136,7 +136,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             terminal.say(f"best {best.monitor}: {formatting.number(best.best)} in {where}, kept as {BEST}")
         if tested and comm.rank == 0 and not quiet:
             found = ", ".join(f"{name} {value:.4g}" for name, value in tested.items())
-            terminal.say(f"test part, seen by nothing before: {found}")
+            terminal.say(f"test part, evaluated once: {found}")
         if run is not None and not quiet:
             if config.fast_dev_run and config.out is None:
                 terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")

@@ -46,7 +46,7 @@ class OptunaSource(SettingSource):
         self, fields: Mapping[str, Distribution], trials: int, modes: Mode | Sequence[Mode], seed: int = 0
     ) -> None:
         if not fields:
-            raise ConfigError("an adaptive sweep needs a field that is random")
+            raise ConfigError("an adaptive sweep needs a field to draw at random")
         try:
             import optuna
         except ImportError as error:

@@ -210,7 +210,7 @@ def _space(values: Mapping[str, Any], samples: int, adaptive: int, seed: int) ->
     }
     random = {name: value for name, value in values.items() if name not in grid}
     if adaptive and (grid or samples):
-        raise ConfigError("adaptive: every field is to be drawn ('0.1..0.5', 'a,b'), no grid and no samples")
+        raise ConfigError("adaptive: draw every field ('0.1..0.5', 'a,b'), without a grid and samples")
     return Space(grid=grid, random=random, samples=adaptive or samples, seed=seed)
 
 
@@ -244,11 +244,11 @@ class _Recipe(Recipe):
         anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
         for name in fit:
             if name not in _FIT or name in _OWN:
-                raise ConfigError(f"sweep: {name!r} is no argument of it, nor one of fit that it takes")
+                raise ConfigError(f"sweep: {name!r} is neither an argument of sweep nor one of fit that it passes on")
         self._of_fit = [name for name in space.fields if name not in taken and name in _FIT and name not in _OWN]
         for name in space.fields:
             if name in RESERVED:
-                raise ConfigError(f"swept {name!r}: results have something else of that name; call it otherwise")
+                raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
             if name not in taken and name not in self._of_fit and not anything:
                 raise ConfigError(f"swept {name!r} is a parameter of neither build_model nor fit")
 
@@ -282,7 +282,7 @@ def _check_folded(folds: int, x: Any, y: Any, given: Collection[str]) -> None:
         ConfigError: it is that.
     """
     if not is_array(x) or not is_array(y):
-        raise ConfigError("folds: x and y are to be arrays, which rows are taken from")
+        raise ConfigError("folds: expected arrays for x and y, to take rows from")
     if len(as_array(x, "x")) != len(as_array(y, "y")) or len(as_array(y, "y")) < folds:
         raise ConfigError(f"folds = {folds}: x has {len(x)} rows, y {len(y)}: expected as many, at least one a fold")
     for name in ("validation_data", "validation_split", "sample_weight"):

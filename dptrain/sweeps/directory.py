@@ -493,7 +493,7 @@ def _read(path: Path, parse: Callable[[Any], _T]) -> list[tuple[bytes, _T]]:
             if number < len(lines):
                 raise DataError(
                     f"{path}, line {number}: cannot be read ({type(error).__name__}: {error}); "
-                    f"mend or remove the line, or {_ELSEWHERE}"
+                    f"fix or remove the line, or {_ELSEWHERE}"
                 ) from None
     return found
 

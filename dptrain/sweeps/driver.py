@@ -233,6 +233,6 @@ def _mode(metric: str, mode: str, capacity: Capacity) -> Literal["max", "min"]:
     raise AgreedError(
         "sweep",
         ConfigError.exit_code,
-        f"nobody knows whether a high or a low {metric} is good: say mode 'max' or 'min'",
+        f"cannot tell whether a high or a low {metric} is good: say mode 'max' or 'min'",
         [],
     )

@@ -73,7 +73,7 @@ def require_free(fields: Sequence[str], metrics: Sequence[str]) -> None:
     """
     if len(metrics) > 1:
         for name in filter(columns_of(metrics).__contains__, fields):
-            raise ConfigError(f"swept {name!r}: results have something else of that name; call it otherwise")
+            raise ConfigError(f"swept {name!r}: results have another column of that name; rename it")
 
 
 def on_front(values_TM: np.ndarray, modes: Sequence[Mode]) -> list[bool]:

@@ -131,7 +131,7 @@ def rung_epochs(min_epochs: int, max_epochs: int, eta: int = 3) -> tuple[int, ..
 
 def _check_eta(eta: int) -> None:
     if eta < 2:
-        raise ConfigError(f"eta = {eta}: one trial in eta goes on from a rung, at least 2")
+        raise ConfigError(f"eta = {eta}: one trial in eta continues from each rung; expected at least 2")
 
 
 _NO_RUNS: Mapping[tuple[int, int, int], Run] = {}

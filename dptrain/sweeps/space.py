@@ -54,12 +54,12 @@ def parse_seeds(words: str | int | Iterable[str | int]) -> tuple[int, ...]:
             raise ConfigError(f"seeds: the range {_quoted(word)} falls; write the lower end first")
         for seed in range(low, high + 1):
             if seed in seeds:
-                raise ConfigError(f"seeds: {seed} of {_quoted(word)} stands there twice")
+                raise ConfigError(f"seeds: {seed} of {_quoted(word)} appears twice")
             if len(seeds) == MAX_SEEDS:
                 raise ConfigError(f"seeds: with {_quoted(word)} there are more than {MAX_SEEDS}")
             seeds[seed] = None
     if not seeds:
-        raise ConfigError(f"seeds: {_quoted(words)} names none; expected such as 0-15 or 0,2,5")
+        raise ConfigError(f"seeds: {_quoted(words)} names no seed; expected something like 0-15 or 0,2,5")
     return tuple(seeds)
 
 
@@ -233,7 +233,7 @@ def parse_distribution(text: str) -> Distribution:
         except ConfigError as error:
             raise ConfigError(f"{_quoted(text)}: {error}") from error
     if match is not None:
-        raise ConfigError(f"{_quoted(text)}: expected such as log:1e-5..1e-1")
+        raise ConfigError(f"{_quoted(text)}: expected something like log:1e-5..1e-1")
     return Choice(_read("choice", text))
 
 
@@ -278,7 +278,7 @@ class Space:
         if self.samples and not random:
             raise ConfigError(f"samples is {self.samples}, but no field is random")
         if self.size > MAX_SETTINGS:
-            raise ConfigError(f"{self.size} settings are more than {MAX_SETTINGS}: fewer values or samples, please")
+            raise ConfigError(f"{self.size} settings are more than {MAX_SETTINGS}; use fewer values or samples")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -346,7 +346,7 @@ def _assignment(what: str, text: str) -> tuple[str, str]:
 
 def _checked_name(what: str, name: Any) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{what}: {_quoted(name)} is no name of a field")
+        raise ConfigError(f"{what}: {_quoted(name)} is not a field's name")
     return name
 
 
@@ -470,7 +470,7 @@ def _values(where: str, values: Any) -> tuple[Any, ...]:
     for value in plain:
         identity = _identity(value)
         if identity in seen:
-            raise ConfigError(f"{where}: {_shortened(_text(value))} stands there twice")
+            raise ConfigError(f"{where}: {_shortened(_text(value))} appears twice")
         seen.add(identity)
     return plain
 
@@ -491,7 +491,7 @@ def _plain(where: str, value: Any, depth: int = 0) -> Any:
             return value
     if isinstance(value, float) and math.isfinite(value):
         return value
-    raise ConfigError(f"{where}: {_quoted(value)} is no finite number, word or list of these")
+    raise ConfigError(f"{where}: {_quoted(value)} is not a finite number, a word or a list of these")
 
 
 def _identity(value: Any) -> Any:

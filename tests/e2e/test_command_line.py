@@ -157,7 +157,7 @@ def test_a_run_is_never_overwritten(small_npz, tmp_path):
     # `launch` starts it again, because a rank has failed after the run's end.
     done = dptrain(2, *arguments, DPTRAIN_RESTART="1")
     assert (done.code, done.err) == (0, "")
-    assert "had ended well before the job failed" in done.out
+    assert "had already finished when the job failed" in done.out
     done = dptrain(0, *arguments, "--seed", "9", DPTRAIN_RESTART="1")
     assert done.code == 74
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
@@ -320,7 +320,7 @@ def test_the_test_part_is_seen_once_where_samples_are_held_out(small_npz, tmp_pa
         assert (summary["data"]["train"] + held, summary["data"]["test"]) == (rows, tested)
         assert abs(held - rows / 4) <= 1
         assert f"{rows - held:,} + {held:,} for validation + {tested:,} samples" in done.out
-        assert f"test part, seen by nothing before: loss {summary['test']['loss']:.4g}, accuracy " in done.out
+        assert f"test part, evaluated once: loss {summary['test']['loss']:.4g}, accuracy " in done.out
         found.append([summary["metrics"], summary["test"]])
     assert found[0] == found[1]
     assert found[0][0]["val_loss"] != found[0][1]["loss"]

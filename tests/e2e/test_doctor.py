@@ -105,7 +105,9 @@ def test_all_ranks_take_part(options):
 def test_the_split_is_of_the_configured_model():
     done = dptrain(2, "doctor", "--device", "cpu", "--hidden", "7", "--batch-size", "12", "--dropout", "0.5")
     assert "--device cpu -> CPU" in done.out
-    assert re.search(r"global batch 12 on 2 ranks: [\d,]+ us, of which compute \d+ %, copy \d %, MPI \d+ %;", done.out)
+    assert re.search(
+        r"global batch 12 on 2 ranks: [\d,]+ us, split into compute \d+ %, copy \d %, MPI \d+ %;", done.out
+    )
 
 
 def test_more_ranks_than_gpus():
@@ -310,7 +312,7 @@ def test_a_check_that_fails_is_a_line():
         raise DeviceError("nothing works") if context.comm.size == 1 else ValueError
 
     (row,) = doctor._isolated(_nonsense, doctor.Context(Config(), SoloCommunicator()))
-    assert (row.label, row.text, row.state) == ("nonsense", "cannot be looked at: nothing works", "bad")
+    assert (row.label, row.text, row.state) == ("nonsense", "check failed: nothing works", "bad")
 
 
 def test_a_gpu_that_computes_wrongly(monkeypatch):

@@ -44,7 +44,7 @@ class Graph:
             DeviceError: the graph is closed or was never recorded to its end, or the driver refuses.
         """
         if not self._executable:
-            raise DeviceError("a CUDA graph is launched that is closed, or whose capture has not ended")
+            raise DeviceError("a CUDA graph is launched after it was closed, or before its capture ended")
         _call("cuGraphLaunch", self._executable, _handle(stream))
 
     def close(self) -> None:

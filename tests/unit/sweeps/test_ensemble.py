@@ -215,7 +215,7 @@ def test_a_member_that_finds_no_memory_beside_others_is_trained_later(trained, m
     ("make", "message"),
     [
         (lambda: dp.Ensemble(build, seeds=0), "seeds = 0: expected how many members, 1 or more"),
-        (lambda: dp.Ensemble(build, seeds=[1, 1]), "seeds: 1 of '?1'? stands there twice"),
+        (lambda: dp.Ensemble(build, seeds=[1, 1]), "seeds: 1 of '?1'? appears twice"),
         (lambda: dp.Ensemble(lambda: dp.Sequential([dp.layers.Dense(1)])), "expected a compiled model"),
         (lambda: dp.Ensemble(_of_one_seed), "two members have the seed 5 and would be the same"),
     ],

@@ -126,5 +126,5 @@ def test_names_and_halving_that_do_not_go_with_several_metrics():
     with pytest.raises(ConfigError, match="halving: judges trials by one number, and there are 2 metrics"):
         require_one({"a": "max", "b": "min"})
     require_free(["pareto"], ["a"])
-    with pytest.raises(ConfigError, match="swept 'mean_b': results have something else of that name"):
+    with pytest.raises(ConfigError, match="swept 'mean_b': results have another column of that name"):
         require_free(["x", "mean_b"], ["a", "b"])

@@ -249,10 +249,10 @@ def test_fields_go_to_build_model_or_to_fit():
     sweep({"units": [1], "batch_size": [8]}, with_anything, seeds=[4])
     assert {(seed, tuple(values)) for seed, values in seen} == {(4, ("units",))}
     for options, message in (
-        ({"space": {"n": [1]}}, "swept 'n': results have something else of that name"),
+        ({"space": {"n": [1]}}, "swept 'n': results have another column of that name"),
         ({"space": {"unitz": [1]}}, "swept 'unitz' is a parameter of neither build_model nor fit"),
-        ({"batchsize": 3}, "'batchsize' is no argument of it"),
-        ({"initial_epoch": 3}, "'initial_epoch' is no argument of it"),
+        ({"batchsize": 3}, "'batchsize' is neither an argument of sweep"),
+        ({"initial_epoch": 3}, "'initial_epoch' is neither an argument of sweep"),
         ({"metric": "val_acuracy"}, "metric = 'val_acuracy': the logs have loss, accuracy"),
         ({"mode": "best"}, "mode = 'best'"),
         ({"halving": 3, "callbacks": list}, "callbacks with halving"),
