@@ -110,6 +110,7 @@ _INDIFFERENT = (
 )
 # What --random takes and a grid does not.
 _RANGE = re.compile(r"[^=]+=\s*(log:)?[-+.\deE]+\.\.[-+.\deE]+")
+_DEFAULT_METRIC = {"multiclass": ["val_accuracy"], "binary": ["val_accuracy"], "regression": ["val_mae"]}
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2
 
@@ -154,7 +155,8 @@ class SweepOptions:
         samples: how many draws.
         adaptive: how many settings Optuna chooses.
         search_seed: of the draws.
-        metric: keys of the logs, or `MEASURED`, that trials are compared by; the first ranks them.
+        metric: keys of the logs, or `MEASURED`, that trials are compared by; the first ranks them. If not set, the
+            validation's accuracy or mean absolute error.
         mode: whether a high or a low value is good, of each, or "auto" of all; a plan file may have one text of either.
         halving: one trial in so many goes on from a rung.
         min_epochs: the first rung.
@@ -171,7 +173,7 @@ class SweepOptions:
     samples: Annotated[int, Field(ge=0)] = 0
     adaptive: Annotated[int, Field(ge=0)] = 0
     search_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    metric: Annotated[list[str], BeforeValidator(listed)] = dataclasses.field(default_factory=lambda: ["val_accuracy"])
+    metric: Annotated[list[str], BeforeValidator(listed)] | None = None
     mode: Annotated[list[Literal["auto", "max", "min"]], BeforeValidator(listed)] = dataclasses.field(
         default_factory=lambda: ["auto"]
     )
@@ -242,7 +244,9 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     def read() -> tuple[SweepOptions, dict[str, str], Space, tuple[int, ...], tuple[int, ...]]:
         options = options_of(parsed)
         refuse_in_a_sweep(config)
-        objectives = objectives_of(options.metric, options.mode)
+        objectives = objectives_of(
+            _DEFAULT_METRIC["multiclass"] if options.metric is None else options.metric, options.mode
+        )
         if options.folds is not None and config.train.validation_split:
             raise ConfigError("--folds and --validation-split: each says what validates; leave one out")
         if config.train.fold is not None:
@@ -282,6 +286,8 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     notes, folds = [why_not] if why_not else [], options.folds or 1
     phase.enter("data")
     data = load_data(config, ranks, alone=True)
+    if options.metric is None:
+        objectives = objectives_of(_DEFAULT_METRIC[data.task], options.mode)
     fields = {name: field_path(name, config) for name in space.fields}
     recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, folds))
     validated = [metric for metric in objectives if metric.startswith("val_")]

@@ -35,8 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--search-seed", "seed of the draws and of Optuna (default: 0)", metavar="SEED")
     add(
         "--metric",
-        "key of the logs to compare trials by, or parameters, or seconds (default: val_accuracy); repeat it for "
-        "several: the first one ranks, and the report shows the Pareto front",
+        "key of the logs to compare trials by, or parameters, or seconds (default: val_accuracy, of numbers "
+        "val_mae); repeat it for several: the first one ranks, and the report shows the Pareto front",
         metavar="KEY",
         action="append",
     )
