@@ -80,6 +80,8 @@ class Fitting(Layer):
         def has_own_steps(self) -> bool: ...  # noqa: D102
         @property
         def expected(self) -> Expected: ...  # noqa: D102
+        @property
+        def expected_of_batches(self) -> Expected: ...  # noqa: D102
         def step(self, name: str) -> Step: ...  # noqa: D102
         def agreed(self, comm: Communicator, where: str, action: Callable[[], T]) -> T: ...  # noqa: D102
         def collective(self, comm: Communicator) -> AbstractContextManager[None]: ...  # noqa: D102
@@ -525,7 +527,7 @@ class Fitting(Layer):
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                return stream_batches(source, self.expected, comm, steps, what="prediction")
+                return stream_batches(source, self.expected_of_batches, comm, steps, what="prediction")
             samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
             together = watched or self._mixes_rows(comm, samples)
             return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=together)
@@ -632,7 +634,8 @@ class Fitting(Layer):
 
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
         shards = fixed_shards()
-        return stream_batches(data.source, self.expected, comm, steps, rows=data.rows, what=what, shards=shards)
+        expected = self.expected_of_batches
+        return stream_batches(data.source, expected, comm, steps, rows=data.rows, what=what, shards=shards)
 
     def _samples(
         self, x: Any, y: Any, sample_weight: Any = None, class_weight: Mapping[int, float] | None = None

@@ -675,6 +675,20 @@ class Model(Fitting, Files):
             inputs, outputs = self._sample
         return Expected(inputs, outputs, losses, self.has_own_steps, self.dtype, *names)
 
+    @property
+    def expected_of_batches(self) -> Expected:
+        """What batches that a user's own code makes must be like: of any size, where nobody has declared one."""
+        found = self.expected
+        if not self.takes_any_size:
+            return found
+        shapes = (found.inputs, found.outputs)
+        return replace(found, **dict(zip(("inputs", "outputs"), map(_of_any_size, shapes), strict=True)))
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether samples may have other lengths than those that the model was built for: a subclass decides itself."""
+        return self._graph is None
+
     def put_on(self, backend: Backend | None) -> None:
         """Let the model live on a backend that is open already, or None for one of its own; its state comes along."""
         self._leave_device()
@@ -813,6 +827,14 @@ def _description(given: Any) -> Any:
         return [type(given).__name__, given.get_config()]
     except (AttributeError, ConfigError, NotImplementedError, TypeError):
         return getattr(given, "__name__", type(given).__name__)
+
+
+def _of_any_size(shapes: Any) -> Any:
+    """Return shapes with None for all lengths but the last, that of features."""
+    if shapes is None:
+        return None
+    free = [None if one is None else (*(None for _ in one[:-1]), *one[-1:]) for _, one in tree.flat_shapes(shapes)]
+    return tree.refilled(shapes, iter(free))
 
 
 def _rows_of(x: Any, y_pred: Any) -> int:

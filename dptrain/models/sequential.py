@@ -257,6 +257,11 @@ class Sequential(Model):
         self.build()
         self._look_at_size(x)
 
+    @property
+    def takes_any_size(self) -> bool:
+        """See `Model`."""
+        return self._guessed
+
     def _look_at_size(self, x: Any) -> None:
         """Note what samples are like that have another size than those that the model was built for.
 

@@ -193,6 +193,19 @@ def test_images_of_another_size_than_the_first():
         model.predict(images(2), verbose=0)
 
 
+def test_batches_of_different_sizes():
+    model = compiled(dp.Sequential([layers.Conv2D(2, 3, kernel_initializer="zeros"), layers.ReLU()]), "sgd")
+    batches = [(images(size), np.ones((3, size - 2, size - 2, 2))) for size in (6, 9, 7)]
+    logs = model.fit(iter([*batches, *batches]), steps_per_epoch=3, shuffle=False, verbose=0).history
+    assert logs["loss"][0] > 0
+    expected = [model(x).numpy() for x, _ in batches]
+    for (x, _), one in zip(batches, expected, strict=True):
+        np.testing.assert_array_equal(model.predict(iter([(x,), (x,)]), steps=1, verbose=0), one)
+    declared = compiled(dp.Sequential([dp.Input((6, 6, 2)), layers.Conv2D(2, 3)]))
+    with pytest.raises(DataError, match=r"model expects 72 features of shape \(6, 6, 2\), data has 162"):
+        declared.fit(iter(batches[1:]), steps_per_epoch=1, shuffle=False, verbose=0)
+
+
 def test_a_declared_size_is_the_size():
     model = dp.Sequential([dp.Input((6, 6, 2)), layers.Conv2D(2, 3)])
     with pytest.raises(DataError, match=r"model expects 72 features of shape \(6, 6, 2\), data has 128"):
