@@ -185,7 +185,8 @@ def _has(module: Any, name: str) -> bool:
 
 def dptrain_arguments(found: Any) -> set[str]:
     """Return the names that a class, whose bases take what it passes on, or a function takes."""
-    functions = [base.__init__ for base in found.__mro__[:-1]] if isinstance(found, type) else [found]
+    bases = found.__mro__[:-1] if isinstance(found, type) else ()
+    functions = [one.__new__ if "__new__" in vars(one) else one.__init__ for one in bases] or [found]
     taken: set[str] = set()
     for function in functions:
         try:

@@ -32,7 +32,7 @@ def test_names_that_only_keras_has():
 
 def test_arguments_that_only_keras_takes():
     found = dict(refusals.missing_arguments())
-    assert "`kernel_constraint`" in found["`layers.Dense`"]  # taken, and refused unless it is None
+    assert "`quantization_config`" in found["`layers.Dense`"]  # taken, and refused unless it is None
     assert "`lora_rank`" in found["`layers.Dense`"]  # not taken
     assert "`units`" not in found["`layers.Dense`"]
 
