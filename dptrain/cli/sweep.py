@@ -294,7 +294,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     if not recipe.has_test and validated:
         notes.append(
             f"Trials were chosen by {formatting.listed(validated)} on the test part of the data set, so the best value "
-            "promises more than new samples will give: --validation-split or --folds keeps the test part apart."
+            "is too good for new samples; --validation-split or --folds keeps the test part separate."
         )
     decides = {
         "seeds": list(seeds),

@@ -133,36 +133,36 @@ def _difference_sentences(
         )
     if unclear:
         said.append(
-            f"{_trials(unclear).capitalize()} cannot be told apart from it: that does not make them equal, and more "
-            "seeds may tell."
+            f"{_trials(unclear).capitalize()} cannot be told apart from it. They may still differ; more seeds may "
+            "show it."
         )
     total = math.comb(len(complete), 2)
     if total > MOST_PAIRS:
         pairs = formatting.counted(len(with_best), "pair")
         tested = (
-            f"For so many trials only the best one was compared with the others ({pairs}), corrected as for all "
-            f"{total} pairs, so that having picked it is allowed for"
+            f"With so many trials only the best one was compared with the others ({pairs}), with the correction for "
+            f"all {total} pairs, which allows for having picked it"
         )
     else:
         pairs = formatting.counted(len(comparisons), "pair")
         tested = (
-            f"{pairs} of trials {_are(comparisons)} compared and corrected for together, so that having picked the "
-            "best is allowed for"
+            f"{pairs} of trials {_are(comparisons)} compared and corrected together, which allows for having picked "
+            "the best"
         )
     said.append(
-        f"{tested}. The test is Student's paired t-test over the seeds that two trials share; it takes the differences "
-        "over seeds to be roughly normal. The correction is that of Benjamini and Yekutieli: of the differences that "
-        "are called significant, at most 5 % are expected to be none."
+        f"{tested}. The test is Student's paired t-test over the seeds that two trials share; it assumes roughly "
+        "normal differences over seeds. The correction is Benjamini and Yekutieli's: of the differences called "
+        "significant, at most 5 % are expected to be none."
     )
     if any(row.ci_low is None and row.difference for row in with_best.values()):
         said.append(
-            "Some differences are exactly alike for all seeds: a metric of few validation samples does that. Such a "
-            "pair has no interval and is compared by the sign test; more seeds or more samples tell more."
+            "Some differences are exactly equal for all seeds, as happens with few validation samples. Such a pair has "
+            "no interval and is compared by the sign test; more seeds or more samples would tell more."
         )
     if len(complete) > 2:
         said.append(
-            "The interval of the best trial does not allow for its having been picked: expect a little less of it "
-            "with fresh seeds."
+            "The interval of the best trial does not allow for having picked it: expect slightly worse values with "
+            "fresh seeds."
         )
     return said
 

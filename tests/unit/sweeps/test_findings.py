@@ -38,10 +38,10 @@ def test_the_best_the_worse_and_what_cannot_be_told_apart(mode):
     assert "n = 8" in text
     assert "Trial 0 is significantly worse than it, at 5 % after correction." in text
     assert "Trial 2 cannot be told apart from it" in text
-    assert "3 pairs of trials are compared and corrected for together" in text
+    assert "3 pairs of trials are compared and corrected together" in text
     assert "roughly normal" in text
     assert "failed" not in text
-    assert "exactly alike" not in text
+    assert "exactly equal" not in text
 
 
 def test_significance_is_that_of_the_corrected_value(monkeypatch):
@@ -142,7 +142,7 @@ def test_no_trial_is_complete():
 
 def test_differences_that_are_all_alike_are_not_passed_off_as_certain():
     text = said(2, endings({0: [0.5, 1.5], 1: [0.25, 1.25]}))
-    assert "exactly alike for all seeds" in text
+    assert "exactly equal for all seeds" in text
     assert "Trial 1 cannot be told apart from it" in text
     # ten seeds of one sign are more than chance
     assert "The difference is 0.25, the same for every seed." in said(
@@ -154,4 +154,4 @@ def test_many_trials_are_compared_with_the_best_alone(monkeypatch):
     for module in (statistics, findings):
         monkeypatch.setattr(module, "MOST_PAIRS", 2)
     text = said(3, three_trials())
-    assert "only the best one was compared with the others (2 pairs), corrected as for all 3 pairs" in text
+    assert "only the best one was compared with the others (2 pairs), with the correction for all 3 pairs" in text
