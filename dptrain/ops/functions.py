@@ -1,0 +1,220 @@
+"""Further functions of single elements and over axes, made of the others; all have gradients where NumPy's have."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dptrain.ops.activation import hard_silu, sigmoid
+from dptrain.ops.arrays import all, count_nonzero, isclose, logaddexp, prod, split
+from dptrain.ops.elementwise import (
+    absolute,
+    cast,
+    divide,
+    elu,
+    equal,
+    exp,
+    floating,
+    less,
+    log,
+    log1p,
+    logical_not,
+    multiply,
+    power,
+    sign,
+    silu,
+    sqrt,
+    square,
+    where,
+)
+from dptrain.ops.manipulation import reshape
+from dptrain.ops.reduction import max, mean, min, sum
+from dptrain.ops.rounding import ceil, floor, isinf, isnan
+from dptrain.program.tensor import Tensor, as_tensors
+
+Axis = int | Sequence[int] | None
+
+amax, amin, true_divide = max, min, divide
+swish, hard_swish = silu, hard_silu
+
+
+# Of single elements
+
+
+def fabs(x: Any) -> Tensor:
+    """Return |x| as a floating-point number."""
+    return absolute(floating(x))
+
+
+def exp2(x: Any) -> Tensor:
+    """Return 2 to the power of x."""
+    return exp(multiply(floating(x), math.log(2)))
+
+
+def expm1(x: Any) -> Tensor:
+    """Return e^x - 1, exact near 0."""
+    found = floating(x)
+    below = elu(-absolute(found))  # e^-|x| - 1
+    return where(found > 0, -below * exp(absolute(found)), below)
+
+
+def sinh(x: Any) -> Tensor:
+    """Return the hyperbolic sine, exact near 0."""
+    found = floating(x)
+    power_less_1 = expm1(absolute(found))
+    half = where(isinf(power_less_1), power_less_1, (power_less_1 + power_less_1 / (power_less_1 + 1)) / 2)
+    return where(found < 0, -half, half)
+
+
+def cosh(x: Any) -> Tensor:
+    """Return the hyperbolic cosine."""
+    found = floating(x)
+    return (exp(found) + exp(-found)) / 2
+
+
+def arcsinh(x: Any) -> Tensor:
+    """Return the inverse of the hyperbolic sine, exact near 0."""
+    found = floating(x)
+    size = absolute(found)
+    inner = log1p(size + square(size) / (1 + sqrt(square(size) + 1)))
+    return where(found < 0, -inner, inner)
+
+
+def arccosh(x: Any) -> Tensor:
+    """Return the inverse of the hyperbolic cosine, for x from 1."""
+    found = floating(x)
+    return log(found + sqrt(square(found) - 1))
+
+
+def arctanh(x: Any) -> Tensor:
+    """Return the inverse of the hyperbolic tangent, exact near 0."""
+    found = floating(x)
+    return (log1p(found) - log1p(-found)) / 2
+
+
+def cbrt(x: Any) -> Tensor:
+    """Return the cube root, of negative numbers as well."""
+    found = floating(x)
+    return sign(found) * power(absolute(found), 1 / 3)
+
+
+def deg2rad(x: Any) -> Tensor:
+    """Return degrees in radians."""
+    return floating(x) * (math.pi / 180)
+
+
+def rad2deg(x: Any) -> Tensor:
+    """Return radians in degrees."""
+    return floating(x) * (180 / math.pi)
+
+
+def hypot(x1: Any, x2: Any) -> Tensor:
+    """Return sqrt(x1^2 + x2^2)."""
+    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    return sqrt(square(a) + square(b))
+
+
+def logaddexp2(x1: Any, x2: Any) -> Tensor:
+    """Return log2(2^x1 + 2^x2), without overflow."""
+    a, b = (floating(one) * math.log(2) for one in as_tensors([x1, x2]))
+    return logaddexp(a, b) * (1 / math.log(2))
+
+
+def heaviside(x1: Any, x2: Any) -> Tensor:
+    """Return 0 where x1 is below 0, x2 where it is 0, 1 above; NaN stays NaN."""
+    a, b = (floating(one) for one in as_tensors([x1, x2]))
+    return where(isnan(a), a, where(equal(a, 0), b, where(a < 0, 0.0, 1.0)))
+
+
+def trunc(x: Any) -> Tensor:
+    """Return x without its fraction; its gradient is 0."""
+    (found,) = as_tensors([x])
+    return where(less(found, 0), ceil(found), floor(found)) if found.dtype.kind == "f" else found
+
+
+def isneginf(x: Any) -> Tensor:
+    """Return where x is -infinity."""
+    return equal(floating(x), -math.inf)
+
+
+def isposinf(x: Any) -> Tensor:
+    """Return where x is infinity."""
+    return equal(floating(x), math.inf)
+
+
+def allclose(x1: Any, x2: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
+    """Return whether all elements are close; see `isclose`."""
+    return all(isclose(x1, x2, rtol, atol, equal_nan))
+
+
+def glu(x: Any, axis: int = -1) -> Tensor:
+    """Return the first half of x along an axis times the sigmoid of the second.
+
+    Source: Y. Dauphin et al., "Language modeling with gated convolutional networks", ICML 2017.
+    """
+    first, second = split(x, 2, axis)
+    return multiply(first, sigmoid(second))
+
+
+# Over axes
+
+
+def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the greatest element less the least over axes."""
+    return max(x, axis, keepdims) - min(x, axis, keepdims)
+
+
+def moments(
+    x: Any, axes: int | Sequence[int], keepdims: bool = False, synchronized: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return mean and variance over axes; over the rows of the batch they are those of all ranks at any rate."""
+    found = floating(x)
+    center = mean(found, axes, keepdims=True)
+    return mean(found, axes, keepdims), mean(square(found - center), axes, keepdims)
+
+
+def _without_nan(x: Any, instead: float) -> Tensor:
+    (found,) = as_tensors([x])
+    return where(isnan(found), instead, found) if found.dtype.kind == "f" else found
+
+
+def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the sum over axes of what is not NaN."""
+    return sum(_without_nan(x, 0), axis, keepdims)
+
+
+def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the product over axes of what is not NaN."""
+    return prod(_without_nan(x, 1), axis, keepdims)
+
+
+def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the mean over axes of what is not NaN; NaN of nothing."""
+    found = floating(x)
+    known = cast(logical_not(isnan(found)), found.dtype)
+    return nansum(found, axis, keepdims) / sum(known, axis, keepdims)
+
+
+def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the variance over axes of what is not NaN; NaN of nothing."""
+    found = floating(x)
+    return nanmean(square(found - nanmean(found, axis, keepdims=True)), axis, keepdims)
+
+
+def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the root of `nanvar`."""
+    return sqrt(nanvar(x, axis, keepdims))
+
+
+def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the greatest element over axes that is not NaN; NaN where all are."""
+    found = floating(x)
+    known = count_nonzero(logical_not(isnan(found)), axis)
+    greatest = max(_without_nan(found, -math.inf), axis, keepdims)
+    if keepdims:
+        known = reshape(known, greatest.shape)
+    return where(equal(known, 0), math.nan, greatest)
+
+
+def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the least element over axes that is not NaN; NaN where all are."""
+    return -nanmax(-floating(x), axis, keepdims)

@@ -1,0 +1,101 @@
+"""Keras' `keras.ops.nn`: activations, losses, convolutions and what else networks are made of."""
+
+from typing import TYPE_CHECKING
+
+from dptrain.ops.activation import (
+    celu,
+    gelu,
+    hard_shrink,
+    hard_sigmoid,
+    hard_silu,
+    hard_tanh,
+    log_sigmoid,
+    relu6,
+    selu,
+    sigmoid,
+    soft_shrink,
+    softmax,
+    softsign,
+    sparse_plus,
+    sparse_sigmoid,
+    squareplus,
+    tanh_shrink,
+    threshold,
+)
+from dptrain.ops.convolution import (
+    average_pool,
+    conv,
+    conv_transpose,
+    max_pool,
+)
+from dptrain.ops.cross_entropy import (
+    binary_crossentropy,
+    categorical_crossentropy,
+    sparse_categorical_crossentropy,
+)
+from dptrain.ops.elementwise import (
+    elu,
+    leaky_relu,
+    relu,
+    silu,
+    softplus,
+)
+from dptrain.ops.functions import (
+    glu,
+    hard_swish,
+    moments,
+    swish,
+)
+from dptrain.ops.indexing import (
+    one_hot,
+)
+from dptrain.ops.norms import (
+    normalize,
+)
+from dptrain.ops.reduction import (
+    log_softmax,
+)
+from dptrain.registry.names import not_there
+
+__all__ = [
+    "average_pool",
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "celu",
+    "conv",
+    "conv_transpose",
+    "elu",
+    "gelu",
+    "glu",
+    "hard_shrink",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "max_pool",
+    "moments",
+    "normalize",
+    "one_hot",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_shrink",
+    "softmax",
+    "softplus",
+    "softsign",
+    "sparse_categorical_crossentropy",
+    "sparse_plus",
+    "sparse_sigmoid",
+    "squareplus",
+    "swish",
+    "tanh_shrink",
+    "threshold",
+]
+
+if not TYPE_CHECKING:  # for which any name would do
+    __getattr__ = not_there("ops.nn", __all__)

@@ -1,0 +1,105 @@
+"""Functions made of other ops, against NumPy's in float64."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+X, M, V = RNG.normal(size=(2, 3, 4)), RNG.normal(size=(3, 5)), RNG.normal(size=4)
+NAN = np.where(RNG.random((3, 5)) < 0.4, np.nan, M)
+NAN[1] = np.nan
+SMALL = np.array([1e-12, -1e-12, 0.0, 3.0, -20.0])
+NUMPY = [
+    *((name, (M,)) for name in ("exp2", "expm1", "sinh", "cosh", "arcsinh", "cbrt", "deg2rad", "rad2deg", "fabs")),
+    *((name, (SMALL,)) for name in ("expm1", "sinh", "arcsinh", "cbrt")),
+    ("arccosh", (1 + M * M,)),
+    ("arctanh", (np.tanh(M),)),
+    ("arctanh", (SMALL[:3],)),
+    ("trunc", (M * 3,)),
+    ("hypot", (M, M[0])),
+    ("logaddexp2", (M * 900, M[0])),
+    ("heaviside", (np.array([-1.0, 0.0, 2.0, np.nan]), 0.5)),
+    ("true_divide", (M, M[0])),
+    ("isneginf", (np.array([1.0, np.inf, -np.inf, np.nan]),)),
+    ("isposinf", (np.array([1.0, np.inf, -np.inf, np.nan]),)),
+    ("allclose", (M, M + 1e-9)),
+    ("allclose", (M, M + 1)),
+    *((name, (X, 1)) for name in ("amax", "amin", "ptp")),
+    *((name, (NAN, axis)) for name in ("nansum", "nanprod", "nanmean", "nanvar", "nanstd") for axis in (None, 0, 1)),
+    *((name, (NAN, axis)) for name in ("nanmax", "nanmin") for axis in (None, 0, 1)),
+    *(("append", (M, M, axis)) for axis in (None, 0, -1)),
+    ("dstack", ([M, M],)),
+    ("dstack", ([V, V],)),
+    *(("roll", (X, *given)) for given in ((5,), (-1, 1), ((1, -2), (0, 2)), (4, -1))),
+    ("fliplr", (X,)),
+    ("flipud", (X,)),
+    *(("rot90", (X, k, axes)) for k in range(-1, 5) for axes in ((0, 1), (2, 1))),
+    *(("diagonal", (X, *given)) for given in ((), (1,), (-1, 1, 2), (2, 2, 0), (9,))),
+    *(("diag", (one, k)) for one in (V, M) for k in (-2, 0, 1)),
+    ("trace", (X, 1, 1, 2)),
+    *(("diff", (X, n, axis)) for n in (1, 2) for axis in (0, -1)),
+    ("inner", (X, M[:, :4])),
+    ("inner", (V, 2.0)),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), NUMPY, ids=lambda one: one if isinstance(one, str) else "")
+def test_values_are_numpys(name, given):
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # all NaN
+        expected = getattr(np, name)(*given)
+    found = getattr(ops, name)(*given)
+    assert found.shape == np.shape(expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-18)
+
+
+def test_parts():
+    for found, expected in (
+        (ops.array_split(M, 3, 1), np.array_split(M, 3, 1)),
+        (ops.array_split(M, [1, 2], 1), np.array_split(M, [1, 2], 1)),
+        (ops.hsplit(X, 3), np.hsplit(X, 3)),
+        (ops.hsplit(V, 2), np.hsplit(V, 2)),
+        (ops.vsplit(X, 2), np.vsplit(X, 2)),
+        (ops.meshgrid(V, M[0], M[:, 0]), np.meshgrid(V, M[0], M[:, 0])),
+        (ops.meshgrid(V, M[0], indexing="ij"), np.meshgrid(V, M[0], indexing="ij")),
+        (ops.moments(X, [0, 2]), (X.mean((0, 2)), X.var((0, 2)))),
+    ):
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_elements_along_an_axis():
+    order = np.argsort(X, 1)
+    np.testing.assert_array_equal(ops.take_along_axis(X, order, 1), np.sort(X, 1))
+    np.testing.assert_array_equal(ops.take_along_axis(X, order[:1], 1), np.take_along_axis(X, order[:1], 1))
+    np.testing.assert_array_equal(ops.take_along_axis(X, [3, -1], None), X.ravel()[[3, -1]])
+    np.testing.assert_array_equal(ops.get_item(X, (0, ..., -1)), X[0, ..., -1])
+
+
+def test_a_block_is_replaced():
+    found = ops.slice_update(X, (0, 1, 1), np.ones((1, 2, 2)))
+    expected = X.copy()
+    expected[:1, 1:3, 1:3] = 1
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_halves_gate_each_other():
+    np.testing.assert_allclose(ops.glu(X), X[..., :2] / (1 + np.exp(-X[..., 2:])), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ops.roll(M, (1, 2)), "without axes; expected one number"),
+        (lambda: ops.roll(M, (1, 2), 0), "expected as many of each"),
+        (lambda: ops.diag(X), "expected a vector or a matrix"),
+        (lambda: ops.meshgrid(V, indexing="a"), "expected 'xy' or 'ij'"),
+        (lambda: ops.take_along_axis(X, [0]), "indices of 1 axes for 3"),
+    ],
+)
+def test_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
