@@ -461,7 +461,7 @@ def compare_ranks(options: argparse.Namespace, report: Report) -> list[str]:
             *("--device", "cpu", "--hidden", ",".join(map(str, options.hidden)), "--epochs", str(WHOLE_EPOCHS)),
             *("--batch-size", str(options.batch_sizes[0]), "--verbose", "0"),
         ]
-        for turn in range(options.rounds + 1):  # the first fills caches
+        for turn in range(int(options.quick), options.rounds + 1):  # turn 0 fills caches
             for way in ways:
                 if way.name in slow:
                     continue
