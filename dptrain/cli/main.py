@@ -125,7 +125,7 @@ def _run(argv: Sequence[str]) -> int:
         if comm.rank == 0:
             print(to_yaml(config), end="")
         return 0
-    if config.model.function is not None and command in _MAKE_MODELS:
+    if config.model.function is not None:
         from dptrain.cli.model_function import loaded
 
         config = loaded(config, parsed, comm)
@@ -164,8 +164,6 @@ def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: 
 COMMANDS = ("train", "evaluate", "predict", "export", "runs", "sweep", "doctor", "explain", "launch")
 # Those whose modules say which options they have (OPTIONS), and import what takes long where they use it.
 _OWN_OPTIONS = ("evaluate", "predict", "export", "runs")
-# Those that make the model as configured.
-_MAKE_MODELS = ("train", "sweep", "explain")
 
 
 def _command(name: str) -> "Command":

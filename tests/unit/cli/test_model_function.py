@@ -165,8 +165,10 @@ def test_a_module_and_files_beside_a_file(tmp_path):
 def test_a_file_that_changed_is_told_of_and_no_configuration_runs_code_by_itself(answer, models, tmp_path, capfd):
     assert answer("build_model")[0] == 0
     config = str(tmp_path / "run" / "config.yaml")
-    assert main(["--config", config]) == 2
-    assert f"names code, '{models}:build_model': add --model {models}:build_model to run it" in capfd.readouterr().err
+    for command in ("train", "sweep", "explain", "doctor"):
+        assert main([command, "--config", config]) == 2
+        message = f"names code, '{models}:build_model': add --model {models}:build_model to run it"
+        assert message in capfd.readouterr().err
     load_function.cache_clear()
     with open(models, "a") as file:
         file.write("# changed\n")
