@@ -17,20 +17,18 @@ from dptrain.batches.inputs import Expected
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
-from dptrain.layers.base import build_shape
-from dptrain.layers.node import Node
 from dptrain.metrics import Metric
 from dptrain.metrics.base import Mean
 from dptrain.mixed_precision import dtype_name, dtype_policy
 from dptrain.models.compiled import Compiled, CompileMetrics, Outputs, results_of
 from dptrain.models.files import Files
 from dptrain.models.fitting import Fitting
-from dptrain.models.graph import Graph, Maker, name_of_maker
+from dptrain.models.graph import Graph
+from dptrain.models.structure import Structure, sample_shape, symbol
 from dptrain.models.summary import summary
 from dptrain.optimizers import Optimizer
 from dptrain.program import tree
-from dptrain.program.shapes import SYMBOLIC_ROWS
-from dptrain.program.tensor import Tensor, Variable, placeholder, unchanged, untraced
+from dptrain.program.tensor import Variable, unchanged, untraced
 from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
@@ -47,7 +45,7 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 
 
-class Model(Fitting, Files):
+class Model(Fitting, Files, Structure):
     """A layer that can be trained: `Model(inputs, outputs)` of symbolic tensors, or a subclass with a `call`.
 
     The same script trains on one device when started by `python`, and on N when started by `mpirun -n N python`: every
@@ -126,132 +124,10 @@ class Model(Fitting, Files):
         """The class's in snake case; "functional" for one of symbolic inputs and outputs."""
         return "functional" if type(self) is Model else super().default_name
 
-    def _set_graph(self, graph: Graph) -> None:
-        self._graph, self._stack, self.built = graph, graph.layers, True
-        self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), graph.outputs)
-
-    @property
-    def layers(self) -> list[Layer]:
-        """The layers, in Keras' order."""
-        return self.sublayers
-
-    @layers.setter
-    def layers(self, layers: Any) -> None:
-        raise AttributeError(
-            "`Model.layers` attribute is reserved and should not be used. Use `add()` and `pop()` of a Sequential to "
-            "change its layers, and another name for a list of layers of your own."
-        )
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """The symbolic inputs of a functional model.
-
-        Raises:
-            AttributeError: it is none.
-        """
-        return tree.leaves(self._require_graph().inputs)
-
-    @property
-    def outputs(self) -> list[Tensor]:
-        """The symbolic outputs of a functional model.
-
-        Raises:
-            AttributeError: it is none.
-        """
-        return tree.leaves(self._require_graph().outputs)
-
-    @property
-    def input(self) -> Any:
-        """The symbolic inputs of a functional model, nested as it was given them.
-
-        Raises:
-            AttributeError: it is none.
-        """
-        return self.inputs[0] if len(self.inputs) == 1 else self._require_graph().inputs
-
-    @property
-    def output(self) -> Any:
-        """The symbolic outputs of a functional model, nested as it returns them.
-
-        Raises:
-            AttributeError: it is none.
-        """
-        return self.outputs[0] if len(self.outputs) == 1 else self._require_graph().outputs
-
-    @property
-    def input_names(self) -> list[str]:
-        """The names of the inputs of a functional model."""
-        return [one.history.layer.name for one in self.inputs]
-
-    @property
-    def output_names(self) -> list[str]:
-        """The names of the layers that make the outputs of a functional model."""
-        return [name_of_maker(one) for one in self.outputs]
-
-    @property
-    def input_shape(self) -> Any:
-        """Shapes of the inputs of a functional model, with None for the rows."""
-        if self._graph is None:
-            return self._given_shape
-        shapes = [build_shape(one) for one in self.inputs]
-        return shapes[0] if len(shapes) == 1 else shapes
-
-    @input_shape.setter
-    def input_shape(self, shape: Any) -> None:
-        self._given_shape = shape
-
-    @property
-    def output_shape(self) -> Any:
-        """Shapes of the outputs, with None for the rows."""
-        if self._output_shapes is None:
-            raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
-        found = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
-        return found[0] if len(found) == 1 else found
-
-    @property
-    def graph(self) -> Graph | None:
-        """What lies between the symbolic inputs and outputs; None where there are none."""
-        return self._graph
-
     @property
     def compiled_with(self) -> Compiled | None:
         """What `compile` was given; None before."""
         return self._compiled
-
-    @property
-    def calls(self) -> list[Node]:
-        """The calls of layers that a functional model is made of; none of another."""
-        return [] if self._graph is None else self._graph.nodes
-
-    @property
-    def makers(self) -> list[Maker]:
-        """The calls, and the tensors that ops made, each after those that it needs; none of another model."""
-        return [] if self._graph is None else self._graph.makers
-
-    def _require_graph(self) -> Graph:
-        if self._graph is None:
-            raise AttributeError(f"{type(self).__name__} model {self.name!r} has no defined inputs and outputs yet.")
-        return self._graph
-
-    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
-        """Return a layer by its name or its place.
-
-        Raises:
-            ConfigError: there is none, or both or neither were given.
-        """
-        if (name is None) == (index is None):
-            raise ConfigError("Provide either a layer name or layer index at `get_layer`.")
-        layers = self.layers
-        if index is not None:
-            if len(layers) <= index:
-                raise ConfigError(
-                    f"Was asked to retrieve layer at index {index} but model only has {len(layers)} layers."
-                )
-            return layers[index]
-        for layer in layers:
-            if layer.name == name:
-                return layer
-        raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs; a subclass without inputs and outputs writes it."""
@@ -859,11 +735,6 @@ def _checked_logs(step: str, returned: Any) -> Mapping[str, Any]:
     raise ConfigError(f"{name}: expected a dictionary of logs to be returned, found {type(returned).__name__}")
 
 
-def sample_shape(symbol: Tensor) -> tuple[int, ...]:
-    """Return the shape of a sample of what stands for a batch."""
-    return tuple(int(n) for n in symbol.shape[1:])
-
-
 def _shapes(batch: Any) -> list[tuple[int, ...]]:
     return [tuple(map(int, np.shape(one)[1:])) for one in tree.leaves(batch)]
 
@@ -871,11 +742,6 @@ def _shapes(batch: Any) -> list[tuple[int, ...]]:
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
     own = getattr(array, "dtype", None)
     return dtype if own is None or np.dtype(own).kind == "f" else np.dtype(own)
-
-
-def symbol(shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
-    """Return what stands for a batch of samples of a shape."""
-    return placeholder((SYMBOLIC_ROWS, *map(int, shape)), dtype, "input")
 
 
 def _symbols(shape: Any, dtype: str) -> Any:

@@ -12,7 +12,8 @@ from dptrain.layers.base import sizes
 from dptrain.layers.parts import name_layers
 from dptrain.models.configuration import sequential_config, sequential_layers
 from dptrain.models.graph import Graph
-from dptrain.models.model import Model, sample_shape, symbol
+from dptrain.models.model import Model
+from dptrain.models.structure import sample_shape, symbol
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, Variable, untraced
 from dptrain.registry.serialization import custom_object_scope

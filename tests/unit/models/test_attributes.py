@@ -79,3 +79,10 @@ def test_weights_come_and_go_as_arrays():
     layer.set_weights([np.ones((3, 2)), np.arange(2.0)])
     assert [one.tolist() for one in layer.get_weights()] == [[[1, 1]] * 3, [0, 1]]
     assert layer.count_params() == 8
+
+
+def test_layers_have_names_before_the_weights_are_there():
+    model = keras.Sequential([L.Dense(2), L.Dense(1)])
+    assert model.get_layer("dense_1").units == 1
+    with pytest.raises(ConfigError, match=r"No such layer: head\. Existing layers are: \['dense', 'dense_1'\]"):
+        model.get_layer("head")

@@ -1,0 +1,157 @@
+"""What a model is made of: its layers, and the symbolic tensors that a functional model lies between."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.layers import Layer
+from dptrain.layers.base import build_shape
+from dptrain.layers.node import Node
+from dptrain.layers.parts import name_layers
+from dptrain.models.graph import Graph, Maker, name_of_maker
+from dptrain.program import tree
+from dptrain.program.shapes import SYMBOLIC_ROWS
+from dptrain.program.tensor import Tensor, placeholder
+
+
+class Structure(Layer):
+    """What of a model says how it is made."""
+
+    if TYPE_CHECKING:  # what `Model` supplies
+        _graph: Graph | None
+        _output_shapes: Any
+
+    def _set_graph(self, graph: Graph) -> None:
+        self._graph, self._stack, self.built = graph, graph.layers, True
+        self._output_shapes = tree.map_leaves(lambda path, one: sample_shape(one), graph.outputs)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, in Keras' order."""
+        return self.sublayers
+
+    @layers.setter
+    def layers(self, layers: Any) -> None:
+        raise AttributeError(
+            "`Model.layers` attribute is reserved and should not be used. Use `add()` and `pop()` of a Sequential to "
+            "change its layers, and another name for a list of layers of your own."
+        )
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The symbolic inputs of a functional model.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return tree.leaves(self._require_graph().inputs)
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The symbolic outputs of a functional model.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return tree.leaves(self._require_graph().outputs)
+
+    @property
+    def input(self) -> Any:
+        """The symbolic inputs of a functional model, nested as it was given them.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return self.inputs[0] if len(self.inputs) == 1 else self._require_graph().inputs
+
+    @property
+    def output(self) -> Any:
+        """The symbolic outputs of a functional model, nested as it returns them.
+
+        Raises:
+            AttributeError: it is none.
+        """
+        return self.outputs[0] if len(self.outputs) == 1 else self._require_graph().outputs
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs of a functional model."""
+        return [one.history.layer.name for one in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """The names of the layers that make the outputs of a functional model."""
+        return [name_of_maker(one) for one in self.outputs]
+
+    @property
+    def input_shape(self) -> Any:
+        """Shapes of the inputs of a functional model, with None for the rows."""
+        if self._graph is None:
+            return self._given_shape
+        shapes = [build_shape(one) for one in self.inputs]
+        return shapes[0] if len(shapes) == 1 else shapes
+
+    @input_shape.setter
+    def input_shape(self, shape: Any) -> None:
+        self._given_shape = shape
+
+    @property
+    def output_shape(self) -> Any:
+        """Shapes of the outputs, with None for the rows."""
+        if self._output_shapes is None:
+            raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
+        found = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
+        return found[0] if len(found) == 1 else found
+
+    @property
+    def graph(self) -> Graph | None:
+        """What lies between the symbolic inputs and outputs; None where there are none."""
+        return self._graph
+
+    @property
+    def calls(self) -> list[Node]:
+        """The calls of layers that a functional model is made of; none of another."""
+        return [] if self._graph is None else self._graph.nodes
+
+    @property
+    def makers(self) -> list[Maker]:
+        """The calls, and the tensors that ops made, each after those that it needs; none of another model."""
+        return [] if self._graph is None else self._graph.makers
+
+    def _require_graph(self) -> Graph:
+        if self._graph is None:
+            raise AttributeError(f"{type(self).__name__} model {self.name!r} has no defined inputs and outputs yet.")
+        return self._graph
+
+    def get_layer(self, name: str | None = None, index: int | None = None) -> Layer:
+        """Return a layer by its name or its place.
+
+        Raises:
+            ConfigError: there is none, or both or neither were given.
+        """
+        if (name is None) == (index is None):
+            raise ConfigError("Provide either a layer name or layer index at `get_layer`.")
+        layers = self.layers
+        name_layers(layers)
+        if index is not None:
+            if len(layers) <= index:
+                raise ConfigError(
+                    f"Was asked to retrieve layer at index {index} but model only has {len(layers)} layers."
+                )
+            return layers[index]
+        for layer in layers:
+            if layer.name == name:
+                return layer
+        raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
+
+
+def sample_shape(symbol: Tensor) -> tuple[int, ...]:
+    """Return the shape of a sample of what stands for a batch."""
+    return tuple(int(n) for n in symbol.shape[1:])
+
+
+def symbol(shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+    """Return what stands for a batch of samples of a shape."""
+    return placeholder((SYMBOLIC_ROWS, *map(int, shape)), dtype, "input")
