@@ -215,6 +215,9 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         model: of `build_model`; may be given again, for other rows.
         data: as `load_data` returned it.
         rows: of the training part, those that are trained on; None for all.
+
+    Raises:
+        ConfigError: this rank has only some of the rows.
     """
     x, y = data.train.x, data.train.y.reshape(len(data.train.y), -1)
     is_number = np.ones(x.shape[-1], bool)
@@ -230,6 +233,8 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         layer.follows_data = layer.follows_data or all(initial)
         if not layer.follows_data:
             continue
+        if len(x) != data.train.total:
+            raise ConfigError("--sharding static: numbers are standardised by all rows, not by a rank's; leave it out")
         mean, variance = moments(y if layer.invert else x[:, : len(is_number)], rows)
         if not layer.invert:
             mean, variance = np.where(is_number, mean, 0), np.where(is_number, variance, 1)

@@ -58,6 +58,8 @@ def middles(k):
         ],
         "activity": lambda: [L.Dense(6, activity_regularizer="l2"), L.Identity()],
         "rescaling": lambda: [L.Rescaling(-0.5, 0.25)],
+        # Given, since Keras does not look at moments that `set_weights` changes.
+        "normalization": lambda: [L.Normalization(mean=0.25, variance=4.0), L.Normalization(-1, 1.5, 0.5, invert=True)],
         "reshape": lambda: [L.Reshape((4, -1)), L.Reshape((8,))],
         "flatten": lambda: [L.Reshape((2, 4)), L.Flatten()],
         "no dropout": lambda: [L.Dropout(0.0)],
@@ -205,3 +207,14 @@ def test_outputs_and_configurations_of_every_layer(keras, name, number, training
     assert float(sum(ours.losses)) == pytest.approx(
         float(sum(keras.ops.convert_to_numpy(one) for one in theirs.losses)), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("options", [{}, {"axis": None}, {"axis": 1}, {"axis": (1, 2)}, {"invert": True}], ids=str)
+def test_normalization_adapts_as_keras_does(keras, options):
+    x = np.random.default_rng(8).normal(3, 9, (50, 4, 3)).astype(np.float32)
+    ours, theirs = layers.Normalization(**options), keras.layers.Normalization(**options)
+    ours.adapt(x)
+    theirs.adapt(x)
+    for one, two in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5)
+    np.testing.assert_allclose(ours(x).numpy(), np.asarray(theirs(x)), rtol=1e-5, atol=1e-5)

@@ -110,3 +110,9 @@ def test_layers_that_were_adapted_by_others_stay():
     standardize(model, TABULAR, np.array([0]))
     np.testing.assert_allclose(found.adapt_mean.numpy(), [5.5, 0, 0])
     np.testing.assert_allclose(back.adapt_mean.numpy(), [1000])
+
+
+def test_a_rank_s_own_rows_standardise_nothing():
+    part = dataclasses.replace(NUMBERS, train=dataclasses.replace(NUMBERS.train, total=2 * ROWS))
+    with pytest.raises(ConfigError, match="--sharding static: numbers are standardised by all rows"):
+        build_model(config(), part)
