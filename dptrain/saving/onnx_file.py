@@ -2,11 +2,13 @@
 
 A file has one graph with a node for each op, or a few: each op's record says which (`program.onnx_graph`). Inputs have
 the names of the model's inputs and any number of rows; outputs are `output`, or named as the model's. What a layer does
-to raw numbers (Normalization, Rescaling) is inside; what Python does before, reading a table, is not.
+to raw numbers (Normalization, Rescaling) is inside. What Python does before, such as numbering a table's categories, is
+not: the file's metadata has it as "preprocessing", JSON as in a `.keras` file.
 
 The operators are those of opset 18, which ONNX Runtime 1.14 and later execute.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from types import ModuleType
@@ -63,6 +65,8 @@ def encode(model: Any) -> bytes:
     outputs = {path: _name("" if path == "output" else path, "output") for path in tree.leaves(model.prediction)}
     outputs = {path: f"output_{name}" if name in names else name for path, name in outputs.items()}
     made = model_of(program, inputs, outputs, model.name)
+    if model.preprocessing is not None:
+        onnx.helper.set_model_props(made, {"preprocessing": json.dumps(model.preprocessing.to_dict())})
     size = made.ByteSize()
     if size > _MAX_BYTES:
         raise ConfigError(f"not supported in ONNX: a model of {size:,} bytes in one file, which holds 2 GB at most")

@@ -1,5 +1,6 @@
 """`model.export(path, "onnx")`: what ONNX Runtime computes is what NumPy float64 does, whatever the number of rows."""
 
+import json
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import dptrain as dp
 from dptrain import activations, layers, ops
+from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import ConfigError
 from dptrain.program.program import trace
 from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
@@ -230,6 +232,15 @@ def test_a_trained_model_from_its_file(tmp_path):
     assert [(one.domain, one.version) for one in about.opset_import] == [("", 18)]
     assert {one.name for one in about.graph.initializer if not one.name.startswith("/")} >= {"dense/bias"}
     assert onnx_file.encode(model) == (tmp_path / "m.onnx").read_bytes()
+
+
+def test_preprocessing_is_metadata():
+    model = dp.Sequential([layers.Input((4,)), layers.Dense(2, "softmax")])
+    model.preprocessing = Preprocessing("multiclass", class_names=("cat", "dog"))
+    made = onnx.load_from_string(onnx_file.encode(model))
+    ((key, value),) = [(one.key, one.value) for one in made.metadata_props]
+    assert key == "preprocessing"
+    assert Preprocessing.from_dict(json.loads(value)) == model.preprocessing
 
 
 # What cannot be said
