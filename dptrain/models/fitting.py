@@ -520,23 +520,24 @@ class Fitting(Layer):
         hooks = self._hooks(callbacks, verbose, epochs=1, steps=None, keeps_history=False)
         watched = _watched(comm, hooks, "predict")
 
-        def prepare() -> Batches:
+        def prepare() -> tuple[Batches, Step | None]:
             check_given(batch_size=batch_size, steps=steps)
             source = source_of(x, comm=comm)
             if source is not None:
                 if not self.built:
                     self._look(source)
                     source.on_epoch_end()
-                return stream_batches(source, self.expected_of_batches, comm, steps, what="prediction")
+                return stream_batches(source, self.expected_of_batches, comm, steps, what="prediction"), None
             samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
-            together = watched or self._mixes_rows(comm, samples)
-            return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=together)
+            step = self.step("predict")
+            together = watched or self._mixes_rows(comm, samples, step)
+            return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=together), step
 
         self.trainer(comm)
-        batches = self.agreed(comm, "predict", prepare)
+        batches, step = self.agreed(comm, "predict", prepare)
         hooks.params["steps"] = steps or batches.steps
         with self.collective(comm):
-            found: Array = self.as_outputs(self.trainer(comm).predict(batches, hooks))
+            found: Array = self.as_outputs(self.trainer(comm).predict(batches, hooks, step))
         return found
 
     # One batch at a time
@@ -664,7 +665,7 @@ class Fitting(Layer):
         rows = max(1, min(EVALUATION_ROWS, len(samples) // comm.size))
         return self._programs.depends_on_batches(self.step("test"), about, rows)
 
-    def _mixes_rows(self, comm: Communicator, samples: Samples) -> bool:
+    def _mixes_rows(self, comm: Communicator, samples: Samples, step: Step) -> bool:
         """Whether a prediction depends on how samples are cut into batches; asked of the program that few rows run."""
         if not len(samples):
             return False
@@ -672,7 +673,7 @@ class Fitting(Layer):
         rows = padded_rows(max(1, min(EVALUATION_ROWS, len(samples) // comm.size)))
         _, about = samples.stored()
         about = replace(about, shapes=tuple((rows, *shape[1:]) for shape in about.shapes))
-        return self._programs.depends_on_batches(self.step("predict"), about, rows)
+        return self._programs.depends_on_batches(step, about, rows)
 
     # Helpers
 

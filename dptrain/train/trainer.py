@@ -202,16 +202,17 @@ class Trainer:
         with self._opened({"test": batches}):
             return run_to_end(self._evaluate(batches, hooks))
 
-    def predict(self, batches: Batches, hooks: CallbackList) -> dict[str, npt.NDArray[Any]]:
+    def predict(self, batches: Batches, hooks: CallbackList, step: Step | None = None) -> dict[str, npt.NDArray[Any]]:
         """Return the outputs for all samples by name, (rows, ...) each, on every rank. Collective.
 
         Args:
             batches: of features alone, in their stored order.
             hooks: what to call; `hooks.model.stop_predicting` ends the prediction after a step, where any rank has a
                 hook of steps.
+            step: the model's, where it has been asked for already.
         """
         self.share(lambda: self.model.variables)
-        step = self.model.step("predict")
+        step = step or self.model.step("predict")
         found: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.set_trainer(self)
         watched = self._any(hooks.has_batch_hooks("predict"))
