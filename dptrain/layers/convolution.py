@@ -125,7 +125,7 @@ class Conv2D(_Convolution):
         self.groups = 1
 
     def _convolved(self, x: Tensor) -> Tensor:
-        return ops.conv(x, self.kernel, self.strides, self.padding, self.dilation_rate)
+        return ops.conv(x, self.kernel, self.strides, self.padding, dilation_rate=self.dilation_rate)
 
 
 class Conv2DTranspose(_Convolution):

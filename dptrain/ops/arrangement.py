@@ -168,8 +168,8 @@ def meshgrid(*x: Any, indexing: str = "xy") -> list[Tensor]:
     return made
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
-    """Return the element of x at each index along an axis, by default the last; None takes both as vectors.
+def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
+    """Return the element of x at each index along an axis; by default both are taken as vectors.
 
     Args:
         x: a tensor or an array of known lengths.

@@ -8,13 +8,14 @@ other's gradients. Each is a sum of R S products of matrices, one for every elem
 copy of patches.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import multiply
+from dptrain.ops.manipulation import transpose
 from dptrain.ops.padding import pad
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
@@ -184,8 +185,29 @@ def _conv2d_kernel(dkernel: Tensor, g: Tensor, x: Tensor, dy: Tensor) -> tuple[T
 # As Keras calls them
 
 
+def _with_channels_last(data_format: str | None, inputs: Any, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what a function of images (B, H, W, C) makes of images in a format, in that format.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    (x,) = as_tensors([inputs])
+    if data_format in (None, "channels_last"):
+        return compute(x)
+    if data_format != "channels_first":
+        raise ConfigError(f"data_format={data_format!r}: expected None, 'channels_last' or 'channels_first'")
+    if x.ndim != 4:
+        raise ConfigError(f"data_format='channels_first': expected images (B, C, H, W), found {x.shape}")
+    return transpose(compute(transpose(x, (0, 2, 3, 1))), (0, 3, 1, 2))
+
+
 def conv(
-    inputs: Any, kernel: Any, strides: int | Pair = 1, padding: str = "valid", dilation_rate: int | Pair = 1
+    inputs: Any,
+    kernel: Any,
+    strides: int | Pair = 1,
+    padding: str = "valid",
+    data_format: str | None = None,
+    dilation_rate: int | Pair = 1,
 ) -> Tensor:
     """Return the convolution (cross-correlation) of images with a kernel.
 
@@ -194,11 +216,16 @@ def conv(
         kernel: (R, S, I, O).
         strides: one for both axes, or two.
         padding: "valid" (none), or "same": zeros around the image, so that ceil(H / stride) rows come out.
+        data_format: of inputs and result, "channels_last" by default, or "channels_first": (B, I, H, W).
         dilation_rate: one for both axes, or two.
 
     Raises:
         ConfigError: the shapes do not go together, or the kernel is larger than the image.
     """
+    if data_format is not None:
+        return _with_channels_last(
+            data_format, inputs, lambda x: conv(x, kernel, strides, padding, dilation_rate=dilation_rate)
+        )
     x, k = as_tensors([inputs, kernel])
     if x.ndim != 4 or k.ndim != 4 or x.shape[3] != k.shape[2]:
         raise ConfigError(
@@ -209,7 +236,15 @@ def conv(
     return conv2d(x, k, strides=stride, dilation=dilation, before=before, size=size)
 
 
-def conv_transpose(inputs: Any, kernel: Any, strides: int | Pair = 1, padding: str = "valid") -> Tensor:
+def conv_transpose(
+    inputs: Any,
+    kernel: Any,
+    strides: int | Pair = 1,
+    padding: str = "valid",
+    output_padding: None = None,
+    data_format: str | None = None,
+    dilation_rate: int | Pair = 1,
+) -> Tensor:
     """Return the transposed convolution: what `conv` with these strides would have been made of.
 
     Args:
@@ -217,10 +252,17 @@ def conv_transpose(inputs: Any, kernel: Any, strides: int | Pair = 1, padding: s
         kernel: (R, S, O, I).
         strides: one for both axes, or two.
         padding: "valid": (H - 1) stride + max(R, stride) rows come out; "same": H stride.
+        output_padding: None.
+        data_format: as `conv`.
+        dilation_rate: 1.
 
     Raises:
-        ConfigError: the shapes do not go together.
+        ConfigError: the shapes do not go together, an output padding or a dilation.
     """
+    if output_padding is not None or dilation_rate not in (1, (1, 1), [1, 1]):
+        raise ConfigError("not supported: conv_transpose with `output_padding` or `dilation_rate`")
+    if data_format is not None:
+        return _with_channels_last(data_format, inputs, lambda x: conv_transpose(x, kernel, strides, padding))
     x, k = as_tensors([inputs, kernel])
     if x.ndim != 4 or k.ndim != 4 or x.shape[3] != k.shape[3]:
         raise ConfigError(
@@ -238,7 +280,13 @@ def conv_transpose(inputs: Any, kernel: Any, strides: int | Pair = 1, padding: s
     return conv2d_input(x, k, strides=stride, dilation=(1, 1), before=before, size=size)
 
 
-def max_pool(inputs: Any, pool_size: int | Pair, strides: int | Pair | None = None, padding: str = "valid") -> Tensor:
+def max_pool(
+    inputs: Any,
+    pool_size: int | Pair,
+    strides: int | Pair | None = None,
+    padding: str = "valid",
+    data_format: str | None = None,
+) -> Tensor:
     """Return the greatest element of each window of each channel.
 
     Args:
@@ -246,10 +294,13 @@ def max_pool(inputs: Any, pool_size: int | Pair, strides: int | Pair | None = No
         pool_size: of the windows, one for both axes, or two.
         strides: between them; by default their size.
         padding: as `conv`; what lies outside the image is never the greatest.
+        data_format: as `conv`.
 
     Raises:
         ConfigError: the window is larger than the image.
     """
+    if data_format is not None:
+        return _with_channels_last(data_format, inputs, lambda x: max_pool(x, pool_size, strides, padding))
     (x,) = as_tensors([inputs])
     if x.ndim != 4:
         raise ConfigError(f"max_pool: expected images (B, H, W, C), found {x.shape}")
@@ -260,9 +311,15 @@ def max_pool(inputs: Any, pool_size: int | Pair, strides: int | Pair | None = No
 
 
 def average_pool(
-    inputs: Any, pool_size: int | Pair, strides: int | Pair | None = None, padding: str = "valid"
+    inputs: Any,
+    pool_size: int | Pair,
+    strides: int | Pair | None = None,
+    padding: str = "valid",
+    data_format: str | None = None,
 ) -> Tensor:
     """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`."""
+    if data_format is not None:
+        return _with_channels_last(data_format, inputs, lambda x: average_pool(x, pool_size, strides, padding))
     (x,) = as_tensors([inputs])
     if x.ndim != 4:
         raise ConfigError(f"average_pool: expected images (B, H, W, C), found {x.shape}")

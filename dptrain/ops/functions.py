@@ -33,7 +33,7 @@ from dptrain.program.tensor import Tensor, as_tensors
 
 Axis = int | Sequence[int] | None
 
-amax, amin, true_divide = max, min, divide
+true_divide = divide
 swish, hard_swish = silu, hard_silu
 
 
@@ -156,6 +156,16 @@ def glu(x: Any, axis: int = -1) -> Tensor:
 
 
 # Over axes
+
+
+def amax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the greatest element over axes; as `max`."""
+    return max(x, axis, keepdims)
+
+
+def amin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Return the least element over axes; as `min`."""
+    return min(x, axis, keepdims)
 
 
 def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:

@@ -116,9 +116,17 @@ def _one_hot_last_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Equal", labels, places, dtype=np.bool_)
 
 
-def one_hot(x: Any, num_classes: int, axis: int = -1, dtype: npt.DTypeLike = FLOATX) -> Tensor:
-    """Return labels as one-hot vectors along a new axis; those outside 0 to num_classes - 1 are zeros."""
-    made = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype).name)
+def one_hot(
+    x: Any, num_classes: int, axis: int = -1, dtype: npt.DTypeLike | None = None, sparse: bool = False
+) -> Tensor:
+    """Return labels as one-hot vectors along a new axis; those outside 0 to num_classes - 1 are zeros.
+
+    Raises:
+        ConfigError: `sparse`.
+    """
+    if sparse:
+        raise ConfigError("not supported: sparse tensors")
+    made = one_hot_last(x, classes=int(num_classes), dtype=np.dtype(dtype or FLOATX).name)
     (place,) = normalized_axes(axis, made.ndim)
     order = list(range(made.ndim - 1))
     order.insert(place, made.ndim - 1)

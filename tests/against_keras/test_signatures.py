@@ -1,41 +1,36 @@
-"""Layers take the arguments of Keras' layers, in their order and with their defaults, and describe themselves alike."""
+"""Functions of ops take Keras' arguments: names, order and defaults."""
 
 import inspect
-import json
 
+import numpy as np
 import pytest
 
-from dptrain.layers import LAYERS
-from tests.unit.layers.cases import CASES
+from dptrain import ops
+from dptrain.program.tensor import Op
 
-# What dptrain does without: Keras requires it.
-EARLIER = {"AveragePooling2D": "pool_size"}
-# Keras takes them as keywords of every layer, and writes them or not.
-COMMON = ("name", "dtype", "trainable", "autocast", "activity_regularizer", "input_shape")
-
-
-def arguments(cls):
-    found = inspect.signature(cls.__init__).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    common = ("self", *COMMON, *(() if cls.__name__ == "Embedding" else ("input_dim",)))
-    return [(one.name, one.default) for one in found if one.kind in kinds and one.name not in common]
+keras = pytest.importorskip("keras")
+BOTH = [name for name in ops.__all__ if hasattr(keras.ops, name) and inspect.isfunction(getattr(keras.ops, name))]
+# `stop_gradient`'s, `relu`'s and others' functions are NumPy's, with an `out` besides.
+OWN = {"out", "first_row"}
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_arguments(keras, name):
-    expected = arguments(getattr(keras.layers, name))
-    found = [
-        (one, inspect.Parameter.empty if EARLIER.get(name) == one else default)
-        for one, default in arguments(LAYERS[name])
+def arguments(function):
+    of = function.compute if isinstance(function, Op) else function
+    found = inspect.signature(of).parameters.values()
+    kinds = (inspect.Parameter.VAR_KEYWORD,)
+    return [
+        (one.name, None if one.default is one.empty else one.default)
+        for one in found
+        if one.name not in OWN and one.kind not in kinds
     ]
-    assert found[: len(expected)] == expected
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_configurations(keras, name):
-    for case in CASES[name]:
-        config = case.make().get_config()
-        own = {key: one for key, one in config.items() if key not in COMMON}
-        theirs = getattr(keras.layers, name).from_config(own).get_config()
-        for key in {*theirs, *own} - set(COMMON):
-            assert json.dumps(own[key]) == json.dumps(theirs[key]), key
+@pytest.mark.parametrize("name", BOTH)
+def test_arguments_are_those_of_keras(name):
+    assert arguments(getattr(ops, name)) == arguments(getattr(keras.ops, name))
+
+
+def test_rooms_are_those_of_keras():
+    for ours, theirs in ((ops.nn, keras.ops.nn), (ops.numpy, keras.ops.numpy)):
+        assert {name for name in dir(theirs) if not name.startswith("_")} & set(ops.__all__) == set(ours.__all__)
+    assert float(np.asarray(ops.numpy.sum([1.0]))) == 1

@@ -83,3 +83,21 @@ def test_what_does_not_fit():
         ops.conv(image, kernel, padding="causal")
     with pytest.raises(ConfigError, match="strides = 0"):
         ops.max_pool(image, 2, strides=0)
+
+
+def test_channels_first():
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, 3, 6, 5)), rng.normal(size=(3, 2, 3, 4))
+    last = x.transpose(0, 2, 3, 1)
+    for function, given in (
+        (ops.conv, (kernel, 2, "same")),
+        (ops.conv_transpose, (kernel.transpose(0, 1, 3, 2), 2, "valid")),
+        (ops.max_pool, (2, 1, "same")),
+        (ops.average_pool, (2, None, "valid")),
+    ):
+        expected = function(last, *given).numpy().transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(function(x, *given, data_format="channels_first"), expected)
+    with pytest.raises(ConfigError, match="data_format='NCHW': expected None"):
+        ops.max_pool(x, 2, data_format="NCHW")
+    with pytest.raises(ConfigError, match="conv_transpose with `output_padding`"):
+        ops.conv_transpose(last, kernel.transpose(0, 1, 3, 2), output_padding=1)

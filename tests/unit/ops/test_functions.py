@@ -97,7 +97,7 @@ def test_halves_gate_each_other():
         (lambda: ops.roll(M, (1, 2), 0), "expected as many of each"),
         (lambda: ops.diag(X), "expected a vector or a matrix"),
         (lambda: ops.meshgrid(V, indexing="a"), "expected 'xy' or 'ij'"),
-        (lambda: ops.take_along_axis(X, [0]), "indices of 1 axes for 3"),
+        (lambda: ops.take_along_axis(X, [0], 1), "indices of 1 axes for 3"),
     ],
 )
 def test_refused(build, message):
