@@ -469,6 +469,8 @@ def _as_it_is() -> Iterator[None]:
 def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def noting(self: Layer, *arguments: Any, **keywords: Any) -> None:
+        if self.built and self._weights:
+            raise ConfigError(f"layer {self.label!r} is already built: a second `build` would add its weights again")
         build(self, *arguments, **keywords)
         self.built = True
 

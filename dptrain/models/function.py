@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from dptrain.errors import ConfigError
 from dptrain.models.graph import Graph
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor
@@ -21,9 +20,6 @@ class Function:
     """
 
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None) -> None:
-        for what, given in (("inputs", inputs), ("outputs", outputs)):
-            if not tree.leaves(given):
-                raise ConfigError(f"`{what}` argument cannot be empty. Received: inputs={inputs} outputs={outputs}")
         self.name = name or "function"
         self._graph = Graph(inputs, outputs)
 

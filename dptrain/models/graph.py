@@ -44,6 +44,8 @@ class Graph:
         self.inputs, self.outputs = tree.with_sorted_keys(inputs), tree.with_sorted_keys(outputs)
         self._returned = outputs
         for name, given in (("inputs", inputs), ("outputs", outputs)):
+            if not tree.leaves(given):
+                raise ConfigError(f"`{name}` argument cannot be empty. Received: inputs={inputs}, outputs={outputs}")
             for one in tree.leaves(given):
                 if not isinstance(one, Tensor) or one.value is not None:
                     raise ConfigError(

@@ -81,6 +81,28 @@ def test_weights_come_and_go_as_arrays():
     assert layer.count_params() == 8
 
 
+def test_a_layer_is_built_once():
+    layer = L.Dense(2)
+    layer.build((None, 3))
+    with pytest.raises(ConfigError, match="layer 'dense' is already built: a second `build` would add its weights"):
+        layer.build((None, 3))
+    assert len(layer.weights) == 2
+    layer = L.ReLU()
+    layer.build((None, 3)), layer.build((None, 4))
+
+    class More(L.Dense):
+        def build(self, input_shape):
+            super().build(input_shape)
+            self.scale = self.add_weight((1,), "ones")
+
+    assert len(More(2)(X).shape) == 2
+
+
+def test_a_model_of_nothing():
+    with pytest.raises(ConfigError, match="`inputs` argument cannot be empty"):
+        keras.Model(inputs=[], outputs=[])
+
+
 def test_layers_have_names_before_the_weights_are_there():
     model = keras.Sequential([L.Dense(2), L.Dense(1)])
     assert model.get_layer("dense_1").units == 1
