@@ -3,10 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dptrain.data.preprocessing import Column
 from dptrain.data.table_columns import MOST_CLASSES, MOST_ONE_HOT, TableOptions, learn, used_columns, without_missing
-from dptrain.data.tables import Table
+from dptrain.data.tables import Table, read_table
 from dptrain.errors import ConfigError, DataError
 
 ROWS = 120
@@ -160,3 +162,36 @@ def test_rows_that_miss_a_value_are_left_out_where_asked():
     assert notes == ["t.csv: 1 of 3 rows miss a value and are left out"]
     with pytest.raises(DataError, match="every row misses a value"):
         without_missing(Table("t.csv", table.frame[:2]), ["a", "b"])
+
+
+NUMBERS = st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
+KINDS = [
+    NUMBERS,
+    st.sampled_from(["red", "green", "blue"]),
+    st.booleans(),
+    st.none(),
+    st.sampled_from(["1", "x", None]),
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    data=st.data(), kinds=st.lists(st.sampled_from(range(len(KINDS))), min_size=2, max_size=5), rows=st.integers(1, 30)
+)
+def test_any_table_of_a_file_is_refused_or_becomes_finite_numbers(tmp_path_factory, data, kinds, rows):
+    columns = {f"c{n}": data.draw(st.lists(KINDS[kind], min_size=rows, max_size=rows)) for n, kind in enumerate(kinds)}
+    path = tmp_path_factory.mktemp("table") / "t.csv"
+    pd.DataFrame(columns).to_csv(path, index=False)
+    try:
+        table = read_table(path)
+        known, _ = learn(table, TableOptions("c0"))
+        x, y = known.encode(table.frame, fault=table.fault), known.targets(table.frame, fault=table.fault)
+    except DataError as error:
+        has_place = str(path) in str(error)
+    else:
+        has_place = True
+        assert x.shape == (rows, *known.sample_shape)
+        assert np.isfinite(x).all()
+        assert y.shape == (rows,)
+        assert known.task == "regression" or set(y) <= set(range(len(known.class_names)))
+    assert has_place
