@@ -83,10 +83,10 @@ def test_an_administrator_tries_a_job_stops_it_and_starts_it_again(small_npz, tm
     assert healthy.code == 0, healthy.out
     assert "\n  !! " not in healthy.out, "what is in the way"
     out = tmp_path / "run"
-    options = ["--data", str(small_npz), "--epochs", "300", "--out", str(out), "--progress", "lines"]
+    options = ["--data", str(small_npz), "--epochs", "60", "--out", str(out), "--progress", "lines"]
     options += ["--checkpoint-every", "600s"]
     command = [find_mpirun(), "-n", "2", sys.executable, "-m", "dptrain", *options]
-    code, err = when_ready(command, "Epoch 3/300", lambda process, lines: process.terminate(), tmp_path)
+    code, err = when_ready(command, "Epoch 1/60", lambda process, lines: process.terminate(), tmp_path)
     assert code == 75
     assert f"start again with --out {out}" in err
     assert state(dptrain(0, "runs", str(tmp_path), "--json")) == "interrupted"
