@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ml_dtypes import finfo
 
 from dptrain.errors import ConfigError
 from dptrain.ops import manipulation
@@ -220,7 +219,7 @@ def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: fl
     found = _tensor(x)
     if found.dtype.kind != "f":
         return found
-    limits = finfo(found.dtype)  # type: ignore[no-untyped-call]
+    limits = np.finfo(found.dtype)
     ends = [limits.max if posinf is None else posinf, limits.min if neginf is None else neginf]
     greatest, least = (np.asarray(one, found.dtype) for one in ends)
     finite = where(isinf(found), where(found > 0, greatest, least), found)

@@ -220,5 +220,5 @@ def test_without_optuna(monkeypatch):
 
 
 def test_without_fields():
-    with pytest.raises(ConfigError, match="needs a field that is random"):
+    with pytest.raises(ConfigError, match="needs a field to draw at random"):
         OptunaSource({}, 3, "min", 0)
