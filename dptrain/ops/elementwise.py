@@ -16,6 +16,7 @@ from dptrain.ops.sharing import (
     unbroadcast,
 )
 from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.schema import TypeName
 from dptrain.program.tensor import FLOATX, Array, Op, Tensor, as_tensors, op
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
@@ -449,7 +450,7 @@ def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
 
 
 @op(shape=broadcast_shape, sharing=elementwise, dtype=_cast_dtype, linear="each", c="{0}")
-def cast_to(x: Array, *, out: Array, dtype: str) -> None:
+def cast_to(x: Array, *, out: Array, dtype: TypeName) -> None:
     """x in another type."""
     np.copyto(out, x, casting="unsafe")
 

@@ -12,6 +12,7 @@ from dptrain.ops.manipulation import reshape, transpose_to
 from dptrain.ops.sharing import Axes
 from dptrain.program.index import in_range, taken
 from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
 
@@ -104,7 +105,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     dtype=lambda labels, *, classes, dtype: np.dtype(dtype),
     c="{0} == {last}",
 )
-def one_hot_last(x: Array, *, classes: int, dtype: str, out: Array) -> None:
+def one_hot_last(x: Array, *, classes: int, dtype: TypeName, out: Array) -> None:
     """1 at each label's place along a new last axis, 0 elsewhere; nothing for labels outside."""
     out[...] = np.equal(x[..., None], np.arange(classes))
 

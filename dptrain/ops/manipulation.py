@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype, made_of_nothing, unbroadcast
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
+from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Rows, Shape, broadcast, normalized_axes, size
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
 
@@ -22,7 +23,7 @@ from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, o
     dtype=lambda *, shape, value, dtype: np.dtype(dtype),
     c="{value}",
 )
-def full(*, shape: Shape, value: float, dtype: str, out: Array) -> None:
+def full(*, shape: Shape, value: float, dtype: TypeName, out: Array) -> None:
     """One number everywhere."""
     out.fill(value)
 

@@ -17,6 +17,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, cos, floor_divide, greater_equal, log, sqrt, where
 from dptrain.ops.manipulation import concatenate, reshape
 from dptrain.ops.sharing import Axes
+from dptrain.program.schema import Word
 from dptrain.program.shapes import Rows, Shape, row_axis
 from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, Variable, as_tensors, op
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
@@ -33,7 +34,7 @@ def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mappin
     by_row=True,
 )
 def random_bits(
-    count: Array, *, shape: Shape, seed: int, purpose: int, number: int, first_row: int = 0, out: Array
+    count: Array, *, shape: Shape, seed: Word, purpose: Word, number: Word, first_row: int = 0, out: Array
 ) -> None:
     """32 random bits for each element of (rows, features); a row begins a block of eight of them."""
     rows, features = shape

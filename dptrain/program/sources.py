@@ -161,7 +161,7 @@ def length_text(one: Extent) -> str:
     """Return a product of lengths."""
     number, power = one
     rows = "*".join("R" * power)
-    return str(number) if not power else rows if number == 1 else f"{number}*{rows}"
+    return str(int(number)) if not power else rows if number == 1 else f"{int(number)}*{rows}"
 
 
 def index_text(name: str, stride: Extent) -> str:

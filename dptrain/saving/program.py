@@ -19,11 +19,14 @@ from typing import Any
 
 import numpy as np
 
+import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
 from dptrain.program.program import Program, trace
+from dptrain.program.schema import check_attributes, is_length, is_type_name
 from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, size
 from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, tracing
+from dptrain.runtime.text import short
 from dptrain.saving.reading import reading
 from dptrain.saving.state import Arrays, pack, unpack
 
@@ -31,6 +34,8 @@ _KIND = "dptrain program 1"
 _ADVICE = "export it again"
 # Constants that reading makes again of others may have so many elements.
 _MAX_FOLDED = 1 << 24
+# What an op makes of two rows may have so many.
+_MAX_CHECKED = 1 << 28
 
 
 def attribute_of(value: Any) -> Any:
@@ -48,7 +53,10 @@ def attribute_of(value: Any) -> Any:
 def attribute_from(value: Any, rows: int = SYMBOLIC_ROWS.rows) -> Any:
     """Return the attribute that `attribute_of` wrote, for a number of rows."""
     if isinstance(value, Mapping):
-        return Rows(rows, int(value["rows"]))
+        scale = value["rows"]
+        if not is_length(scale) or len(value) > 1:
+            raise DataError(f"{short(dict(value))}: expected a length")
+        return Rows(rows, scale)
     return tuple(attribute_from(one, rows) for one in value) if isinstance(value, list) else value
 
 
@@ -162,15 +170,20 @@ class StoredProgram:
                 if "op" in node:
                     made.append(self._made(node, made, rows))
                 elif "input" in node:
-                    made.append(placeholder(attribute_from(node["shape"], rows), node["dtype"], node["input"]))
+                    shape = attribute_from(node["shape"], rows)
+                    if not (isinstance(shape, tuple) and all(map(is_length, shape)) and is_type_name(node["dtype"])):
+                        raise DataError(f"{self.where}: an input of {short(node['dtype'])} {short(node['shape'])}")
+                    made.append(placeholder(shape, node["dtype"], f"input_{len(inputs)}"))
                     inputs[node["input"]] = made[-1]
                 elif "variable" in node:
                     variable = self.state[node["variable"]]
                     made.append(placeholder(variable.shape, variable.dtype, variable.path, variable))
                     state[variable] = made[-1]
                 elif "rows" in node:
-                    made.append(constant(rows * int(node["rows"]), node["dtype"]))
-                    made[-1].attributes["rows"] = int(node["rows"])
+                    if not (is_length(node["rows"]) and is_type_name(node["dtype"])):
+                        raise DataError(f"{self.where}: {short(node['rows'])} times the rows, {short(node['dtype'])}")
+                    made.append(constant(rows * node["rows"], node["dtype"]))
+                    made[-1].attributes["rows"] = node["rows"]
                 else:
                     made.append(constant(self.arrays[node["constant"]]))
             outputs = {name: made[number] for name, number in self.about["results"].items()}
@@ -184,7 +197,10 @@ class StoredProgram:
         if not all(type(number) is int and 0 <= number < len(made) for number in numbers):
             raise DataError(f"{self.where}: op {op.name!r} has inputs {str(numbers)[:80]}, of {len(made)}")
         given = [made[number] for number in numbers]
+        if op.operands is not None and len(given) != op.operands:
+            raise DataError(f"{self.where}: op {op.name!r} of {len(given)} inputs, expected {op.operands}")
         attributes = {name: attribute_from(value, rows) for name, value in node["attributes"].items()}
+        check_attributes(op, attributes, self.where)
         if all(one.value is not None for one in given):
             shape = op.shape(*(one.shape for one in given), **attributes)
             if size(shape) > _MAX_FOLDED + 2 * math.prod(int(n) for one in given for n in one.shape):
@@ -207,5 +223,34 @@ def decode(content: bytes, where: str) -> StoredProgram:
         paths = [node["variable"] for node in about["nodes"] if "variable" in node]
         state = {path: Variable(arrays.pop(path), path, trainable=False) for path in paths}
     found = StoredProgram(where, about, arrays, state)
-    found.program(2)  # what is wrong with it is said now
+    _require_sound(found.program(2), where)  # what is wrong with it is said now
     return found
+
+
+def _require_sound(program: Program, where: str) -> None:
+    """Refuse a program whose ops do not make of zeros what their records say.
+
+    NumPy looks where compiled code does not: at places outside of an array, for one.
+
+    Args:
+        program: of a file, for few rows.
+        where: it comes from, for messages.
+
+    Raises:
+        DataError: it is such a program.
+    """
+    arrays = {id(one): np.zeros(one.shape, one.dtype) for one in program.inputs.values()}
+    arrays |= {id(one): variable.numpy() for variable, one in program.state.items()}
+    for one in program.tensors:
+        if id(one) in arrays:
+            continue
+        if one.op is None:
+            arrays[id(one)] = one.numpy()
+            continue
+        shape = tuple(map(int, one.shape))
+        if math.prod(shape) > _MAX_CHECKED:
+            raise DataError(f"{where}: {one.op.name!r} of shape {shape} for two rows, too large")
+        with reading(where):
+            arrays[id(one)] = one.op.execute([arrays[id(each)] for each in one.inputs], one)
+        if arrays[id(one)].shape != shape:
+            raise DataError(f"{where}: {one.op.name!r} gives {arrays[id(one)].shape}, expected {shape}")

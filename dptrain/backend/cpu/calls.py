@@ -71,8 +71,8 @@ def _random_bits(call: Call) -> str:
     counted = row_axis(call.tensor.shape)
     first = f"F*{_scale(call.tensor.shape[counted])}" if counted is not None else "0"
     return (
-        f"dp_random_bits({{out}}, {rows}, {features}, {own['seed']}ULL, {int(own['purpose'])}ULL, *{{0}}, "
-        f"{own['number']}ULL, {first});"
+        f"dp_random_bits({{out}}, {rows}, {features}, {int(own['seed'])}ULL, {int(own['purpose'])}ULL, *{{0}}, "
+        f"{int(own['number'])}ULL, {first});"
     )
 
 

@@ -529,7 +529,7 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
         at = f"(Word)({row.text} + {rows.scale} * (Word)first_row)"
     count = w.value(t.inputs[0], Index())
     seed, number = (w.own(t, name, t.attributes[name], np.dtype(np.uint64)) for name in ("seed", "number"))
-    numbers = [seed, f"{t.attributes['purpose']}ull", count.text, number, at, feature.text, str(features)]
+    numbers = [seed, f"{int(t.attributes['purpose'])}ull", count.text, number, at, feature.text, str(features)]
     return w.let("unsigned int", f"random_bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
 
 

@@ -174,7 +174,7 @@ def first_op(about: dict[str, Any]) -> dict[str, Any]:
         (lambda about: first_op(about).update(op="system"), "op 'system', which this version does not have"),
         (lambda about: first_op(about).update(inputs=[99]), r"has inputs \[99\]"),
         (lambda about: first_op(about).update(inputs=[-1]), r"has inputs \[-1\]"),
-        (lambda about: first_op(about).update(attributes={"a": 3}), "damaged"),
+        (lambda about: first_op(about).update(attributes={"a": 3}), "has no attribute 'a'"),
         (lambda about: about.update(nodes=3), "damaged"),
         (lambda about: about["results"].update(output=999), "damaged"),
         (

@@ -1,0 +1,102 @@
+"""What attributes of an op may be: the types of its NumPy function's keywords, which are part of its record.
+
+A program that was read from a file is held against them before anything is made of it: generated code contains
+attributes as text, and text from a file would be code.
+"""
+
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Interval
+
+from dptrain.errors import DataError
+from dptrain.program.tensor import Op
+from dptrain.runtime.text import short
+
+# A seed, or another number of 64 bits.
+Word = Annotated[int, Interval(ge=0, lt=2**64)]
+# The name of an element's type, as NumPy has it.
+TypeName = Literal[
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"
+]
+# What all whole numbers are between.
+_LEAST, _MOST = -(2**63), 2**64 - 1
+# Keywords that are no attributes.
+_NOT_ATTRIBUTES = frozenset({"out", "first_row", "return"})
+
+
+def check_attributes(op: Op, attributes: Mapping[str, Any], where: str) -> None:
+    """Refuse attributes that are not of the types that the op's record says.
+
+    Args:
+        op: a built-in one.
+        attributes: by name.
+        where: begins the message.
+
+    Raises:
+        DataError: one is unknown, missing, or of another type or range.
+    """
+    types, required = _schema(op)
+    if unknown := sorted(attributes.keys() - types.keys()):
+        raise DataError(f"{where}: op {op.name!r} has no attribute {short(unknown[0])}")
+    if missing := sorted(required - attributes.keys()):
+        raise DataError(f"{where}: op {op.name!r} needs the attribute {missing[0]!r}")
+    for name, value in attributes.items():
+        if not _is(value, types[name]):
+            raise DataError(f"{where}: {name} = {short(value)} of op {op.name!r}: expected {_words(types[name])}")
+
+
+def is_type_name(name: Any) -> bool:
+    """Whether this is the name of a type that tensors have."""
+    return _is(name, TypeName)
+
+
+def is_length(n: Any) -> bool:
+    """Whether this can be a length."""
+    return _is(n, int) and n >= 0
+
+
+@cache
+def _schema(op: Op) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the types of an op's attributes by name, and the names of those that have no default."""
+    hints = typing.get_type_hints(op.compute, include_extras=True)
+    code = op.compute.__code__
+    names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    defaults = op.compute.__kwdefaults__ or {}
+    types = {name: hints[name] for name in names if name not in _NOT_ATTRIBUTES}
+    return types, frozenset(types.keys() - defaults.keys())
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type: no text is a number, and no truth value."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        bounds = [one for one in arguments[1:] if isinstance(one, Interval)]
+        return _is(value, arguments[0]) and all(_within(value, one) for one in bounds)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = arguments[:1] * len(value) if arguments[1:] == (Ellipsis,) else arguments
+        return len(kinds) == len(value) and all(map(_is, value, kinds))
+    if origin is not None:  # a union
+        return any(_is(value, one) for one in arguments)
+    if kind is bool or isinstance(value, bool | np.bool_):
+        return kind is bool and isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and _LEAST <= value <= _MOST
+    return kind is float and (isinstance(value, float) or _is(value, int))
+
+
+def _within(value: Any, bounds: Interval) -> bool:
+    return bool((bounds.ge is None or value >= bounds.ge) and (bounds.lt is None or value < bounds.lt))
+
+
+def _words(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "the name of a type"
+    return "an integer from 0 to 2**64 - 1" if kind == Word else str(getattr(kind, "__name__", kind))
