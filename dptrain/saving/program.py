@@ -22,10 +22,11 @@ import numpy as np
 import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
+from dptrain.program.evaluate import evaluate
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
 from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, size
-from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, tracing
+from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, tracing, watching
 from dptrain.runtime.text import short
 from dptrain.saving.reading import reading
 from dptrain.saving.state import Arrays, pack, unpack
@@ -239,18 +240,15 @@ def _require_sound(program: Program, where: str) -> None:
     Raises:
         DataError: it is such a program.
     """
-    arrays = {id(one): np.zeros(one.shape, one.dtype) for one in program.inputs.values()}
-    arrays |= {id(one): variable.numpy() for variable, one in program.state.items()}
     for one in program.tensors:
-        if id(one) in arrays:
-            continue
-        if one.op is None:
-            arrays[id(one)] = one.numpy()
-            continue
-        shape = tuple(map(int, one.shape))
-        if math.prod(shape) > _MAX_CHECKED:
-            raise DataError(f"{where}: {one.op.name!r} of shape {shape} for two rows, too large")
-        with reading(where):
-            arrays[id(one)] = one.op.execute([arrays[id(each)] for each in one.inputs], one)
-        if arrays[id(one)].shape != shape:
-            raise DataError(f"{where}: {one.op.name!r} gives {arrays[id(one)].shape}, expected {shape}")
+        if one.op is not None and size(one.shape) > _MAX_CHECKED:
+            raise DataError(f"{where}: {one.op.name!r} of shape {one.shape} for two rows, too large")
+
+    def check(made: Tensor) -> None:
+        assert made.op is not None
+        assert made.value is not None
+        if made.value.shape != made.shape:
+            raise DataError(f"{where}: {made.op.name!r} gives {made.value.shape}, expected {made.shape}")
+
+    with reading(where), watching(check):
+        evaluate(program, {name: np.zeros(one.shape, one.dtype) for name, one in program.inputs.items()})
