@@ -32,7 +32,7 @@ from dptrain import comm as comms
 from dptrain import ops
 from dptrain.backend import Backend, Place
 from dptrain.backend.base import amount
-from dptrain.backend.cpu.compile import compiler
+from dptrain.backend.cpu.compile import compiler, native_cache
 from dptrain.backend.cuda.compile import find_nvcc, kernel_cache, parse_release, too_new
 from dptrain.backend.cuda.selection import has_driver, masked, probe
 from dptrain.backend.cuda.sources import kernels_dir
@@ -51,7 +51,7 @@ from dptrain.program.messages import stages
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import size
-from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.cache import cache_dir, own_folder
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import describe, phase
 from dptrain.runtime.launcher import core_affinity, detect_launch, usable_cores
@@ -410,12 +410,11 @@ def _kernels(context: Context) -> list[Row]:
 def _cache(context: Context) -> list[Row]:
     place = cache_dir()
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
+        with own_folder(native_cache()) as opened, tempfile.TemporaryFile(dir=opened):
             pass
     except OSError as error:
-        fix = "set DPTRAIN_CACHE to a folder that can be written"
-        return [Row("cache", f"{place} cannot be written: {error.strerror}", "bad", fix)]
+        fix = "set DPTRAIN_CACHE to a folder of yours that can be written"
+        return [Row("cache", f"{place} cannot be used: {error.strerror}", "bad", fix)]
     return [Row("cache", f"{place}, {amount(shutil.disk_usage(place).free)} free")]
 
 

@@ -1,4 +1,4 @@
-"""Compiling generated C++ with the system's compiler, into a cache that concurrent processes cannot corrupt.
+"""Compiling generated C++ with the system's compiler, into the cache (`runtime/cache.py`).
 
 A library's name is a digest of everything that its content depends on: the text with its headers, the compiler, the
 options and the CPU. Without a compiler programs are executed by NumPy instead (`program/execute.py`).
@@ -16,11 +16,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from filelock import FileLock
-
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
-from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.cache import cache_dir, compiled
+from dptrain.runtime.text import one_line
 
 # The headers of generated programs.
 HEADERS = ("scalar.h", "native.h", "native_calls.h")
@@ -88,13 +87,17 @@ def library(
     command, version = found
     text = "\n".join((*map(_header, headers), source))
     digest = hashlib.sha256("\0".join((text, *command, version, *OPTIONS, *options, _cpu())).encode()).hexdigest()[:32]
-    path = cache_dir() / "native" / f"{digest}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
-            if not path.exists():
-                _compile(text, path, (*command, *OPTIONS, *options))
-    return ctypes.CDLL(str(path))
+    name, full = f"{digest}.so", (*command, *OPTIONS, *options)
+    with compiled(native_cache(), name, lambda: _compiled(text, full)) as file:
+        try:
+            return ctypes.CDLL(str(file.path))
+        except OSError as error:  # such as a disk from which nothing may be executed
+            raise DeviceError(f"a compiled program does not load: {one_line(error)}; set DPTRAIN_CACHE") from error
+
+
+def native_cache() -> Path:
+    """The folder of compiled programs."""
+    return cache_dir() / "native"
 
 
 @functools.cache
@@ -110,11 +113,11 @@ def threads_and_products() -> tuple[int, int, int]:
     return parallel, of_float, of_double
 
 
-def _compile(text: str, path: Path, command: tuple[str, ...]) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+def _compiled(text: str, command: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
         source, made = Path(folder, "program.cpp"), Path(folder, "program.so")
         source.write_text(text)
         done = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise DeviceError(f"{' '.join(command)} fails on a generated program: {done.stderr.strip()[:2000]}")
-        os.replace(made, path)
+        return made.read_bytes()

@@ -1,8 +1,8 @@
-"""Compiling the CUDA sources once per architecture, into a cache that concurrent processes cannot corrupt.
+"""Compiling the CUDA sources once per architecture, into the cache (`runtime/cache.py`).
 
 A compiled file's name is a digest of everything that its content depends on: the source with all headers, the
-architecture, the options and what `nvcc --version` says. It is written under a temporary name and then renamed, and a
-lock keeps the ranks of a node from compiling the same file at once: the first one works, the others find the result.
+architecture, the options and what `nvcc --version` says. The ranks of a node do not compile the same file at once: the
+first one works, the others find the result.
 """
 
 import functools
@@ -13,22 +13,30 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import NamedTuple
 
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
-from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.cache import cache_dir, compiled
 from dptrain.runtime.extras import pip_install
 
 OPTIONS = ("-O3", "-std=c++17")
-# Seconds that a rank waits for another one to compile.
-_PATIENCE = 600.0
 # The first driver that loads what a major version of CUDA compiles.
 _DRIVERS = {12: "R525 or later", 13: "R580 or later"}
+
+
+class Cubin(NamedTuple):
+    """A compiled file.
+
+    Attributes:
+        path: where the cache keeps it.
+        content: all of it.
+    """
+
+    path: Path
+    content: bytes
 
 
 def find_nvcc() -> str:
@@ -93,7 +101,7 @@ def too_new(toolkit: tuple[int, int] | None, driver: tuple[int, int] | None) -> 
     )
 
 
-def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
+def compiled_own(name: str, source: str | Path, architecture: str) -> Cubin:
     """Return the compiled file of a user's source, compiling it if the cache does not hold it.
 
     Args:
@@ -102,35 +110,41 @@ def compiled_own(name: str, source: str | Path, architecture: str) -> Path:
         architecture: such as "sm_90".
 
     Raises:
-        DeviceError: as `compiled`.
+        DeviceError: nvcc is missing or refuses the source.
+        OutputError: there is no place to write the file to.
     """
     nvcc = find_nvcc()
     digest = _digest(nvcc, architecture)
     with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
-        path = source
-        if isinstance(path, str):
-            text, path = path, Path(folder) / f"{name}.cu"
-            path.write_text(text, encoding="utf-8")
+        path = _written(folder, name, source) if isinstance(source, str) else source
         for part in _includes(nvcc, path, architecture):
             digest.update(part.read_bytes())
-        place = kernel_cache() / f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
-        if not place.is_file():
-            _compile_missing(nvcc, [(path, place)], architecture)
-    return place
+        file = f"own-{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
+        return _kept(file, lambda: _compile(nvcc, path, architecture))
 
 
-def compiled_text(name: str, text: str, architecture: str) -> Path:
+def compiled_text(name: str, text: str, architecture: str) -> Cubin:
     """Return the compiled file of a generated source, which includes nothing but `kernels/`; as `compiled_own`."""
     nvcc = find_nvcc()
     digest = _digest(nvcc, architecture)
     digest.update(text.encode())
-    place = kernel_cache() / f"{name}-{architecture}-{digest.hexdigest()[:24]}.cubin"
-    if not place.is_file():
+
+    def make() -> bytes:
         with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
-            path = Path(folder) / f"{name}.cu"
-            path.write_text(text, encoding="utf-8")
-            _compile_missing(nvcc, [(path, place)], architecture)
-    return place
+            return _compile(nvcc, _written(folder, name, text), architecture)
+
+    return _kept(f"{name}-{architecture}-{digest.hexdigest()[:24]}.cubin", make)
+
+
+def _written(folder: str, name: str, text: str) -> Path:
+    path = Path(folder) / f"{name}.cu"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _kept(file: str, make: Callable[[], bytes]) -> Cubin:
+    with compiled(kernel_cache(), file, make) as found:
+        return Cubin(kernel_cache() / file, found.content)
 
 
 def _includes(nvcc: str, source: Path, architecture: str) -> list[Path]:
@@ -178,32 +192,11 @@ def _version(nvcc: str) -> str:
     return done.stdout
 
 
-def _compile_missing(nvcc: str, wanted: Sequence[tuple[Path, Path]], architecture: str) -> None:
-    """Compile the sources, each to its place, that no other process has compiled meanwhile."""
-    folder = kernel_cache()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "lock", timeout=_PATIENCE):
-            missing = [(source, place) for source, place in wanted if not place.is_file()]
-            with ThreadPoolExecutor(max(1, min(len(missing), os.cpu_count() or 1, 4))) as pool:
-                list(pool.map(lambda one: _compile(nvcc, one[0], one[1], architecture), missing))
-    except Timeout:
-        raise DeviceError(
-            f"{folder / 'lock'}: another process compiles the CUDA kernels for more than {_PATIENCE:.0f} s; "
-            "end it, or set DPTRAIN_CACHE to another folder"
-        ) from None
-    except OSError as error:
-        raise DeviceError(
-            f"{folder}: cannot keep the compiled CUDA kernels there ({error.strerror}); "
-            "set DPTRAIN_CACHE to another folder"
-        ) from error
-
-
-def _compile(nvcc: str, source: Path, place: Path, architecture: str) -> None:
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix="work-") as folder:
-        target = Path(folder) / place.name
+def _compile(nvcc: str, source: Path, architecture: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="dptrain-") as folder:
+        target = Path(folder) / f"{source.stem}.cubin"
         _run_nvcc(command(nvcc, source, target, architecture), source, architecture)
-        target.replace(place)
+        return target.read_bytes()
 
 
 def _run_nvcc(arguments: Sequence[str], source: Path, architecture: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dptrain.backend.cuda.compile import Cubin
 from dptrain.backend.cuda.packs import Packs
 from dptrain.backend.cuda.probe import device_uuid
 from dptrain.backend.cuda.selection import masked, visible_device
@@ -54,7 +55,7 @@ class Gpu:
         samples: samples that backends share, by what tells the host's arrays apart.
         thread: which opened it, the only one that can use it.
         owner: identity of that thread, 0 when the GPU is closed.
-        modules: those of users' kernels, by their compiled files.
+        modules: those that are loaded, by their compiled files.
         packs: what backends are to execute together.
         retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
             rule; they are given back when the last reference goes, which must happen in the GPU's own thread.
@@ -76,6 +77,16 @@ class Gpu:
 
     # Held by the class: when the process ends, the module's names go before the last buffers do.
     _ident = staticmethod(threading.get_ident)
+
+    def module(self, cubin: Cubin) -> Any:
+        """Return PyCUDA's module of a compiled file, loading it if it is not yet.
+
+        Raises:
+            cuda.Error: the driver refuses it.
+        """
+        if cubin.path not in self.modules:
+            self.modules[cubin.path] = cuda.module_from_buffer(cubin.content)
+        return self.modules[cubin.path]
 
     def enter(self) -> None:
         """Make sure that this thread may use the GPU, and free what other threads have dropped.

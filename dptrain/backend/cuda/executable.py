@@ -211,16 +211,15 @@ class CudaExecutable:
         """Compile the kernels, and prepare their launches; return the likeness."""
         backend, sizes = self.backend, self._sizes
         gpu = backend.gpu_record
-        path = compiled_text("program", self.source, gpu.architecture)
+        cubin = compiled_text("program", self.source, gpu.architecture)
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
         index = "q" if self._made.wide_index else "i"
         self._segments: list[list[_Segment]] = []
-        alike: list[Hashable] = [path]
+        alike: list[Hashable] = [cubin.path]
         is_generated = True
         numbers = iter(range(len(self._messages)))
         try:
-            if path not in gpu.modules:
-                gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
+            module = gpu.module(cubin)
             for stage, meetings in zip(self._made.stages, self._made.messages, strict=True):
                 own: list[Launch] = []
                 written: dict[Tensor, int] = {}  # by how many launches a tensor is complete
@@ -236,7 +235,7 @@ class CudaExecutable:
                     values = *batch, *(named[name] for _, name in given)
                     blocks = sum(blocks_of(one, kernel.threads) for one in kernel.functions)
                     if blocks:
-                        prepared = gpu.modules[path].get_function(kernel.name)
+                        prepared = module.get_function(kernel.name)
                         prepared.prepare(letters)
                         call = prepared.prepared_async_call
                         own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, self._table, values))
@@ -246,7 +245,7 @@ class CudaExecutable:
                 self._segments.append(_cut(own, ready))
         except cuda.Error as error:
             raise DeviceError(
-                f"{gpu.name}: the kernels of a program do not load ({error}); remove {path.parent}"
+                f"{gpu.name}: the kernels of a program do not load ({error}); remove {cubin.path.parent}"
             ) from error
         return tuple(alike) if is_generated and not self._messages else None
 

@@ -50,11 +50,9 @@ def _prepared(gpu: Gpu, kernel: OwnKernel) -> Any:
     Raises:
         DeviceError: it does not compile or load.
     """
-    path = compiled_own(kernel.name, kernel.source, gpu.architecture)
+    cubin = compiled_own(kernel.name, kernel.source, gpu.architecture)
     try:
-        if path not in gpu.modules:
-            gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
-        function = gpu.modules[path].get_function(kernel.kernel)
+        function = gpu.module(cubin).get_function(kernel.kernel)
         function.prepare(kernel.arguments)
     except cuda.Error as error:
         raise DeviceError(

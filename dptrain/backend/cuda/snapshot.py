@@ -37,10 +37,8 @@ class DeviceSnapshot:
         self._found = backend.empty((len(entries), 2), np.uint64, "digests")
         self._copies: list[DeviceArray] = []
         gpu = backend.gpu_record
-        path = compiled_text("digest", '#include "digest.h"\n', gpu.architecture)
-        if path not in gpu.modules:
-            gpu.modules[path] = cuda.module_from_buffer(path.read_bytes())
-        self._kernel = gpu.modules[path].get_function("digest")
+        cubin = compiled_text("digest", '#include "digest.h"\n', gpu.architecture)
+        self._kernel = gpu.module(cubin).get_function("digest")
         self._kernel.prepare("PP")
 
     def digests(self) -> npt.NDArray[np.uint64]:

@@ -481,6 +481,30 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     compiling.library.cache_clear()
 
 
+def test_a_damaged_library_is_compiled_again(tmp_path, monkeypatch):
+    """Loaded as it is, a library cut short ends the process with a bus error."""
+    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path))
+    source = 'extern "C" int damaged() { return 42; }'
+    compiling.library(source)
+    (path,) = (tmp_path / "native").glob("*.so")
+    whole = path.read_bytes()
+    path.unlink()  # which is loaded
+    path.write_bytes(whole[:5000])
+    compiling.library.cache_clear()
+    assert compiling.library(source).damaged() == 42
+    assert path.read_bytes() == whole
+    compiling.library.cache_clear()
+
+
+def test_a_cache_that_may_not_be_executed(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiling, "_compiled", lambda *_: b"no library")
+    compiling.library.cache_clear()
+    with pytest.raises(DeviceError, match=r"a compiled program does not load: .*; set DPTRAIN_CACHE"):
+        compiling.library("int x;")
+    compiling.library.cache_clear()
+
+
 def test_without_a_compiler(monkeypatch):
     monkeypatch.setattr(compiling, "compiler", lambda: None)
     compiling.library.cache_clear()
