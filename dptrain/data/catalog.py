@@ -8,7 +8,9 @@ which only reads.
 
 import difflib
 import hashlib
+import math
 import os
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import GzipFile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -33,7 +36,7 @@ from dptrain.data.sources import (
     stream_errors,
 )
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime.cache import cache_dir
+from dptrain.runtime.cache import cache_dir, own_folder
 from dptrain.runtime.files import replacing
 from dptrain.runtime.text import one_line
 
@@ -45,7 +48,8 @@ CONNECT_TIMEOUT = 20.0
 FETCH_TIMEOUT = 600.0
 """Seconds that one file may take in all, and that another process waits for the one that fetches."""
 
-_MAX_FETCH_BYTES = 64_000_000
+# How a set may be fetched: so that nobody on the way can change it.
+_SCHEMES = ("https",)
 
 # Both spellings are in use: the archives' own, and that of copies unpacked by some tools.
 _IDX_NAMES = {
@@ -124,7 +128,7 @@ class GeneratedStrokes(NamedDataset):
             if self._is_good(path):
                 return
             x_train, y_train, x_test, y_test = strokes.generate()
-            with replacing(path, _part(path)) as part, open(part, "wb") as file:
+            with _replacing(path) as part, open(part, "xb") as file:
                 np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
 
     def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
@@ -151,27 +155,31 @@ class FetchedIdx(NamedDataset):
     """Four gzip-compressed IDX files from an official address, in the layout of MNIST.
 
     Attributes:
-        address: ends in a slash; the names of the files follow.
+        address: https, and ends in a slash; the names of the files follow.
         shapes: the shape of each array.
-        sha256: of the decompressed content of each array's file, where it could be verified. Not of the .gz file:
-            copies that were compressed again hold the same data.
+        sha256: of the decompressed content of each array's file: copies that were compressed again hold the same data.
+        gz_sha256: of each .gz file as it is at the address, where nobody vouches for its content's. What has neither
+            is not fetched.
     """
 
     address: str
     shapes: Mapping[str, tuple[int, ...]]
     sha256: Mapping[str, str] = field(default_factory=dict)
+    gz_sha256: Mapping[str, str] = field(default_factory=dict)
 
     def ensure(self, name: str, data_dir: Path | None) -> None:
         """Fetch what is nowhere on this machine into the cache."""
         folder = cache_dir() / name
         if self._find(name, data_dir) is not None:
             return
+        if any(key not in self.sha256 and key not in self.gz_sha256 for key in _IDX_NAMES):
+            raise DataError(f"data: {name} is not on this machine, and has no SHA-256 to fetch it by; {_advice(name)}")
         with _locked(folder):
             for key, (file, _) in _IDX_NAMES.items():
                 path = folder / f"{file}.gz"
                 if _find_idx(folder, key) is None:
-                    with replacing(path, _part(path)) as part:
-                        self._fetch(name, self.address + path.name, part)
+                    with _replacing(path) as part:
+                        self._fetch(name, key, self.address + path.name, part)
                         self._verify(name, key, self.address + path.name, part)
 
     def open(self, name: str, data_dir: Path | None, max_bytes: int) -> DataSources:
@@ -203,19 +211,19 @@ class FetchedIdx(NamedDataset):
                 raise _not_found(place, missing[0])
         return None
 
-    @staticmethod
-    def _fetch(name: str, url: str, part: Path) -> None:
+    def _fetch(self, name: str, key: str, url: str, part: Path) -> None:
         """Download `url` to `part`.
 
         Raises:
             DataError: unreachable, slow, too long or cut short.
         """
-        done = 0
-        with open(part, "wb") as file:
+        content = 4 + 4 * len(self.shapes[key]) + math.prod(self.shapes[key])
+        done, most = 0, content + content // 1000 + 1024  # what gzip makes of bytes that it cannot compress
+        with open(part, "xb") as file:
             for chunk in _download(name, url):
                 done += len(chunk)
-                if done > _MAX_FETCH_BYTES:
-                    raise DataError(f"{url}: longer than {format_bytes(_MAX_FETCH_BYTES)}; {_advice(name)}")
+                if done > most:
+                    raise DataError(f"{url}: longer than {format_bytes(most)}; {_advice(name)}")
                 file.write(chunk)
 
     def _verify(self, name: str, key: str, url: str, part: Path) -> None:
@@ -231,9 +239,9 @@ class FetchedIdx(NamedDataset):
                 raise DataError(f"{part}: {source.dtype} {format_shape(source.shape)}, expected uint8 {expected}")
             # No rows wanted: the whole stream passes through a small buffer, up to its length and checksum.
             source.read_into(np.empty((0, *source.shape[1:]), source.dtype))
-            digest, pinned = _content_sha256(part), self.sha256.get(key)
-            if pinned is not None and digest != pinned:
-                raise DataError(f"{part}: content has SHA-256 {digest}, expected {pinned}")
+            for what, pinned, digest_of in (("", self.gz_sha256, _sha256), ("content ", self.sha256, _content_sha256)):
+                if key in pinned and (digest := digest_of(part)) != pinned[key]:
+                    raise DataError(f"{part}: {what}has SHA-256 {digest}, expected {pinned[key]}")
         except DataError as error:
             # The temporary file is gone when the user reads this.
             fault = str(error).replace(str(part), url).partition("; ")[0]
@@ -252,10 +260,16 @@ CATALOG: dict[str, NamedDataset] = {
             "y_test": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         },
     ),
-    # No SHA-256: there was no copy to verify one against. The IDX structure, the counts and gzip's CRC are checked.
+    # The SHA-256 that TensorFlow Datasets and Hugging Face Datasets both record; MD5s are all that its authors give.
     "fashion-mnist": FetchedIdx(
-        address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        address="https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         shapes={"x_train": (60000, 28, 28), "y_train": (60000,), "x_test": (10000, 28, 28), "y_test": (10000,)},
+        gz_sha256={
+            "x_train": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+            "y_train": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+            "x_test": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+            "y_test": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        },
     ),
 }
 
@@ -317,14 +331,30 @@ def _download(name: str, url: str) -> Iterator[bytes]:
     import urllib.error
     import urllib.request
 
+    def require_secure(url: str) -> None:
+        if url.partition(":")[0].lower() not in _SCHEMES:
+            raise DataError(f"{missing} is not fetched by {' or '.join(_SCHEMES)}: {one_line(url)}; {_advice(name)}")
+
+    class Redirects(urllib.request.HTTPRedirectHandler):
+        """Follows no server to another scheme."""
+
+        def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+            try:
+                require_secure(newurl)
+            except DataError:
+                fp.close()
+                raise
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
     deadline = time.monotonic() + FETCH_TIMEOUT
     missing = f"data: {name} is not on this machine and {url}"
+    require_secure(url)
     try:
-        with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT) as response:
+        with urllib.request.build_opener(Redirects).open(url, timeout=CONNECT_TIMEOUT) as response:
             announced, done = response.headers.get("Content-Length"), 0
             while True:
                 try:
-                    chunk = response.read(CHUNK_BYTES)
+                    chunk = response.read1(CHUNK_BYTES)  # what there is: a server may send a byte a second
                 except http.client.IncompleteRead as error:
                     done += len(error.partial)
                     chunk = b""
@@ -345,21 +375,22 @@ def _download(name: str, url: str) -> Iterator[bytes]:
         raise DataError(f"{missing} cannot be reached ({reason}); {_advice(name)}") from None
 
 
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _content_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with stream_errors(str(path)), GzipFile(path) as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of the cache, which is made if need be."""
+    """Hold the lock of a folder of the cache, which is made if need be and which nobody else may write to."""
     lock = folder / ".lock"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock, timeout=FETCH_TIMEOUT):
+        with own_folder(folder, 0o022), FileLock(lock, timeout=FETCH_TIMEOUT):
             yield
     except Timeout:
         raise OutputError(
@@ -372,6 +403,11 @@ def _locked(folder: Path) -> Iterator[None]:
         raise OutputError(f"{folder}: cannot write the cache ({reason}); set DPTRAIN_CACHE to another folder") from None
 
 
-def _part(path: Path) -> Path:
-    """A fixed name, which the folder's lock allows: what a killed process left there is overwritten."""
-    return path.with_name(path.name + ".part")
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a new file of a locked folder, which then becomes `path`."""
+    part = path.with_name(path.name + ".part")  # a fixed name, which the lock allows
+    part.unlink(missing_ok=True)  # a killed process has left it
+    with replacing(path, part):
+        yield part
+        part.chmod(stat.S_IMODE(part.stat().st_mode) & ~0o022)

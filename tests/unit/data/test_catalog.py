@@ -52,7 +52,10 @@ def cache(tmp_path, monkeypatch):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves `bodies` by path; `announce` overrides a Content-Length; remembers what was asked for."""
+    """Serves `bodies` by path and remembers what was asked for.
+
+    `announce` overrides a Content-Length, `elsewhere` redirects, `drip` is the time between two bytes.
+    """
 
     daemon_threads = True
 
@@ -60,7 +63,9 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies = {}
         self.announce = {}
+        self.elsewhere = {}
         self.asked = []
+        self.drip = 0.0
         self.delay = 0.0
 
     @property
@@ -74,20 +79,30 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append(name)
         time.sleep(self.server.delay)
         body = self.server.bodies.get(name)
+        if name in self.server.elsewhere:
+            self.send_response(302)
+            self.send_header("Location", self.server.elsewhere[name])
+            self.end_headers()
+            return
         if body is None:
             self.send_error(404)
             return
         self.send_response(200)
         self.send_header("Content-Length", str(self.server.announce.get(name, len(body))))
         self.end_headers()
-        self.wfile.write(body)
+        for at in range(len(body)) if self.server.drip else ():
+            self.wfile.write(body[at : at + 1])
+            time.sleep(self.server.drip)
+        self.wfile.write(b"" if self.server.drip else body)
 
     def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, monkeypatch):
+    """A server without TLS, which is then enough."""
+    monkeypatch.setattr(catalog, "_SCHEMES", ("http",))
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -277,7 +292,8 @@ def test_offline_says_which_files_to_put_where(cache, monkeypatch):
     with socket.socket() as closed_again:
         closed_again.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{closed_again.getsockname()[1]}/"
-    monkeypatch.setitem(CATALOG, "tiny", FetchedIdx(address, SHAPES))
+    monkeypatch.setitem(CATALOG, "tiny", FetchedIdx(address, SHAPES, dict.fromkeys(SHAPES, "")))
+    monkeypatch.setattr(catalog, "_SCHEMES", ("http",))
     message = refused("tiny")
     assert message.startswith(f"data: tiny is not on this machine and {address}train-images-idx3-ubyte.gz cannot")
     assert "Connection refused" in message
@@ -336,9 +352,93 @@ def test_a_body_that_is_cut_short(cache, server, tiny):
     assert not (cache / "tiny" / name).exists()
 
 
-def test_a_body_that_does_not_end(server, tiny, monkeypatch):
-    monkeypatch.setattr(catalog, "_MAX_FETCH_BYTES", 50)
-    assert "longer than 50 bytes" in refused("tiny")
+@pytest.mark.parametrize(("more", "words"), [(0, "not IDX"), (1, "longer than 1.0 kB")])
+def test_a_body_that_does_not_end(server, tiny, more, words):
+    """gzip adds a thousandth and a header at most to what it cannot compress."""
+    server.bodies["train-labels-idx1-ubyte.gz"] = b"x" * (8 + 6 + 1024 + more)
+    assert words in refused("tiny")
+
+
+def test_a_server_that_sends_byte_after_byte(server, tiny, monkeypatch):
+    monkeypatch.setattr(catalog, "FETCH_TIMEOUT", 0.2)
+    server.drip = 0.05
+    before = time.monotonic()
+    assert "takes longer than" in refused("tiny")
+    assert time.monotonic() - before < 0.05 * len(server.bodies["train-images-idx3-ubyte.gz"]) / 2
+
+
+def test_what_is_fetched_is_pinned_and_comes_by_https():
+    for name in ("mnist", "fashion-mnist"):
+        entry = CATALOG[name]
+        assert entry.address.startswith("https://")
+        assert {key for pins in (entry.sha256, entry.gz_sha256) for key in pins} == set(entry.shapes)
+        assert all(re.fullmatch("[0-9a-f]{64}", one) for one in [*entry.sha256.values(), *entry.gz_sha256.values()])
+
+
+def test_plain_http_is_refused_unasked(server, tiny, monkeypatch):
+    monkeypatch.setattr(catalog, "_SCHEMES", ("https",))
+    assert f"is not fetched by https: {server.address}train-images-idx3-ubyte.gz; put train-images" in refused("tiny")
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("elsewhere", ["ftp://127.0.0.1/x.gz", "https://127.0.0.1/x.gz"])
+def test_a_redirect_to_another_scheme_is_not_followed(server, tiny, elsewhere):
+    server.elsewhere["train-images-idx3-ubyte.gz"] = elsewhere
+    assert f"is not fetched by http: {elsewhere}; put train-images" in refused("tiny")
+
+
+def test_what_has_no_checksum_is_not_fetched(server, monkeypatch):
+    monkeypatch.setitem(CATALOG, "tiny", FetchedIdx(server.address, SHAPES))
+    assert "tiny is not on this machine, and has no SHA-256 to fetch it by; put train-images" in refused("tiny")
+    assert server.asked == []
+
+
+def test_a_file_that_is_pinned_as_it_is_sent(cache, server, monkeypatch):
+    digests = [hashlib.sha256(server.bodies[f"{name}.gz"]).hexdigest() for name in ARRAYS]
+    entry = FetchedIdx(server.address, SHAPES, gz_sha256=dict(zip(SHAPES, digests, strict=True)))
+    monkeypatch.setitem(CATALOG, "tiny", entry)
+    ensure_available("tiny")
+    assert_is_tiny(open_dataset("tiny"))
+    name = "t10k-labels-idx1-ubyte.gz"
+    (cache / "tiny" / name).unlink()
+    server.bodies[name] = gzip.compress(gzip.decompress(server.bodies[name]), 1, mtime=1)
+    assert f"{server.address}{name}: has SHA-256" in refused("tiny")
+
+
+# The folder in the cache
+
+
+def test_another_users_folder_is_not_written_to(cache, server, tiny, monkeypatch):
+    (cache / "tiny").mkdir(parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(
+        OutputError, match=r"cannot write the cache \(the folder belongs to another user\); set DPTRAIN"
+    ):
+        ensure_available("tiny")
+
+
+def test_nobody_else_writes_to_the_folder_of_a_set(cache, server, tiny):
+    (cache / "tiny").mkdir(parents=True)
+    (cache / "tiny").chmod(0o777)
+    before = os.umask(0)
+    try:
+        ensure_available("tiny")
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o022 for path in (cache / "tiny").glob("*.gz")} == {
+        f"{name}.gz": 0 for name in ARRAYS
+    }
+    assert (cache / "tiny").stat().st_mode & 0o777 == 0o755
+
+
+def test_nothing_is_written_through_a_link(cache, server, tiny, tmp_path):
+    """What somebody has left where the folder was open to all."""
+    (tmp_path / "precious").write_text("mine")
+    (cache / "tiny").mkdir(parents=True)
+    (cache / "tiny" / "train-images-idx3-ubyte.gz.part").symlink_to(tmp_path / "precious")
+    ensure_available("tiny")
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (cache / "tiny" / "train-images-idx3-ubyte.gz").is_symlink()
 
 
 def test_a_server_that_does_not_answer(server, tiny, monkeypatch):
@@ -364,9 +464,11 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch, tiny):
 
 CHILD = """
 import sys
+from dptrain.data import catalog
 from dptrain.data.catalog import CATALOG, FetchedIdx, ensure_available, open_dataset
 shapes = {"x_train": (6, 4, 4), "y_train": (6,), "x_test": (2, 4, 4), "y_test": (2,)}
-CATALOG["tiny"] = FetchedIdx(sys.argv[1], shapes)
+catalog._SCHEMES = ("http",)
+CATALOG["tiny"] = FetchedIdx(sys.argv[1], shapes, dict(zip(shapes, sys.argv[2:])))
 print("ready", flush=True)
 sys.stdin.readline()
 ensure_available("tiny")
@@ -374,9 +476,9 @@ print(open_dataset("tiny").x_train.read().sum())
 """
 
 
-def test_of_several_processes_one_fetches(server):
+def test_of_several_processes_one_fetches(server, tiny):
     server.delay = 0.1
-    command = [sys.executable, "-W", "error", "-c", CHILD, server.address]
+    command = [sys.executable, "-W", "error", "-c", CHILD, server.address, *tiny.sha256.values()]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen(command, cwd=Path(catalog.__file__).parents[2], **pipes) for _ in range(3)]
     assert [child.stdout.readline() for child in children] == ["ready\n"] * 3
