@@ -16,8 +16,9 @@ from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
 from dptrain.models.graph import Graph
 from dptrain.program import tree
+from dptrain.program.op import Op
 from dptrain.program.shapes import Rows
-from dptrain.program.tensor import OPS, Op, Tensor
+from dptrain.program.tensor import OPS, Tensor
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import plain
 from dptrain.saving.keras_config import (

@@ -31,7 +31,8 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.reduction import log_softmax
-from dptrain.program.tensor import Array, Tensor, as_tensors, op
+from dptrain.program.op import op
+from dptrain.program.tensor import Array, Tensor, as_tensors
 
 # From here on erf is 1 in float64.
 _ERF_IS_ONE = 6.0

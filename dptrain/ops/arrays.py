@@ -436,7 +436,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
         ConfigError: an ellipsis, a letter twice in one operand, or other operands than letters.
     """
     given, arrow, result = subscripts.replace(" ", "").partition("->")
-    names, tensors = given.split(","), as_tensors(operands)
+    names, tensors = given.split(","), list(as_tensors(operands))
     if not arrow:
         result = "".join(sorted(letter for letter in set(given) - {","} if given.count(letter) == 1))
     bad = "." in subscripts or len(tensors) not in (1, 2) or len(names) != len(tensors)

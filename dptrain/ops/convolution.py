@@ -19,8 +19,9 @@ from dptrain.ops.manipulation import transpose
 from dptrain.ops.padding import pad
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
+from dptrain.program.op import Sharing, op
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
+from dptrain.program.tensor import Array, Tensor, as_tensors
 
 Pair = tuple[int, int]
 

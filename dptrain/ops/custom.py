@@ -16,9 +16,10 @@ from dptrain.backend.custom import LETTERS, Launch, OwnKernel
 from dptrain.errors import ConfigError
 from dptrain.ops.manipulation import zeros
 from dptrain.ops.sharing import floating_dtype
-from dptrain.program import tensor as tensors
+from dptrain.program import op as records
+from dptrain.program.op import Sharing, SharingRule
 from dptrain.program.shapes import Rows, Shape, row_axis
-from dptrain.program.tensor import OPS, Array, Sharing, SharingRule, Tensor, as_tensors
+from dptrain.program.tensor import OPS, Array, Tensor, as_tensors
 
 __all__ = ["LETTERS", "Launch", "Op", "op"]
 
@@ -108,7 +109,7 @@ class Op:
             return [tuple(shapes[0])] * len(self.outputs)
         return [tuple(shape) for shape in self._output_shapes(*shapes)]
 
-    def _record(self, number: int) -> tensors.Op:
+    def _record(self, number: int) -> records.Op:
         """Return the entry of the vocabulary for an output: it computes all, and keeps that one."""
 
         def compute(*arrays: Array, out: Array, **numbers: Any) -> None:
@@ -117,7 +118,7 @@ class Op:
             self.run(arrays, outputs, numbers)
 
         compute.__name__, compute.__doc__ = self.name, self.reference.__doc__
-        made = tensors.Op(
+        made = records.Op(
             compute,
             shape=lambda *shapes, **numbers: self.output_shapes(shapes)[number],
             sharing=self._share,

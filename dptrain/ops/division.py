@@ -4,7 +4,8 @@ import numpy as np
 
 from dptrain.ops.sharing import broadcast_shape, elementwise, floating_dtype, unbroadcast
 from dptrain.program.onnx_graph import OnnxGraph, Value
-from dptrain.program.tensor import Array, Tensor, op
+from dptrain.program.op import op
+from dptrain.program.tensor import Array, Tensor
 
 
 @op(

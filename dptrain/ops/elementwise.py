@@ -16,8 +16,9 @@ from dptrain.ops.sharing import (
     unbroadcast,
 )
 from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.op import Op, op
 from dptrain.program.schema import TypeName
-from dptrain.program.tensor import FLOATX, Array, Op, Tensor, as_tensors, op
+from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
 _COUNTING: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": numeric_dtype}

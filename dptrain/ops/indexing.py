@@ -12,9 +12,10 @@ from dptrain.ops.manipulation import reshape, transpose_to
 from dptrain.ops.sharing import Axes
 from dptrain.program.index import in_range, taken
 from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.op import Sharing, op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape, normalized_axes
-from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
+from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 
 
 def _take_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:

@@ -8,8 +8,9 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.manipulation import expand_dims, squeeze, transpose_to
 from dptrain.ops.sharing import Axes, common_dtype, unbroadcast
+from dptrain.program.op import Sharing, op
 from dptrain.program.shapes import Rows, Shape, broadcast
-from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, op
+from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
 def _shape(a: Shape, b: Shape) -> Shape:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype, made_of_nothing, unbroadcast
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
+from dptrain.program.op import Sharing, op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Rows, Shape, broadcast, normalized_axes, size
-from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, as_tensors, op
+from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 
 # Made of a shape
 

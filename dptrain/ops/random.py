@@ -8,7 +8,7 @@ repeated from the same state draws the same again. The bits are those of Philox 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,10 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, cos, floor_divide, greater_equal, log, sqrt, where
 from dptrain.ops.manipulation import concatenate, reshape
 from dptrain.ops.sharing import Axes
+from dptrain.program.op import Sharing, in_one_call, op
 from dptrain.program.schema import Word
 from dptrain.program.shapes import Rows, Shape, row_axis
-from dptrain.program.tensor import FLOATX, Array, Sharing, Tensor, Variable, as_tensors, op
+from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 
 
@@ -129,9 +130,34 @@ def _drawn(shape: Sequence[int], seed: Seed) -> Tensor:
     return _common[1].bits(shape)
 
 
-def _uniform(shape: Sequence[int], dtype: npt.DTypeLike, seed: Seed) -> Tensor:
-    kept = 24 if np.dtype(dtype) == np.float32 else 32  # all of them are exact, and 1 does not come out
-    return cast(_drawn(shape, seed) // 2 ** (32 - kept), dtype) * 2.0**-kept
+class _Functions(NamedTuple):
+    """What distributions are made with: functions of tensors, or NumPy's, which have their bits."""
+
+    cast: Callable[[Any, npt.DTypeLike], Any]
+    sqrt: Callable[[Any], Any]
+    log: Callable[[Any], Any]
+    cos: Callable[[Any], Any]
+
+
+_OF_TENSORS = _Functions(cast, sqrt, log, cos)
+_OF_ARRAYS = _Functions(np.asarray, np.sqrt, np.log, np.cos)
+
+
+def _made_of(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tensor:
+    """Return what a function makes of random bits."""
+    found = in_one_call(lambda array: make(array, _OF_ARRAYS), bits)
+    return make(bits, _OF_TENSORS) if found is None else found
+
+
+def _fractions(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
+    """Return numbers that are equally likely in [0, 1)."""
+    kept = 24 if dtype == np.float32 else 32  # all of them are exact, and 1 does not come out
+    return of.cast(bits // 2 ** (32 - kept), dtype) * 2.0**-kept
+
+
+def _normal(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
+    pairs = _fractions(bits, dtype, of)
+    return of.sqrt(-2.0 * of.log(1.0 - pairs[..., 0])) * of.cos(pairs[..., 1] * (2 * math.pi))
 
 
 def uniform(
@@ -142,7 +168,9 @@ def uniform(
     seed: Seed = None,
 ) -> Tensor:
     """Return numbers that are equally likely in [minval, maxval), 2^24 different ones (float64: 2^32)."""
-    return _moved(_uniform(shape, dtype or FLOATX, seed), maxval - minval, minval)
+    kind = np.dtype(dtype or FLOATX)
+    made = _made_of(_drawn(shape, seed), lambda bits, of: _fractions(bits, kind, of))
+    return _moved(made, maxval - minval, minval)
 
 
 def _moved(x: Tensor, scale: float, start: float) -> Tensor:
@@ -170,9 +198,9 @@ def normal(
     Source: G. Box and M. Muller, "A note on the generation of random normal deviates", Annals of Mathematical
     Statistics 29 (1958).
     """
-    pairs = _uniform((*shape, 2), dtype or FLOATX, seed)
-    radius = sqrt(-2.0 * log(1.0 - pairs[..., 0]))
-    return _moved(radius * cos(pairs[..., 1] * (2 * math.pi)), stddev, mean)
+    kind = np.dtype(dtype or FLOATX)
+    made = _made_of(_drawn((*shape, 2), seed), lambda bits, of: _normal(bits, kind, of))
+    return _moved(made, stddev, mean)
 
 
 def dropout(inputs: Any, rate: float, noise_shape: None = None, seed: Seed = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.rounding import isfinite
 from dptrain.ops.sharing import Axes, common_dtype
 from dptrain.program.onnx_graph import OnnxGraph, Value
+from dptrain.program.op import Sharing, in_one_call, op
 from dptrain.program.shapes import Rows, Shape, normalized_axes
-from dptrain.program.tensor import Array, Sharing, Tensor, as_tensors, constant, op
+from dptrain.program.tensor import Array, Tensor, as_tensors, constant
 
 
 def _reduced_shape(shape: Shape, *, axes: tuple[int, ...], keepdims: bool) -> Shape:
@@ -57,7 +59,7 @@ def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
 @op(shape=_reduced_shape, sharing=_sharing("sum"), dtype=summed_dtype, linear="each")
 def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The sum over axes."""
-    np.sum(x, axis=axes, keepdims=keepdims, dtype=out.dtype, out=out)
+    np.add.reduce(x, axis=axes, keepdims=keepdims, dtype=out.dtype, out=out)
 
 
 @reduce_sum.gradient
@@ -81,7 +83,7 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of no elements the least number that there is."""
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    np.max(x, axis=axes, keepdims=keepdims, initial=lowest, out=out)
+    np.maximum.reduce(x, axis=axes, keepdims=keepdims, initial=lowest, out=out)
 
 
 @reduce_max.gradient
@@ -196,8 +198,20 @@ def logsumexp(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = 
 def softmax(x: Any, axis: int = -1) -> Tensor:
     """Return e^x over its sum along an axis, without overflow."""
     tensor = floating(x)
-    powers = exp(tensor - _to_subtract(tensor, axis))
-    return powers / sum(powers, axis, keepdims=True)
+    axes = normalized_axes(axis, tensor.ndim)
+    found = in_one_call(partial(_softmax, axes=axes), tensor)
+    if found is not None:
+        return found
+    powers = exp(tensor - _to_subtract(tensor, axes))
+    return powers / sum(powers, axes, keepdims=True)
+
+
+def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return what the ops of `softmax` compute one by one, bit for bit."""
+    powers = x - np.maximum.reduce(x, axis=axes, keepdims=True, initial=-np.inf)
+    np.exp(powers, out=powers)
+    powers /= np.add.reduce(powers, axis=axes, keepdims=True)
+    return powers
 
 
 def log_softmax(x: Any, axis: int = -1) -> Tensor:

@@ -7,7 +7,8 @@ import numpy as np
 
 from dptrain.ops.sharing import boolean, broadcast_shape, elementwise, floating_dtype
 from dptrain.program.onnx_graph import OnnxGraph, Value
-from dptrain.program.tensor import Array, Op, Tensor, op
+from dptrain.program.op import Op, op
+from dptrain.program.tensor import Array, Tensor
 
 
 def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating_dtype, onnx: str | None = None) -> Op:

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
+from dptrain.program.op import Sharing
 from dptrain.program.shapes import Rows, Shape, broadcast, row_axis, size
-from dptrain.program.tensor import FLOATX, OPS, DType, Sharing, Tensor
+from dptrain.program.tensor import FLOATX, OPS, DType, Tensor
 
 Axes = Sequence[int | None]
 

@@ -40,12 +40,13 @@ from dptrain.program.kernels import (
 )
 from dptrain.program.merge import merge, sink
 from dptrain.program.messages import stages
+from dptrain.program.op import Op
 from dptrain.program.passes import without_repeats
 from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows
 from dptrain.program.sources import Key, Offset, Place, Source, compose, is_one, matrix, offset, space_of, whole
-from dptrain.program.tensor import DType, Op, Tensor
+from dptrain.program.tensor import DType, Tensor
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:

@@ -128,7 +128,7 @@ def _without_masks(x: Tensor, given: list[Any]) -> list[Any]:
     return found
 
 
-def _places_of(x: Tensor, mask: Tensor, axis: int) -> list[Tensor]:
+def _places_of(x: Tensor, mask: Tensor, axis: int) -> Sequence[Tensor]:
     """Return the places along each of its axes at which a mask is true."""
     if mask.value is None or not mask.ndim:
         raise ConfigError(

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dptrain.program.op import Op
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape
 from dptrain.program.sources import Place, Source, is_one, space_of
-from dptrain.program.tensor import Array, DType, Op, Tensor, Variable
+from dptrain.program.tensor import Array, DType, Tensor, Variable
 
 
 def copy(x: Array, *, out: Array) -> None:

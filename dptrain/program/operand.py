@@ -7,10 +7,28 @@ from dptrain.errors import ConfigError
 from dptrain.program.shapes import Rows
 
 if TYPE_CHECKING:
-    from dptrain.program.tensor import Op, Tensor
+    from dptrain.program.op import Op
+    from dptrain.program.tensor import Tensor
 
 # All ops by name: the generic tests run over them, and operators find theirs here.
 OPS: dict[str, "Op"] = {}
+
+
+_BOUNDS = (int, type(None))
+_PLAIN = (int, type(None), type(Ellipsis))
+
+
+def is_plain(key: Any) -> bool:
+    """Whether an index consists of numbers, slices, None and an ellipsis alone, and of no number of rows."""
+    for one in key if key.__class__ is tuple else (key,):
+        kind = one.__class__
+        if kind is slice:
+            bounds = one.start.__class__ in _BOUNDS and one.stop.__class__ in _BOUNDS
+            if not bounds or one.step.__class__ not in _BOUNDS:
+                return False
+        elif kind not in _PLAIN:
+            return False
+    return True
 
 
 class Operand:

@@ -24,9 +24,10 @@ from typing import Any, Literal
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.program.op import Op, Sharing
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, row_axis, size
-from dptrain.program.tensor import OPS, Array, Op, Sharing, Tensor, Variable
+from dptrain.program.tensor import OPS, Array, Tensor, Variable
 
 
 @dataclass(frozen=True)

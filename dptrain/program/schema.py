@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Interval
 
 from dptrain.errors import DataError
-from dptrain.program.tensor import Op
+from dptrain.program.op import Op
 from dptrain.runtime.text import short
 
 # A seed, or another number of 64 bits.

@@ -26,7 +26,7 @@ from dptrain.program.evaluate import evaluate
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
 from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, size
-from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, tracing, watching
+from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, row_count, tracing, watching
 from dptrain.runtime.text import short
 from dptrain.saving.reading import reading
 from dptrain.saving.state import Arrays, pack, unpack
@@ -183,8 +183,7 @@ class StoredProgram:
                 elif "rows" in node:
                     if not (is_length(node["rows"]) and is_type_name(node["dtype"])):
                         raise DataError(f"{self.where}: {short(node['rows'])} times the rows, {short(node['dtype'])}")
-                    made.append(constant(rows * node["rows"], node["dtype"]))
-                    made[-1].attributes["rows"] = node["rows"]
+                    made.append(row_count(constant(rows * node["rows"], node["dtype"]), node["rows"]))
                 else:
                     made.append(constant(self.arrays[node["constant"]]))
             outputs = {name: made[number] for name, number in self.about["results"].items()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.program.tensor import Op
+from dptrain.program.op import Op
 
 keras = pytest.importorskip("keras")
 BOTH = [name for name in ops.__all__ if hasattr(keras.ops, name) and inspect.isfunction(getattr(keras.ops, name))]

@@ -14,10 +14,11 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.program.kernels import numbers_of, reduced_axes
+from dptrain.program.op import Op
 from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Rows, Shape
-from dptrain.program.tensor import DType, Op, Tensor
+from dptrain.program.tensor import DType, Tensor
 
 # C++'s names of the types that tensors can have on a GPU.
 TYPES = {

@@ -10,10 +10,11 @@ from dptrain.errors import ConfigError
 from dptrain.ops.sharing import broadcast_shape, common_dtype, elementwise
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
+from dptrain.program.op import Op
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tape import GradientTape
-from dptrain.program.tensor import Op, Variable, constant, differentiable
+from dptrain.program.tensor import Variable, constant, differentiable
 
 
 def test_operators_are_ops():

@@ -1,0 +1,268 @@
+"""Ops: records of functions. Calling one on tensors gives the tensor that it makes.
+
+Outside a trace an op is executed when it is called (*eager*). Inside one, what depends on a placeholder is only written
+down; see `program.tensor`.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
+from dptrain.program.operand import OPS
+from dptrain.program.shapes import Rows, Shape, local
+from dptrain.program.tensor import NOT_TRACKED, WATCHED, Array, DType, Kind, Tensor, as_tensors, of_value
+
+# How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
+# f(b, d), "each" for linear in one input while the others stand still.
+Linear = Literal["joint", "each"]
+
+_VARIADIC = 0x04  # the flag of code that takes `*args`
+_KINDS = 1000  # so many results of different shapes and types an op remembers
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Along which axis each input of an op must be sharded, None for whole, and what then comes out.
+
+    Attributes:
+        inputs: an axis or None for each input.
+        output: the axis along which the output is sharded, None where it is whole, "sum" or "max" where each rank has
+            a summand or a candidate.
+    """
+
+    inputs: tuple[int | None, ...]
+    output: int | Literal["sum", "max"] | None
+
+
+class _Quiet(threading.local):
+    """A context of each thread's in which NumPy does not warn: infinities and NaNs are results, as on a GPU.
+
+    Entering it costs a tenth of `np.errstate`.
+
+    Attributes:
+        run: calls a function with arguments there; the function must not come back here.
+    """
+
+    def __init__(self) -> None:
+        context = Context()
+        context.run(np.seterr, all="ignore")
+        self.run = context.run
+
+
+_quiet = _Quiet()
+
+# Of the shapes of the inputs, the axes along which they are sharded, the output's shape and the op's attributes.
+SharingRule = Callable[[Sequence[Shape], Sequence[int | None], Shape, Mapping[str, Any]], Sharing]
+
+
+class Op:
+    """One entry of the vocabulary. `dptrain.ops` has them by family; how to write one is in `docs/program.md`.
+
+    Args:
+        compute: the NumPy function of the inputs' arrays, and of the attributes by keyword. It writes the array `out`;
+            that of a view returns it.
+        shape: the output's shape, of the inputs' shapes and the attributes.
+        sharing: how inputs that are sharded by rows make the output.
+        dtype: the output's type, of the inputs' types and the attributes.
+        linear: see `Linear`; None for an op that is not.
+        linear_in: the inputs in which it is linear; by default all.
+        is_view: the output shares the input's memory.
+        in_place: the NumPy function may write over an input that has the output's shape and type.
+        ends_gradients: it has no gradient in any input, by intent.
+        by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
+        c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
+            types of `program/kernels.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the
+            last axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
+        onnx: the operator of ONNX that it is, for the same operands in one type; others have a `lowering`.
+
+    Attributes:
+        name: of the NumPy function.
+        cuda: the kernel of an op that a user brings along (`backend.custom.OwnKernel`), or None.
+        output: which of the kernel's outputs it is.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., Any],
+        shape: Callable[..., Shape],
+        sharing: SharingRule,
+        dtype: Callable[..., npt.DTypeLike],
+        linear: Linear | None = None,
+        linear_in: tuple[int, ...] | None = None,
+        is_view: bool = False,
+        in_place: bool = False,
+        by_row: bool = False,
+        ends_gradients: bool = False,
+        c: str | None = None,
+        onnx: str | None = None,
+    ) -> None:
+        self.name = compute.__name__
+        self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
+        self.linear, self.linear_in = linear, linear_in
+        self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
+        self.onnx, self.ends_gradients = onnx, ends_gradients
+        self.gradient_rule: Callable[..., Any] | None = None
+        self.onnx_rule: Callable[..., Any] | None = None
+        self.cuda: Any = None
+        self.output = 0
+        # How many inputs it takes; None for any number, and for functions that do not say.
+        code = getattr(compute, "__code__", None)
+        self.operands: int | None = None if code is None or code.co_flags & _VARIADIC else code.co_argcount
+        # What calls without attributes make of inputs of these `Tensor.kind`s.
+        self._kinds: dict[tuple[Kind | None, ...], Kind] = {}
+        self.__doc__ = compute.__doc__
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    def __deepcopy__(self, memo: Any) -> "Op":
+        return self  # it is known by its identity, in copies of layers too
+
+    def __call__(self, *inputs: Any, **attributes: Any) -> Tensor:
+        """Return the op's output for tensors, arrays and numbers.
+
+        Raises:
+            ConfigError: the inputs do not go together.
+        """
+        if len(inputs) != self.operands:
+            inputs, attributes = self._bound(inputs, attributes)
+        tensors = as_tensors(inputs)
+        kinds = tuple([one.kind for one in tensors])
+        kind = None if attributes else self._kinds.get(kinds)
+        if kind is not None:
+            shape, dtype = kind
+        else:
+            shape = self.shape(*[one.shape for one in tensors], **attributes)
+            dtype = np.dtype(self.dtype(*[one.dtype for one in tensors], **attributes))
+            if any([one.value is None for one in tensors]):
+                return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
+            kind = None if _counts_rows(shape) else (shape, dtype)
+            if TRACE.get() is not None and (kind is None or any(one.counts_rows for one in tensors)):
+                return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
+            if kind is not None and not attributes and None not in kinds and len(self._kinds) < _KINDS:
+                self._kinds[kinds] = kind
+        values: list[Any] = [one.value for one in tensors]
+        if self.is_view:
+            value = np.asarray(self.compute(*values, **attributes))
+        else:
+            value = self._computed(values, attributes | {"first_row": 0} if self.by_row else attributes, shape, dtype)
+        check = WATCH.get()
+        if check is not None:
+            check(Tensor(self, tensors, attributes, shape, dtype, value, SCOPE.get()))
+        # In a trace it is the same at every execution: a constant. Outside, what nobody can ask the gradient of forgets
+        # how it was made, or a loop would keep all its values.
+        tracking = NOT_TRACKED
+        for one in tensors:
+            if one.tracking > tracking:
+                tracking = one.tracking
+        forgets = tracking == NOT_TRACKED or (tracking == WATCHED and not TAPES.get()) or TRACE.get() is not None
+        if forgets or self.ends_gradients or dtype.kind != "f":
+            made = Tensor(None, (), {}, shape, dtype, value)
+        else:
+            made = Tensor(self, tensors, attributes, shape, dtype, value, SCOPE.get())
+            made.tracking = tracking
+        made.kind = kind
+        return made
+
+    def _bound(self, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call as operands, which may have been named, and attributes, which may not.
+
+        Raises:
+            TypeError: there are more than it takes, or operands are missing.
+        """
+        if self.operands is None:
+            return inputs, attributes
+        code = self.compute.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        names = tuple(one for one in names if one not in ("out", "first_row"))
+        if len(inputs) > len(names):
+            raise TypeError(f"{self.name}() takes {len(names)} arguments: {', '.join(names)}; {len(inputs)} were given")
+        given = dict(zip(names, inputs, strict=False))
+        if twice := sorted(given.keys() & attributes.keys()):
+            raise TypeError(f"{self.name}() got multiple values for argument {twice[0]!r}")
+        given |= attributes
+        if missing := [one for one in names[: self.operands] if one not in given]:
+            raise TypeError(f"{self.name}() misses {', '.join(missing)}")
+        return tuple(given.pop(one) for one in names[: self.operands]), given
+
+    def _computed(self, arrays: Sequence[Any], attributes: Mapping[str, Any], shape: Shape, dtype: DType) -> Array:
+        out = np.empty(shape, dtype)
+        if self.cuda is None:
+            _quiet.run(self.compute, *arrays, **attributes, out=out)
+        else:  # a user's function, which may call ops in turn
+            with np.errstate(all="ignore"):
+                self.compute(*arrays, **attributes, out=out)
+        return out
+
+    def execute(self, arrays: Sequence[Any], made: Tensor, rows: int | None = None, first_row: int = 0) -> Array:
+        """Return the output of these inputs.
+
+        Args:
+            arrays: the inputs, as a rank holds them.
+            made: the tensor that is computed.
+            rows: of the batch that the rank has; None for all.
+            first_row: the global number of the first of them.
+        """
+        attributes = self.local_attributes(made, rows, first_row)
+        if self.is_view:
+            return np.asarray(self.compute(*arrays, **attributes))
+        return self._computed(arrays, attributes, made.shape if rows is None else local(made.shape, rows), made.dtype)
+
+    def local_attributes(self, made: Tensor, rows: int | None, first_row: int) -> dict[str, Any]:
+        """Return the attributes of a tensor as a rank with these rows has them; as `execute`."""
+        attributes = made.attributes
+        if self.by_row:
+            counted = next((n for n in made.shape if isinstance(n, Rows)), None)
+            attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
+        return attributes if rows is None else {name: _local(value, rows) for name, value in attributes.items()}
+
+    def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the gradient: `rule(made, dy, *inputs)` returns a tensor or None for each input, written in ops."""
+        self.gradient_rule = rule
+        return rule
+
+    def lowering(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Register what it is in ONNX: `rule(graph, made, *inputs)` adds nodes to a `program.onnx_graph.OnnxGraph`.
+
+        It takes and returns `Value`s; the result is cast to the type of `made`.
+        """
+        self.onnx_rule = rule
+        return rule
+
+
+def in_one_call(compute: Callable[..., Array], *inputs: Tensor) -> Tensor | None:
+    """Return what a NumPy function makes of values, which it must not change, where it may stand for several ops.
+
+    It must have their bits. Returns None where they are looked at one by one: to be written down, for a gradient or by
+    a watcher.
+    """
+    for one in inputs:
+        if not one.is_bare:
+            return None
+    return of_value(np.asarray(_quiet.run(compute, *[one.value for one in inputs])))
+
+
+def _counts_rows(shape: Shape) -> bool:
+    return Rows in [length.__class__ for length in shape]
+
+
+def _local(value: Any, rows: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_local(one, rows) for one in value)
+    return value.scale * rows if isinstance(value, Rows) else value
+
+
+def op(**record: Any) -> Callable[[Callable[..., Any]], Op]:
+    """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`."""
+
+    def make(compute: Callable[..., Any]) -> Op:
+        made = OPS[compute.__name__] = Op(compute, **record)
+        return made
+
+    return make

@@ -1,0 +1,151 @@
+"""What calling an op outside of a trace costs nothing of: marks of rows, bits, warnings, watchers."""
+
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis.extra.numpy import basic_indices
+
+from dptrain import ops
+from dptrain.errors import ConfigError, DivergenceError
+from dptrain.ops import random
+from dptrain.program import op as calls
+from dptrain.program.evaluate import evaluate
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Tensor, Variable, constant, watching
+
+X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+
+
+def rows_of(array):
+    """Return a batch as a step that runs eagerly gets it."""
+    return Tensor(None, (), {}, (Rows(len(array)), *array.shape[1:]), array.dtype, array)
+
+
+# What is remembered of earlier calls
+
+
+def test_rows_stay_marked_after_plain_tensors_of_their_shape():
+    assert ops.exp(constant(X)).shape == (6, 4)
+    assert isinstance(ops.exp(rows_of(X)).shape[0], Rows)
+    assert isinstance((constant(X) + rows_of(X)).shape[0], Rows)
+    assert not isinstance((constant(X) + constant(X)).shape[0], Rows)
+
+
+def test_types_and_shapes_are_told_apart():
+    for a, b in (("int32", "float32"), ("float32", "float64"), ("int32", "int32"), ("bool", "bool")):
+        for shape in ((6, 4), (4,), (6, 1)):
+            made = ops.add(X.astype(a), np.ones(shape, b))
+            assert (made.shape, made.dtype.name) == ((6, 4), b)
+
+
+def test_what_does_not_go_together_is_refused_every_time():
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="cannot be broadcast together"):
+            constant(X) + constant(X[:, :3])
+
+
+def test_no_more_than_so_many_shapes_are_remembered(monkeypatch):
+    monkeypatch.setattr(calls, "_KINDS", len(ops.tanh._kinds) + 1)
+    for length in (101, 102, 103):
+        assert ops.tanh(np.zeros(length)).shape == (length,)
+    assert len(ops.tanh._kinds) == calls._KINDS
+
+
+# Infinities and NaNs are results
+
+
+def test_nothing_warns_and_numpy_is_left_as_it_was():
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = [ops.log(np.zeros(2)), constant(X) / 0, ops.softmax(np.full((1, 2), np.inf)), -ops.sqrt(-np.ones(1))]
+        assert not any(np.isfinite(one.numpy()).any() for one in made)
+        with pytest.raises(FloatingPointError):
+            np.log(np.zeros(2))
+
+
+def test_a_function_of_a_user_may_call_ops():
+    @ops.op(source="", arguments="PPq")
+    def squares_of_logs(x, y):
+        y[...] = ops.square(ops.log(x))
+
+    np.testing.assert_array_equal(squares_of_logs(np.array([0.0, 1.0])), [np.inf, 0])
+
+
+def test_threads_do_not_meet():
+    found = []
+
+    def work():
+        found.extend(float(ops.sum(ops.log(np.ones(100)))) for _ in range(100))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == [0.0] * 300
+
+
+# One NumPy function for several ops
+
+
+@pytest.mark.parametrize("axis", [-1, 0, (0, 2)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_softmax_has_the_bits_of_its_ops(dtype, axis):
+    x = (np.random.default_rng(1).normal(size=(5, 37, 3)) * 9).astype(dtype)
+    if x.dtype.kind == "f":
+        x[0, 0], x[1, 1, 1], x[2, 2] = -np.inf, np.inf, np.nan
+    program = trace(lambda x: {"y": ops.softmax(x, axis)}, {"x": (x.shape, x.dtype)})
+    expected = evaluate(program, {"x": x})[0]["y"]
+    made = ops.softmax(x, axis)
+    assert (made.numpy().tobytes(), made.dtype) == (expected.tobytes(), expected.dtype)
+    assert ops.softmax(Variable(x)).numpy().tobytes() == ops.softmax(x).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("draw", [random.normal, random.uniform])
+def test_random_numbers_have_the_bits_of_their_ops(draw, dtype):
+    seed = random.SeedGenerator(3)
+    program = trace(lambda: {"y": draw((9, 5), 0.5, 2, dtype, seed=seed)}, {})
+    expected = evaluate(program, {})[0]["y"]
+    made = draw((9, 5), 0.5, 2, dtype, seed=seed).numpy()
+    assert (made.tobytes(), made.dtype) == (expected.tobytes(), dtype)
+    assert draw((), dtype=dtype).numpy().shape == ()
+
+
+def test_a_watcher_sees_every_op():
+    with watching(), pytest.raises(DivergenceError, match="op 'subtract' is the first to make a NaN"):
+        ops.softmax(np.array([np.inf, 1.0]))
+    seen = []
+    with watching(lambda made: seen.append(made.op.name)):
+        constant(X)[1:3]
+    assert seen == ["getitem"]
+
+
+# Parts
+
+
+@given(basic_indices((4, 3, 2), allow_newaxis=True, allow_ellipsis=True))
+@settings(max_examples=100)
+def test_parts_are_those_of_numpy(key):
+    array = np.arange(24.0).reshape(4, 3, 2)
+    for made in (constant(array)[key], Variable(array)[key]):
+        assert made.shape == array[key].shape
+        np.testing.assert_array_equal(made.numpy(), array[key])
+
+
+@pytest.mark.parametrize("key", [6, (0, 4), (0, 0, 0), slice(0, 2, 0)], ids=str)
+def test_a_part_that_is_not_there(key):
+    messages = []
+    for x in (constant(X), Variable(X)):
+        with pytest.raises(ConfigError) as caught:
+            x[key]
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_part_up_to_the_number_of_rows_counts_them():
+    assert isinstance(constant(X)[: Rows(3)].shape[0], Rows)
