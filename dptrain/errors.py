@@ -23,14 +23,33 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with everything escaped that a terminal could take for more than letters.
+
+    Args:
+        text: maybe of a file that anybody has written.
+        keep: characters that stay, such as line breaks.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one in keep else one.encode("unicode_escape", "replace").decode() for one in text
+    )
+
+
 class DptrainError(Exception):
     """Base of every error that ends in one clear line instead of a traceback.
+
+    Its texts are `printable`: they may quote names and values of files that anybody has written.
 
     Attributes:
         exit_code: what the process exits with when nobody catches the error.
     """
 
     exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(one, "\n") if isinstance(one, str) else one for one in args))
 
 
 class ConfigError(DptrainError, ValueError):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import ranks_of
+from dptrain.errors import printable
 from dptrain.runtime import terminal
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class ProgbarLogger(Callback):
             *([BarColumn(bar_width=min(room, 24))] if room >= 8 else []),
             TextColumn("ETA"),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[state]}", table_column=Column(no_wrap=True), markup=False),
             console=console,
             transient=True,
             auto_refresh=False,  # the loop refreshes; a thread of its own would take turns with it for the interpreter
@@ -148,5 +149,5 @@ class ProgbarLogger(Callback):
         total, epochs = self.params["steps"], self.params["epochs"]
         before = len(f"Epoch {epochs}/{epochs} {batch + 1}/{total} ETA 00:00 ")
         parts = [f"{self.trainer.timing.samples_per_second:,.0f} samples/s", *format_logs(dict(logs)).split(" - ")]
-        state = " - ".join(_fitting(parts, self._progress.console.width - before))
+        state = printable(" - ".join(_fitting(parts, self._progress.console.width - before)))
         self._progress.update(self._task, completed=batch + 1, state=state, refresh=True)

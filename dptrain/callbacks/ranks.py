@@ -6,6 +6,7 @@ from typing import TypeVar
 from dptrain import comm as comms
 from dptrain.callbacks.base import Callback
 from dptrain.comm import Communicator
+from dptrain.errors import printable
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ def ranks_of(callback: Callback) -> Communicator:
 def say(callback: Callback, message: str) -> None:
     """Print a message on rank 0."""
     if ranks_of(callback).rank == 0:
-        print(message, flush=True)
+        print(printable(message, "\n"), flush=True)
 
 
 def on_all(callback: Callback, where: str, action: Callable[[], T]) -> T:

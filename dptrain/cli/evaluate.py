@@ -16,6 +16,7 @@ from dptrain.cli.serving import (
     load_served_samples,
 )
 from dptrain.errors import ConfigError, DataError
+from dptrain.runtime import terminal
 from dptrain.runtime.failure import phase
 
 if TYPE_CHECKING:
@@ -58,5 +59,5 @@ def evaluate(config: Config, comm: "Communicator", parsed: argparse.Namespace) -
             print(json.dumps({"model": parsed.run, "data": given.name, "samples": len(given), "metrics": found}))
         else:
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
-            print(f"{given.name}: {len(given):,} samples: {metrics}")
+            terminal.say(f"{given.name}: {len(given):,} samples: {metrics}")
     return 0

@@ -8,7 +8,7 @@ from dptrain.cli.building import build_model
 from dptrain.cli.config import Config
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, printable
 from dptrain.models import load_model
 from dptrain.models.explaining import explain as explained
 from dptrain.runtime.failure import phase
@@ -38,7 +38,7 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
 
     found = comm.agree("explain", text)
     if comm.rank == 0:
-        print(found)
+        print(printable(found, "\n"))
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain.cli.config import Config, leaves
 from dptrain.cli.parser import Options
 from dptrain.cli.words import suggest
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import ConfigError, DataError, printable
 from dptrain.runtime import terminal
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import phase
@@ -70,9 +70,9 @@ def _show(parsed: argparse.Namespace) -> None:
     if found:
         terminal.console().print(_table(found))
     else:
-        print(f"no runs in {printable(str(folder))}")
+        terminal.say(f"no runs in {folder}")
     for name, why in others[:_NAMED]:
-        terminal.say(printable(f"{name}: {why}"))
+        terminal.say(f"{name}: {why}")
     if len(others) > _NAMED:
         print(f"and {len(others) - _NAMED} more that are no runs")
 
@@ -216,7 +216,7 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
         return
     place = Path(picture or f"{'-'.join(['compare', *(_file_name(title) for title in titles)])[:200]}.png")
     write_atomically(place, drawn, advice="choose another --picture")
-    terminal.say(f"Curves in {printable(str(place))}")
+    terminal.say(f"Curves in {place}")
 
 
 def _best(found: Mapping[str, Any]) -> str:
@@ -248,8 +248,3 @@ def _distinct(found: "Sequence[RunRecord]", names: Sequence[str]) -> list[str]:
 
 def _file_name(text: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text)[:60]
-
-
-def printable(text: str) -> str:
-    """Return a text with everything escaped that a terminal could take for more than letters."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)

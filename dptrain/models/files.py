@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, printable
 from dptrain.layers import Layer
 from dptrain.layers.base import build_shape
 from dptrain.models.configuration import functional_config, functional_ends
@@ -114,7 +114,7 @@ class Files(Layer):
             loaded.assign()
         if comm.rank == 0:
             for line in loaded.warnings:
-                warnings.warn(line, stacklevel=2)
+                warnings.warn(printable(line), stacklevel=2)
 
     def export(self, filepath: str | Path, format: str = "program", *, overwrite: bool = True) -> None:
         """Write the program of `predict` to a file that needs none of the Python that made it. Collective.

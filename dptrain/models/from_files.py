@@ -10,7 +10,7 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain.comm import Communicator
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import ConfigError, DataError, printable
 from dptrain.layers.weight import to_be_read
 from dptrain.models.model import Model
 from dptrain.registry.serialization import custom_object_scope
@@ -249,4 +249,4 @@ def _agreed(comm: Communicator, action: Callable[[], T]) -> T:
 
 def _warn(comm: Communicator, lines: list[str], stacklevel: int = 3) -> None:
     for line in lines if comm.rank == 0 else ():
-        warnings.warn(line, stacklevel=stacklevel)
+        warnings.warn(printable(line), stacklevel=stacklevel)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, printable
 from dptrain.layers import Layer
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import name_of_maker
@@ -111,10 +111,10 @@ def table(
         cells = [f"{prefix}{layer.name} ({type(layer).__name__})", _output_shape(layer), _params(layer)]
         cells += [_connections(layer, nodes)] if connected else []
         cells += [("Y" if layer.trainable else "N") if layer.weights else "-"] if show_trainable else []
-        drawn.add_row(*(rich.text.Text(cell) for cell in cells))
+        drawn.add_row(*(rich.text.Text(printable(cell, "\n")) for cell in cells))
     page = io.StringIO()
     Console(file=page, width=length, highlight=False, color_system=None).print(drawn)
-    return f'Model: "{model.name}"\n{page.getvalue()}{_totals(model)}'
+    return f'Model: "{printable(model.name)}"\n{page.getvalue()}{_totals(model)}'
 
 
 def _is_connected(model: Any) -> bool:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, NoReturn
 
-from dptrain.errors import AgreedError, DptrainError, ExitCode, PreemptedError
+from dptrain.errors import AgreedError, DptrainError, ExitCode, PreemptedError, printable
 from dptrain.runtime import signals
 from dptrain.runtime.launcher import abort_by_launcher, detect_launch, has_mpi, launcher_can_abort, start_mpi
 
@@ -126,7 +126,7 @@ def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) ->
 
 def describe(error: BaseException) -> str:
     """Return an error as one line; what is no `DptrainError` is named with the place that raised it."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, DptrainError):
         return text
     if isinstance(error, signals.SignalledError):
@@ -255,7 +255,7 @@ def warn(message: str) -> None:
     """Warn (a `UserWarning`) of something that all ranks see, once: on rank 0."""
     launch = detect_launch()
     if launch is None or launch.rank == 0:
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(printable(message, "\n"), stacklevel=2)
 
 
 def _world_size() -> int:

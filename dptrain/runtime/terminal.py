@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, printable
 from dptrain.runtime.launcher import detect_launch
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ def say(text: str, *, indent: int = 2, file: TextIO | None = None) -> None:
     """Print a line: on a terminal wrapped at its words, elsewhere as it is, so that a search finds it whole.
 
     Args:
-        text: one line, with `NO_BREAK` for spaces at which none may end.
+        text: one line, with `NO_BREAK` for spaces at which none may end; shown `printable`.
         indent: of what does not fit on the first line.
         file: standard output by default.
     """
-    columns = terminal_columns(file)
+    columns, text = terminal_columns(file), printable(text, f"\n{NO_BREAK}")
     shown = text.replace(NO_BREAK, " ") if columns is None else wrapped(text, columns, indent=indent)
     print(shown, file=file, flush=True)
 

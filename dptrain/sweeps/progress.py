@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dptrain.errors import printable
 from dptrain.runtime import terminal
 from dptrain.sweeps import formatting
 from dptrain.sweeps.records import Ending, Run, Segment, Status, Trial
@@ -169,7 +170,8 @@ class LiveProgress(Progress):
 
     def note(self, line: str) -> None:
         """Show the line above the table."""
-        self._console.print(Text(terminal.wrapped(line, self._console.width)), soft_wrap=True)
+        shown = terminal.wrapped(printable(line, terminal.NO_BREAK), self._console.width)
+        self._console.print(Text(shown), soft_wrap=True)
 
     def close(self) -> None:
         """Leave the table as it is in the end."""
@@ -424,7 +426,7 @@ def _of(count: int, total: int | None) -> str:
 
 def _one_line(text: str) -> Text:
     """Return a cell that is cut rather than wrapped, and is no markup."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 def _duration(seconds: float) -> str:
