@@ -7,7 +7,7 @@ format and `config.yaml` follow from the fields.
 import copy
 import dataclasses
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -19,13 +19,11 @@ from dptrain.cli.words import suggest
 from dptrain.data.tasks import task_of_loss
 from dptrain.errors import ConfigError
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
-from dptrain.runtime.files import open_regular
 from dptrain.runtime.terminal import VERBOSITY
-from dptrain.runtime.text import one_line, short
+from dptrain.runtime.text import short
+from dptrain.runtime.yaml_files import read_mapping
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-# Of a file: far above any plan of a sweep, and read in seconds.
-_MAX_FILE_BYTES, _MAX_VALUES = 1 << 18, 100_000
 # Of whole numbers: what 32-bit counters hold, MPI's among them.
 _MAX_COUNT = 2**31 - 1
 
@@ -572,54 +570,21 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: missing, unreadable, not YAML, or with an unknown or repeated key.
     """
     tree = read_mapping(path, "--config")
-    _check_keys(tree, Config(), str(path), "")
+    check_keys(tree, f"--config {path}")
     return tree
 
 
-def read_mapping(path: Path, option: str) -> dict[str, Any]:
-    """Return the mapping that a YAML (or JSON) file holds, empty for an empty file.
+def check_keys(tree: Any, where: str) -> None:
+    """Check every key of a configuration.
 
     Args:
-        path: the file.
-        option: that named it, for messages.
+        tree: nested dictionaries.
+        where: they come from, for messages.
 
     Raises:
-        ConfigError: missing, unreadable, not YAML, no mapping, or with a repeated key.
+        ConfigError: an unknown key, or a value in the place of keys.
     """
-    try:
-        with open_regular(path) as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        text = content.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option} {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{option} {path}: more than {_MAX_FILE_BYTES} bytes; is it the right file?")
-    return parse_mapping(text, f"{option} {path}")
-
-
-def parse_mapping(text: str, where: str) -> dict[str, Any]:
-    """Return the mapping that a YAML (or JSON) text holds, empty for an empty text.
-
-    Args:
-        text: the whole of it.
-        where: it comes from, for messages.
-
-    Raises:
-        ConfigError: not YAML, no mapping, or with a repeated key.
-    """
-    try:
-        tree = yaml.load(text, _StrictLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{where}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
-    except RecursionError:
-        raise ConfigError(f"{where}: nested too deeply") from None
-    except Exception as error:  # PyYAML's converters raise what int(), float() and their own slips raise
-        raise ConfigError(f"{where}: not YAML ({one_line(error)[:100]})") from error
-    if tree is not None and not isinstance(tree, dict):
-        raise ConfigError(f"{where}: expected keys and values")
-    return tree or {}
+    _check_keys(tree, Config(), where, "")
 
 
 def resolve(
@@ -674,53 +639,13 @@ def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[st
     return f"{path} = {short(value)}, set {where}: {message}"
 
 
-def _check_keys(tree: Any, section: Any, file_name: str, prefix: str) -> None:
+def _check_keys(tree: Any, section: Any, where: str, prefix: str) -> None:
     if not isinstance(tree, dict):
-        raise ConfigError(
-            f"--config {file_name}: expected keys and values{f' under {prefix[:-1]!r}' if prefix else ''}"
-        )
+        raise ConfigError(f"{where}: expected keys and values{f' under {prefix[:-1]!r}' if prefix else ''}")
     known = [field.name for field in dataclasses.fields(section)]
     for key, value in tree.items():
         if key not in known:
             paths = [leaf.path for leaf in leaves()]
-            raise ConfigError(f"--config {file_name}: unknown {prefix + str(key)!r}{suggest(str(key), known, paths)}")
+            raise ConfigError(f"{where}: unknown {prefix + str(key)!r}{suggest(str(key), known, paths)}")
         if dataclasses.is_dataclass(inner := getattr(section, key)):
-            _check_keys(value, inner, file_name, f"{prefix}{key}.")
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML without repeated keys, of which plain YAML silently keeps the last, and without bombs of aliases."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        node: yaml.Node | None = super().get_single_node()
-        if node is not None:
-            _count(node, {})
-        return node
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(None, None, "a key that is not a word", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _count(node: yaml.Node, counted: dict[yaml.Node, int]) -> int:
-    """Return how many values a document has, aliases written out.
-
-    Raises:
-        ConstructorError: too many.
-        RecursionError: a value holds itself, or is nested too deeply.
-    """
-    if node not in counted:
-        inner = node.value if isinstance(node, yaml.CollectionNode) else []
-        flat = [one for pair in inner for one in (pair if isinstance(pair, tuple) else (pair,))]
-        counted[node] = 1 + sum(_count(one, counted) for one in flat)
-        if counted[node] > _MAX_VALUES:
-            text = f"more than {_MAX_VALUES} values, aliases written out"
-            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
-    return counted[node]
+            _check_keys(value, inner, where, f"{prefix}{key}.")

@@ -41,7 +41,6 @@ from dptrain.cli.config import (
     follows_training,
     inspection_options,
     leaves,
-    read_mapping,
     resolve,
     to_dict,
     to_yaml,
@@ -61,6 +60,7 @@ from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
 from dptrain.runtime.text import short
+from dptrain.runtime.yaml_files import read_mapping
 from dptrain.saving.run_folder import MODELS
 from dptrain.sweeps import formatting, statistics
 from dptrain.sweeps.capacity import Capacity, measure, packs_of

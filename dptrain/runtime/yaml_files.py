@@ -1,0 +1,98 @@
+"""YAML that anybody may have written: of bounded size, without repeated keys, and without bombs of aliases."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dptrain.errors import ConfigError
+from dptrain.runtime.files import open_regular
+from dptrain.runtime.text import one_line
+
+# Of a file: far above any plan of a sweep, and read in seconds.
+MAX_BYTES, _MAX_VALUES = 1 << 18, 100_000
+
+
+def read_mapping(path: Path, option: str) -> dict[str, Any]:
+    """Return the mapping that a YAML (or JSON) file holds, empty for an empty file.
+
+    Args:
+        path: the file.
+        option: that named it, for messages.
+
+    Raises:
+        ConfigError: missing, unreadable, not YAML, no mapping, or with a repeated key.
+    """
+    try:
+        with open_regular(path) as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{option} {path}: more than {MAX_BYTES} bytes; is it the right file?")
+    return parse_mapping(text, f"{option} {path}")
+
+
+def parse_mapping(text: str, where: str) -> dict[str, Any]:
+    """Return the mapping that a YAML (or JSON) text holds, empty for an empty text.
+
+    Args:
+        text: the whole of it, of bounded size: YAML takes seconds a megabyte.
+        where: it comes from, for messages.
+
+    Raises:
+        ConfigError: not YAML, no mapping, or with a repeated key.
+    """
+    try:
+        tree = yaml.load(text, _StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{where}{line}: {getattr(error, 'problem', None) or 'not YAML'}") from error
+    except RecursionError:
+        raise ConfigError(f"{where}: nested too deeply") from None
+    except Exception as error:  # PyYAML's converters raise what int(), float() and their own slips raise
+        raise ConfigError(f"{where}: not YAML ({one_line(error)[:100]})") from error
+    if tree is not None and not isinstance(tree, dict):
+        raise ConfigError(f"{where}: expected keys and values")
+    return tree or {}
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML without repeated keys, of which plain YAML silently keeps the last, and without bombs of aliases."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _count(node, {})
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is not a word", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _count(node: yaml.Node, counted: dict[yaml.Node, int]) -> int:
+    """Return how many values a document has, aliases written out.
+
+    Raises:
+        ConstructorError: too many.
+        RecursionError: a value holds itself, or is nested too deeply.
+    """
+    if node not in counted:
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        flat = [one for pair in inner for one in (pair if isinstance(pair, tuple) else (pair,))]
+        counted[node] = 1 + sum(_count(one, counted) for one in flat)
+        if counted[node] > _MAX_VALUES:
+            text = f"more than {_MAX_VALUES} values, aliases written out"
+            raise yaml.constructor.ConstructorError(None, None, text, node.start_mark)
+    return counted[node]
