@@ -250,7 +250,7 @@ class Checkpointing(Callback):
             failure = error if isinstance(error, OSError) else OSError(str(error))
             raise output_error(self.path, failure, advice=self._advice) from error
         self._architecture = architecture_of(model)
-        self._directory = CheckpointDirectory(self.path, keep=self.keep, advice=self._advice)
+        self._directory = CheckpointDirectory(self.path, keep=self.keep, advice=self._advice, follow=not self._owns)
         # One that stays, and the next.
         self._directory.probe(2 * sum(size(one.shape) * one.dtype.itemsize for one in variables(model).values()))
         if not self.resumes:

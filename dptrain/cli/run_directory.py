@@ -15,17 +15,19 @@ import datetime
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 from dptrain.cli.curves import draw_curves
 from dptrain.errors import OutputError
-from dptrain.runtime.files import append_line, make_folder, output_error, sweep_temporaries, write_atomically
+from dptrain.runtime.files import FILE, FOLDER, Directory, open_directory, output_error, writing
 from dptrain.runtime.locks import LOCK, locked
-from dptrain.saving.run_folder import BEST, CHECKPOINTS
+from dptrain.saving.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, METRICS, MODEL, SUMMARY, WEIGHTS
 
 _ELSEWHERE = "choose another --out"
+# What a run writes.
+_FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES)
 
 
 class RunDirectory:
@@ -41,35 +43,41 @@ class RunDirectory:
         continues: whether there is such a run; its config.yaml stays until `finish`.
 
     Raises:
-        OutputError: it holds a run already, or somebody works there, or it cannot be written.
+        OutputError: it holds a run already, or files of the names that a run writes, or somebody works there, or it
+            cannot be written.
+        DataError: one of these is a link, a named pipe or the like.
     """
 
     def __init__(self, path: Path, config_yaml: str, *, resumes: bool = False) -> None:
         self.path, self._config = path, config_yaml
-        # A configuration without a lock was put there by somebody else.
-        self._was_locked = (path / LOCK).exists()
-        claim = path / "config.yaml"
+        self._epochs: list[Mapping[str, Any]] = []
+        claim = path / CONFIG
         try:
             if path.exists() and not path.is_dir():
                 raise OutputError(f"{path} is not a directory; {_ELSEWHERE}")
-            self._refuse_run(resumes)
-            make_folder(path)
+            # A configuration without a lock was put there by somebody else.
+            self._was_locked = False
+            if path.exists():  # before anything is written: nothing is left in a directory that is not ours
+                with open_directory(path) as folder:
+                    self._was_locked = folder.kind(LOCK) is not None
+                    self._refuse_run(folder, resumes)
             with ExitStack() as stack:
+                self._folder = stack.enter_context(open_directory(path, make=True))
                 stack.enter_context(locked(path, "training", _ELSEWHERE))
-                self._refuse_run(resumes)  # that has ended meanwhile
-                sweep_temporaries(path)
-                self.continues = self._has_begun()
+                self._refuse_run(self._folder, resumes)  # that has ended meanwhile
+                self._folder.remove_temporaries()
+                self.continues = self._has_begun(self._folder)
                 if not self.continues:
-                    write_atomically(claim, config_yaml.encode())
+                    self._folder.replace(CONFIG, [config_yaml.encode()])
                 self._held = stack.pop_all()
         except OutputError:
             raise
         except (OSError, NotImplementedError) as error:
             failure = error if isinstance(error, OSError) else OSError(str(error))
-            raise output_error(claim, failure, len(config_yaml)) from error
-        self._written = ["config.yaml"]
-        if self.continues and (path / "metrics.jsonl").exists():
-            self._written.append("metrics.jsonl")
+            raise output_error(claim, failure, len(config_yaml), advice=_ELSEWHERE) from error
+        self._written = [CONFIG]
+        if self.continues and self._folder.kind(METRICS) is not None:
+            self._written.append(METRICS)
 
     @classmethod
     def in_free_place(cls, name: str, config_yaml: str) -> Self:
@@ -86,7 +94,7 @@ class RunDirectory:
             try:
                 return cls(path, config_yaml)
             except OutputError:
-                if not (path / "config.yaml").exists():
+                if not (path / CONFIG).exists():
                     raise
         raise AssertionError("itertools.count ends")
 
@@ -109,9 +117,12 @@ class RunDirectory:
         Raises:
             OutputError: it cannot be written.
         """
-        append_line(self.path / "metrics.jsonl", json.dumps(epoch))
-        if "metrics.jsonl" not in self._written:
-            self._written.append("metrics.jsonl")
+        line = f"{json.dumps(epoch)}\n".encode()
+        with self._writing(METRICS, len(line)):
+            self._folder.append(METRICS, line)
+        self._epochs.append(epoch)
+        if METRICS not in self._written:
+            self._written.append(METRICS)
 
     def keep_epochs(self, epochs: Sequence[Mapping[str, Any]]) -> None:
         """Let metrics.jsonl hold the metrics of these epochs: those that follow will be trained, maybe once more.
@@ -119,12 +130,14 @@ class RunDirectory:
         Raises:
             OutputError: it cannot be written.
         """
-        metrics = self.path / "metrics.jsonl"
+        self._epochs = list(epochs)
         content = "".join(f"{json.dumps(epoch)}\n" for epoch in epochs).encode()
-        if (metrics.read_bytes() if metrics.exists() else b"") != content:
-            write_atomically(metrics, content)
-        if content and metrics.name not in self._written:
-            self._written.append(metrics.name)
+        with self._writing(METRICS, len(content)):
+            there = self._folder.kind(METRICS) is not None
+            if (content or there) and not (there and self._folder.holds(METRICS, [content])):
+                self._folder.replace(METRICS, [content])
+        if content and METRICS not in self._written:
+            self._written.append(METRICS)
 
     def finish(self, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> list[str]:
         """Write model, summary and curves; return the names of the files that the run wrote.
@@ -137,36 +150,58 @@ class RunDirectory:
             OutputError: a file cannot be written.
         """
         if self.continues:  # with as many epochs as there are now
-            write_atomically(self.path / "config.yaml", self._config.encode())
-        metrics = self.path / "metrics.jsonl"
-        written = [*self._written, *files, "summary.json"]
+            self._replace(CONFIG, self._config.encode())
+        written = [*self._written, *files, SUMMARY]
         for name, content in files.items():
-            write_atomically(self.path / name, content)
-        if metrics.name in written:
-            epochs = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-            picture = draw_curves(epochs, title=self.path.resolve().name)
-            if picture is not None:
-                write_atomically(self.path / "curves.png", picture)
-                written.append("curves.png")
-        written += [name for name in (BEST, CHECKPOINTS) if (self.path / name).exists()]
+            self._replace(name, content)
+        picture = draw_curves(self._epochs, title=self.path.resolve().name)
+        if picture is not None:
+            self._replace(CURVES, picture)
+            written.append(CURVES)
+        written += [name for name in (BEST, CHECKPOINTS) if self._folder.kind(name) is not None]
         # The last: with it the run has come to its end.
-        write_atomically(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-        (self.path / LOCK).unlink(missing_ok=True)
+        self._replace(SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        with self._writing(LOCK):
+            self._folder.remove(LOCK)
         return sorted(written)
 
-    def _refuse_run(self, resumes: bool) -> None:
-        finished = (self.path / "summary.json").exists()
-        if self._has_begun() and (finished or not self._was_locked or not resumes):
+    def _replace(self, name: str, content: bytes) -> None:
+        with self._writing(name, len(content)):
+            self._folder.replace(name, [content])
+
+    def _writing(self, name: str, needed: int = 0) -> AbstractContextManager[None]:
+        return writing(self.path / name, needed, advice=_ELSEWHERE)
+
+    def _refuse_run(self, folder: Directory, resumes: bool) -> None:
+        """Refuse a folder in which this run may not work, before it has trained for hours.
+
+        Raises:
+            OutputError: it holds another run, or files of the same names that are no run's.
+            DataError: something there is no regular file.
+        """
+        there = [name for name in _FILES if folder.expect(name, FILE) is not None]
+        if _has_checkpoints(folder):
+            there.append(CHECKPOINTS)
+        finished = SUMMARY in there
+        if there and CONFIG not in there:
+            raise OutputError(f"{self.path} holds {there[0]}, but no {CONFIG} of a run; {_ELSEWHERE}")
+        if self._has_begun(folder) and (finished or not self._was_locked or not resumes):
             more = f", and add --resume {self.path} to train on from there" if finished else ""
             raise OutputError(f"{self.path} holds a run already; {_ELSEWHERE}{more}")
 
-    def _has_begun(self) -> bool:
+    def _has_begun(self, folder: Directory) -> bool:
         """Whether a run has left anything here but its lock and its configuration."""
-        if not (self.path / "config.yaml").exists():
+        if folder.kind(CONFIG) is None:
             return False
-        places = (self.path / name for name in ("metrics.jsonl", "summary.json"))
-        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-        return saved or not self._was_locked or any(place.exists() for place in places)
+        left = any(folder.kind(name) is not None for name in (METRICS, SUMMARY))
+        return left or not self._was_locked or _has_checkpoints(folder)
+
+
+def _has_checkpoints(folder: Directory) -> bool:
+    if folder.expect(CHECKPOINTS, FOLDER) is None:
+        return False
+    with folder.folder(CHECKPOINTS) as checkpoints:
+        return bool(checkpoints.names())
 
 
 def stamped_name(name: str) -> str:

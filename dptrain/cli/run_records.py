@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import stat
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dptrain.cli.config import Config, parse_mapping, to_dict
+from dptrain.cli.config import Config, check_keys, resolve, to_dict
 from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.files import open_directory
 from dptrain.runtime.locks import LOCK
-from dptrain.saving.run_folder import CONFIG, PLAN, SUMMARY
+from dptrain.runtime.yaml_files import parse_mapping
+from dptrain.saving.run_folder import CONFIG, METRICS, PLAN, SUMMARY
 
-METRICS = "metrics.jsonl"
 # Bytes that are read of a file: of metrics the end, or all of it to draw them.
 _MAX_TEXT, _TAIL, _MAX_METRICS = 1 << 20, 1 << 16, 1 << 26
 _MAX_EPOCHS = 100_000
@@ -137,6 +137,23 @@ def read_epochs(path: Path) -> list[dict[str, float]]:
     return [one for one in epochs if "epoch" in one]
 
 
+def read_config(path: Path) -> Config:
+    """Return the configuration in the folder of a run.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    where, text = str(path / CONFIG), _text(path / CONFIG)
+    if text is None:
+        raise DataError(f"{path}: no run: it has no {CONFIG}")
+    try:
+        tree = parse_mapping(text, where)
+        check_keys(tree, where)
+        return resolve(tree, where, {})
+    except ConfigError as error:
+        raise DataError(f"{where}: damaged, or of another version: {str(error).removeprefix(f'{where}: ')}") from error
+
+
 def _settings(path: Path, text: str) -> dict[str, Any]:
     """Return a configuration by dotted path, over the defaults: earlier versions had fewer fields."""
     tree: dict[str, Any] = {}
@@ -225,23 +242,18 @@ def _text(path: Path) -> str | None:
 def _read(path: Path, most: int, *, end: bool = False) -> bytes | None:
     """Return a regular file's content or its end, None where there is none; links are not followed."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_directory(path.parent) as folder:
+            if not end:
+                return folder.read(path.name, most)
+            with folder.open(path.name) as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
+                return file.read(most)
     except FileNotFoundError:
         return None
+    except DataError as error:
+        raise DataError(f"{path.parent}: {path.name}: {str(error).removeprefix(f'{path}: ')}") from error
     except OSError as error:
         raise DataError(f"{path.parent}: {path.name}: {error.strerror or error}") from error
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise DataError(f"{path.parent}: {path.name} is no regular file")
-        if end:
-            file.seek(max(found.st_size - most, 0))
-        elif found.st_size > most:
-            raise DataError(f"{path.parent}: {path.name} has {found.st_size} bytes, expected at most {most}")
-        try:
-            return file.read(most)
-        except OSError as error:
-            raise DataError(f"{path.parent}: {path.name}: {error.strerror or error}") from error
 
 
 def _is_held(lock: Path) -> bool:

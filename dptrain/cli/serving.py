@@ -1,10 +1,11 @@
 """What `evaluate`, `predict` and `export` have in common: options, the model, the samples."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptrain.cli.config import Config, device_options, read_file, resolve
+from dptrain.cli.config import Config, device_options
 
 # NumPy and all that needs it are imported by the functions that use them: help comes at once.
 if TYPE_CHECKING:
@@ -83,13 +84,13 @@ def load_served_samples(
 
 
 def _data_of_run(run: Path) -> Any:
+    from dptrain.cli.run_records import read_config
     from dptrain.errors import ConfigError
     from dptrain.saving.run_folder import CONFIG
 
-    file = run / CONFIG
-    if not file.is_file():
+    if not os.path.lexists(run / CONFIG):
         raise ConfigError(f"--data is missing, and {run} has no {CONFIG} to say which data the model is of")
-    return resolve(read_file(file), str(file), {}).data
+    return read_config(run).data
 
 
 def batch_size_of(parsed: argparse.Namespace) -> int | None:

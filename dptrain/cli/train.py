@@ -28,19 +28,21 @@ from dptrain.cli.building import (
     parts_of,
     run_name,
 )
-from dptrain.cli.config import Config, deciding, inspection_options, read_file, resolve, to_yaml, verbosity
+from dptrain.cli.config import Config, deciding, inspection_options, to_yaml, verbosity
 from dptrain.cli.loggers import loggers
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
+from dptrain.cli.run_records import read_config
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData
-from dptrain.errors import OutputError, PreemptedError
+from dptrain.errors import DataError, OutputError, PreemptedError
 from dptrain.models import Model
 from dptrain.runtime import signals, terminal
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.failure import phase
+from dptrain.runtime.files import FILE, open_directory
 from dptrain.saving import keras_zip
-from dptrain.saving.run_folder import BEST, CHECKPOINTS, MODEL
+from dptrain.saving.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, MODEL, SUMMARY, WEIGHTS
 from dptrain.saving.weights import encode_safetensors
 from dptrain.sweeps import formatting
 from dptrain.train.trainer import run_to_end
@@ -127,7 +129,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 },
             }
             files = {} if keras_zip.why_not_saved(model) else {MODEL: keras_zip.encode(model)}
-            files["model.safetensors"] = encode_safetensors(model)
+            files[WEIGHTS] = encode_safetensors(model)
             return run.finish(files, summary)
 
         files = comm.agree("saving", write_results)
@@ -141,7 +143,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             if config.fast_dev_run and config.out is None:
                 terminal.say(f"Fast dev run: everything works ({', '.join(files)} written and removed)")
             else:
-                missing = "" if "curves.png" in files else f" (no curves.png: {pip_install('plots')})"
+                missing = "" if CURVES in files else f" (no curves.png: {pip_install('plots')})"
                 terminal.say(f"Results in {run.path}: {', '.join(files)}{missing}")
     return 0
 
@@ -160,10 +162,10 @@ def _has_ended(config: Config) -> bool:
     """
     if config.out is None or os.environ.get("DPTRAIN_RESTART", "0") == "0":
         return False
-    path = Path(config.out)
     try:
-        return (path / "summary.json").exists() and (path / "config.yaml").read_text("utf-8") == to_yaml(config)
-    except (OSError, UnicodeDecodeError):
+        with open_directory(Path(config.out)) as folder:
+            return folder.kind(SUMMARY) == FILE and folder.holds(CONFIG, [to_yaml(config).encode()])
+    except (OSError, DataError):
         return False
 
 
@@ -197,9 +199,9 @@ def _refuse_another(config: Config, path: Path) -> None:
 
     Raises:
         OutputError: it is one.
+        DataError: its configuration is damaged.
     """
-    there = resolve(read_file(path / "config.yaml"), str(path / "config.yaml"), {})
-    if deciding(there) != deciding(config):
+    if deciding(read_config(path)) != deciding(config):
         raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
 
 

@@ -94,6 +94,13 @@ class Directory:
         found = self.stat(name)
         return None if found is None else _kind(found.st_mode)
 
+    def expect(self, name: str, expected: str) -> str | None:
+        """Return an entry's kind, None where there is none; anything but `expected`, FILE or FOLDER, is a DataError."""
+        found = self.kind(name)
+        if found not in (None, expected):
+            raise self._unexpected(name, found, expected)
+        return found
+
     def folder(self, name: str, *, make: bool = False) -> "Directory":
         """Return a folder in this one.
 
@@ -101,7 +108,7 @@ class Directory:
             name: of the folder.
             make: make it where there is none, so that it survives a power cut.
         """
-        missing = self._expect(name, FOLDER) is None
+        missing = self.expect(name, FOLDER) is None
         with self._naming(name):
             if make and missing:
                 with contextlib.suppress(FileExistsError):
@@ -156,7 +163,7 @@ class Directory:
 
         Whatever happens, the file is as it was, or holds all of the content.
         """
-        self._expect(name, FILE)
+        self.expect(name, FILE)
         self._replace(name, content)
 
     def _replace(self, name: str, content: Iterable[Piece]) -> None:
@@ -199,30 +206,45 @@ class Directory:
 
     def remove(self, name: str) -> None:
         """Remove a regular file; does nothing where there is none."""
-        if self._expect(name, FILE) is not None:
+        if self.expect(name, FILE) is not None:
             with self._naming(name), contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self.fd)
 
     def remove_folder(self, name: str) -> None:
         """Remove an empty folder."""
-        self._expect(name, FOLDER)
+        self.expect(name, FOLDER)
         with self._naming(name):
             os.rmdir(name, dir_fd=self.fd)
 
-    def remove_temporaries(self, name: str | None = None) -> None:
-        """Remove temporary files that killed writers of this user have left; those of living processes stay.
+    def remove_temporaries(self, name: str | None = None, *, locked: bool = False) -> None:
+        """Remove temporary files that killed writers of this user have left.
 
         Args:
             name: of the file that they were to become; None for any.
+            locked: whether nobody else can be writing, so that those of living processes go as well: a PID comes again.
         """
         for left in self.names():
-            if is_left_over(left, name) and self.is_own_file(left):
+            found = _TEMPORARY.fullmatch(left)
+            if found is None or name not in (None, found["name"]) or not self.is_own_file(left):
+                continue
+            if locked or not _lives(int(found["pid"])):
                 self.remove(left)
 
     def is_own_file(self, name: str) -> bool:
         """Whether an entry is a regular file of this user's."""
         found = self.stat(name)
         return found is not None and stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+    def probe(self, nbytes: int) -> None:
+        """Reserve so much room for a moment, which finds full, read-only and denied disks, and quotas."""
+        place = temporary_name("probe")
+        handle = self._open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with self._naming(place), _closing(handle):
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(handle, 0, nbytes)
+        finally:
+            self.remove(place)
 
     def sync(self) -> None:
         """Flush the entries, so that renamings and new files survive a power cut."""
@@ -231,25 +253,18 @@ class Directory:
 
     def _open(self, name: str, flags: int) -> int:
         """Return the descriptor of a regular file."""
-        self._expect(name, FILE)  # before it is opened, which a device might notice
+        self.expect(name, FILE)  # before it is opened, which a device might notice
         with self._naming(name):
             try:
                 handle = os.open(name, flags | os.O_NOFOLLOW | _SAFELY, 0o666, dir_fd=self.fd)
             except OSError:
-                self._expect(name, FILE)  # somebody has just put it there
+                self.expect(name, FILE)  # somebody has just put it there
                 raise
             found = _kind(os.fstat(handle).st_mode)
             if found != FILE:
                 os.close(handle)
                 raise self._unexpected(name, found, FILE)
             return handle
-
-    def _expect(self, name: str, expected: str) -> str | None:
-        """Return the kind of an entry, which may be missing."""
-        found = self.kind(name)
-        if found not in (None, expected):
-            raise self._unexpected(name, found, expected)
-        return found
 
     def _unexpected(self, name: str, found: str | None, expected: str) -> DataError:
         return DataError(f"{self.path / name}: it is {found}, expected {expected}; remove it")
@@ -266,16 +281,21 @@ class Directory:
             raise
 
 
-def open_directory(path: Path, *, make: bool = False) -> Directory:
+def open_directory(path: Path, *, make: bool = False, follow: bool = True) -> Directory:
     """Open a folder that the user has named, and which may therefore be reached through links.
 
     Args:
         path: the folder.
         make: make it, and those above it, where there is none.
+        follow: whether it may be a link itself; not where only the folder above it was named by the user.
 
     Raises:
         OSError: the system's.
+        DataError: it is a link, and must not be followed.
     """
+    if not follow:
+        with open_directory(path.parent, make=make) as parent:
+            return parent.folder(path.name, make=make)
     if make:
         make_folder(path)
     return Directory(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFELY))
@@ -295,15 +315,10 @@ def temporary_name(name: str) -> str:
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]{1,9})(-[0-9a-f]{16})?\.tmp", re.DOTALL)
 
 
-def is_left_over(entry: str, name: str | None = None) -> bool:
-    """Whether an entry has the temporary name of a process that is no more.
-
-    Args:
-        entry: its name.
-        name: what it was to become; None for anything.
-    """
-    found = _TEMPORARY.fullmatch(entry)
-    return found is not None and name in (None, found["name"]) and not _lives(int(found["pid"]))
+def to_become(name: str) -> str | None:
+    """Return what an entry with a temporary name was to become; None where it has another name."""
+    found = _TEMPORARY.fullmatch(name)
+    return None if found is None else found["name"]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -411,26 +426,6 @@ def _lives(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def write_new(path: Path, content: Iterable[Piece]) -> None:
-    """Write a file that is not there yet, as `Directory.create` does.
-
-    Raises:
-        OSError: the system's; what was written until then stays.
-    """
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    with _closing(handle):
-        _write(handle, content)
-
-
-def append_line(path: Path, line: str) -> None:
-    """Append one line to a file and flush it to the disk.
-
-    Raises:
-        OutputError: as `write_atomically`.
-    """
-    append(path, f"{line}\n".encode())
 
 
 def append(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dptrain.errors import OutputError
+from dptrain.errors import DataError, OutputError
+from dptrain.runtime.files import FILE, open_directory
 
 # What the lock leaves in a directory, and while it is held.
 LOCK, HOLDER = "lock", "holder"
 # Seconds that a killed job's processes may take to let go of the lock.
 _PATIENCE = 1.0
+# Bytes that say who holds it.
+_MAX_HOLDER = 4096
 
 
 @contextmanager
@@ -30,30 +33,32 @@ def locked(path: Path, what: str, advice: str) -> Iterator[None]:
 
     Raises:
         OutputError: another process holds it; says which.
+        DataError: one of the two files is a link, a named pipe or the like.
         OSError: the system's.
         NotImplementedError: a file system without locks.
     """
     from filelock import FileLock, Timeout  # which takes longer to import than `--help`
 
-    # A file beside the lock: older versions of filelock empty the lock's file when they try it.
-    holder = path / HOLDER
-    # Closing from another thread than the opening one must release it.
-    lock = FileLock(path / LOCK, timeout=_PATIENCE, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
+    with open_directory(path) as folder:
+        for name in (LOCK, HOLDER):
+            folder.expect(name, FILE)
+        # Closing from another thread than the opening one must release it.
+        lock = FileLock(path / LOCK, timeout=_PATIENCE, thread_local=False)
         try:
-            who = f" ({holder.read_text(encoding='utf-8')})"
-        except (OSError, UnicodeDecodeError):
-            who = ""
-        raise OutputError(f"{path}: another {what} works there{who}; end it, or {advice}") from None
-    try:
-        now = datetime.datetime.now().isoformat(" ", "seconds")
-        holder.write_text(f"host {socket.gethostname()}, pid {os.getpid()}, since {now}", encoding="utf-8")
-        yield
-    finally:
-        # Somebody may have moved the directory, or the disk has gone. The lock's own file stays: without its name, two
-        # could hold two files.
-        with suppress(OSError):
-            holder.unlink()
-        lock.release()
+            lock.acquire()
+        except Timeout:
+            # A file beside the lock: older versions of filelock empty the lock's file when they try it.
+            try:
+                who = f" ({folder.read(HOLDER, _MAX_HOLDER).decode()})"
+            except (OSError, DataError, UnicodeDecodeError):
+                who = ""
+            raise OutputError(f"{path}: another {what} works there{who}; end it, or {advice}") from None
+        try:
+            now = datetime.datetime.now().isoformat(" ", "seconds")
+            folder.replace(HOLDER, [f"host {socket.gethostname()}, pid {os.getpid()}, since {now}".encode()])
+            yield
+        finally:
+            # The disk may have gone. The lock's own file stays: without its name, two could hold two files.
+            with suppress(OSError, DataError):
+                folder.remove(HOLDER)
+            lock.release()

@@ -10,9 +10,9 @@ import pytest
 from dptrain.cli import run_directory as directory
 from dptrain.cli.curves import draw_curves, make_figure
 from dptrain.cli.run_directory import RunDirectory
-from dptrain.errors import OutputError
+from dptrain.errors import DataError, OutputError
 from dptrain.runtime import files, locks
-from dptrain.runtime.files import append_line, write_atomically
+from dptrain.runtime.files import append, write_atomically
 
 EPOCHS = [{"epoch": n, "loss": 1 / n, "accuracy": 0.9, "val_loss": 2 / n, "seconds": 1.0} for n in (1, 2)]
 
@@ -91,7 +91,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match=r"No space left on device \(needs 3 bytes, \d+ free\)"):
         write_atomically(path, b"new")
     with pytest.raises(OutputError, match="No space left"):
-        append_line(tmp_path / "lines", "{}")
+        append(tmp_path / "lines", b"{}\n")
     assert path.read_bytes() == b"old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "lines"]
 
@@ -147,10 +147,50 @@ def test_no_curves_without_matplotlib(monkeypatch):
 
 
 def test_files_of_others_are_not_listed_as_results(tmp_path):
-    for name in ("notes.txt", "metrics.jsonl", "curves.png"):
+    for name in ("notes.txt", "curves.pdf"):
         (tmp_path / name).write_text("mine\n")
     assert RunDirectory(tmp_path, "").finish({}, {}) == ["config.yaml", "summary.json"]
-    assert (tmp_path / "curves.png").read_text() == "mine\n"
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "curves.png", "model.keras", "summary.json", "checkpoints/mine"])
+def test_a_file_that_the_run_would_write_is_found_at_the_start(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine\n")
+    with pytest.raises(OutputError, match=f"holds {name.partition('/')[0]}, but no config.yaml of a run; choose ano"):
+        RunDirectory(tmp_path, "")
+    assert (tmp_path / name).read_text() == "mine\n"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+NAMES = ("config.yaml", "metrics.jsonl", "model.keras", "best.keras", "summary.json", "checkpoints", "lock", "holder")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_of_a_run_is_refused_at_the_start_and_left_alone(tmp_path, name, kind):
+    canary = tmp_path / "canary"
+    (canary / "inside").mkdir(parents=True) if name == "checkpoints" else canary.write_bytes(b"alive")
+    run = tmp_path / "run"
+    RunDirectory(run, "").__exit__(None, None, None)
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(canary) if kind == "link" else os.mkfifo(run / name)
+    with pytest.raises(DataError, match=f"{name}: it is a (link|named pipe), expected a .*; remove it"):
+        RunDirectory(run, "", resumes=True)
+    assert (canary / "inside").is_dir() if name == "checkpoints" else canary.read_bytes() == b"alive"
+
+
+def test_a_file_of_this_name_that_a_link_leads_to_is_neither_written_nor_swept(tmp_path):
+    """The temporary names of earlier versions could be foreseen."""
+    canary, run = tmp_path / "canary", tmp_path / "run"
+    canary.write_bytes(b"alive")
+    run.mkdir()
+    for pid in (os.getpid(), 2**22 + 1):
+        (run / f".config.yaml.{pid}.tmp").symlink_to(canary)
+    with RunDirectory(run, "seed: 1\n"):
+        assert (run / "config.yaml").read_text() == "seed: 1\n"
+    assert canary.read_bytes() == b"alive"
+    assert len(list(run.glob(".config*"))) == 2
 
 
 def test_finish_without_epochs(tmp_path):

@@ -13,8 +13,7 @@ from dptrain.cli.config import Config, resolve, to_yaml
 from dptrain.cli.main import main
 from dptrain.cli.run_directory import RunDirectory
 from dptrain.cli.run_records import read_epochs, read_run, read_runs
-from dptrain.cli.runs import printable
-from dptrain.errors import DataError
+from dptrain.errors import DataError, printable
 
 
 def make(folder, name, *losses, finished=True, **overrides):
@@ -110,8 +109,8 @@ def test_what_is_no_run_is_named_and_left_alone(folder, capfd):
         "z-sweep: a sweep, see its report.html",
         "z-summary: damaged: summary.json is not JSON of names and values",
         "z-config: damaged: config.yaml, line 2: expected ',' or ']', but got '<stream end>'",
-        "z-link: summary.json: Too many levels of symbolic links",
-        "z-pipe: summary.json is no regular file",
+        "z-link: summary.json: it is a link, expected a regular file; remove it",
+        "z-pipe: summary.json: it is a named pipe, expected a regular file; remove it",
     ):
         assert line in out.splitlines()
     assert len(json.loads(shown(capfd, folder, "--json"))["others"]) == 7

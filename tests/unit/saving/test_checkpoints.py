@@ -2,6 +2,8 @@
 
 import errno
 import functools
+import hashlib
+import json
 import os
 import random
 import re
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dptrain.errors import DataError, OutputError
-from dptrain.runtime import files
+from dptrain.runtime.files import Directory
 from dptrain.saving import checkpoints
 from dptrain.saving.checkpoints import CheckpointDirectory, locate, read
 
@@ -175,12 +177,19 @@ class Disk:
         # Of a trace: (call, path, content).
         self.trace: list[tuple[str, str, bytes]] = []
         self._paths: dict[int, str] = {}
+        self._written: set[int] = set()
         for name in CALLS:
             patch.setattr(os, name, functools.partial(self._call, name, getattr(os, name)))
 
+    def _path(self, name, folder: int | None) -> str:
+        """Return the path of a file that may be named by its descriptor, or in an open folder."""
+        if isinstance(name, int):
+            return self._paths.get(name, "")
+        return os.fspath(name) if folder is None else os.path.join(self._paths[folder], name)
+
     def _call(self, name, real, *arguments, **options):
         reads = name == "open" and not arguments[1] & (os.O_CREAT | os.O_WRONLY)
-        counts = not reads and not (name == "close" and arguments[0] not in self._paths)
+        counts = not reads and not (name == "close" and arguments[0] not in self._written)
         if counts:
             self.count += 1
             if self.count == self._fails or (self._for_good and self.count > self._fails > 0):
@@ -189,13 +198,22 @@ class Disk:
                 raise OSError(errno.EIO if self.count % 2 else errno.ENOSPC, "a planted fault")
         if name == "write":  # as a disk may: not all at once
             arguments = (arguments[0], bytes(arguments[1][: max(1, len(arguments[1]) // 2)]))
+        place = self._path(arguments[0], options.get("dir_fd", options.get("src_dir_fd")))
+        more = b""
+        if name == "write":
+            more = arguments[1]
+        elif name == "rename":
+            more = self._path(arguments[1], options.get("dst_dir_fd")).encode()
         found = real(*arguments, **options)
         if name == "open":
-            self._paths[found] = os.fspath(arguments[0])
-        place = self._paths.get(arguments[0], "") if isinstance(arguments[0], int) else os.fspath(arguments[0])
+            self._paths[found] = place
+            if not reads:
+                self._written.add(found)
+        if name == "rename":  # open folders go along
+            self._paths = {one: more.decode() if path == place else path for one, path in self._paths.items()}
         if name == "close":
             self._paths.pop(arguments[0], None)
-        more = arguments[1] if name == "write" else os.fspath(arguments[1]).encode() if name == "rename" else b""
+            self._written.discard(arguments[0])
         if counts:
             self.trace.append((name, place, more))
         return found
@@ -325,9 +343,128 @@ def test_whatever_a_power_cut_leaves_the_last_checkpoint_reported_as_saved_is_th
 def test_a_disk_that_does_not_keep_what_it_was_given_is_found_out(tmp_path, monkeypatch):
     directory = opened(tmp_path, keep=1)
     save(directory, 1)
-    real = files.write_new
-    lies = lambda path, text: real(path, [*text[:-1], b"?"] if path.name == "a" else text)  # noqa: E731
-    monkeypatch.setattr(checkpoints, "write_new", lies)
+    real = Directory.create
+    lies = lambda self, name, text: real(self, name, [*text[:-1], b"?"] if name == "a" else text)  # noqa: E731
+    monkeypatch.setattr(Directory, "create", lies)
     with pytest.raises(DataError, match="000002-step-2: a is not what was written there; is the disk failing"):
         save(directory, 2)
     assert newest(tmp_path) == 1, "the one before stays"
+
+
+# What others may have put into a directory of checkpoints.
+
+
+@pytest.fixture
+def canary(tmp_path) -> Path:
+    """A folder beside the directory, to which links in it point."""
+    folder = tmp_path / "canary"
+    (folder / "inside").mkdir(parents=True)
+    (folder / "a").write_bytes(b"alive")
+    return folder
+
+
+def alive(canary: Path) -> bool:
+    return (canary / "inside").is_dir() and (canary / "a").read_bytes() == b"alive"
+
+
+def seal(path: Path, **changes) -> None:
+    """Change a checkpoint's manifest, and seal it again."""
+    manifest = json.loads((path / "manifest.json").read_bytes()) | changes
+    (path / "manifest.json").write_bytes(checkpoints._sealed(manifest))
+
+
+@pytest.mark.parametrize("name", [".x.tmp", ".000009-step-9.1.tmp", ".probe.1.tmp", "000009-step-9"])
+def test_a_link_is_neither_swept_nor_dropped_nor_read(tmp_path, canary, name):
+    path = tmp_path / "checkpoints"
+    save(opened(path), 1)
+    (path / name).symlink_to(canary)
+    directory = opened(path, keep=1)
+    save(directory, 2)
+    save(directory, 3)
+    assert (path / name).is_symlink()
+    assert directory.newest()[0].step == 3
+    directory.delete()
+    assert (path / name).is_symlink()
+    assert alive(canary)
+
+
+def test_a_checkpoint_that_is_a_link_is_no_reason_to_begin_anew(tmp_path, canary):
+    real = save(opened(tmp_path / "elsewhere"), 1)
+    path = tmp_path / "checkpoints"
+    path.mkdir()
+    (path / real.name).symlink_to(real)
+    with pytest.raises(DataError, match=r"no checkpoint is good: .*000001-step-1: it is a link, expected a folder"):
+        opened(path).newest()
+
+
+def test_a_directory_in_a_folder_of_ours_is_no_link(tmp_path, canary):
+    (tmp_path / "checkpoints").symlink_to(canary)
+    with pytest.raises(DataError, match="checkpoints: it is a link, expected a folder"):
+        opened(tmp_path / "checkpoints", follow=False)
+    save(opened(tmp_path / "checkpoints"), 1)  # which the user has named
+    assert alive(canary)
+
+
+@pytest.mark.parametrize("name", ["../canary/a", "/etc/hostname", "..", "", "manifest.json", "sub/a"])
+def test_a_manifest_lists_plain_names(tmp_path, canary, name):
+    path = save(opened(tmp_path / "checkpoints"), 1)
+    seal(path, files={name: [5, hashlib.sha256(b"alive").hexdigest()]})
+    with pytest.raises(DataError, match=r"step-1: damaged: manifest.json is none of a checkpoint"):
+        read(path)
+    save(opened(path.parent, keep=1), 2)
+    assert alive(canary)
+
+
+@pytest.mark.parametrize("changes", [{"step": -1}, {"step": "1"}, {"files": []}, {"files": {"a": 1}}, {"schema": "1"}])
+def test_a_sealed_manifest_of_another_shape_is_damaged(tmp_path, changes):
+    path = save(opened(tmp_path), 1)
+    seal(path, **changes)
+    with pytest.raises(DataError, match="step-1: damaged"):
+        read(path)
+
+
+def test_no_file_is_read_that_is_larger_than_the_memory(tmp_path):
+    path = save(opened(tmp_path), 1)
+    seal(path, files={"a": [1 << 50, ""]})
+    with pytest.raises(DataError, match=f"{1 << 50} bytes, more than the memory of this machine"):
+        read(path)
+
+
+@pytest.mark.parametrize("file", ["a", "manifest.json"])
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path, file):
+    path = save(opened(tmp_path), 1)
+    (path / file).unlink()
+    os.mkfifo(path / file)
+    with pytest.raises(DataError, match=f"{file}: it is a named pipe, expected a regular file"):
+        read(path)
+    os.unlink(path / file)
+    (path / file).write_text("[" * 100_000)
+    with pytest.raises(DataError, match="damaged"):
+        read(path)
+
+
+def test_only_files_of_checkpoints_are_removed(tmp_path, canary):
+    """What a manifest lists, or where it is damaged files of the same names."""
+    directory = opened(tmp_path / "checkpoints", keep=1)
+    noted, linked, damaged = (save(directory, step) for step in (1, 2, 3))
+    for path in (noted, linked):  # which have gone
+        shutil.copytree(damaged, path)
+    (noted / "notes.txt").write_text("mine")
+    (linked / "a").unlink()
+    (linked / "a").symlink_to(canary / "a")
+    (damaged / "manifest.json").write_bytes(b"")
+    again = opened(tmp_path / "checkpoints", keep=1)
+    save(again, 4)
+    assert names(again.path) == [noted.name, linked.name, "000004-step-4"]
+    assert (noted / "notes.txt").read_text() == "mine"
+    assert alive(canary)
+
+
+def test_what_cannot_be_deleted_is_told(tmp_path):
+    directory = opened(tmp_path)
+    path = save(directory, 1)
+    (path / "notes.txt").write_text("mine")
+    with pytest.warns(UserWarning, match=r"000001-step-1: left alone, notes.txt is no file of a checkpoint"):
+        directory.delete()
+    assert (path / "notes.txt").exists()
+    assert read(path).step == 1
