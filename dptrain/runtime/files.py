@@ -428,6 +428,17 @@ def _lives(pid: int) -> bool:
     return True
 
 
+def write_new(path: Path, content: Iterable[Piece]) -> None:
+    """Write a file that is not there yet, as `Directory.create` does.
+
+    Raises:
+        OSError: the system's; what was written until then stays.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
+    with _closing(handle):
+        _write(handle, content)
+
+
 def append(path: Path, content: bytes, *, advice: str = _ADVICE) -> None:
     """Append to a file that the user has named, and flush it to the disk; links are followed.
 
