@@ -1,10 +1,12 @@
 """Loading kernels, and what is said where they do not load; on the emulated driver."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from dptrain.backend.cuda.compile import parse_release, too_new
+from dptrain.runtime import cache
 from tests.emulated import emulated, inside_emulator
 
 OPEN = """
@@ -59,6 +61,7 @@ def test_kernels_that_do_not_load_for_another_reason(tmp_path):
     assert (done.code, done.out, done.err) == (0, "loaded\n", "")
     for path in tmp_path.rglob("*.cubin"):
         path.write_bytes(b"damaged")
+        Path(f"{path}.sha256").write_bytes(cache._checksum(path.name, b"damaged"))  # else it is compiled again
     done = emulated(sys.executable, "-c", code, DPTRAIN_CACHE=str(tmp_path))
     assert "the kernels of a program do not load (cuModuleLoadDataEx failed: device kernel image is invalid" in done.out
     assert f"remove {tmp_path}" in done.out
