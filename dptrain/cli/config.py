@@ -11,19 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from annotated_types import Interval
 
+from dptrain.cli.checked import Before, Checked, NotValidError, checked
 from dptrain.cli.words import suggest
 from dptrain.data.tasks import task_of_loss
 from dptrain.errors import ConfigError
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
 from dptrain.runtime.terminal import VERBOSITY
 from dptrain.runtime.text import short
-from dptrain.runtime.yaml_files import read_mapping
 
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 # Of whole numbers: what 32-bit counters hold, MPI's among them.
 _MAX_COUNT = 2**31 - 1
 
@@ -108,15 +105,15 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, str | int | float | None)
 
 
-PositiveInt = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
-OptionalCount = Annotated[Annotated[int, Field(ge=0, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)]
-OptionalPositiveInt = Annotated[PositiveInt | None, BeforeValidator(_none_word)]
-Rate = Annotated[float, Field(ge=0, lt=1)]
-OptionalRate = Annotated[Rate | None, BeforeValidator(_none_word)]
-Positive = Annotated[float, Field(gt=0)]
-Megabytes = Annotated[float, Field(gt=0, le=1e9)]
-OptionalPositive = Annotated[Positive | None, BeforeValidator(_none_word)]
-OptionalNonnegative = Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(_none_word)]
+PositiveInt = Annotated[int, Interval(ge=1, le=_MAX_COUNT)]
+OptionalCount = Annotated[Annotated[int, Interval(ge=0, le=_MAX_COUNT)] | None, Before(_none_word)]
+OptionalPositiveInt = Annotated[PositiveInt | None, Before(_none_word)]
+Rate = Annotated[float, Interval(ge=0, lt=1)]
+OptionalRate = Annotated[Rate | None, Before(_none_word)]
+Positive = Annotated[float, Interval(gt=0)]
+Megabytes = Annotated[float, Interval(gt=0, le=1e9)]
+OptionalPositive = Annotated[Positive | None, Before(_none_word)]
+OptionalNonnegative = Annotated[Annotated[float, Interval(ge=0)] | None, Before(_none_word)]
 
 
 def _field(default: Any, text: str, flag: str | None = None, alone: str | None = None) -> Any:
@@ -134,8 +131,8 @@ def _field(default: Any, text: str, flag: str | None = None, alone: str | None =
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, config=_STRICT)
-class DataConfig:
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Checked):
     """Which samples, and how they are shared out."""
 
     name: str = _field(
@@ -144,7 +141,7 @@ class DataConfig:
         "folder with a folder of pictures a class",
         "data",
     )
-    dir: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+    dir: Annotated[str | None, Before(_none_word)] = _field(
         None, "folder with the files of a named data set", "data-dir"
     )
     sharding: Literal["global", "static"] = _field(
@@ -152,66 +149,66 @@ class DataConfig:
         "global: one copy of the data per node, one permutation; static: each rank keeps its share of the rows",
         "sharding",
     )
-    max_bytes: Annotated[int, Field(ge=1, lt=2**63)] = _field(DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes")
-    target: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+    max_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(DEFAULT_MAX_BYTES, "refuse larger arrays, in bytes")
+    target: Annotated[str | None, Before(_none_word)] = _field(
         None, "column of a table to predict; of an .npy file, the file of the targets", "target"
     )
-    columns: Annotated[tuple[str, ...], BeforeValidator(_names)] = _field(
+    columns: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "of a table, comma-separated, to predict from; all others but the target if not set", "columns"
     )
-    drop: Annotated[tuple[str, ...], BeforeValidator(_names)] = _field(
+    drop: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "columns of a table to leave out, comma-separated", "drop"
     )
-    categorical: Annotated[tuple[str, ...], BeforeValidator(_names)] = _field(
+    categorical: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "columns of a table that are categories though they look like numbers, comma-separated", "categorical"
     )
     missing: Literal["stop", "drop"] = _field("stop", "stop at a table's missing value, or drop its row", "missing")
-    test_data: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+    test_data: Annotated[str | None, Before(_none_word)] = _field(
         None, "a table to use as test part; if not set, a part of the table itself", "test-data"
     )
-    test_split: Annotated[float, Field(gt=0, lt=1)] = _field(
+    test_split: Annotated[float, Interval(gt=0, lt=1)] = _field(
         0.2, "fraction of a table's rows, or of the pictures, to use as test part if none is named"
     )
-    image_size: Annotated[str | None, BeforeValidator(_image_size)] = _field(
+    image_size: Annotated[str | None, Before(_image_size)] = _field(
         None, "such as 32x32, height and width that pictures are resized to", "image-size"
     )
     bad_pictures: Literal["stop", "skip"] = _field(
         "stop", "stop at a file that is no picture or is damaged, or skip it", "bad-pictures"
     )
-    task: Annotated[Literal["multiclass", "binary", "regression"] | None, BeforeValidator(_none_word)] = _field(
+    task: Annotated[Literal["multiclass", "binary", "regression"] | None, Before(_none_word)] = _field(
         None, "multiclass, binary or regression; what the target looks like if not set", "task"
     )
-    device_mb: Annotated[Megabytes | None, BeforeValidator(_none_word)] = _field(
+    device_mb: Annotated[Megabytes | None, Before(_none_word)] = _field(
         None, "MB (10^6 bytes) of a GPU's memory for samples; larger sets are streamed; none: all that is free"
     )
 
 
-@dataclass(frozen=True, config=_STRICT)
-class ModelConfig:
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Checked):
     """The network: Rescaling (of integer pixels), Flatten, hidden Dense layers, Dense with softmax; or a function's."""
 
-    hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_comma_separated)] = _field(
+    hidden: Annotated[tuple[PositiveInt, ...], Before(_comma_separated)] = _field(
         (128,), "units of each hidden layer, comma-separated", "hidden"
     )
     activation: Literal["relu", "tanh", "sigmoid", "linear", "softmax"] = _field(
         "relu", "activation of the hidden layers", "activation"
     )
     dropout: Rate = _field(0.0, "dropout rate after each hidden layer", "dropout")
-    function: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+    function: Annotated[str | None, Before(_none_word)] = _field(
         None,
         "make the model with a function of yours, file.py:build_model or package.module:build_model; runs its code",
         "model",
     )
-    arguments: Annotated[dict[str, Any], BeforeValidator(_model_arguments)] = _field(
+    arguments: Annotated[dict[str, Any], Before(_model_arguments)] = _field(
         {}, "an argument of that function; can be repeated", "model-arg"
     )
-    digest: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+    digest: Annotated[str | None, Before(_none_word)] = _field(
         None, "SHA-256 of the function's file, which a run notes itself"
     )
 
 
-@dataclass(frozen=True, config=_STRICT)
-class OptimizerConfig:
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Checked):
     """The update rule."""
 
     name: Literal["adadelta", "adagrad", "adam", "adamw", "adamax", "lion", "nadam", "rmsprop", "sgd"] = _field(
@@ -220,7 +217,7 @@ class OptimizerConfig:
     learning_rate: OptionalPositive = _field(
         None, "step size; the optimizer's own default if not set (sgd: 0.01, else 0.001)", "learning-rate"
     )
-    schedule: Annotated[str | None, BeforeValidator(_schedule)] = _field(
+    schedule: Annotated[str | None, Before(_schedule)] = _field(
         None,
         "of the learning rate, over the whole training: cosine, cosine:warmup=500, linear, polynomial, exponential, "
         "step:every=2epochs,factor=0.5, cosine_restarts, constant:warmup=5%",
@@ -247,17 +244,17 @@ class OptimizerConfig:
     global_clipnorm: OptionalPositive = _field(
         None, "clip the norm of all gradients together to this", "global-clipnorm"
     )
-    gradient_accumulation_steps: Annotated[
-        Annotated[int, Field(ge=2, le=_MAX_COUNT)] | None, BeforeValidator(_none_word)
-    ] = _field(None, "update once every N batches, with the mean of their gradients")
+    gradient_accumulation_steps: Annotated[Annotated[int, Interval(ge=2, le=_MAX_COUNT)] | None, Before(_none_word)] = (
+        _field(None, "update once every N batches, with the mean of their gradients")
+    )
 
 
-@dataclass(frozen=True, config=_STRICT)
-class TrainConfig:
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Checked):
     """How long and in what pieces."""
 
     batch_size: PositiveInt = _field(128, "samples per global batch, over all ranks together", "batch-size")
-    epochs: Annotated[int, Field(ge=0, le=_MAX_COUNT)] = _field(5, "passes through the data", "epochs")
+    epochs: Annotated[int, Interval(ge=0, le=_MAX_COUNT)] = _field(5, "passes through the data", "epochs")
     steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after this many steps", "steps-per-epoch")
     drop_last: bool = _field(False, "leave out the last batch if it is not full", "drop-last")
     shuffle: bool = _field(True, "a new order of the samples every epoch")
@@ -283,10 +280,10 @@ class TrainConfig:
         "only once, at the end",
         "validation-split",
     )
-    fold: Annotated[str | None, BeforeValidator(_fold)] = _field(
+    fold: Annotated[str | None, Before(_fold)] = _field(
         None, "2/5: validate on the second of five parts of the training samples and train on the others", "fold"
     )
-    loss: Annotated[str | None, BeforeValidator(_loss)] = _field(
+    loss: Annotated[str | None, Before(_loss)] = _field(
         None,
         "such as mae or huber, which also says the task; if not set mse for numbers, crossentropy for classes",
         "loss",
@@ -308,29 +305,29 @@ class TrainConfig:
     )
 
 
-@dataclass(frozen=True, config=_STRICT)
-class CheckpointConfig:
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Checked):
     """When the training is saved, and where it goes on."""
 
-    every: Annotated[tuple[str, ...], BeforeValidator(_moments)] = _field(
+    every: Annotated[tuple[str, ...], Before(_moments)] = _field(
         ("epoch", "600s"),
         "when to save: every N steps, epoch, seconds (600s); several comma-separated, or none",
         "checkpoint-every",
     )
     keep: PositiveInt = _field(3, "keep this many of the last checkpoints, and the best", "keep")
-    resume: Annotated[str, BeforeValidator(lambda value: _none_word(value) or "never")] = _field(
+    resume: Annotated[str, Before(lambda value: _none_word(value) or "never")] = _field(
         "auto", "auto: resume an unfinished run in --out; never; or the path of a checkpoint or run", "resume"
     )
-    anyway: Annotated[tuple[str, ...], BeforeValidator(_comma_separated)] = _field(
+    anyway: Annotated[tuple[str, ...], Before(_comma_separated)] = _field(
         (), "fields that may differ from the checkpoint's, comma-separated", "resume-anyway"
     )
 
 
-Place = Annotated[str | None, BeforeValidator(_none_word)]
+Place = Annotated[str | None, Before(_none_word)]
 
 
-@dataclass(frozen=True, config=_STRICT)
-class LoggingConfig:
+@dataclasses.dataclass(frozen=True)
+class LoggingConfig(Checked):
     """Other tools that get a run's settings and metrics."""
 
     tensorboard: Place = _field(
@@ -347,8 +344,8 @@ class LoggingConfig:
     )
 
 
-@dataclass(frozen=True, config=_STRICT)
-class Config:
+@dataclasses.dataclass(frozen=True)
+class Config(Checked):
     """Everything about a run."""
 
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -357,7 +354,7 @@ class Config:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = _field(0, "seed of initial weights, shuffling and dropout", "seed")
+    seed: Annotated[int, Interval(ge=0, lt=2**63)] = _field(0, "seed of initial weights, shuffling and dropout", "seed")
     device: Literal["auto", "cpu", "cuda"] = _field(
         "auto", "where to compute; auto: a GPU if every rank can use one, else the CPU", "device"
     )
@@ -384,12 +381,12 @@ class Config:
     gemm: Literal["dptrain", "cublaslt"] = _field(
         "dptrain", "kernels for a GPU's matrix products; cublaslt needs the extra 'cublaslt'", "gemm"
     )
-    jit_compile: Annotated[Literal["auto"] | bool, BeforeValidator(_on_or_off)] = _field(
+    jit_compile: Annotated[Literal["auto"] | bool, Before(_on_or_off)] = _field(
         "auto", "auto, on or off: compile the CPU's steps; auto: if there is a C++ compiler", "jit-compile"
     )
     cuda_graph: bool = _field(True, "replay a GPU's steps as CUDA graphs", "cuda-graph")
     run_eagerly: bool = _field(False, "run steps op by op, to debug", "run-eagerly")
-    steps_per_execution: Annotated[Literal["auto"] | PositiveInt, BeforeValidator(_number)] = _field(
+    steps_per_execution: Annotated[Literal["auto"] | PositiveInt, Before(_number)] = _field(
         "auto", "steps to run before the host looks up; auto: as many as take a few hundredths of a second"
     )
     stall_warning: OptionalNonnegative = _field(
@@ -403,15 +400,13 @@ class Config:
         "long while a rank starts, compiles, evaluates or saves",
         "stall-timeout",
     )
-    out: Annotated[str | None, BeforeValidator(_none_word)] = _field(
+    out: Annotated[str | None, Before(_none_word)] = _field(
         None, "run directory; runs/<date-time>-<name> if not set", "out"
     )
-    name: Annotated[str | None, BeforeValidator(_none_word)] = _field(
-        None, "name of the run; the data set's if not set", "name"
-    )
+    name: Annotated[str | None, Before(_none_word)] = _field(None, "name of the run; the data set's if not set", "name")
     verbose: Annotated[
         Literal[0, 1, 2] | None,
-        BeforeValidator(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v)),
+        Before(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v)),
     ] = _field(None, "0: print nothing; 1, 2: Keras' numbers for --progress live, lines", "verbose")
     progress: Literal["auto", "live", "lines", "none"] = _field(
         "auto", "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines", "progress"
@@ -556,6 +551,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return the configuration as text that `--config` reads."""
+    import yaml  # takes as long to import as the rest of the command line
+
     text: str = yaml.safe_dump(to_dict(config), sort_keys=False)
     return text
 
@@ -569,6 +566,8 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: missing, unreadable, not YAML, or with an unknown or repeated key.
     """
+    from dptrain.runtime.yaml_files import read_mapping
+
     tree = read_mapping(path, "--config")
     check_keys(tree, f"--config {path}")
     return tree
@@ -611,9 +610,9 @@ def resolve(
                 raise ConfigError(f"{file_name}: expected names and values under {name!r}")
         place[key] = value
     try:
-        return TypeAdapter(Config).validate_python(tree)
-    except ValidationError as error:
-        raise ConfigError(_first_problem(error, file_name, overrides, said)) from None
+        return checked(Config, tree)
+    except NotValidError as error:
+        raise ConfigError(_problem(error, file_name, overrides, said)) from None
 
 
 # What pydantic says of these in two halves that mean the same.
@@ -625,18 +624,15 @@ _PLAINLY = {
 }
 
 
-def _first_problem(error: ValidationError, file_name: str, overrides: Mapping[str, Any], said: str) -> str:
-    problem = error.errors()[0]
+def _problem(error: NotValidError, file_name: str, overrides: Mapping[str, Any], said: str) -> str:
     known = {leaf.path for leaf in leaves()}
-    parts = [str(part) for part in problem["loc"]]
+    parts = [str(part) for part in error.place]
     path = next(
         (".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in known), ".".join(parts)
     )
-    value = overrides.get(path, problem["input"])
+    value = overrides.get(path, error.value)
     where = said if path in overrides else f"in {file_name}"
-    message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ").replace("should be", "must be")
-    message = _PLAINLY.get(problem["type"], message)
-    return f"{path} = {short(value)}, set {where}: {message}"
+    return f"{path} = {short(value)}, set {where}: {_PLAINLY.get(error.kind, str(error))}"
 
 
 def _check_keys(tree: Any, section: Any, where: str, prefix: str) -> None:

@@ -1,6 +1,7 @@
 """The command line: `python -m dptrain [train|evaluate|predict|...] [options]`, see COMMANDS."""
 
 import argparse
+import gc
 import platform
 import re
 import sys
@@ -108,6 +109,7 @@ def _run(argv: Sequence[str]) -> int:
     if command == "launch":  # starts the ranks, and is none
         from dptrain.cli.launch import launch
 
+        _collect_from_here()
         return launch(arguments)
     parse = _tried(lambda: _parse(command, arguments))
     configure = _tried(lambda: _configure(parse()))
@@ -129,7 +131,15 @@ def _run(argv: Sequence[str]) -> int:
         from dptrain.cli.model_function import loaded
 
         config = loaded(config, parsed, comm)
+    _collect_from_here()
     return run(config, comm, parsed)
+
+
+def _collect_from_here() -> None:
+    """Let Python collect garbage again, but not among what has been imported, if `dptrain.__main__` has stopped it."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _tried(action: Callable[[], T]) -> Callable[[], T]:
@@ -189,7 +199,8 @@ def _check_same_everywhere(comm: "Communicator", config: Config) -> None:
     import numpy as np
 
     versions = {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()}
-    flat = {leaf.path: _at(to_dict(config), leaf.path) for leaf in leaves()}
+    tree = to_dict(config)
+    flat = {leaf.path: _at(tree, leaf.path) for leaf in leaves()}
     flat |= {f"version of {name}": version for name, version in versions.items()}
     comm.require_same("the ranks are set up differently", flat)
 

@@ -19,9 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-
 from dptrain.cli.config import Config, ModelConfig
 from dptrain.cli.words import suggest
 from dptrain.comm import Communicator
@@ -84,12 +81,15 @@ class ModelFunction:
         return found
 
     def _typed(self, key: str, value: Any) -> Any:
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticUserError
+
         kind = self.types.get(key, Any)
         try:
             if isinstance(value, bool) and kind in (int, float):
                 raise ValueError(f"expected {kind.__name__}")
             return TypeAdapter(kind).validate_python(value)
-        except (ValidationError, ValueError) as error:
+        except ValueError as error:  # Pydantic's ValidationError too
             expected = getattr(kind, "__name__", str(kind))
             raise ConfigError(f"model.arguments.{key} = {short(value)}: expected {expected}") from error
         except PydanticUserError:  # a type of which Pydantic knows nothing

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
 from dptrain.runtime import terminal
 
 
 def show_ranks(rows: Sequence[Sequence[Any]]) -> None:
     """Print the table rank, host, PID, device; cells that are too long for a terminal are wrapped at words."""
+    from rich.table import Table
+
     table = Table("rank", "host", "PID", "device")
     for row in rows:
         table.add_row(*map(str, row))

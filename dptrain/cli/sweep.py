@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from annotated_types import Interval
 
 from dptrain.batches.fingerprint import fingerprint
 from dptrain.batches.sampling import Sampler
@@ -33,6 +32,7 @@ from dptrain.cli.building import (
     run_name,
     standardize,
 )
+from dptrain.cli.checked import Before, Checked, NotValidError, checked
 from dptrain.cli.config import (
     Config,
     DataConfig,
@@ -144,8 +144,8 @@ def listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class SweepOptions:
+@dataclasses.dataclass(frozen=True)
+class SweepOptions(Checked):
     """What a sweep is asked to do: the keys of a plan file.
 
     Attributes:
@@ -170,20 +170,20 @@ class SweepOptions:
     seeds: Any = "0-4"
     grid: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     random: dict[str, Any] = dataclasses.field(default_factory=dict)
-    samples: Annotated[int, Field(ge=0)] = 0
-    adaptive: Annotated[int, Field(ge=0)] = 0
-    search_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    metric: Annotated[list[str], BeforeValidator(listed)] | None = None
-    mode: Annotated[list[Literal["auto", "max", "min"]], BeforeValidator(listed)] = dataclasses.field(
+    samples: Annotated[int, Interval(ge=0)] = 0
+    adaptive: Annotated[int, Interval(ge=0)] = 0
+    search_seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
+    metric: Annotated[list[str], Before(listed)] | None = None
+    mode: Annotated[list[Literal["auto", "max", "min"]], Before(listed)] = dataclasses.field(
         default_factory=lambda: ["auto"]
     )
-    halving: Annotated[int, Field(ge=2)] | None = None
-    min_epochs: Annotated[int, Field(ge=1)] = 1
-    runs_per_device: Annotated[int, Field(ge=1)] | None = None
-    packing: Annotated[bool | int, PlainValidator(packing_of)] = True
-    folds: Annotated[int, Field(ge=2)] | None = None
+    halving: Annotated[int, Interval(ge=2)] | None = None
+    min_epochs: Annotated[int, Interval(ge=1)] = 1
+    runs_per_device: Annotated[int, Interval(ge=1)] | None = None
+    packing: Annotated[bool | int, Before(packing_of)] = True
+    folds: Annotated[int, Interval(ge=2)] | None = None
     keep: Literal["best", "all", "none"] | None = None
-    max_time: Annotated[Annotated[float, Field(ge=0)] | None, BeforeValidator(seconds_of)] = None
+    max_time: Annotated[Annotated[float, Interval(ge=0)] | None, Before(seconds_of)] = None
 
 
 def options_of(parsed: argparse.Namespace) -> SweepOptions:
@@ -222,13 +222,11 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
         tree["random"] = {name: one.describe() for name, one in drawn.items()}
     tree |= said
     try:
-        return TypeAdapter(SweepOptions).validate_python(tree)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        name = ".".join(part for part in problem["loc"] if isinstance(part, str))
+        return checked(SweepOptions, tree)
+    except NotValidError as error:
+        name = ".".join(part for part in error.place if isinstance(part, str))
         where = "on the command line" if name in typed else f"in {plan}"
-        message = problem["msg"].removeprefix("Input ").removeprefix("Value error, ").replace("should be", "must be")
-        raise ConfigError(f"{name} = {short(problem['input'])}, set {where}: {message}") from None
+        raise ConfigError(f"{name} = {short(error.value)}, set {where}: {error}") from None
 
 
 def _once(flag: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ To add a named set, add one entry to `CATALOG`.
 which only reads.
 """
 
-import difflib
 import hashlib
 import math
 import os
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from dptrain.data import strokes
 from dptrain.data.idx import open_idx
@@ -291,6 +289,8 @@ def _lookup(name_or_path: str) -> NamedDataset | None:
     looks_like_path = os.sep in name_or_path or name_or_path.startswith((".", "~")) or path.suffix in (".npz", ".gz")
     if name_or_path and (looks_like_path or path.exists()):
         return None
+    import difflib
+
     close = difflib.get_close_matches(name_or_path.lower(), CATALOG, n=1, cutoff=0.5)
     hint = (
         f"did you mean {close[0]!r}?" if close else f"expected one of {_names()}, a folder of IDX files or an .npz file"
@@ -388,6 +388,8 @@ def _content_sha256(path: Path) -> str:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder of the cache, which is made if need be and which nobody else may write to."""
+    from filelock import FileLock, Timeout
+
     lock = folder / ".lock"
     try:
         with own_folder(folder, 0o022), FileLock(lock, timeout=FETCH_TIMEOUT):

@@ -33,7 +33,7 @@ FORMAT = 1
 MAX_COLUMNS, MAX_VALUES, MAX_TEXT = 20_000, 1_000_000, 10_000
 _MAX_SIDE = 1 << 15
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
+_STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most trainings make none
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Texts = Annotated[tuple[Text, ...], Field(max_length=MAX_VALUES)]
 Side = Annotated[int, Field(ge=1, le=_MAX_SIDE)]

@@ -12,8 +12,8 @@ Shapes: B images of one chunk, S segments of a glyph, P points of a polyline, Y 
 """
 
 import math
+from functools import cache
 from itertools import pairwise
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,8 +119,13 @@ def _pad_glyphs() -> NDArray[np.float64]:
 
 _SEGMENTS = _pad_glyphs()
 
-# The 256 middle quantiles of the normal distribution: noise out of single random bytes, the same on every machine.
-_NORMAL_OF_BYTE = np.array([NormalDist().inv_cdf((byte + 0.5) / 256) for byte in range(256)], np.float32)
+
+@cache
+def _normal_of_byte() -> NDArray[np.float32]:
+    """The 256 middle quantiles of the normal distribution: noise from random bytes, the same on every machine."""
+    from statistics import NormalDist
+
+    return np.array([NormalDist().inv_cdf((byte + 0.5) / 256) for byte in range(256)], np.float32)
 
 
 def generate(
@@ -204,7 +209,7 @@ def _draw_chunk(
     np.clip(distance_YXB, 0.0, 1.0, out=distance_YXB)
     distance_YXB *= ink_B.astype(np.float32)
     image_BYX = np.ascontiguousarray(distance_YXB.transpose(2, 0, 1))
-    image_BYX += _NORMAL_OF_BYTE[noise_BYX] * noise_B.astype(np.float32)[:, None, None]
+    image_BYX += _normal_of_byte()[noise_BYX] * noise_B.astype(np.float32)[:, None, None]
     np.clip(image_BYX, 0.0, 255.0, out=image_BYX)
     np.rint(image_BYX, out=image_BYX)
     out_BYX[...] = image_BYX

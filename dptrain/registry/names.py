@@ -1,6 +1,5 @@
 """Names: looking them up, with one message for unknown ones, and what Keras calls objects of a class."""
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeVar
@@ -69,6 +68,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if not known:
         return ""
     in_lower_case = {one.lower(): one for one in known}
+    import difflib
+
     near = difflib.get_close_matches(name.lower(), in_lower_case, _NEAREST, _ALIKE)
     if near:
         return f"; did you mean {' or '.join(repr(in_lower_case[one]) for one in near)}?"

@@ -18,8 +18,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import platformdirs
-
 from dptrain.errors import DeviceError, OutputError
 from dptrain.runtime import failure
 from dptrain.runtime.files import replacing, write_new
@@ -57,8 +55,11 @@ class _DamagedError(Exception):
 def cache_dir() -> Path:
     """The folder for fetched, generated and compiled files: `$DPTRAIN_CACHE`, else the user's cache folder."""
     chosen = os.environ.get("DPTRAIN_CACHE")
-    # Not Path.expanduser, which raises where the user of `~user` does not exist.
-    return Path(os.path.expanduser(chosen)) if chosen else Path(platformdirs.user_cache_dir("dptrain"))
+    if chosen:  # not Path.expanduser, which raises where the user of `~user` does not exist
+        return Path(os.path.expanduser(chosen))
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("dptrain"))
 
 
 @contextmanager

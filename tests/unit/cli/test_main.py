@@ -1,7 +1,10 @@
 """What the command line answers to words that it does not know."""
 
+import gc
+
 import pytest
 
+import dptrain.__main__
 from dptrain.cli.main import main
 
 
@@ -74,3 +77,12 @@ def test_help_of_a_command_is_its_own(capfd):
 def test_options_that_the_help_of_a_command_leaves_out_are_taken(capfd):
     assert main(["doctor", "--epochs", "3", "--print-config"]) == 0
     assert "epochs: 3" in capfd.readouterr().out
+
+
+def test_garbage_is_collected_from_where_everything_is_imported(tmp_path, capfd):
+    try:
+        assert dptrain.__main__.main(["runs", str(tmp_path)]) == 0
+        assert gc.isenabled()
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
