@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_samples(parser)
+    text = "targets of --data FILE.npy"
+    parser.add_argument("--target", "--data.target", metavar="FILE.npy", help=text)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a line for people")
 
 
@@ -49,7 +51,8 @@ def evaluate(config: Config, comm: "Communicator", parsed: argparse.Namespace) -
         if not model.compiled:
             raise ConfigError(f"{parsed.run}: the model was saved without loss and metrics (it was not compiled)")
         if given.y is None:
-            raise DataError(f"{given.name}: no targets to compare with; `python -m dptrain predict` needs none")
+            hint = "; --target FILE.npy names them" if given.name.endswith(".npy") else ""
+            raise DataError(f"{given.name}: no targets to compare with{hint}; `python -m dptrain predict` needs none")
 
     comm.agree("data", check)
     found = model.evaluate(given.x, given.y, batch_size=batch_size, verbose=0, return_dict=True)

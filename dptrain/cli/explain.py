@@ -6,6 +6,7 @@ import numpy as np
 
 from dptrain.cli.building import build_model
 from dptrain.cli.config import Config
+from dptrain.cli.user_code import custom_objects
 from dptrain.comm import Communicator
 from dptrain.data.loading import LoadedData, Split
 from dptrain.errors import ConfigError, printable
@@ -25,7 +26,8 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
     phase.enter("explain")
     asked = {"kernels": parsed.kernels, "code": parsed.code}
     if parsed.run is not None:
-        loaded = load_model(parsed.run, device=config.device, precision=config.precision)
+        own = custom_objects(parsed.custom_objects, comm)
+        loaded = load_model(parsed.run, own, device=config.device, precision=config.precision)
         phase.enter("explain")
 
     def text() -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dptrain.cli.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
 from dptrain.cli.parser import Options, Parser
+from dptrain.cli.serving import add_custom_objects
 from dptrain.cli.sweep_options import add_options
 from dptrain.cli.words import suggest
 from dptrain.errors import AgreedError, ConfigError
@@ -267,6 +268,7 @@ def _build_parser(command: str) -> Parser:
     if command == "explain":
         own = parser.add_argument_group("explain")
         own.add_argument("run", metavar="RUN", nargs="?", help="a run's folder or a .keras file, instead of options")
+        add_custom_objects(own)
         own.add_argument("--step", metavar="train|test|predict", default="train", help="which step (default: train)")
         shape = "of a sample, such as 28,28 (default); integers are pixels of uint8"
         own.add_argument("--input-shape", metavar="SHAPE", default="28,28", help=shape)

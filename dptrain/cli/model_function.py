@@ -7,26 +7,21 @@ reads files runs no code, so the command line has to say `--model` as well.
 import argparse
 import dataclasses
 import hashlib
-import importlib
 import inspect
-import os
 import sys
-import traceback
-import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from dptrain.cli.config import Config, ModelConfig
+from dptrain.cli.user_code import run, told
 from dptrain.cli.words import suggest
 from dptrain.comm import Communicator
-from dptrain.errors import ConfigError, DptrainError
+from dptrain.errors import ConfigError
 from dptrain.models import Model
 from dptrain.runtime import terminal
-from dptrain.runtime.files import open_regular
-from dptrain.runtime.text import one_line, short
+from dptrain.runtime.text import short
 from dptrain.sweeps.arguments import Builder
 from dptrain.sweeps.space import parse_grid
 
@@ -114,7 +109,7 @@ class ModelFunction:
             if not model.built:
                 model.build((None, *known["input_shape"]))
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"--model {self.spec}: {_told(error, self.path)}") from error
+            raise ConfigError(f"--model {self.spec}: {told(error, self.path)}") from error
         return model
 
 
@@ -175,8 +170,7 @@ def load_function(spec: str) -> ModelFunction:
     if not colon or not place or not name.isidentifier():
         example = f"{spec.rstrip(':')}:build_model" if spec else "models.py:build_model"
         raise ConfigError(f"--model {spec}: expected a file or a module and its function, such as {example}")
-    is_file = place.endswith(".py") or os.sep in place
-    module, path, content = _run_file(spec, Path(place)) if is_file else _import_module(spec, place)
+    module, path, content = run(f"--model {spec}", place, "FILE.py:function")
     function = getattr(module, name, None)
     if not callable(function):
         own = [key for key, one in vars(module).items() if callable(one) and not key.startswith("_")]
@@ -214,62 +208,6 @@ def parse_argument(text: str) -> tuple[str, Any]:
     if len(values) != 1:
         raise ConfigError(f"--model-arg {text}: expected one value; a list is {name}=[{text.partition('=')[2]}]")
     return name, values[0]
-
-
-def _run_file(spec: str, path: Path) -> tuple[types.ModuleType, str, bytes]:
-    """Run a file as Python runs a script: modules beside it can be imported. What is run is what was read."""
-    try:
-        with open_regular(path) as file:
-            content = file.read()
-    except OSError as error:
-        raise ConfigError(f"--model {spec}: {path}: {error.strerror or error}") from error
-    whole = str(path.resolve())
-    # Classes of the file are found by the name of its module, which must not hide another one.
-    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"_model_{path.stem}"
-    module = types.ModuleType(name)
-    module.__file__ = whole
-    folder = os.path.dirname(whole)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    sys.modules[name] = module
-    try:
-        exec(compile(content, whole, "exec"), vars(module))
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ConfigError(f"--model {spec}: {_told(error, whole)}") from error
-    return module, whole, content
-
-
-def _import_module(spec: str, name: str) -> tuple[types.ModuleType, str, bytes]:
-    if "" not in sys.path and os.getcwd() not in sys.path:  # as with `python -m`
-        sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(
-                f"--model {spec}: there is no module {error.name!r}; of a file: FILE.py:function"
-            ) from error
-        raise ConfigError(f"--model {spec}: {_told(error, None)}") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"--model {spec}: {_told(error, None)}") from error
-    path = getattr(module, "__file__", None) or name
-    try:
-        content = Path(path).read_bytes()
-    except OSError:  # built in, or in an archive
-        content = b""
-    return module, path, content
-
-
-def _told(error: BaseException, path: str | None) -> str:
-    """Return "models.py, line 7: NameError: ..."; the line is the last one of the user's that was run."""
-    text = one_line(error)
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"{os.path.basename(error.filename)}, line {error.lineno}: SyntaxError: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if path in (None, frame.filename)]
-    place = f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
-    return place + (text if isinstance(error, DptrainError) else f"{type(error).__name__}: {text}")
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

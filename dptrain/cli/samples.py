@@ -10,10 +10,11 @@ import numpy.typing as npt
 from dptrain.comm import Communicator
 from dptrain.data.catalog import DEFAULT_MAX_BYTES
 from dptrain.data.loading import load_dataset, read_shared
+from dptrain.data.npy_pair import read_targets
 from dptrain.data.npz import map_npy, open_arrays
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.samples import is_raw, read_samples
-from dptrain.errors import DataError
+from dptrain.errors import ConfigError, DataError
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +42,7 @@ def load_samples(
     name_or_path: str,
     comm: Communicator,
     *,
+    target: str | None = None,
     part: str = "test",
     inputs: Sequence[str] = (),
     data_dir: Path | None = None,
@@ -54,6 +56,7 @@ def load_samples(
             (x_train and y_train), or with an array for each input of the model; or a data set as for a training; or raw
             data as the model was trained on.
         comm: the ranks.
+        target: of an .npy file of features, that of the targets.
         part: "test" or "train", where the data has both.
         inputs: names of the model's inputs, where it has several.
         data_dir: where the user keeps the files of a named set.
@@ -61,15 +64,19 @@ def load_samples(
         preprocessing: the model's, of its raw data.
 
     Raises:
-        AgreedError: on every rank, whatever was wrong on any: the file is missing, damaged, or has no such arrays.
+        AgreedError: on every rank, whatever was wrong on any: the file is missing, damaged, or has no such arrays; or a
+            target is named of data that has its own.
     """
     path = Path(name_or_path).expanduser()
+    if target is not None:
+        comm.agree("data", lambda: _require_npy(path, str(target)))
     if is_raw(str(path), preprocessing):
         return GivenSamples(str(path), *read_samples(str(path), preprocessing, comm, max_bytes=max_bytes))
     if path.suffix == ".npy":
-        x = comm.agree("data", lambda: map_npy(path))
-        comm.require_same("the ranks see different data", {"x": [list(x.shape), str(x.dtype)]})
-        return GivenSamples(str(path), x, None)
+        x, y = comm.agree("data", lambda: _npy(path, target, max_bytes))
+        headers = {key: [list(one.shape), str(one.dtype)] for key, one in (("x", x), ("y", y)) if one is not None}
+        comm.require_same("the ranks see different data", headers)
+        return GivenSamples(str(path), x, y)
     if path.suffix == ".npz":
         sources = comm.agree(
             "data", lambda: open_arrays(path, lambda names: _chosen(path, names, part, inputs), max_bytes=max_bytes)
@@ -82,6 +89,16 @@ def load_samples(
     data = load_dataset(name_or_path, comm, data_dir=data_dir, max_bytes=max_bytes)
     split = data.test if part == "test" else data.train
     return GivenSamples(f"{data.name} ({part} part)", split.x, split.y)
+
+
+def _require_npy(path: Path, target: str) -> None:
+    if path.suffix != ".npy" or not target.endswith(".npy"):
+        raise ConfigError(f"--target {target}: expected --data X.npy --target Y.npy; {path} has its own targets")
+
+
+def _npy(path: Path, target: str | None, max_bytes: int) -> tuple[Array, Array | None]:
+    x = map_npy(path)
+    return x, None if target is None else read_targets(target, str(path), len(x), max_bytes)
 
 
 def _chosen(path: Path, names: Collection[str], part: str, inputs: Sequence[str]) -> list[str]:

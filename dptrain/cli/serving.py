@@ -22,6 +22,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the options that name the model."""
     parser.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/X, or a .keras file")
     parser.add_argument("--best", action="store_true", help="the run's best model (best.keras) instead of its last")
+    add_custom_objects(parser)
+
+
+def add_custom_objects(parser: "argparse._ActionsContainer") -> None:
+    """Add the option that names the code of a model's own classes."""
+    text = "run a Python file (or module) of yours, for the model's own classes and functions; may be repeated"
+    parser.add_argument("--custom-objects", action="append", default=[], metavar="FILE.py", help=text)
 
 
 def add_samples(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +47,16 @@ def load_served(config: Config, comm: "Communicator", parsed: argparse.Namespace
     """Return the model that the command line names, on the configured device. Collective.
 
     Raises:
-        ConfigError: no such device, or no name of a model.
+        ConfigError: no such device, no name of a model, or the user's own code fails.
         DataError: the file or folder is missing or damaged; on several ranks an AgreedError.
     """
+    from dptrain.cli.user_code import custom_objects
     from dptrain.models import load_model
     from dptrain.train.devices import open_backend
 
     options = {name: value for name, value in device_options(config).items() if name != "dtype"}
-    model = load_model(parsed.run, best=parsed.best, **options)
+    own = custom_objects(parsed.custom_objects, comm)
+    model = load_model(parsed.run, own, best=parsed.best, **options)
     if not model.compiled:  # which `compile` would have told of the device
         model.put_on(open_backend(comm, dtype=model.dtype, **options))
     return model
@@ -66,7 +75,10 @@ def load_served_samples(
     from dptrain.cli.samples import GivenSamples, load_samples
 
     data, known = config.data, model.preprocessing
+    target: str | None = getattr(parsed, "target", None)
     if "data.name" not in vars(parsed):
+        if target is not None:
+            comm.agree("command line", lambda: _refuse_target(target))
         data = comm.agree("data", lambda: _data_of_run(Path(parsed.run)))
         if known is not None or data.name.endswith(".npy"):  # whose test part only the run's settings know
             loaded = load_configured(data, comm, data.task if known is None else known.task, known)
@@ -75,12 +87,19 @@ def load_served_samples(
     return load_samples(
         data.name,
         comm,
+        target=target,
         part=parsed.part,
         inputs=model.expected.input_names,
         data_dir=None if data.dir is None else Path(data.dir),
         max_bytes=data.max_bytes,
         preprocessing=known,
     )
+
+
+def _refuse_target(target: str) -> None:
+    from dptrain.errors import ConfigError
+
+    raise ConfigError(f"--target {target}: add --data FILE.npy, the samples that these targets are of")
 
 
 def _data_of_run(run: Path) -> Any:

@@ -28,6 +28,25 @@ class _MappedSource(ArraySource):
         out[...] = self._array[start : start + len(out)]
 
 
+def read_targets(y_path: str, x_path: str, rows: int, max_bytes: int = DEFAULT_MAX_BYTES) -> Array:
+    """Return the targets of an `.npy` file; labels in a column become a vector.
+
+    Args:
+        y_path: of the file.
+        x_path: of the samples, for messages.
+        rows: of the samples.
+        max_bytes: the largest that the targets may be.
+
+    Raises:
+        DataError: the file is missing or damaged, or has another number of rows.
+    """
+    y = map_npy(Path(y_path))
+    check_declared(y_path, y.shape, y.itemsize, max_bytes)
+    if rows != len(y):
+        raise DataError(f"{x_path} has {rows} rows, {y_path} {len(y)}; expected as many targets as samples")
+    return np.array(y[:, 0] if y.shape[1:] == (1,) and y.dtype.kind in "iu" else y)
+
+
 def load_pair(
     x_path: str,
     y_path: str,
@@ -52,14 +71,9 @@ def load_pair(
     """
 
     def opened() -> tuple[DataSources, list[Array], str]:
-        x, y = map_npy(Path(x_path)), map_npy(Path(y_path))
-        check_declared(y_path, y.shape, y.itemsize, max_bytes)
-        if len(x) != len(y):
-            raise DataError(f"{x_path} has {len(x)} rows, {y_path} {len(y)}; expected as many targets as samples")
+        x = map_npy(Path(x_path))
+        y = read_targets(y_path, x_path, len(x), max_bytes)
         note = require_part(len(x), test_split, "an .npz file with x_train, y_train, x_test and y_test names others")
-        y = np.array(y)
-        if y.shape[1:] == (1,) and y.dtype.kind in "iu":
-            y = y[:, 0]
         at = len(x) - round(len(x) * test_split)
         if y.dtype.kind in "iu" and task in (None, "multiclass") and not np.isin(y[at:], y[:at]).all():
             raise DataError(

@@ -343,7 +343,7 @@ def _open(description: Any) -> tuple[str, Config, Any]:
     if cls is None:
         raise ConfigError(
             f"not supported: custom object {str(registered or name)[:80]!r} of module {str(module)[:80]!r}; pass its "
-            "class in custom_objects"
+            "class in custom_objects (on the command line --custom-objects FILE.py)"
         )
     return name, config, cls
 
@@ -445,7 +445,8 @@ def _function(description: Config) -> Any:
     if isinstance(found, str | Mapping):
         raise ConfigError(
             f"not supported: custom function {str(description.get('config'))[:80]!r} of module "
-            f"{str(description.get('module'))[:80]!r}; pass it in custom_objects"
+            f"{str(description.get('module'))[:80]!r}; pass it in custom_objects (on the command line --custom-objects "
+            "FILE.py)"
         )
     return found
 

@@ -53,6 +53,68 @@ def test_evaluate_says_what_the_training_said(folder, capfd):
     assert train.startswith(f"{folder / 'data.npz'}: 23 samples: loss ")
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_evaluate_with_targets_in_a_file_of_their_own(folder, capfd, tmp_path, shape):
+    np.save(tmp_path / "y.npy", (np.arange(23) % 3).reshape(shape))
+    found = ask(
+        *(capfd, "evaluate", folder / "run", "--data", folder / "x.npy", "--target", tmp_path / "y.npy", "--json")
+    )
+    whole = ask(capfd, "evaluate", folder / "run", "--data", folder / "data.npz", "--part", "train", "--json")
+    assert json.loads(found)["metrics"] == json.loads(whole)["metrics"]
+
+
+OWN_LAYERS = """
+import dptrain as dp
+from dptrain.layers import Dense
+
+print("the file is run")
+
+class Scaled(dp.layers.Layer):
+    def call(self, x):
+        return 3 * x
+
+def build_model(num_classes):
+    return dp.Sequential([dp.layers.Input((4,)), Scaled(), Dense(num_classes, "softmax")])
+"""
+
+
+def test_a_model_s_own_classes_are_in_a_file_that_the_command_line_names(folder, capfd, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN_LAYERS)
+    arguments = ["--data", folder / "data.npz", "--model", f"{tmp_path / 'mine.py'}:build_model", "--epochs", 1]
+    run = tmp_path / "run"
+    ask(capfd, *arguments, "--out", run, "--verbose", 0)
+    asked = ("predict", run, "--data", folder / "x.npy")
+    message = refused(capfd, 65, *asked)  # what the folder names is not run
+    assert "custom object 'Scaled' of module 'mine'" in message
+    assert "--custom-objects FILE.py" in message
+    named = ("--custom-objects", tmp_path / "mine.py")
+    assert ask(capfd, *asked, *named).startswith("the file is run\nindex,class,p_0,p_1,p_2\n0,")
+    assert "accuracy" in ask(capfd, "evaluate", run, *named)
+    ask(capfd, "export", run, "--out", tmp_path / "m.program", *named)
+    assert "(3, x)" in ask(capfd, "explain", run, *named, "--step", "predict")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "broken.py, line 1: ZeroDivisionError: division by zero"),
+        ("def f(:", "broken.py, line 1: SyntaxError"),
+        ("import sys; sys.exit(3)", "broken.py, line 1: SystemExit: 3"),
+    ],
+)
+def test_code_that_fails_ends_in_one_line(folder, capfd, tmp_path, text, message):
+    (tmp_path / "broken.py").write_text(text)
+    assert message in refused(capfd, 2, "predict", folder / "run", "--custom-objects", tmp_path / "broken.py")
+    assert "no module 'nowhere'" in refused(capfd, 2, "predict", folder / "run", "--custom-objects", "nowhere")
+
+
+def test_two_files_must_not_have_different_classes_of_one_name(folder, capfd, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}_file.py").write_text(OWN_LAYERS.replace('print("the file is run")', ""))
+    both = [word for name in ("one", "two") for word in ("--custom-objects", tmp_path / f"{name}_file.py")]
+    assert "has another 'Scaled' than a file before it" in refused(capfd, 2, "predict", folder / "run", *both)
+
+
 def test_predict_writes_a_line_a_row(folder, capfd):
     text = ask(capfd, "predict", folder / "run", "--data", folder / "x.npy")
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -133,7 +195,11 @@ def test_several_inputs_are_named_in_the_file(capfd, tmp_path):
         (65, "predict RUN --data DIR/wide.npy", "model expects 4 features of shape (4,), data has 5 of shape (5,)"),
         (65, "predict RUN --data DIR/text.npy", "expected integers or floats"),
         (65, "predict RUN --data DIR/two.npz", "no features in the archive; expected x_test or x, found a, b"),
-        (65, "evaluate RUN --data DIR/x.npy", "no targets to compare with; `python -m dptrain predict` needs none"),
+        (65, "evaluate RUN --data DIR/x.npy", "no targets to compare with; --target FILE.npy names them; `python"),
+        (65, "evaluate RUN --data DIR/x.npy --target DIR/short.npy", "x.npy has 23 rows, "),
+        (65, "evaluate RUN --data DIR/x.npy --target nowhere.npy", "nowhere.npy not found"),
+        (2, "evaluate RUN --data DIR/data.npz --target DIR/short.npy", "expected --data X.npy --target Y.npy"),
+        (2, "evaluate RUN --target DIR/short.npy", "add --data FILE.npy, the samples that these targets are of"),
         (2, "evaluate DIR/plain.keras --data DIR/data.npz", "saved without loss and metrics (it was not compiled)"),
         (2, "evaluate DIR/plain.keras", "--data is missing"),
         (2, "predict RUN --out p.txt", "expected a file that ends in .csv, .npy, .npz"),
@@ -152,6 +218,7 @@ def test_what_does_not_go_ends_in_one_line(folder, capfd, monkeypatch, tmp_path,
     np.save(folder / "wide.npy", np.ones((2, 5)))
     np.save(folder / "text.npy", np.array(["a", "b"]))
     np.savez(folder / "two.npz", a=X, b=X)
+    np.save(folder / "short.npy", np.zeros(3, int))
     if not (folder / "plain.keras").exists():
         dp.Sequential([dp.layers.Input((4,)), dp.layers.Dense(3)]).save(folder / "plain.keras")
     words = [word.replace("RUN", str(folder / "run")).replace("DIR", str(folder)) for word in arguments.split()]
