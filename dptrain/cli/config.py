@@ -162,7 +162,11 @@ class DataConfig(Checked):
     categorical: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "columns of a table that are categories though they look like numbers, comma-separated", "categorical"
     )
-    missing: Literal["stop", "drop"] = _field("stop", "stop at a table's missing value, or drop its row", "missing")
+    missing: Literal["stop", "drop", "mean"] = _field(
+        "stop",
+        "stop at a table's missing value, drop its row, or put the column's mean (a category of its own) in its place",
+        "missing",
+    )
     test_data: Annotated[str | None, Before(_none_word)] = _field(
         None, "a table to use as test part; if not set, a part of the table itself", "test-data"
     )

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 # Takes a row counted from 0, a column's name and what is wrong; returns the error that says where.
 Fault = Callable[[int, str, str], DataError]
 
-FORMAT = 1
+FORMAT = 2
 # Bounds of what a file may declare.
 MAX_COLUMNS, MAX_VALUES, MAX_TEXT = 20_000, 1_000_000, 10_000
 _MAX_SIDE = 1 << 15
@@ -48,12 +48,16 @@ class Column:
         role: "number"; "one-hot" or "embedding" of a category.
         values: the categories by code, as text.
         text: whether a text file's cells are taken as they stand, so that "007" is not 7.
+        mean: what stands for a missing number; None where none may be missing.
+        missing: which of the categories stands for a missing value; None where none may be missing.
     """
 
     name: Text
     role: Literal["number", "one-hot", "embedding"]
     values: Texts = ()
     text: bool = False
+    mean: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    missing: Text | None = None
 
     @property
     def width(self) -> int:
@@ -93,6 +97,10 @@ class Preprocessing:
             "columns have names of their own": not names or len({*names, self.target}) == len(names) + 1,
             "a table or pictures, not both": not (self.columns and self.picture),
             "a number has no categories, every other column has": roles,
+            "a number has a mean, a category stands for missing values": all(
+                one.missing is None if one.role == "number" else one.mean is None and one.missing in (None, *one.values)
+                for one in self.columns
+            ),
             "no category twice": all(len(set(one.values)) == len(one.values) for one in self.columns),
             "no class twice": len(set(self.class_names)) == len(self.class_names),
             "as many classes as the task has": _fits(self.task, len(self.class_names)),
@@ -187,12 +195,11 @@ class Preprocessing:
             stop = start + column.width
             series = frame[column.name]
             if column.role == "number":
-                x[:, start] = numbers(series, column.name, fault, advice)
-            elif column.role == "one-hot":
-                codes = encode_categories(series, column.name, column.values, fault, advice)
-                x[:, start:stop] = codes[:, None] == np.arange(column.width)
+                x[:, start] = numbers(series, column.name, fault, advice, mean=column.mean)
             else:
-                x[:, start] = encode_categories(series, column.name, column.values, fault, advice)
+                codes = encode_categories(series, column.name, column.values, fault, advice, missing=column.missing)
+                one_hot = column.role == "one-hot"
+                x[:, start:stop] = codes[:, None] == np.arange(column.width) if one_hot else codes[:, None]
             start = stop
         return x
 
@@ -253,7 +260,7 @@ def canonical(value: Any) -> str:
     return str(value)
 
 
-def numbers(series: Any, name: str, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
+def numbers(series: Any, name: str, fault: Fault, advice: str, *, mean: float | None = None) -> npt.NDArray[np.float64]:
     """Return a column of numbers.
 
     Args:
@@ -261,6 +268,7 @@ def numbers(series: Any, name: str, fault: Fault, advice: str) -> npt.NDArray[np
         name: of it.
         fault: as in `Preprocessing.encode`.
         advice: as in `Preprocessing.encode`.
+        mean: what stands for missing values; None where none may be missing.
 
     Returns:
         (rows,), finite, also as float32.
@@ -268,19 +276,24 @@ def numbers(series: Any, name: str, fault: Fault, advice: str) -> npt.NDArray[np
     Raises:
         DataError: a value is missing, infinite or no number.
     """
+    found: npt.NDArray[np.float64]
     if series.dtype.kind not in "iufb":
         for row, value in enumerate(series):
             if _is_missing(value):
-                raise _missing(series, name, row, fault, advice)
-            if not _is_number(value):
+                if mean is None:
+                    raise _missing(series, name, row, fault, advice)
+            elif not _is_number(value):
                 raise fault(row, name, f"{short(value)} among numbers; correct it")
         if texts := [row for row, value in enumerate(series) if isinstance(value, str)]:
             raise fault(texts[0], name, f"{short(series.iloc[texts[0]])}, a number as text; store numbers")
-        series = series.astype(np.float64)
-    found: npt.NDArray[np.float64] = series.to_numpy(dtype=np.float64, na_value=np.nan)
+        found = np.array([np.nan if _is_missing(value) else float(value) for value in series], np.float64)
+    else:
+        found = series.to_numpy(dtype=np.float64, na_value=np.nan)
     absent = np.isnan(found)
     if absent.any():
-        raise _missing(series, name, int(absent.argmax()), fault, advice)
+        if mean is None:
+            raise _missing(series, name, int(absent.argmax()), fault, advice)
+        found = np.where(absent, mean, found)
     large = np.abs(found) > np.finfo(np.float32).max
     if large.any():
         row = int(large.argmax())
@@ -290,7 +303,13 @@ def numbers(series: Any, name: str, fault: Fault, advice: str) -> npt.NDArray[np
 
 
 def encode_categories(
-    series: Any, name: str, values: Sequence[str], fault: Fault, advice: str, kind: str = "category"
+    series: Any,
+    name: str,
+    values: Sequence[str],
+    fault: Fault,
+    advice: str,
+    kind: str = "category",
+    missing: str | None = None,
 ) -> npt.NDArray[np.int64]:
     """Return the codes of a column of categories.
 
@@ -301,6 +320,7 @@ def encode_categories(
         fault: as in `Preprocessing.encode`.
         advice: as in `Preprocessing.encode`.
         kind: what a category is called.
+        missing: the category that stands for missing values; None where none may be missing.
 
     Returns:
         (rows,), each in [0, len(values)).
@@ -309,10 +329,12 @@ def encode_categories(
         DataError: a value is missing, or not known.
     """
     places, found = series.factorize()
-    if len(places) and places.min() < 0:
+    if len(places) and places.min() < 0 and missing is None:
         raise _missing(series, name, int((places < 0).argmax()), fault, advice)
     known = {value: code for code, value in enumerate(values)}
-    codes: npt.NDArray[np.int64] = np.array([known.get(canonical(one), -1) for one in found], np.int64)[places]
+    of_missing = -1 if missing is None else known[missing]  # the last one: a place of -1 is a missing value's
+    codes: npt.NDArray[np.int64] = np.array([*(known.get(canonical(one), -1) for one in found), of_missing], np.int64)
+    codes = codes[places]
     if len(codes) and codes.min() < 0:
         row = int((codes < 0).argmax())
         value = canonical(series.iloc[row])

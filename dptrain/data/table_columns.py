@@ -4,10 +4,12 @@ Nothing is guessed in silence: what could be meant in two ways is refused with t
 is told in a line each.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain.data.preprocessing import Column, Preprocessing, canonical, numbers
 from dptrain.data.tables import Table
@@ -22,6 +24,9 @@ MOST_ONE_HOT = 16
 MOST_CLASSES = 20
 """Whole numbers of more values are targets of a regression; of so many or fewer, and five rows a value, classes."""
 
+MISSING = "(missing)"
+"""The category that stands for missing values, where these are asked for."""
+
 _FEW = 50
 """Different texts that any column may have; more of them than half of the rows name rows, and are no category."""
 
@@ -35,7 +40,8 @@ class TableOptions:
         columns: those to use, in the table's order; empty for all.
         drop: those to leave out.
         categorical: those to take as categories, whatever they look like.
-        missing: "stop" at a missing value, or "drop" the row.
+        missing: "stop" at a missing value; "drop" the row; or let the "mean" stand for a missing number, and a category
+            of their own for others.
         test: a file for the test part; None for a part of the table.
         test_split: that part, of the rows.
         task: what is learned; None for what the target looks like.
@@ -122,17 +128,22 @@ def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> C
     _refuse_other_types(table, name, f"--drop {name}")
     if series.isna().all():
         raise DataError(f"{table.where}, column {name!r}: no value in any row; --drop {name}")
-    if series.nunique() == 1 and not series.isna().any():
+    absent = int(series.isna().sum())
+    is_filled = absent > 0 and asked.missing == "mean"
+    is_number = series.dtype.kind in "iuf" and name not in asked.categorical
+    if series.nunique() == 1 and (not absent or (is_filled and is_number)):
         notes.append(f"column {name!r} is left out: every row has {short(canonical(series.iloc[0]))}")
         return None
-    if name not in asked.categorical:
-        if series.dtype.kind in "iuf":
-            _note_precision(table, name, notes)
-            return Column(name, "number")
-        if series.dtype.kind != "b":
-            _refuse_mixture(table, name)
-    advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop"
-    values = _categories(table, name, advice)
+    if is_filled:
+        instead = "the mean of the training part stands for them" if is_number else "they are a category of their own"
+        notes.append(f"column {name!r}: {absent:,} of {len(table):,} values are missing; {instead}")
+    if is_number:
+        _note_precision(table, name, notes)
+        return Column(name, "number")
+    if name not in asked.categorical and series.dtype.kind != "b":
+        _refuse_mixture(table, name)
+    advice = f"fill it in, or --drop {name}, or leave such rows out with --missing drop, or see --missing mean"
+    values = _categories(table, name, advice, missing=is_filled)
     if len(values) > max(_FEW, len(table) // 2) and name not in asked.categorical:
         raise DataError(
             f"{table.where}, column {name!r}: {len(values):,} different texts in {len(table):,} rows; leave it out "
@@ -140,12 +151,35 @@ def _column(table: Table, name: str, asked: TableOptions, notes: list[str]) -> C
         )
     role = "one-hot" if len(values) <= MOST_ONE_HOT else "embedding"
     is_text = series.dtype.kind not in "iufb"
-    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text)
+    missing = MISSING if is_filled else None
+    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing)
 
 
-def _categories(table: Table, name: str, advice: str) -> tuple[str, ...]:
-    """Return the values of a column, numbers by size, texts by letters."""
+def with_means(known: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) -> Preprocessing:
+    """Return preprocessing in which the mean of some rows of a table stands for a missing number.
+
+    Raises:
+        DataError: a number is infinite, or those rows have none.
+    """
+    columns = []
+    for one in known.columns:
+        if one.role == "number":
+            values = numbers(table.frame[one.name], one.name, table.fault, "", mean=0.0)[rows]
+            present = table.frame[one.name].notna().to_numpy()[rows]
+            if not present.any():
+                raise DataError(f"{table.where}, column {one.name!r}: no value in the training part; --drop {one.name}")
+            one = dataclasses.replace(one, mean=float(values[present].mean()))
+        columns.append(one)
+    return dataclasses.replace(known, columns=tuple(columns))
+
+
+def _categories(table: Table, name: str, advice: str, missing: bool = False) -> tuple[str, ...]:
+    """Return the values of a column, numbers by size, texts by letters; last what stands for missing ones."""
     series = table.frame[name]
+    if missing:
+        if (series == MISSING).any():
+            raise DataError(f"{table.where}, column {name!r}: {MISSING!r} is a value, and stands for missing ones")
+        return (*_categories(Table(table.where, table.frame[series.notna()], table.text), name, advice), MISSING)
     if series.isna().any():
         row = int(series.isna().to_numpy().argmax())
         raise table.fault(row, name, f"no value ({int(series.isna().sum())} in all); {advice}")

@@ -4,13 +4,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
+from dptrain.data.holdout import split_rows
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.raw import RawFiles, cut_off, require_part, share
 from dptrain.data.sources import DEFAULT_MAX_BYTES, check_declared
-from dptrain.data.table_columns import TableOptions, learn, used_columns, without_missing
+from dptrain.data.table_columns import TableOptions, learn, used_columns, with_means, without_missing
 from dptrain.data.tables import Table, read_table
 
 Array = npt.NDArray[Any]
@@ -38,9 +40,19 @@ class TableFiles(RawFiles):
         train = self._train
         found, notes = learn(train, self._asked)
         self.notes += notes
+        if self._asked.missing == "mean":
+            found = with_means(found, train, self._trained_rows(found))
         if self._asked.test is None:
             self.notes.append(require_part(len(train), self._asked.test_split, "--test-data FILE names others"))
         return found
+
+    def _trained_rows(self, found: Preprocessing) -> npt.NDArray[np.int64]:
+        """Return the rows of the training part: those that the test part leaves."""
+        train = self._train
+        if self._asked.test is not None:
+            return np.arange(len(train))
+        rows, _ = split_rows(found.targets(train.frame, train.where, train.fault), self._asked.test_split)
+        return rows
 
     def _encode(self) -> list[Array]:
         x, y = self._encoded(self._train)
@@ -61,7 +73,7 @@ class TableFiles(RawFiles):
 
     def _encoded(self, table: Table) -> tuple[Array, Array]:
         check_declared(table.where, (len(table), *self.known.sample_shape), 4, self._max_bytes)
-        advice = "fill it in, --drop the column, or leave such rows out with --missing drop"
+        advice = "fill it in, --drop the column, leave such rows out with --missing drop, or see --missing mean"
         x = self.known.encode(table.frame, table.where, table.fault, advice=advice)
         return x, self.known.targets(table.frame, table.where, table.fault)
 

@@ -238,6 +238,22 @@ def test_help_shows_a_command_s_own_options(capfd):
 # Tables
 
 
+def test_a_table_with_gaps_is_filled_as_in_the_training(capfd, tmp_path):
+    rows = [f"{n % 7 if n % 5 else ''},{'' if n % 9 == 0 else 'ab'[n % 2]},{n * 0.5}" for n in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["n,c,y", *rows]))
+    run = tmp_path / "run"
+    train = ("--data", tmp_path / "t.csv", "--target", "y", "--epochs", 1, "--hidden", 3, "--out", run)
+    assert "row 2, column 'c': no value" in (said := refused(capfd, 65, *train, "--verbose", 0))
+    assert "--missing mean" in said
+    assert "column 'n': 12 of 60 values are missing" in ask(capfd, *train, "--missing", "mean")
+    (tmp_path / "new.csv").write_text("n,c\n,a\n3,\n,\n")
+    found = ask(capfd, "predict", run, "--data", tmp_path / "new.csv").splitlines()
+    mean = dp.models.load_model(run).preprocessing.columns[0].mean
+    (tmp_path / "full.csv").write_text(f"n,c\n{mean},a\n3,(missing)\n{mean},(missing)\n")
+    assert ask(capfd, "predict", run, "--data", tmp_path / "full.csv").splitlines() == found
+    assert len(set(found)) == 4
+
+
 def lines(found, means=None) -> list[str]:
     return as_csv(found, means or Meaning()).splitlines()
 

@@ -66,6 +66,41 @@ def test_raw_data_of_another_kind_is_refused(change, message):
         HOUSES.encode(frame, "houses")
 
 
+GAPS = Preprocessing(
+    "regression",
+    (
+        Column("rooms", "number", mean=2.5),
+        Column("street", "embedding", ("a", "?"), missing="?"),
+        Column("heating", "one-hot", ("gas", "oil", "?"), missing="?"),
+    ),
+    "price",
+)
+
+
+@pytest.mark.parametrize("absent", [None, np.nan, pd.NA])
+@pytest.mark.parametrize("dtype", [object, "Int64", "float64"])
+def test_something_stands_for_missing_values(absent, dtype):
+    if dtype == "float64" and absent is pd.NA:
+        absent = np.nan
+    rooms = pd.Series([absent, 3], dtype=dtype)
+    frame = pd.DataFrame({"rooms": rooms, "street": [absent, "a"], "heating": ["oil", absent]})
+    assert GAPS.encode(frame).tolist() == [[2.5, 0, 1, 0, 1], [3, 0, 0, 1, 0]]
+
+
+def test_what_never_was_missing_still_must_not_be():
+    with pytest.raises(DataError, match=r"row 0 .*column 'heating': no value"):
+        HOUSES.encode(FRAME.assign(heating=[None, "gas"]))
+    with pytest.raises(DataError, match=r"row 0 .*'x' among numbers"):
+        GAPS.encode(FRAME.assign(rooms=["x", None]))
+
+
+def test_a_file_of_an_earlier_build_has_nothing_for_missing_values():
+    tree = HOUSES.to_dict() | {"format": 1}
+    for column in tree["columns"]:
+        del column["mean"], column["missing"]
+    assert Preprocessing.from_dict(tree) == HOUSES
+
+
 def test_a_column_twice_is_refused():
     with pytest.raises(DataError, match="houses: 2 times the column 'rooms'; rename one"):
         HOUSES.encode(pd.concat([FRAME, FRAME[["rooms"]]], axis=1), "houses")
@@ -74,7 +109,9 @@ def test_a_column_twice_is_refused():
 PICTURES = Preprocessing("multiclass", class_names=("cat", "dog", "eel"), picture=(32, 24, 3))
 
 
-@pytest.mark.parametrize("one", [HOUSES, PICTURES, Preprocessing("regression")], ids=lambda one: one.kind)
+@pytest.mark.parametrize(
+    "one", [HOUSES, GAPS, PICTURES, Preprocessing("regression")], ids=["table", "gaps", "pictures", "arrays"]
+)
 def test_it_comes_back_from_json(one):
     assert Preprocessing.from_dict(one.to_dict()) == one
 
@@ -82,7 +119,7 @@ def test_it_comes_back_from_json(one):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format 2, this build reads <= 1"),
+        ({"format": 3}, "format 3, this build reads <= 2"),
         ({"format": True}, "format True"),
         ({"task": "rm -rf"}, "task"),
         ({"code": "import os"}, "code"),
@@ -96,6 +133,10 @@ def test_it_comes_back_from_json(one):
         ({"columns": [{"name": "x", "role": "number", "values": ["a"]}]}, "a number has no categories"),
         ({"columns": [{"name": "x", "role": "one-hot"}]}, "every other column has"),
         ({"columns": [{"name": "x", "role": "one-hot", "values": ["a", "a"]}]}, "no category twice"),
+        ({"columns": [{"name": "x", "role": "number", "missing": "a"}]}, "a number has a mean"),
+        ({"columns": [{"name": "x", "role": "one-hot", "values": ["a"], "mean": 1.0}]}, "a number has a mean"),
+        ({"columns": [{"name": "x", "role": "one-hot", "values": ["a"], "missing": "b"}]}, "a number has a mean"),
+        ({"columns": [{"name": "x", "role": "number", "mean": float("inf")}]}, "mean"),
         ({"columns": "rooms"}, "columns"),
     ],
 )

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain.data.preprocessing import Column
-from dptrain.data.table_columns import MOST_CLASSES, MOST_ONE_HOT, TableOptions, learn, used_columns, without_missing
+from dptrain.data.table_columns import (
+    MOST_CLASSES,
+    MOST_ONE_HOT,
+    TableOptions,
+    learn,
+    used_columns,
+    with_means,
+    without_missing,
+)
 from dptrain.data.tables import Table, read_table
 from dptrain.errors import ConfigError, DataError
 
@@ -162,6 +170,38 @@ def test_rows_that_miss_a_value_are_left_out_where_asked():
     assert notes == ["t.csv: 1 of 3 rows miss a value and are left out"]
     with pytest.raises(DataError, match="every row misses a value"):
         without_missing(Table("t.csv", table.frame[:2]), ["a", "b"])
+
+
+# Missing values that something stands for
+
+GAPS = pd.DataFrame({"n": [1.0, np.nan, 4, 100], "c": ["a", None, "b", "a"], "full": [1, 2, 3, 4], "y": [1.0, 2, 3, 4]})
+
+
+def test_missing_categories_are_one_of_their_own_and_means_are_of_the_rows_trained_on():
+    table = Table("t.csv", GAPS)
+    known, notes = learn(table, TableOptions("y", missing="mean"))
+    assert known.columns[1] == Column("c", "one-hot", ("a", "b", "(missing)"), text=True, missing="(missing)")
+    assert "column 'n': 1 of 4 values are missing; the mean of the training part stands for them" in notes
+    assert "column 'c': 1 of 4 values are missing; they are a category of their own" in notes
+    assert [one.mean for one in with_means(known, table, np.array([0, 1, 2])).columns] == [2.5, None, 2]
+
+
+def test_no_mean_of_nothing():
+    table = Table("t.csv", GAPS)
+    known, _ = learn(table, TableOptions("y", missing="mean"))
+    with pytest.raises(DataError, match=r"column 'n': no value in the training part; --drop n"):
+        with_means(known, table, np.array([1]))
+    with pytest.raises(DataError, match=r"'\(missing\)' is a value, and stands for missing ones"):
+        learn(Table("t.csv", GAPS.assign(c=["(missing)", None, "b", "b"])), TableOptions("y", missing="mean"))
+    with pytest.raises(DataError, match=r"column 'y': no value .*--missing drop"):
+        learn(Table("t.csv", GAPS.assign(y=[1.0, np.nan, 2, 3])), TableOptions("y", missing="mean"))
+
+
+def test_a_column_that_has_one_value_beside_missing_ones():
+    frame = GAPS.assign(n=[1.0, np.nan, 1, 1], c=["a", None, "a", "a"])
+    known, notes = learn(Table("t.csv", frame), TableOptions("y", missing="mean"))
+    assert [one.name for one in known.columns] == ["c", "full"]
+    assert "column 'n' is left out: every row has '1'" in notes
 
 
 NUMBERS = st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
