@@ -6,8 +6,8 @@ journal.jsonl   one object per event: a trial or runs come up, a segment of a ru
 states/         where runs stand that wait at a rung, or whose models are kept: RUN-EPOCHS.safetensors
 lock, holder    the lock, and who holds it
 
-A line counts from the moment its newline is written, so a torn last line never happened. What the journal says is
-there, is there: a state file, the epochs in results.jsonl and the journal's line reach the disk in this order.
+What the journal says is there, is there: a state file, the epochs in results.jsonl and the journal's line (see `lines`)
+reach the disk in this order.
 """
 
 import contextlib
@@ -17,25 +17,34 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from dptrain.errors import ConfigError, DataError, OutputError
-from dptrain.runtime.files import output_error, sync, write_atomically
+from dptrain.runtime.files import FILE, FOLDER, Directory, open_directory, output_error, to_become, writing
 from dptrain.runtime.locks import HOLDER, LOCK, locked
-from dptrain.sweeps import growth
+from dptrain.runtime.text import one_line
+from dptrain.runtime.yaml_files import parse_mapping
+from dptrain.saving.run_folder import CONFIG, MODELS, PLAN
+from dptrain.sweeps import growth, lines
 from dptrain.sweeps.messages import run_fact, to_run
 from dptrain.sweeps.records import Ending, Run, Status, Trial
 
-_PLAN, _RESULTS, _JOURNAL, _STATES = "sweep.yaml", "results.jsonl", "journal.jsonl", "states"
+RESULTS, TRIALS, REPORT = "results.jsonl", "trials.csv", "report.html"
+_JOURNAL, _STATES = "journal.jsonl", "states"
+# What a sweep writes.
+_FILES = (PLAN, RESULTS, _JOURNAL, TRIALS, REPORT, CONFIG, LOCK, HOLDER)
+_STATE = re.compile(r"[0-9]+-[0-9]+\.safetensors")
+_MODEL = re.compile(r"trial-[0-9]+-seed--?[0-9]+(-fold-[0-9]+)?\.keras")
+# Bytes of a plan: of thousands of settings, and read in seconds.
+_MAX_PLAN = 1 << 20
 _ELSEWHERE = "choose another --out"
 _AGAIN = "once it can be written, start the sweep again with the same --out: it continues"
-
-_T = TypeVar("_T")
 
 
 class SweepDirectory:
@@ -63,7 +72,8 @@ class SweepDirectory:
 
     Raises:
         ConfigError: it holds a sweep with another plan; lists the differences.
-        DataError: a line that is not the last one cannot be read, or contradicts the others.
+        DataError: a line has changed, or one that is not the last cannot be read, or contradicts the others; or a file
+            is a link, a named pipe or the like.
         OutputError: it holds something else, another process works in it, or it cannot be written.
     """
 
@@ -79,27 +89,34 @@ class SweepDirectory:
         # Of each run, the epochs in results.jsonl.
         self._epochs: dict[int, int] = {}
         with _errors(path, _ELSEWHERE), contextlib.ExitStack() as stack:
-            # Before anything is written: nothing is left in a directory that is not ours.
-            _plan_there(path, plan)
-            path.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not path.is_dir():
+                raise OutputError(f"{path} is not a directory; {_ELSEWHERE}")
+            if path.exists():  # before anything is written: nothing is left in a directory that is not ours
+                with open_directory(path) as folder:
+                    _plan_there(folder, plan)
+            self._folder = stack.enter_context(open_directory(path, make=True))
             stack.enter_context(locked(path, "sweep", _ELSEWHERE))
-            there = _plan_there(path, plan)
+            there = _plan_there(self._folder, plan)
             if there is None:
                 self._write_plan(plan)
-            for folder in (path, path / _STATES):
-                folder.mkdir(exist_ok=True)
-                for left in folder.glob(".*.tmp"):
-                    left.unlink()
+            self._state_files = stack.enter_context(self._folder.folder(_STATES, make=True))
+            for folder in (self._folder, self._state_files):
+                folder.remove_temporaries(locked=True)
             self._continue(None if there is None else growth.added_epochs(there, _plain(plan)))
             if there is not None and there != _plain(plan):
                 self._write_plan(plan)  # the last: until then the sweep has not grown
-            self._results = stack.enter_context(_Lines(path / _RESULTS))
-            self._journal = stack.enter_context(_Lines(path / _JOURNAL))
-            sync(path)
+            self._results = stack.enter_context(lines.Lines(self._folder, RESULTS, _AGAIN))
+            self._journal = stack.enter_context(lines.Lines(self._folder, _JOURNAL, _AGAIN))
+            self._folder.sync()
             self._open = stack.pop_all()
 
     def _write_plan(self, plan: Mapping[str, Any]) -> None:
-        write_atomically(self.path / _PLAN, yaml.safe_dump(_plain(plan), sort_keys=False).encode())
+        self._replace(self._folder, PLAN, _plan_text(plan), _ELSEWHERE)
+
+    @staticmethod
+    def _replace(folder: Directory, name: str, content: bytes, advice: str) -> None:
+        with writing(folder.path / name, len(content), advice=advice):
+            folder.replace(name, [content])
 
     def close(self) -> None:
         """Release the lock; a second time does nothing."""
@@ -118,11 +135,12 @@ class SweepDirectory:
         """Return the objects of results.jsonl in their order; what was not finite is None.
 
         Raises:
+            DataError: it has changed since it was opened.
             OutputError: it cannot be read.
         """
-        with _errors(self.path / _RESULTS, _AGAIN), open(self.path / _RESULTS, encoding="utf-8") as file:
+        with _errors(self.path / RESULTS, _AGAIN), self._folder.open(RESULTS) as file:
             for line in file:
-                yield json.loads(line)
+                yield lines.decode(line)
 
     def add_trial(self, trial: Trial) -> None:
         """Write that a trial came up; the numbers rise from 0.
@@ -134,7 +152,7 @@ class SweepDirectory:
         if trial.number != len(self.trials):
             raise ValueError(f"trial {trial.number} comes after {len(self.trials)} trials")
         try:
-            line = _line({"kind": "trial", "trial": trial.number, "setting": dict(trial.setting)})
+            line = lines.encode({"kind": "trial", "trial": trial.number, "setting": dict(trial.setting)})
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"trial {trial.number}: JSON cannot carry its setting {trial.setting} ({error})"
@@ -149,7 +167,7 @@ class SweepDirectory:
         Raises:
             OutputError: it cannot be written.
         """
-        self._journal.add(_line({"kind": "runs", "runs": [run_fact(run) for run in runs]}))
+        self._journal.add(lines.encode({"kind": "runs", "runs": [run_fact(run) for run in runs]}))
         self._journal.sync()
         self.runs += runs
 
@@ -159,7 +177,7 @@ class SweepDirectory:
         Raises:
             OutputError: it cannot be written.
         """
-        self._journal.add(_line({"kind": "test", "run": run.number, "metrics": _standard(metrics)}))
+        self._journal.add(lines.encode({"kind": "test", "run": run.number, "metrics": _standard(metrics)}))
         self._journal.sync()
         self.tested[run.number] = dict(metrics)
 
@@ -181,7 +199,7 @@ class SweepDirectory:
         fold = {"fold": run.fold} if run.folds > 1 else {}
         who = {"trial": run.trial, "run": run.number, "seed": run.seed, **fold, "epoch": epoch}
         # Twice: the first gives the order, the last the values.
-        self._results.add(_line(who | _standard(logs) | who))
+        self._results.add(lines.encode(who | _standard(logs) | who))
         self._epochs[run.number] = epoch
 
     def add_ending(self, ending: Ending, state: bytes | None) -> None:
@@ -219,9 +237,9 @@ class SweepDirectory:
         if state is not None:
             kept = _State(_name(ending), len(state), hashlib.sha256(state).hexdigest())
             event["state"] = {"bytes": kept.size, "sha256": kept.sha256}
-            write_atomically(self._place(kept), state, advice=_AGAIN)
+            self._replace(self._state_files, kept.file, state, _AGAIN)
         self._results.sync()
-        self._journal.add(_line(event))
+        self._journal.add(lines.encode(event))
         self._journal.sync()
         self.endings.append(ending)
         before = self._states.pop(run.number, None)
@@ -229,7 +247,7 @@ class SweepDirectory:
             self._states[run.number] = kept
         if before is not None and (kept is None or before.file != kept.file):
             with _errors(self._place(before), _AGAIN):
-                self._place(before).unlink(missing_ok=True)
+                self._state_files.remove(before.file)
 
     def state(self, run: Run) -> bytes:
         """Return the state of a run that is paused, or whose state is kept.
@@ -241,7 +259,7 @@ class SweepDirectory:
         """
         state = self._states[run.number]
         with _errors(self._place(state), _AGAIN):
-            content = self._place(state).read_bytes()
+            content = self._state_files.read(state.file, state.size)
         if hashlib.sha256(content).hexdigest() != state.sha256:
             raise DataError(
                 f"{self._place(state)}: not what was written there; start the sweep again with the same --out: "
@@ -253,9 +271,46 @@ class SweepDirectory:
         """Return whether the state of a run is there."""
         return run.number in self._states
 
-    def is_older(self, run: Run, file: Path) -> bool:
-        """Return whether the state of a run is older than a file that there is."""
-        return self._place(self._states[run.number]).stat().st_mtime_ns <= file.stat().st_mtime_ns
+    def has_model(self, run: Run) -> bool:
+        """Return whether the model of a run is there, and not older than its state, if that is there."""
+        with _errors(self.path / MODELS, _AGAIN):
+            if self._folder.expect(MODELS, FOLDER) is None:
+                return False
+            with self._folder.folder(MODELS) as models:
+                if models.expect(_model(run), FILE) is None:
+                    return False
+                state, model = self._states.get(run.number), models.stat(_model(run))
+            before = None if state is None else self._state_files.stat(state.file)
+            return before is None or (model is not None and before.st_mtime_ns <= model.st_mtime_ns)
+
+    def add_model(self, run: Run, content: bytes) -> None:
+        """Write the model of a run as a `.keras` file.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        with _errors(self.path / MODELS, _AGAIN), self._folder.folder(MODELS, make=True) as models:
+            self._replace(models, _model(run), content, _AGAIN)
+
+    def keep_models(self, runs: Sequence[Run]) -> list[str]:
+        """Delete the models of all other runs, and what kills have left of models.
+
+        Returns:
+            Those of these runs that there are, relative to the directory.
+
+        Raises:
+            OutputError: they cannot be deleted.
+        """
+        with _errors(self.path / MODELS, _AGAIN):
+            if self._folder.expect(MODELS, FOLDER) is None:
+                return []
+            kept = [_model(run) for run in runs]
+            with self._folder.folder(MODELS) as models:
+                models.remove_temporaries(locked=True)
+                for name in models.names():
+                    if _MODEL.fullmatch(name) and name not in kept and models.kind(name) == FILE:
+                        models.remove(name)
+                return [f"{MODELS}/{name}" for name in kept if models.kind(name) is not None]
 
     def release(self, run: Run) -> None:
         """Delete the state of a run that has come to its end, if it is there.
@@ -266,7 +321,7 @@ class SweepDirectory:
         state = self._states.pop(run.number, None)
         if state is not None:
             with _errors(self._place(state), _AGAIN):
-                self._place(state).unlink(missing_ok=True)
+                self._state_files.remove(state.file)
 
     def _place(self, state: "_State") -> Path:
         return self.path / _STATES / state.file
@@ -277,15 +332,14 @@ class SweepDirectory:
         Args:
             ended_after: epochs after which runs are to go on that had come to their end there; None for none.
         """
-        journal = self.path / _JOURNAL
-        events = _read(journal, _Event.read)
+        events = lines.read(self._folder, _JOURNAL, _Event.read, _ELSEWHERE)
         if ended_after is not None:
             events = [_reopened(line, event, ended_after) for line, event in events]
         last: dict[int, _Event] = {}
         for number, (_, event) in enumerate(events, 1):
-            self._take(event, last, f"{journal}, line {number}")
+            self._take(event, last, f"{self.path / _JOURNAL}, line {number}")
         states = {number: event.state for number, event in last.items() if event.state is not None}
-        self._states = {number: state for number, state in states.items() if state.is_at(self._place(state))}
+        self._states = {number: state for number, state in states.items() if state.is_in(self._state_files)}
         waiting = {number for number, event in last.items() if event.is_paused}
         lost = waiting - self._states.keys()
         self.begin_again = 0 if ended_after is None else len(lost)
@@ -297,12 +351,17 @@ class SweepDirectory:
         self.endings = [event.ending for _, event in kept if event.ending is not None]
         self.tested = {event.test[0]: event.test[1] for _, event in kept if event.test is not None}
         # The journal first: whatever happens after that, what it says is there.
-        _rewrite(journal, [line for line, _ in kept])
+        self._rewrite(_JOURNAL, [line for line, _ in kept])
         self._keep_epochs({ending.run.number: ending.epochs for ending in self.endings})
         needed = {state.file for state in self._states.values()}
-        for file in (self.path / _STATES).iterdir():
-            if file.name not in needed:
-                file.unlink()
+        for name in self._state_files.names():
+            if _STATE.fullmatch(name) and name not in needed and self._state_files.kind(name) == FILE:
+                self._state_files.remove(name)
+
+    def _rewrite(self, name: str, whole: Sequence[bytes]) -> None:
+        """Let a file consist of these lines."""
+        if self._folder.kind(name) is None or not self._folder.holds(name, whole):
+            self._replace(self._folder, name, b"".join(whole), _ELSEWHERE)
 
     def _take(self, event: "_Event", last: dict[int, "_Event"], where: str) -> None:
         """Take in one event of the journal, after those before it."""
@@ -322,9 +381,10 @@ class SweepDirectory:
 
     def _keep_epochs(self, wanted: Mapping[int, int]) -> None:
         """Drop the epochs of results.jsonl that come after those wanted, by run."""
-        path = self.path / _RESULTS
+        path = self.path / RESULTS
         kept = []
-        for number, (line, (run, epoch)) in enumerate(_read(path, _run_and_epoch), 1):
+        found = lines.read(self._folder, RESULTS, _run_and_epoch, _ELSEWHERE)
+        for number, (line, (run, epoch)) in enumerate(found, 1):
             if epoch > wanted.get(run, 0):
                 continue
             before = self._epochs.get(run, 0)
@@ -333,13 +393,13 @@ class SweepDirectory:
             self._epochs[run] = epoch
             kept.append(line)
         for run, epochs in wanted.items():
-            found = self._epochs.get(run, 0)
-            if found != epochs:
+            there = self._epochs.get(run, 0)
+            if there != epochs:
                 raise DataError(
-                    f"{path}: {found} epochs of run {run}, {epochs} in {_JOURNAL}; "
+                    f"{path}: {there} epochs of run {run}, {epochs} in {_JOURNAL}; "
                     f"put the file back as it was, or {_ELSEWHERE}"
                 )
-        _rewrite(path, kept)
+        self._rewrite(RESULTS, kept)
 
 
 @dataclass(frozen=True)
@@ -350,11 +410,13 @@ class _State:
     size: int
     sha256: str
 
-    def is_at(self, path: Path) -> bool:
-        """Whether a file holds what was written."""
-        if not path.is_file() or path.stat().st_size != self.size:
+    def is_in(self, folder: Directory) -> bool:
+        """Whether a folder holds what was written."""
+        if folder.kind(self.file) != FILE:
             return False
-        with open(path, "rb") as file:
+        with folder.open(self.file) as file:
+            if os.fstat(file.fileno()).st_size != self.size:
+                return False
             return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
 
 
@@ -412,8 +474,8 @@ def _reopened(line: bytes, event: _Event, epochs: int) -> tuple[bytes, _Event]:
     if ending is None or ending.status is not Status.DONE or ending.epochs < epochs:
         return line, event
     state = event.state or _State(_name(ending), 0, "")
-    fields = json.loads(line) | {"status": Status.PAUSED, "state": {"bytes": state.size, "sha256": state.sha256}}
-    return _line(fields), _Event(None, dataclasses.replace(ending, status=Status.PAUSED), state)
+    fields = lines.decode(line) | {"status": Status.PAUSED, "state": {"bytes": state.size, "sha256": state.sha256}}
+    return lines.encode(fields), _Event(None, dataclasses.replace(ending, status=Status.PAUSED), state)
 
 
 def _run(fields: Any) -> Run:
@@ -442,109 +504,61 @@ def _name(ending: Ending) -> str:
     return f"{ending.run.number}-{ending.epochs}.safetensors"
 
 
-class _Lines:
-    """A file that lines are appended to, open as long as it is in use."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-        self._end = self._file.seek(0, os.SEEK_END)
-
-    def __enter__(self) -> "_Lines":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def add(self, line: bytes) -> None:
-        """Hand a line to the operating system: all of it, or nothing."""
-        try:
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._end)
-            raise output_error(self._path, error, len(line), advice=_AGAIN) from error
-        self._end += len(line)
-
-    def sync(self) -> None:
-        """Flush all lines to the disk."""
-        with _errors(self._path, _AGAIN):
-            os.fsync(self._file.fileno())
+def _model(run: Run) -> str:
+    return f"{run.name}.keras"
 
 
-def _read(path: Path, parse: Callable[[Any], _T]) -> list[tuple[bytes, _T]]:
-    """Return the lines of a file, each as it is and parsed; no lines where there is no file.
-
-    What comes after the last newline, and a last line that cannot be parsed, was torn: it is left out.
-
-    Raises:
-        DataError: any other line cannot be parsed.
-    """
-    if not path.exists():
-        return []
-    lines = [line + b"\n" for line in path.read_bytes().split(b"\n")[:-1]]
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append((line, parse(json.loads(line))))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if number < len(lines):
-                raise DataError(
-                    f"{path}, line {number}: cannot be read ({type(error).__name__}: {error}); "
-                    f"fix or remove the line, or {_ELSEWHERE}"
-                ) from None
-    return found
-
-
-def _rewrite(path: Path, lines: list[bytes]) -> None:
-    """Let a file consist of these lines."""
-    content = b"".join(lines)
-    if not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content)
-
-
-def _plan_there(path: Path, plan: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the plan of this sweep as it is in the directory, None where that holds nothing.
+def _plan_there(folder: Directory, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the plan of this sweep as it is in a folder, None where that holds nothing.
 
     Raises:
         ConfigError: it holds a sweep with another plan.
-        DataError: its plan cannot be read.
+        DataError: its plan cannot be read, or what a sweep writes is there, but is no regular file.
         OutputError: it holds something else.
     """
-    if not path.exists():
-        return None
-    if not path.is_dir():
-        raise OutputError(f"{path} is not a directory; {_ELSEWHERE}")
-    file = path / _PLAN
-    if not file.exists():
-        names = sorted(place.name for place in path.iterdir())
+    for name in _FILES:
+        folder.expect(name, FILE)
+    for name in (_STATES, MODELS):
+        folder.expect(name, FOLDER)
+    if folder.kind(PLAN) is None:
         # Of a sweep that was killed before it wrote its plan.
-        others = [name for name in names if name not in (LOCK, HOLDER) and not name.startswith(f".{_PLAN}.")]
+        others = [name for name in folder.names() if name not in (LOCK, HOLDER) and to_become(name) != PLAN]
         if others:
-            raise OutputError(f"{path} is not empty and holds no sweep ({others[0]}); {_ELSEWHERE}")
+            raise OutputError(f"{folder.path} is not empty and holds no sweep ({others[0]}); {_ELSEWHERE}")
         return None
-    try:
-        there = yaml.safe_load(file.read_bytes())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: not YAML ({' '.join(str(error).split())}); {_ELSEWHERE}") from None
-    found = _plain(there)
-    if not isinstance(found, dict):
-        raise DataError(f"{file}: no plan of a sweep; {_ELSEWHERE}")
-    different = growth.differences(found, _plain(plan))
+    content = folder.read(PLAN, max(_MAX_PLAN, len(_plan_text(plan))))
+    there = _plain(plan) if content == _plan_text(plan) else _parsed(folder.path / PLAN, content)
+    different = growth.differences(there, _plain(plan))
     if different:
-        raise ConfigError(f"{path} holds another sweep: {'; '.join(different)}; {_ELSEWHERE}")
-    return found
+        raise ConfigError(f"{folder.path} holds another sweep: {'; '.join(different)}; {_ELSEWHERE}")
+    return there
+
+
+def _parsed(file: Path, content: bytes) -> dict[str, Any]:
+    """Return the plan that a file holds.
+
+    Raises:
+        DataError: it holds none.
+    """
+    try:
+        found = _plain(parse_mapping(content.decode(), str(file)))
+    except ConfigError as error:
+        raise DataError(f"{file}: not YAML{str(error).removeprefix(str(file))}; {_ELSEWHERE}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{file}: no plan of a sweep ({one_line(error)[:100]}); {_ELSEWHERE}") from None
+    if not found:
+        raise DataError(f"{file}: no plan of a sweep; {_ELSEWHERE}")
+    return dict(found)
+
+
+def _plan_text(plan: Mapping[str, Any]) -> bytes:
+    text: str = yaml.safe_dump(_plain(plan), sort_keys=False)
+    return text.encode()
 
 
 def _plain(plan: Any) -> Any:
     """Return a plan as it comes back from a file: lists for tuples, text for what is like text."""
     return json.loads(json.dumps(plan, default=str))
-
-
-def _line(fields: Mapping[str, Any]) -> bytes:
-    return f"{json.dumps(fields, allow_nan=False)}\n".encode()
 
 
 def _standard(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,11 @@
 
 from collections import defaultdict
 from contextlib import closing
-from pathlib import Path
 from typing import Literal
 
 from dptrain.errors import ConfigError
-from dptrain.runtime.files import make_folder
+from dptrain.saving import keras_zip
 from dptrain.saving.keras_h5 import h5py_module
-from dptrain.saving.run_folder import MODELS
 from dptrain.saving.state import decode, restore
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
@@ -91,33 +89,25 @@ def finish(directory: SweepDirectory, recipe: Recipe, keep: Keep, best: int | No
         DataError: a state is damaged.
         OutputError: a file cannot be written.
     """
-    folder = directory.path / MODELS
     done = [ending.run for ending in last_endings(directory.endings) if ending.status is Status.DONE]
-    files: list[Path] = []
+    kept: list[Run] = []
     with closing(Slot()) as slot:
         for run in done:
             is_kept = keep == "all" or (keep == "best" and run.trial == best)
             is_tested = not recipe.has_test or run.trial != best or run.number in directory.tested
-            file = folder / f"{run.name}.keras"
             if is_kept:
-                files.append(file)
+                kept.append(run)
             if directory.has_state(run) and (is_kept or not is_tested):
-                _finish_run(directory, recipe, run, slot, is_tested, file if is_kept else None)
+                _finish_run(directory, recipe, run, slot, is_tested, is_kept)
             if not is_kept:
                 directory.release(run)
-    # The directory is this process's: what is half written there is of a kill.
-    for left in {*folder.glob("trial-*.keras"), *folder.glob(".*.tmp")} - set(files):
-        left.unlink()
-    return [str(file.relative_to(directory.path)) for file in files if file.exists()]
+    return directory.keep_models(kept)
 
 
-def _finish_run(
-    directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot, tested: bool, file: Path | None
-) -> None:
+def _finish_run(directory: SweepDirectory, recipe: Recipe, run: Run, slot: Slot, tested: bool, kept: bool) -> None:
     """Make a run's model of its state; write and evaluate it where that is not done yet."""
-    if file is not None and file.exists() and directory.is_older(run, file):
-        file = None
-    if tested and file is None:
+    is_to_write = kept and not directory.has_model(run)
+    if tested and not is_to_write:
         return
     model = recipe.build(directory.trials[run.trial].setting, run.seed, run)
     model.put_on(slot.backend(model.device_options))
@@ -125,8 +115,8 @@ def _finish_run(
         restore(model, decode(directory.state(run), f"the state of run {run.number}")[1])
         if not tested:
             directory.add_test(run, recipe.test(model))
-        if file is not None:
-            make_folder(file.parent)
-            model.save(file)
+        if is_to_write:
+            model.require_weights()
+            directory.add_model(run, keras_zip.encode(model))
     finally:
         model.release()

@@ -7,7 +7,7 @@ from typing import Any
 
 from dptrain.errors import ConfigError, ExitCode
 from dptrain.sweeps import formatting, statistics
-from dptrain.sweeps.directory import SweepDirectory
+from dptrain.sweeps.directory import REPORT, TRIALS, SweepDirectory
 from dptrain.sweeps.findings import sentences
 from dptrain.sweeps.messages import ending_fact
 from dptrain.sweeps.pareto import front_of
@@ -115,7 +115,7 @@ def conclude(
     trials, endings = directory.trials, directory.endings
     summaries = statistics.summarize(trials, endings, plan.metric, plan.mode)
     front = front_of(trials, endings, plan.modes)
-    write_trials_csv(directory.path / "trials.csv", trials, summaries, plan.fields, front)
+    write_trials_csv(directory.path / TRIALS, trials, summaries, plan.fields, front)
     ended = len({ending.run.number for ending in endings if ending.status.is_final})
     test = _test(directory, plan)
     notes = [*([] if test is None else _test_sentences(directory, test, plan)), *notes]
@@ -129,7 +129,7 @@ def conclude(
         )
     best = _best_run(directory, plan, summaries)
     write_report(
-        directory.path / "report.html",
+        directory.path / REPORT,
         trials,
         endings,
         directory.epochs(),

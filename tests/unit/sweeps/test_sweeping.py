@@ -47,7 +47,7 @@ def alone(seed, **setting):
 def epochs_of(path, run):
     lines = [json.loads(line) for line in (path / "results.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in one.items() if k not in ("trial", "run", "seed", "epoch")}
+        {k: v for k, v in one.items() if k not in ("trial", "run", "seed", "epoch", "digest")}
         for one in lines
         if one["run"] == run
     ]
