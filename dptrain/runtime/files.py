@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -117,7 +118,7 @@ class Directory:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | _SAFELY, dir_fd=self.fd)
         return Directory(self.path / name, fd)
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str) -> BufferedReader:
         """Open a regular file for reading in binary."""
         return os.fdopen(self._open(name, os.O_RDONLY), "rb")
 
