@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dptrain.registry.names import not_there
 from dptrain.runtime.failure import install_excepthook
 from dptrain.runtime.launcher import prepare_blas_before_numpy
+from dptrain.runtime.streams import hold_descriptors
 from dptrain.runtime.watchdog import enlist
 from dptrain.version import __version__
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from dptrain.sweeps.ensemble import Ensemble
     from dptrain.utils import rank, world_size
 
+hold_descriptors()
 prepare_blas_before_numpy()
 install_excepthook()
 enlist()

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sys
 import time
 from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from subprocess import DEVNULL, SubprocessError, run
 
 from dptrain.cli.parser import Parser
 from dptrain.errors import AgreedError, ConfigError, ExitCode
-from dptrain.runtime import supervisor
+from dptrain.runtime import streams, supervisor
 from dptrain.runtime.job import Job, Start, own_addresses, say
 from dptrain.runtime.launcher import THREAD_VARIABLES, detect_launch, threads_of_a_rank, usable_cores
 from dptrain.runtime.mpirun import (
@@ -95,7 +94,7 @@ def launch(arguments: Sequence[str]) -> int:
     )
     if start.addresses == _LOCAL and (trouble := _cannot_run(command[0])) is not None:
         code, why = trouble
-        sys.stderr.write(f"dptrain: launch: cannot run {command[0]}: {why}\n")
+        say(f"cannot run {command[0]}: {why}")
         return code
     signals: list[int] = []
     for number in supervisor.STOPPING:
@@ -247,7 +246,7 @@ def _with_restarts(
         start = replace(start, environment=_environment(start, restart, options.threads))
         outcome = Job(start, signals).run()
         if outcome.text:
-            sys.stderr.write(f"dptrain: {outcome.text}\n")
+            streams.write_error(f"dptrain: {outcome.text}\n")
         if outcome.code in _FINAL or signals or restart == options.restarts:
             break
         wait = min(_FIRST_WAIT * 2**restart, _LONGEST_WAIT)

@@ -1,16 +1,35 @@
 """What joins ranks: `solo` (one process) or `mpi`."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dptrain.comm.base import Communicator
 from dptrain.comm.solo import SoloCommunicator
-from dptrain.runtime import watchdog
+from dptrain.runtime import children, streams, watchdog
 from dptrain.runtime.launcher import detect_launch, refuse_other_launchers, start_mpi
 
 __all__ = ["Communicator", "SoloCommunicator", "current", "independent"]
 
 _current: Communicator | None = None
+
+
+def _forget() -> None:
+    """Let a fork be alone: MPI does not know of it."""
+    global _current
+    _current = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _say_whose_child() -> None:
+    rank = children.parent_rank()
+    if rank is not None and detect_launch({**os.environ, children.VARIABLE: ""}) is not None:
+        streams.write_error(
+            f"dptrain: pid {os.getpid()} was started by a rank, pid {rank}: it runs alone, without MPI\n"
+        )
 
 
 def current() -> Communicator:
@@ -27,6 +46,7 @@ def current() -> Communicator:
         launch = detect_launch()
         if launch is None:
             refuse_other_launchers()
+            _say_whose_child()
             _current = SoloCommunicator()
         else:
             with watchdog.joining():

@@ -15,6 +15,8 @@ from dptrain.comm.base import Array, Communicator, Mail, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.errors import AgreedError, ConfigError, MismatchError
 from dptrain.runtime import watchdog
+from dptrain.runtime.exit_codes import replace_abort
+from dptrain.runtime.failure import abort_with_success
 from dptrain.runtime.launcher import LaunchInfo
 from dptrain.runtime.records import Kind
 
@@ -61,6 +63,7 @@ class MpiCommunicator(Communicator):
         # MPI_Finalize begins by forgetting what is attached to this one: who calls it meets the others no more.
         key = MPI.Comm.Create_keyval(delete_fn=lambda *_: watchdog.leave("MPI_Finalize"))
         MPI.COMM_SELF.Set_attr(key, True)
+        replace_abort(MPI.Comm, abort_with_success)
         leaders = {one: (hosts[one], pids[one]) for one in sorted(set(nodes))}
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             leaders = {}
@@ -115,7 +118,7 @@ class MpiCommunicator(Communicator):
         self._post.send(rank, pack(fact, content))
 
     def received(self) -> list[Mail]:
-        """Take what has come, `MPI_Improbe` and `MPI_Mrecv`."""
+        """Take what has come, `MPI_Improbe` and `MPI_Imrecv`."""
         return [unpack(source, message) for source, message in self._post.received()]
 
     def why_not_cuda_aware(self) -> str:
@@ -177,18 +180,22 @@ class _Post(watchdog.Post):
     def __init__(self, world: MPI.Intracomm) -> None:
         self._world = world
         self._sent: list[tuple[MPI.Request, bytes]] = []
+        self._coming: list[tuple[MPI.Request, int, bytearray]] = []
 
     def send(self, rank: int, message: bytes) -> None:
         self._sent = [one for one in self._sent if not one[0].Test()]
         self._sent.append((self._world.Isend([message, MPI.BYTE], dest=rank), message))
 
     def received(self) -> list[tuple[int, bytes]]:
-        found = []
         status = MPI.Status()
         while (message := self._world.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
             content = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([content, MPI.BYTE])
-            found.append((status.Get_source(), bytes(content)))
+            # Of a large one the rest comes when its sender is ready, which may be stopped.
+            self._coming.append((message.Irecv([content, MPI.BYTE]), status.Get_source(), content))
+        found = []
+        while self._coming and self._coming[0][0].Test():  # in order
+            _, source, content = self._coming.pop(0)
+            found.append((source, bytes(content)))
         return found
 
     def arrive(self) -> Callable[[], bool]:

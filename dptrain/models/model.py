@@ -32,6 +32,7 @@ from dptrain.program.tensor import Variable, unchanged, untraced
 from dptrain.random import default_seed
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB
 from dptrain.runtime.failure import end_job, phase
+from dptrain.runtime.launcher import detect_launch
 from dptrain.train.devices import open_backend, require_cuda_aware
 from dptrain.train.guard import StepGuard
 from dptrain.train.programs import Programs, Step
@@ -660,7 +661,7 @@ class Model(Fitting, Files, Structure):
         except AgreedError:
             raise
         except BaseException as error:
-            if comm.size > 1:
+            if comm.size > 1 and detect_launch() is not None:  # else a fork, which may leave
                 end_job(error)
             raise
 

@@ -19,8 +19,16 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from dptrain.errors import AgreedError, DptrainError, ExitCode, PreemptedError, printable
-from dptrain.runtime import signals
-from dptrain.runtime.launcher import abort_by_launcher, detect_launch, has_mpi, launcher_can_abort, start_mpi
+from dptrain.runtime import exit_codes, signals, streams
+from dptrain.runtime.exit_codes import as_status, replace_exits
+from dptrain.runtime.launcher import (
+    LaunchInfo,
+    abort_by_launcher,
+    detect_launch,
+    has_mpi,
+    launcher_can_abort,
+    start_mpi,
+)
 
 # Of the name of a phase, where peers see it.
 NAME_BYTES = 48
@@ -74,6 +82,10 @@ class Phase:
         self._shown, self._numbers = name, numbers
         self.name = self._name
 
+    def hide(self) -> None:
+        """Live in memory of this process's own again."""
+        self._shown, self._numbers = None, memoryview(bytearray(self._numbers)).cast("q")
+
     def enter(self, name: str) -> None:
         """Begin a phase outside training."""
         self.name, self.epoch, self.step = name, None, None
@@ -105,7 +117,9 @@ _TURN_SECONDS, _MOST_TURNS = 1.0, 8
 # Whether failures show their traceback (--debug).
 show_traceback = False
 
-# Tells the watchdog that this rank waits for the others before it ends the job; the watchdog puts its own in its place.
+# Tell the watchdog that this rank waits for the others before it ends the job: in MPI's start, where it has not joined
+# them yet, and then in a barrier. The watchdog puts its own in their place.
+joining_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
 meeting_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
@@ -120,7 +134,7 @@ def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) ->
     if isinstance(error, MemoryError):
         return int(ExitCode.DEVICE)
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
+        return as_status(error.code) if isinstance(error.code, int) else int(error.code is not None)
     return unknown
 
 
@@ -133,7 +147,7 @@ def describe(error: BaseException) -> str:
         return f"ended by {text}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != exit_codes.__file__]
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}"
 
@@ -144,7 +158,17 @@ def report(error: BaseException) -> None:
     if launch is None:
         who = "dptrain"
     else:
-        who = f"dptrain: rank {launch.rank}/{launch.size} host {socket.gethostname()} pid {os.getpid()} {phase}"
+        who = _who(launch)
+    _print(error, who)
+
+
+def _who(launch: LaunchInfo) -> str:
+    return f"dptrain: rank {launch.rank}/{launch.size} host {socket.gethostname()} pid {os.getpid()} {phase}"
+
+
+def _print(error: BaseException, who: str) -> None:
+    if sys.stderr is None:  # closed when the process began
+        return
     if show_traceback:
         traceback.print_exception(error, file=sys.stderr)
     # One write, so that the lines of several ranks do not mix.
@@ -178,10 +202,7 @@ def end_together(error: DptrainError) -> int:
     """
     launch = detect_launch()
     if launch is None or launch.rank == 0:
-        if show_traceback:
-            traceback.print_exception(error, file=sys.stderr)
-        sys.stderr.write(f"dptrain: {describe(error)}\n")
-        sys.stderr.flush()
+        _print(error, "dptrain")
     code = int(error.exit_code)
     world = _world()
     if world is not None and world.size > 1:
@@ -221,13 +242,18 @@ def ending_by_signals() -> Iterator[None]:
 
 
 def install_excepthook() -> None:
-    """Make an uncaught exception in a user's own script end all ranks; does nothing without a launcher."""
+    """Make an uncaught exception in a user's own script end all ranks, and no failure leave with 0.
+
+    Does nothing without a launcher.
+    """
     launch = detect_launch()
     if launch is None or launch.size == 1:
         return
+    replace_exits(lambda text: streams.write_error(f"{_who(launch)}: {text}\n"))
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        exit_codes.asked = 1
         agreed = isinstance(error, AgreedError)
         if not isinstance(error, KeyboardInterrupt) and (not agreed or launch.rank == 0):
             previous(kind, error, trace)  # a script's author wants to see where
@@ -275,15 +301,15 @@ def _world() -> Any:
     if launch is None or launch.size == 1:
         return None
     try:
-        return start_mpi().COMM_WORLD
+        with joining_at_the_end():
+            return start_mpi().COMM_WORLD
     except (ImportError, RuntimeError):
         return None
 
 
 def _abort(code: int) -> NoReturn:
     """End all ranks, without MPI's own message: ours says more, and is one line."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    streams.flush()
     abort(code)
 
 
@@ -291,7 +317,7 @@ def abort(code: int) -> NoReturn:
     """End all ranks, from any thread; what is to be read has been written."""
     # MPICH's launcher drops what it has not forwarded yet when it sees the abort: let it read our message first.
     time.sleep(0.3)
-    if not show_traceback:
+    if not show_traceback and sys.__stderr__ is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     if launcher_can_abort():
         abort_by_launcher(code)
@@ -302,6 +328,14 @@ def abort(code: int) -> NoReturn:
     # An abort may return before the launcher has killed this process; whatever ran then would race with the kill.
     time.sleep(5)
     exit_at_once(code)
+
+
+def abort_with_success() -> NoReturn:
+    """End all ranks where a script calls MPI_Abort with 0, which mpirun would take for success."""
+    launch = detect_launch()
+    if launch is not None:
+        streams.write_error(f"{_who(launch)}: MPI_Abort(0) would be taken for success; it leaves with 1\n")
+    _abort(1)
 
 
 # `os._exit` itself: the watchdog puts something else in its place.

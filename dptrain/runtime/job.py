@@ -6,6 +6,7 @@ MPI_Finalize together, so what follows from a rank's end is known:
 | a rank | the others |
 |---|---|
 | ends with an error, or by a signal | are ended |
+| exits with 0 in the middle, as dptrain says there | are ended: 77 |
 | exits with 0 without MPI, while others have it | would wait for it in MPI: are ended |
 | exits with 0 after MPI, or preempted, or asked to stop | have a while to end as well |
 | is gone together with its supervisor | are ended; mpirun's exit code may say why: so MPI_Abort looks from here |
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dptrain.errors import ExitCode
-from dptrain.runtime import supervisor
+from dptrain.runtime import children, streams, supervisor
 from dptrain.runtime.mpirun import Hosts, Launcher, start_command
 
 # Seconds: between looks around; until others are ended after a failure, and when they wait for one that is not there;
@@ -94,12 +95,15 @@ class _Rank:
     status: int | None = None  # minus the number of the signal that killed it
     ended: float | None = None  # when it did, or its supervisor was gone
     in_mpi: bool = False
+    unfinished: bool = False  # it has met other ranks, and not left them
     missed: float | None = None  # since when others wait for it, or may
 
     @property
     def code(self) -> int:
         """Its exit code, as a shell would say; that of a rank which has ended."""
         status = self.status or 0
+        if status == 0 and self.unfinished:
+            return int(ExitCode.STUCK)
         return status if status >= 0 else _BY_SIGNAL - status
 
 
@@ -160,6 +164,7 @@ class Job:
         start = self._start
         log_dir = os.path.abspath(start.log_dir) if start.log_dir else ""
         environ = {**os.environ, **start.environment, supervisor.TOKEN: self._token}
+        environ.pop(children.VARIABLE, None)  # where a rank's child starts ranks
         command = start_command(
             start.launcher,
             start.ranks,
@@ -248,6 +253,8 @@ class Job:
                 _send(rank, f"signal {self._asked}")
         elif words[0] == "mpi":
             rank.in_mpi = True
+        elif words[0] == "unfinished":
+            rank.unfinished = True
         elif words[0] == "exit":
             rank.status, rank.ended = int(words[1]), time.monotonic()
         return True
@@ -272,7 +279,10 @@ class Job:
         ranks = sorted(self._ranks.values(), key=lambda rank: (rank.ended or now, rank.number))
         for rank in ranks:
             if rank.status is not None and self._failed(rank):
-                return _Verdict(rank.code, self._about(rank, _how(rank.status)))
+                how = _how(rank.status)
+                if rank.unfinished and rank.status == 0:
+                    how += " in the middle of the job (C's _exit, or MPI_Abort?)"
+                return _Verdict(rank.code, self._about(rank, how))
         everybody = len(ranks) == self._start.ranks
         unexplained = [rank for rank in ranks if self._unexplained(rank)]
         if everybody and not unexplained and not self._running():
@@ -373,8 +383,7 @@ class Job:
 
 def say(text: str) -> None:
     """Print a line of `launch` to standard error, in one write."""
-    sys.stderr.write(f"dptrain: launch: {text}\n")
-    sys.stderr.flush()
+    streams.write_error(f"dptrain: launch: {text}\n")
 
 
 def _send(rank: _Rank, line: str) -> None:

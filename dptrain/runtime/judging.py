@@ -22,7 +22,8 @@ QUIET = 1.0
 # compilation, evaluation, saving, and a user's own code between them.
 LONGER = 4
 
-# Seconds by which a judge that does not see all ranks speaks later than one that does.
+# Seconds by which a judge that does not see all ranks speaks later than one that does, and in which a rank that is not
+# there may still be started.
 _GRACE = 5.0
 
 
@@ -130,7 +131,10 @@ def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> 
         if one.since < QUIET:
             continue
         if one.life == Life.GONE and one.state != State.LEFT and (one.state == State.JOINED or patient):
-            return found(one, f"ended without a word (os._exit, or a signal?){_for(patient)}")
+            if one.state != State.ABSENT:
+                return found(one, f"ended without a word (os._exit, or a signal?){_for(patient)}")
+            if one.since >= min(_GRACE, limits.timeout or _GRACE):  # the launcher may take a while to start it
+                return found(one, f"ended before it imported dptrain{_for(patient)}")
         late = [other for other in patient if other.position > one.position]
         if one.state == State.LEFT and late:
             return found(one, f"left{_for(late)}")
@@ -141,7 +145,11 @@ def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> 
             odd = min(together, key=lambda other: (calls.count(other.call), -other.rank))
             return found(odd, mismatch(together))
     for one in sights:
-        if one.life == Life.STOPPED and one.state != State.LEFT and (one.state != State.STARTED or patient):
+        if (
+            one.life == Life.STOPPED
+            and one.state != State.LEFT
+            and (one.state not in (State.ABSENT, State.STARTED) or patient)
+        ):
             text = f"has been stopped for {one.since:.0f} s{_for(patient)}; kill -CONT {one.pid} lets it go on"
             if one.since >= min(limits.timeout or math.inf, limits.warning or math.inf):
                 return found(one, text, one.since >= (limits.timeout or math.inf))
@@ -153,6 +161,8 @@ def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> 
     culprit, waited, text = stall
     # What a silent rank was last heard to do may be long past: the others' phase tells more.
     phase = (patient[0] if culprit.life == Life.SILENT and patient else culprit).phase[0]
+    if culprit.state == State.ABSENT:  # it has nothing to compile or to save
+        phase = "training"
     if waited >= limits.of(limits.timeout, phase) + (0 if sees_all else _GRACE):
         return found(culprit, f"{text}; the limit is --stall-timeout or DPTRAIN_STALL_TIMEOUT, {limits.timeout:g}")
     if waited >= limits.of(limits.warning, phase) and sees_all:
@@ -163,9 +173,13 @@ def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> 
 def _stall(sights: Sequence[Sight], waiting: Sequence[Sight], sees_all: bool) -> tuple[Sight, float, str] | None:
     """Return who keeps the others waiting, for how many seconds, and that in words."""
     live = [one for one in sights if one.state != State.LEFT]
+    if not live and sees_all:
+        culprit = min(sights, key=lambda one: one.rank)
+        waited = min(one.since for one in sights)
+        return culprit, waited, f"has left with all ranks, and MPI does not let them go for {waited:.0f} s"
     if not waiting or any(one.life in (Life.STOPPED, Life.GONE) for one in live):  # which is reason enough
         return None
-    culprit = min(live, key=lambda one: (one.position, one.rank))
+    culprit = min(live, key=lambda one: (one.position, one.state != State.ABSENT, one.rank))
     behind = [one for one in waiting if one.position > culprit.position]
     more = f"; {culprit.more}" if culprit.more else ""
     if behind:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from dptrain.errors import AgreedError, ExitCode
+from dptrain.runtime import children
 
 # (launcher, size, rank, ranks on this node, rank on this node); a launcher may leave the last two out.
 _VARIABLES = (
@@ -58,9 +59,11 @@ class LaunchInfo:
 
 
 def detect_launch(environ: Mapping[str, str] = os.environ) -> LaunchInfo | None:
-    """Return how this process was launched, or None where no launcher is at work."""
+    """Return how this process was launched, or None where no launcher is at work, or a rank has started it."""
     for launcher, size, rank, local_size, _ in _VARIABLES:
         if environ.get(size, "").isdigit() and environ.get(rank, "").isdigit():
+            if children.parent_rank(environ) is not None:
+                return None
             local = environ.get(local_size, "1")
             return LaunchInfo(launcher, int(environ[size]), int(environ[rank]), int(local) if local.isdigit() else 1)
     return None
@@ -194,6 +197,11 @@ def end_mpi() -> None:
     """Call MPI_Finalize where `start_mpi` has called MPI_Init; else mpi4py does at the end, unless there is none."""
     if has_mpi() and _started_by == os.getpid():
         sys.modules["mpi4py.MPI"].Finalize()
+
+
+def is_ours() -> bool:
+    """Whether `start_mpi` has called MPI_Init, here or before a fork: mpi4py does not end MPI then."""
+    return _started_by is not None
 
 
 def has_mpi() -> bool:

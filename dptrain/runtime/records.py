@@ -273,12 +273,35 @@ def path_of_job(variable: str) -> str | None:
     return None
 
 
+def ranks_of(path: str, variable: str) -> dict[int, int]:
+    """Return the PIDs of a job's ranks on this node, by rank, that are there, as far as the system tells.
+
+    Args:
+        path: of the job's file, see `path_of_job`.
+        variable: as there.
+    """
+    found = {}
+    for children in glob.iglob(f"/proc/{path.split('-')[-2]}/task/*/children"):
+        with contextlib.suppress(OSError):
+            for pid in map(int, Path(children).read_text(encoding="ascii").split()):
+                rank = _variable_of(pid, variable)
+                if rank.isdecimal():
+                    found[int(rank)] = pid
+    return found
+
+
 def _has_variable(pid: int, variable: str) -> bool:
+    return bool(_variable_of(pid, variable))
+
+
+def _variable_of(pid: int, variable: str) -> str:
+    """Return what a variable was when a process began, "" where it is not known."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # not ours: Slurm's daemon, for one
-        return False
-    return any(one.startswith(f"{variable}=".encode()) for one in environment.split(b"\0"))
+        return ""
+    start = f"{variable}=".encode()
+    return next((one[len(start) :].decode() for one in environment.split(b"\0") if one.startswith(start)), "")
 
 
 def _prefix() -> str:

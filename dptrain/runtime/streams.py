@@ -1,5 +1,6 @@
-"""Standard output and standard error of the command line."""
+"""Standard input, output and error: who reads them may go away, and they may be closed when the process begins."""
 
+import contextlib
 import io
 import os
 import sys
@@ -39,3 +40,31 @@ def outlive_readers() -> None:
             io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=lines
         )
         setattr(sys, name, text)
+
+
+def hold_descriptors() -> None:
+    """Open what is closed of descriptors 0, 1 and 2 on /dev/null.
+
+    Otherwise the next file or socket would get such a number, and what is printed there.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # gets the lowest number
+            os.set_inheritable(null, True)
+
+
+def write_error(text: str) -> None:
+    """Write to standard error at once, in one write, past Python's buffers; nowhere where it was closed at start."""
+    if sys.__stderr__ is not None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+
+
+def flush() -> None:
+    """Flush standard output and standard error, where there are any."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()

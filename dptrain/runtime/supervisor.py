@@ -13,7 +13,8 @@ It is run as a script, by `python -I -S`, and imports next to nothing: it starts
 |---|---|
 | `hello TOKEN RANK HOST PID` | `signal NUMBER`: pass it on |
 | `mpi`: the command has loaded an MPI library | `kill`: end the command at once |
-| `exit STATUS`: minus the signal's number where one killed it | `leave`: all is decided |
+| `unfinished`: it has ended without leaving the other ranks (`DEPARTURE`) | `leave`: all is decided |
+| `exit STATUS`: minus the signal's number where one killed it | |
 """
 
 import ctypes
@@ -29,6 +30,9 @@ from contextlib import suppress
 from typing import BinaryIO
 
 TOKEN = "DPTRAIN_LAUNCH_TOKEN"
+# The variable by which the command gets a descriptor, and what dptrain writes there when it joins the other ranks, and
+# when it has left them.
+DEPARTURE, JOINED, LEFT = "DPTRAIN_DEPARTURE_FD", b"j", b"l"
 # What asks a job to save and stop.
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -198,6 +202,7 @@ class _Supervisor:
         self._status: int | None = None
         self._ended = 0.0  # when, on the monotonic clock
         self._told = self._stopping = self._in_mpi = False
+        self._departure, self._departing = os.pipe()
 
     def run(self, command: Sequence[str]) -> int:
         token = os.environ.pop(TOKEN)
@@ -209,6 +214,8 @@ class _Supervisor:
             signal.signal(number, lambda *_: None)  # it wakes the loop below
         _prctl(_CHILD_SUBREAPER, 1)  # what the command leaves behind becomes ours
         self._command = self._fork(command)
+        os.close(self._departing)
+        os.set_blocking(self._departure, False)
         guard = _guard(self._command)
         self._outputs.start()
         self._say(f"hello {token} {self._rank} {_host()} {self._command}")
@@ -230,6 +237,8 @@ class _Supervisor:
             for number in (*STOPPING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
             self._outputs.redirect()
+            os.set_inheritable(self._departing, True)
+            os.environ[DEPARTURE] = str(self._departing)
             os.execvp(command[0], list(command))
         except OSError as error:
             _write(2, f"dptrain: cannot run {command[0]}: {error.strerror}\n".encode())
@@ -329,7 +338,17 @@ class _Supervisor:
             return
         self._signal(signal.SIGKILL)
         self._told = True
+        if self._unfinished():
+            self._say("unfinished")
         self._say(f"exit {self._status}")
+
+    def _unfinished(self) -> bool:
+        """Whether the command's last word is that it meets the other ranks."""
+        said = b""
+        with suppress(BlockingIOError):  # somebody else keeps the pipe open
+            while more := os.read(self._departure, 4096):
+                said = more
+        return said.endswith(JOINED)
 
 
 def _host() -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from dptrain.errors import ConfigError, printable
+from dptrain.runtime.children import LAUNCHERS, ancestors
 from dptrain.runtime.launcher import detect_launch
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ Progress = Literal["live", "lines", "none"]
 VARIABLE = "DPTRAIN_PROGRESS"
 # Keras' numbers for them.
 VERBOSITY: dict[str, int] = {"none": 0, "live": 1, "lines": 2}
-# Names of programs that start ranks and write what they print, as the system cuts them.
-_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "mpiexec.gforker", "orterun", "prterun", "srun"}
 # A space at which no line ends.
 NO_BREAK = "\0"
 # Where a terminal does not tell its width.
@@ -199,10 +198,10 @@ def _launcher_behind(output: str, is_terminal: bool) -> int | None:
         is_terminal: whether it is a terminal.
     """
     readers = []
-    for pid, name in _ancestors():
-        if name in _LAUNCHERS or name.endswith("proxy"):
+    for pid, name in ancestors():
+        if name in LAUNCHERS or name.endswith("proxy"):
             readers.append(pid)
-        if name in _LAUNCHERS:
+        if name in LAUNCHERS:
             return pid if is_terminal or any(_holds(reader, output) for reader in readers) else None
     return None
 
@@ -215,13 +214,3 @@ def _holds(pid: int, output: str) -> bool:
                 if os.readlink(entry) == output:
                     return True
     return False
-
-
-def _ancestors() -> Iterator[tuple[int, str]]:
-    """Yield PID and name of the parent, its parent and so on."""
-    pid = os.getppid()
-    while pid > 0:
-        about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        before, _, after = about.rpartition(")")
-        yield pid, before.partition("(")[2]
-        pid = int(after.split()[1])

@@ -16,15 +16,17 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError
-from dptrain.runtime import failure, records
+from dptrain.runtime import children, exit_codes, failure, records, streams
+from dptrain.runtime.departure import Departure
+from dptrain.runtime.exit_codes import as_status
 from dptrain.runtime.failure import abort, exit_at_once, phase, words
-from dptrain.runtime.judging import QUIET, Finding, Life, Limits, Sight, judge, mismatch
-from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, rank_variable
+from dptrain.runtime.judging import LONGER, QUIET, Finding, Life, Limits, Sight, judge, mismatch
+from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, has_mpi, is_ours, rank_variable
 from dptrain.runtime.records import Kind, Record, State, Table
 
 # Seconds between two looks at the others; longer where many ranks look at one another.
@@ -35,6 +37,8 @@ _POST, _SILENT = 0.5, 2.0
 _IN_RESERVE = 1.5
 # Of a rank that has the same to say as rank 0.
 _TURN = 1.0
+# Between two looks for ranks that have not imported dptrain.
+_LOOK_FOR = 1.0
 # The most that a moment between two looks can count as waiting: whoever sleeps longer was stopped or swapped out.
 _AWAKE = 1.0
 
@@ -64,16 +68,22 @@ class Watchdog:
     Args:
         launch: how this process was launched.
         table: the records of this node's ranks.
+        variable: by which the launcher tells a process its rank.
 
     Attributes:
         limits: for how long ranks may wait.
         record: this rank's.
     """
 
-    def __init__(self, launch: LaunchInfo, table: Table) -> None:
+    def __init__(self, launch: LaunchInfo, table: Table, variable: str = "") -> None:
         self.launch, self.record = launch, table.records[launch.rank]
         self.limits = Limits()
         self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
+        self._variable = variable
+        self._departure = Departure(launch)
+        self._processes: dict[int, int] = {}  # of this node's ranks that have not imported dptrain: their PIDs
+        self._running: set[int] = set()  # those of them that are there
+        self._looked_for = -_LOOK_FOR
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
         self._left = False
@@ -95,6 +105,7 @@ class Watchdog:
         """Say that this rank begins to meet the others, and begin to watch them."""
         self.record.state = State.JOINING
         self.record.meeting(Kind.START).__enter__()
+        self._departure.begin()
         self._end.clear()
         self._thread = threading.Thread(target=self._watch, name="dptrain watchdog", daemon=True)
         self._thread.start()
@@ -104,6 +115,7 @@ class Watchdog:
         self._end.set()
         self.record.__exit__()
         self.record.state = State.STARTED
+        self._departure.end()
 
     def joined(self, here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Post) -> None:
         """Say that all ranks have met.
@@ -125,7 +137,6 @@ class Watchdog:
         self.record.segments = records.segments()
         self.record.state = State.JOINED
         self.record.__exit__()
-        os._exit = self._exit  # type: ignore[assignment]
 
     def leave(self, how: str) -> None:
         """Say that this rank meets the others no more, and wait for them where they have met.
@@ -142,6 +153,7 @@ class Watchdog:
             arrived = self._post.arrive()
             while not arrived():
                 time.sleep(0.005)
+        self._departure.end()
         self._end.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2)  # no call of MPI may be under way when it ends
@@ -157,7 +169,12 @@ class Watchdog:
             else:
                 mine = replace(self._sight(self._pid, self.launch.rank), place="")
                 self._print(f"{self._name(mine)}: ended with os._exit({code})")
-        exit_at_once(code)
+                self._departure.end()
+        exit_at_once(as_status(code))
+
+    def forget(self) -> None:
+        """Let go, in a fork, of what is the rank's."""
+        self._departure.close()
 
     def check_sum(self) -> None:
         """Compare with the next ranks of this node what this rank is about to sum, before MPI does.
@@ -198,6 +215,8 @@ class Watchdog:
             before = now
             if self.record.state != State.LEFT:
                 self.record.place = _place()
+            if self.record.state == State.JOINING:  # a job that ends here leaves what MPI has made
+                self.record.segments = records.segments()
             self._look()
 
     def _look(self) -> None:
@@ -205,7 +224,10 @@ class Watchdog:
         table = self._table.records
         # Before all have met, who is on another node cannot be told from who has not come.
         one_node = self.launch.local_size == self.launch.size
-        here = [rank for rank in self._here if one_node or table[rank].state != State.ABSENT]
+        absent = [rank for rank in self._here if table[rank].state == State.ABSENT]
+        if absent:
+            self._look_for(absent)
+        here = [rank for rank in self._here if one_node or rank not in absent or rank in self._processes]
         mine = [self._sight(table[rank].pid, rank) for rank in here]
         sees_all = len(mine) == self.launch.size
         leads = len(self._leaders) > 1 and self.launch.rank == min(self._here)
@@ -223,8 +245,7 @@ class Watchdog:
         record = self._table.records[rank]
         state = record.state
         if state == State.ABSENT:
-            more = "it has not imported dptrain"
-            return self._timed(Sight(rank, self._host, 0, state, phase=("start-up", 0, 0), more=more), 0)
+            return self._absent(rank)
         sight = Sight(
             rank,
             self._host,
@@ -246,6 +267,24 @@ class Watchdog:
         elif found is not None and found.state == "T":
             sight = replace(sight, life=Life.STOPPED)
         return self._timed(sight, 0 if found is None else found.ticks)
+
+    def _look_for(self, ranks: Sequence[int]) -> None:
+        """Find the processes of ranks that have not imported dptrain, now and then."""
+        if self._awake - self._looked_for < _LOOK_FOR * max(1.0, self.launch.local_size / 16):
+            return
+        self._looked_for = self._awake
+        found = records.ranks_of(self._table.path, self._variable)
+        self._running = set(found) if self.launch.rank in found else set(ranks)  # where the system tells nothing
+        self._processes |= {rank: pid for rank, pid in found.items() if rank in ranks}
+
+    def _absent(self, rank: int) -> Sight:
+        """Return what is seen of a rank that has not imported dptrain."""
+        pid, life, more = self._processes.get(rank, 0), Life.RUNNING, "it has not imported dptrain"
+        if rank not in self._running:
+            life = Life.GONE
+        elif pid and (found := records.look_up(pid)) is not None and found.state == "T":
+            life = Life.STOPPED
+        return self._timed(Sight(rank, self._host, pid, State.ABSENT, life, phase=("start-up", 0, 0), more=more), 0)
 
     def _timed(self, sight: Sight, ticks: int) -> Sight:
         """Return a sight with the time for which it has been the same."""
@@ -296,7 +335,7 @@ class Watchdog:
             return
         self._print(f"{self._name(found.culprit)}: {found.text}")
         # Somebody may wait for a reader of standard output, with its lock in hand.
-        flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+        flushing = threading.Thread(target=streams.flush, daemon=True)
         flushing.start()
         flushing.join(0.5)
         if found.culprit.life == Life.STOPPED and found.culprit.host == self._host:
@@ -307,10 +346,11 @@ class Watchdog:
 
     def _name(self, one: Sight) -> str:
         place = f", {'at' if one.state == State.LEFT else 'last seen at'} {one.place}" if one.place else ""
-        return f"dptrain: rank {one.rank}/{self.launch.size} host {one.host} pid {one.pid} {words(*one.phase)}{place}"
+        pid = f" pid {one.pid}" if one.pid else ""  # a process that has ended before anybody looked
+        return f"dptrain: rank {one.rank}/{self.launch.size} host {one.host}{pid} {words(*one.phase)}{place}"
 
     def _print(self, line: str) -> None:
-        os.write(2, f"{line}\n".encode())  # past Python's buffers, which the main thread may hold
+        streams.write_error(f"{line}\n")  # the main thread may hold Python's buffers
 
 
 def _doing(sight: Sight) -> object:
@@ -342,12 +382,15 @@ def _place() -> str:
 
 
 _own: Watchdog | None = None
+_is_fork = False
 
 
 def enlist() -> None:
     """Make this rank's record, where a launcher has started several; called when dptrain is imported."""
     global _own
     launch, variable = detect_launch(), rank_variable()
+    if launch is not None:
+        children.mark()
     if launch is None or launch.size == 1 or variable is None or launch.rank >= launch.size:
         return
     records.sweep()
@@ -364,8 +407,32 @@ def enlist() -> None:
         return  # a process that a rank has started
     record.own(os.getpid(), own.started)
     phase.show(*record.phase_memory)
-    _own = Watchdog(launch, table)
+    _own = Watchdog(launch, table, variable)
+    os._exit = _own._exit  # type: ignore[assignment]
+    failure.joining_at_the_end = _joining_at_the_end
     failure.meeting_at_the_end = lambda: record.meeting(Kind.END)
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    """Let a fork be no rank: what it does is seen by nobody, and ends nothing."""
+    global _own, _is_fork
+    if _own is not None:
+        _own.forget()
+    _own, _is_fork = None, True
+    phase.hide()
+    failure.joining_at_the_end = failure.meeting_at_the_end = nullcontext
+
+
+@contextmanager
+def _joining_at_the_end() -> Iterator[None]:
+    """Watch the other ranks while MPI starts in a rank that has failed before, so that it can end the job."""
+    if _own is None or _own.record.state != State.STARTED:
+        yield
+        return
+    _own.join()
+    yield
+    _own.record.__exit__()
 
 
 def record() -> Record:
@@ -458,7 +525,16 @@ def leave(how: str) -> None:
 
 def _leave() -> None:
     leave("the end of its script")
+    if _is_fork and has_mpi() and not is_ours():
+        streams.flush()
+        exit_at_once(exit_codes.asked)  # mpi4py would call MPI_Finalize here, in the rank's name
+    if _own is not None and has_mpi():
+        # MPI_Finalize waits for the other ranks, and Python no longer runs where mpi4py calls it: the system watches.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, LONGER * _own.limits.timeout)
     end_mpi()
+    if not has_mpi():
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _seconds(name: str, environ: Mapping[str, str], default: float) -> float:

@@ -37,6 +37,7 @@ class Case:
 STEP = "training, epoch 1, step 3"
 PLACE = r"[\w.]+:\d+ in \S+"
 STOPPED = r"has been stopped for \d+ s"
+SILENT = r"ended without a word \(os._exit, or a signal\?\)"
 ABSENT = r"has not come for \d+ s"
 CALLS = "the ranks call different methods: rank 0 in an all-reduce of 1 int32"
 END = "at the end of its script: left while rank 0 waits in"
@@ -49,12 +50,18 @@ CASES = [
     Case("hook: os exit 0", 1, STEP + r", at os._exit\(0\): left while rank 0 waits in an all-reduce of 1 int32"),
     Case("hook: other call", 1, f"{STEP}, last seen at {PLACE}: {CALLS}"),
     Case("hook: other sum", 1, rf"{STEP}: {CALLS} \({STEP}\), rank 1 in an all-reduce of 100 float64 \({STEP}\)"),
+    Case(
+        "hook: exit of C", 1, rf"{STEP}, last seen at {PLACE}: {SILENT} while rank 0 waits in an all-reduce of 1 int32"
+    ),
     Case("between: exit 3", 1, rf"user code, {END} an all-gather \(evaluate\)", 2, APART),
     Case("save: exit 0", 0, r"saving, at the end of its script: left while rank 1 waits in an all-gather \(saving\)"),
     Case("end: stop", 1, f"user code, last seen at {PLACE}: {STOPPED}"),
     Case("sweep: loop", 1, rf"(training, epoch 2, step \d+|sweep), last seen at {PLACE}: has not come to an end of "),
     Case("help", 1, rf"start-up, {END} the start of MPI \(start-up\)"),
-    Case("start: os exit 0", 0, r"start-up: ended without a word \(os._exit, or a signal\?\) while rank", 3),
+    Case("start: os exit 0", 0, r"start-up, at os._exit\(0\): left while ranks 1-2 wait in the start", 3),
+    Case("before: raise", 0, "start-up: ended before it imported dptrain while rank 1 waits in the start of MPI"),
+    Case("before: sleep", 1, rf"start-up: {ABSENT} while rank 0 waits in the start of MPI .*; its process is running"),
+    Case("before: stop", 1, rf"start-up: {STOPPED} while rank 0 waits in the start of MPI"),
     Case("start: stop", 1, rf"start-up: {STOPPED} while rank 0 waits in the start of MPI \(fit\)"),
 ]
 
@@ -78,8 +85,9 @@ def test_a_rank_that_keeps_the_others_waiting_ends_the_job_and_is_named(done, nu
     case, job = CASES[number], done[number]
     assert job.code == 77, job.err
     assert len(job.messages) == 1, job.err
+    pid = "" if case.way == "before: raise" else r" pid \d+"
     bad = r"\d" if case.way == "hook: other sum" else case.bad  # both see it, and either may say who is odd
-    assert re.match(rf"dptrain: rank {bad}/{case.ranks} host \S+ pid \d+ {case.text}", job.messages[0]), job.err
+    assert re.match(rf"dptrain: rank {bad}/{case.ranks} host \S+{pid} {case.text}", job.messages[0]), job.err
 
 
 def test_who_is_slow_within_the_limit_is_warned_of_and_goes_on(tmp_path):

@@ -1,19 +1,27 @@
 """Leaves the other ranks waiting on one rank, in one of many ways. Arguments: way rank."""
 
+import ctypes
 import os
 import signal
 import sys
 import time
 
-import numpy as np
-
-import dptrain as dp
-from dptrain.cli.main import main
-from dptrain.comm import current
-from dptrain.runtime import watchdog
-
 way, bad = sys.argv[1], int(sys.argv[2])
 mine = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == bad
+if mine and way.startswith("before: "):  # dptrain is imported
+    if way == "before: stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if way == "before: sleep":
+        time.sleep(60)
+    raise ValueError("early")
+
+import numpy as np  # noqa: E402
+
+import dptrain as dp  # noqa: E402
+from dptrain.cli.main import main  # noqa: E402
+from dptrain.comm import current  # noqa: E402
+from dptrain.runtime import watchdog  # noqa: E402
+
 x = np.random.default_rng(0).integers(0, 256, (64, 4), np.uint8)
 y = (x[:, 0] // 128).astype(np.int64)
 
@@ -46,6 +54,7 @@ DEEDS = {
     "exit 0": lambda: sys.exit(0),
     "exit 3": lambda: sys.exit(3),
     "os exit 0": lambda: os._exit(0),
+    "exit of C": lambda: ctypes.CDLL(None)._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "other call": lambda: current().node_barrier(),
     "other sum": lambda: current().allreduce_sum(np.zeros(100)),

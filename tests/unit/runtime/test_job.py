@@ -60,6 +60,20 @@ def test_ends(ranks, expected):
     assert found is expected is None or (found[0], found[1][: len(expected[1])]) == expected
 
 
+def test_who_exits_with_0_in_the_middle_has_failed():
+    job = job_of((0, True, 0), RUNS_IN_MPI)
+    connection = _Connection(socket.socket(), rank=job._ranks[0])
+    assert job._judge(100.0, None) is None
+    assert job._note(connection, ["unfinished"])
+    found = job._judge(100.0, None)
+    assert found is not None
+    assert found.code == 77
+    assert found.text.endswith("exited with code 0 in the middle of the job (C's _exit, or MPI_Abort?)")
+    job._ranks[0].status = 3
+    assert job._judge(100.0, None).code == 3
+    connection.socket.close()
+
+
 @pytest.mark.parametrize("first", [LEFT, (75, False, 0)])
 def test_one_that_has_left_in_peace_is_followed_in_time(first):
     assert verdict(first, RUNS_IN_MPI, later=19.0) is None

@@ -181,3 +181,47 @@ def test_what_is_wrong_stays_wrong_as_time_passes(job):
 def test_nothing_is_wrong_with_ranks_that_all_live_and_move(job):
     moving = [replace(one, life=Life.RUNNING, state=State.JOINED, since=0.0) for one in job]
     assert judge(moving, LIMITS) is None
+
+
+ABSENT = replace(AT_WORK, state=State.ABSENT, position=0, phase=("start-up", 0, 0))
+IN_START = replace(WAITING, state=State.JOINING, position=1, call="the start of MPI", phase=("user code", 0, 0))
+
+
+def test_who_has_not_imported_dptrain_gets_one_stall_timeout_and_who_has_gets_longer():
+    started = replace(ABSENT, state=State.STARTED)
+    for one, limit in ((ABSENT, 300), (started, 300 * LONGER)):
+        for since, fatal in ((limit - 1, False), (limit, True)):
+            finding = found(with_time(IN_START, since), with_time(one, since))
+            assert finding is not None
+            assert (finding.culprit.rank, finding.fatal) == (1, fatal)
+
+
+def test_who_has_not_imported_dptrain_is_named_before_those_that_have():
+    started = with_time(replace(ABSENT, state=State.STARTED, rank=2), 300)
+    finding = found(with_time(IN_START, 300), started, with_time(replace(ABSENT, rank=3), 300))
+    assert finding is not None
+    assert (finding.culprit.rank, finding.fatal) == (3, True)
+
+
+def test_who_has_ended_before_it_imported_dptrain_is_found_once_it_can_no_longer_be_starting():
+    gone = replace(ABSENT, life=Life.GONE)
+    assert found(IN_START, with_time(gone, 4.9)) is None
+    assert found(with_time(gone, 9)) is None, "nobody waits"
+    finding = found(IN_START, with_time(gone, 5))
+    assert finding is not None
+    assert finding.text == "ended before it imported dptrain while rank 0 waits in the start of MPI (user code)"
+    stopped = replace(ABSENT, life=Life.STOPPED)
+    assert found(with_time(stopped, 400)) is None, "nobody waits"
+    finding = found(IN_START, with_time(stopped, 400))
+    assert finding is not None
+    assert finding.text.startswith("has been stopped for 400 s while rank 0 waits")
+
+
+def test_ranks_that_have_all_left_are_let_go_in_time():
+    left = [replace(one, state=State.LEFT) for one in (AT_WORK, WAITING)]
+    assert found(*(with_time(one, 299) for one in left), sees_all=False) is None
+    assert found(*(with_time(one, 59) for one in left)) is None
+    finding = found(*(with_time(one, 300) for one in left))
+    assert finding is not None
+    assert finding.fatal
+    assert finding.text.startswith("has left with all ranks, and MPI does not let them go for 300 s")

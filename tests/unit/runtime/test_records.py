@@ -89,6 +89,23 @@ def test_the_ranks_of_a_job_find_the_same_file_through_scripts_between(folder):
     assert found.pop().strip().endswith(f"-{os.getpid()}-{own.started}")
 
 
+def test_ranks_are_found_before_they_import_dptrain(folder):
+    """Those that this process starts with the variable; it is their launcher."""
+    own = records.look_up(os.getpid())
+    assert own is not None
+    path = str(folder / f"{records._prefix()}-{os.getpid()}-{own.started}")
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, "OTHER_RANK": "7"})
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        found = records.ranks_of(path, "OTHER_RANK")
+    finally:
+        for one in (child, other):
+            one.kill()
+            one.wait()
+    assert found in ({7: child.pid}, {}), "none where the system does not list children"
+    assert records.ranks_of(path, "OTHER_RANK") == {}
+
+
 def leave_behind(folder, pid, started, *segments):
     """Plant what a job of a launcher has left."""
     path = folder / f"{records._prefix()}-{pid}-{started}"

@@ -1,0 +1,62 @@
+"""Processes that a rank starts: they inherit the launcher's variables, but are no ranks.
+
+In such a process MPI cannot start, and what it does must not end the job: it runs alone. A rank leaves its PID in the
+environment. Whoever has that process among its ancestors is its child, unless a launcher stands between them.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cache
+from pathlib import Path
+
+# The environment variable that holds a rank's PID.
+VARIABLE = "DPTRAIN_RANK_PID"
+# Programs that start ranks and write what they print, and their daemons; names as the system cuts them.
+LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "mpiexec.gforker", "orterun", "prterun", "srun"}
+_DAEMONS = {"prted", "orted", "slurmstepd"}
+
+
+def mark(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Leave this rank's PID to the processes that it starts."""
+    environ[VARIABLE] = str(os.getpid())
+
+
+def parent_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the PID of the rank that has started this process, or None where none has."""
+    text = environ.get(VARIABLE, "")
+    if not text.isdecimal() or int(text) == os.getpid():
+        return None
+    return int(text) if _descends(int(text), os.getpid()) else None
+
+
+@cache
+def _descends(rank: int, _: int) -> bool:
+    """Whether a rank is an ancestor, or was: no launcher is met on the way there. Of each process anew."""
+    try:
+        for pid, name in ancestors():
+            if pid == rank:
+                return True
+            if is_launcher(name):
+                return False
+    except (OSError, IndexError):  # no /proc
+        return os.getppid() == rank
+    return True
+
+
+def is_launcher(name: str) -> bool:
+    """Whether a program starts ranks, by its name."""
+    return name in LAUNCHERS or name in _DAEMONS or name.endswith("proxy")
+
+
+def ancestors() -> Iterator[tuple[int, str]]:
+    """Yield PID and name of the parent, its parent and so on.
+
+    Raises:
+        OSError: the system does not tell.
+    """
+    pid = os.getppid()
+    while pid > 0:
+        about = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        before, _, after = about.rpartition(")")
+        yield pid, before.partition("(")[2]
+        pid = int(after.split()[1])

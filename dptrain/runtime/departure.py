@@ -1,0 +1,121 @@
+"""How launchers learn that a rank has ended in the middle of a job, where its exit code is 0 (C's `_exit(0)`).
+
+Two listen, each at the end of a pipe whose other end is closed with the rank:
+
+- `python -m dptrain launch`: the rank's supervisor gives it a descriptor, and reads `JOINED` and `LEFT` there.
+- MPICH's mpirun would end the other ranks and exit with 0. A guard keeps the rank's connection to it open beyond the
+  rank's end. If that was an exit with 0 without leaving, it asks mpirun to abort the job; else mpirun judges as ever.
+"""
+
+import os
+import socket
+from contextlib import suppress
+
+from dptrain.errors import ExitCode
+from dptrain.runtime.launcher import LaunchInfo, launcher_can_abort
+from dptrain.runtime.supervisor import DEPARTURE, JOINED, LEFT
+
+# Seconds that the other ranks have to name the rank, which know more of it, and that mpirun has to pass the line on.
+_TURN, _PASS_ON = 2.5, 0.3
+_SHELL = "/bin/sh"
+# Arguments: the rank's PID, the line to print. Descriptors: 3 the connection to mpirun, 4 the pipe. The shell that is
+# started ends at once: the guard is no child that a rank's own wait() would find.
+_GUARD = f"""
+guard() {{
+    trap '' HUP INT QUIT TERM USR1 USR2
+    read -r word <&4 && exit
+    looks=0 about=
+    while read -r about <"/proc/$1/stat"; do
+        case ${{about##*) }} in [ZX]*) break ;; esac
+        looks=$((looks + 1))
+        [ $looks -gt 40 ] && exit  # it is another program now (exec)
+        sleep 0.05
+    done
+    [ "${{about##* }}" = 0 ] || [ -z "$about" ] || exit  # mpirun may have been faster than this look
+    sleep {_TURN}
+    echo "$2" >&5
+    sleep {_PASS_ON}
+    printf 'cmd=abort exitcode={int(ExitCode.STUCK)}\\n' >&3
+}}
+guard "$@" </dev/null 5>&2 >/dev/null 2>&1 &
+"""
+
+
+class Departure:
+    """What this rank tells those who listen.
+
+    Args:
+        launch: how it was launched.
+    """
+
+    def __init__(self, launch: LaunchInfo) -> None:
+        self._launch = launch
+        self._pid = os.getpid()
+        self._guard: int | None = None
+        text = os.environ.get(DEPARTURE, "")
+        self._supervisor = int(text) if text.isdecimal() else None
+        if self._supervisor is not None:
+            try:
+                os.set_inheritable(self._supervisor, False)  # the rank's own children have no part in it
+            except OSError:
+                self._supervisor = None
+
+    def begin(self) -> None:
+        """Say that this rank begins to meet the others."""
+        self._tell(JOINED)
+        if self._guard is None and launcher_can_abort():
+            with suppress(OSError):
+                self._guard = self._start_guard(int(os.environ["PMI_FD"]))
+
+    def end(self) -> None:
+        """Say that this rank has left the others, and all of them have; or that its exit code will say enough."""
+        self._tell(LEFT)
+        if self._guard is not None:
+            with suppress(OSError):
+                os.write(self._guard, b"left\n")
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the guard's pipe, as a fork must: it would keep it open beyond the rank's end."""
+        if self._guard is not None:
+            os.close(self._guard)
+            self._guard = None
+
+    def _tell(self, word: bytes) -> None:
+        if self._supervisor is not None and os.getpid() == self._pid:
+            with suppress(OSError):
+                os.write(self._supervisor, word)
+
+    def _start_guard(self, to_mpirun: int) -> int:
+        """Return the descriptor whose closing the guard waits for.
+
+        Raises:
+            OSError: there is no shell.
+        """
+        about = f"rank {self._launch.rank}/{self._launch.size} host {socket.gethostname()} pid {self._pid}"
+        line = f"dptrain: {about}: exited with code 0 in the middle of the job (C's _exit?)"
+        reading, writing = os.pipe()
+        try:
+            child = os.posix_spawn(
+                _SHELL,
+                ["dptrain-guard", "-c", _GUARD, "dptrain-guard", str(self._pid), line],
+                {"PATH": os.environ.get("PATH", os.defpath)},
+                file_actions=[
+                    # First above all numbers that are taken below.
+                    (os.POSIX_SPAWN_DUP2, reading, _FREE),
+                    (os.POSIX_SPAWN_DUP2, to_mpirun, 3),
+                    (os.POSIX_SPAWN_DUP2, _FREE, 4),
+                    (os.POSIX_SPAWN_CLOSE, _FREE),
+                ],
+            )
+            os.waitpid(child, 0)
+        except OSError:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        return writing
+
+
+# A descriptor that nobody has yet.
+_FREE = 200

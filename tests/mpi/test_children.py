@@ -1,0 +1,57 @@
+"""What a rank starts is no rank: it runs alone, and its end is its own."""
+
+import re
+
+from tests.launching import find_mpirun, mpirun
+
+SCRIPT = """
+import os, subprocess, sys, numpy as np, dptrain as dp
+from dptrain.comm import current
+comm = current()
+
+class Forks(dp.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if comm.rank == 1:
+            for deed in (sys.exit, lambda: os._exit(0), lambda: 1 / 0):
+                if not (child := os.fork()):
+                    deed()
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), end=" ")
+
+model = dp.Sequential([dp.layers.Dense(2, input_shape=(3,))])
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 3)), np.ones((4, 2)), batch_size=4, verbose=0, callbacks=[Forks()])
+if comm.rank == 1:
+    alone = "import dptrain; from dptrain.comm import current; print(current().size, dptrain.world_size())"
+    done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True)
+    print(done.returncode, done.stdout, done.stderr)
+comm.barrier()
+"""
+
+
+def test_a_rank_may_fork_and_start_programs(tmp_path):
+    (tmp_path / "parent.py").write_text(SCRIPT)
+    done = mpirun(2, str(tmp_path / "parent.py"), timeout=30, PYTHONWARNINGS="default")
+    assert done.code == 0, done.err
+    said = r"0 0 1 0 1 1\n dptrain: pid \d+ was started by a rank, pid \d+: it runs alone, without MPI\n"
+    assert re.search(said, done.out), done.out
+
+
+def test_a_fork_does_not_end_mpi_which_mpi4py_has_started(tmp_path):
+    (tmp_path / "parent.py").write_text(
+        "import os, sys\nfrom mpi4py import MPI\nfrom dptrain.comm import current\n"
+        "current().barrier()\n"
+        "if not (child := os.fork()):\n    sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\ncurrent().barrier()\n"
+    )
+    done = mpirun(2, str(tmp_path / "parent.py"), timeout=30, PYTHONWARNINGS="default")
+    assert (done.code, done.out) == (0, "5\n5\n"), done.err
+
+
+def test_a_rank_may_start_ranks(tmp_path):
+    (tmp_path / "parent.py").write_text(
+        "import subprocess, sys, dptrain\n"
+        "inner = 'import dptrain; from dptrain.comm import current; print(current().size)'\n"
+        "subprocess.run([sys.argv[1], '-n', '2', sys.executable, '-c', inner], check=True)\n"
+    )
+    done = mpirun(1, str(tmp_path / "parent.py"), find_mpirun(), timeout=30)
+    assert (done.code, done.out) == (0, "2\n2\n"), done.err

@@ -1,0 +1,44 @@
+"""Streams that are closed when a process begins."""
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import os, sys
+{first}
+import dptrain
+from dptrain.runtime import failure, streams
+opened = os.open({path!r}, os.O_WRONLY | os.O_CREAT)
+streams.write_error("lost")
+streams.flush()
+failure.report(ValueError("lost"))
+os.write(opened, str(opened).encode())
+"""
+
+
+def closed(folder, first=""):
+    """Return what the program writes into the first file that it opens, started without any stream."""
+    path = folder / "opened"
+    command = [sys.executable, "-c", PROGRAM.format(first=first, path=str(path))]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=False)
+    return done.returncode, path.read_text()
+
+
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path):
+    code, number = closed(tmp_path)
+    assert code == 0
+    assert int(number) > 2
+
+
+def test_a_file_that_has_it_already_is_not_written_to(tmp_path):
+    taken = tmp_path / "taken"
+    code, _ = closed(tmp_path, f"[os.open({str(taken)!r}, os.O_WRONLY | os.O_CREAT) for _ in range(3)]")
+    assert code == 0
+    assert taken.read_bytes() == b""
+
+
+def test_streams_that_are_there_are_left_alone():
+    program = "import sys, os; before = os.fstat(1); import dptrain; print(os.fstat(1) == before)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
+    assert (done.stdout, done.stderr) == ("True\n", "")
