@@ -10,6 +10,7 @@ from dptrain.layers.dropout import Dropout
 from dptrain.layers.embedding import Embedding
 from dptrain.layers.input import Input, InputLayer
 from dptrain.layers.input_spec import InputSpec
+from dptrain.layers.lambda_layer import Lambda
 from dptrain.layers.merging import (
     Add,
     Average,
@@ -51,8 +52,8 @@ LAYERS: dict[str, type[Layer]] = {
     for cls in (
         *(Activation, Add, Average, AveragePooling2D, BatchNormalization, Concatenate, Conv2D, Conv2DTranspose, Dense),
         *(Dot, Dropout, ELU, Embedding, Flatten, GlobalAveragePooling2D, GlobalMaxPooling2D, Identity, InputLayer),
-        *(LayerNormalization, LeakyReLU, MaxPooling2D, Maximum, Minimum, Multiply, Normalization, Permute, ReLU),
-        *(RepeatVector, Rescaling, Reshape, Softmax, Subtract, UpSampling2D, ZeroPadding2D),
+        *(Lambda, LayerNormalization, LeakyReLU, MaxPooling2D, Maximum, Minimum, Multiply, Normalization, Permute),
+        *(ReLU, RepeatVector, Rescaling, Reshape, Softmax, Subtract, UpSampling2D, ZeroPadding2D),
     )
 }
 
@@ -83,6 +84,7 @@ __all__ = [
     "Input",
     "InputLayer",
     "InputSpec",
+    "Lambda",
     "Layer",
     "LayerNormalization",
     "LeakyReLU",

@@ -610,7 +610,10 @@ def _optional(name: str, value: float | None) -> float | None:
 
 def _rate(rate: Any) -> float:
     if callable(rate):
-        raise ConfigError("not supported: a function as learning_rate; subclass LearningRateSchedule")
+        raise ConfigError(
+            "not supported: a function as learning_rate, which would be called once for all steps; subclass "
+            "LearningRateSchedule, or change the rate between epochs with callbacks.LearningRateScheduler"
+        )
     return check_range("learning_rate", rate, least=0.0)
 
 

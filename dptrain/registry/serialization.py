@@ -90,8 +90,16 @@ def own_or_name(identifier: Any) -> Any:
     """Return the user's own object that a name, or Keras' description of a function, means; else the name.
 
     Anything else is returned as it is.
+
+    Raises:
+        ConfigError: a Python lambda, which files hold as code.
     """
     name, registered = identifier, None
+    if isinstance(identifier, Mapping) and identifier.get("class_name") == "__lambda__":
+        raise ConfigError(
+            "not supported: a Python lambda from a file, which is code, and dptrain runs none from files; define the "
+            "function by `def` and pass it in custom_objects"
+        )
     if isinstance(identifier, Mapping) and identifier.get("class_name") == "function":
         name, registered = identifier.get("config"), identifier.get("registered_name")
     if not isinstance(name, str):

@@ -418,7 +418,7 @@ def _value(value: Any, label: str) -> Any:
         return [_value(one, label) for one in value]
     if not isinstance(value, Mapping) or "class_name" not in value:
         return value
-    if value["class_name"] == "function":
+    if value["class_name"] in ("function", "__lambda__"):
         return _function(value)
     if value["class_name"] == "DTypePolicy":
         return value

@@ -38,6 +38,12 @@ class Case:
         return layer(list(inputs) if isinstance(self.shapes, list) else inputs[0], training=training)
 
 
+@dp.saving.register_keras_serializable("cases")
+def shifted(x: Any, by: float = 1.0, training: bool = False) -> Any:
+    """Return what a `Lambda` computes."""
+    return x * x + by
+
+
 PAIR = [(3, 2), (3, 2)]
 CASES: dict[str, list[Case]] = {
     "Activation": [Case(lambda: L.Activation("swish"), (3,), (3,)), Case(lambda: L.Activation("softmax"), (3,), (3,))],
@@ -86,6 +92,10 @@ CASES: dict[str, list[Case]] = {
     "GlobalMaxPooling2D": [Case(lambda: L.GlobalMaxPooling2D(keepdims=True), (3, 4, 2), (1, 1, 2))],
     "Identity": [Case(L.Identity, (3,), (3,))],
     "InputLayer": [Case(lambda: L.InputLayer((3, 4), batch_size=32, name="in"), (3, 4), (3, 4))],
+    "Lambda": [
+        Case(lambda: L.Lambda(shifted, arguments={"by": 0.5}), (3,), (3,)),
+        Case(lambda: L.Lambda("softplus", output_shape=(3, 2)), (3, 2), (3, 2)),
+    ],
     "LayerNormalization": [
         Case(lambda: L.LayerNormalization(beta_initializer="ones"), (3, 4), (3, 4)),
         Case(lambda: L.LayerNormalization([1, 2], scale=False), (3, 4), (3, 4)),

@@ -1,0 +1,89 @@
+"""Lambda: a function of the user's own as a layer."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dptrain import activations
+from dptrain.errors import ConfigError
+from dptrain.layers.base import Layer
+from dptrain.program.shapes import without_rows
+from dptrain.program.tensor import Tensor
+from dptrain.program.tree import map_leaves
+from dptrain.registry.serialization import own_or_name
+from dptrain.runtime.text import short
+
+
+class Lambda(Layer):
+    """y = function(x).
+
+    It has no weights: variables that the function uses are not the layer's, so write a `Layer` for those.
+
+    A file holds the name of a function that `def` defines, never code: loading takes it from `custom_objects` or
+    `register_keras_serializable`. A Python lambda has no name and cannot be saved.
+
+    Args:
+        function: of a tensor or nested tensors, in ops; gets `training` where that is an argument.
+        output_shape: shape of a sample of the output, or a function of the input's shape that returns the output's;
+            it is inferred, and checked where it is given.
+        mask: must be None.
+        arguments: further keyword arguments of the function.
+        options: as `Layer`.
+
+    Raises:
+        ConfigError: no function, or a mask; or a Python lambda from a file, which is code.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | str,
+        output_shape: Sequence[int | None] | Callable[[Any], Any] | None = None,
+        mask: None = None,
+        arguments: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.refuse(mask=mask)
+        found, shape = own_or_name(function), own_or_name(output_shape)
+        found = activations.get(found) if isinstance(found, str) else found
+        if not callable(found):
+            raise ConfigError(f"Lambda: function = {short(found)}: expected a function of tensors")
+        if not (shape is None or callable(shape) or isinstance(shape, list | tuple)):
+            raise ConfigError(f"Lambda: output_shape = {short(shape)}: expected a shape or a function of the input's")
+        self.function: Callable[..., Any] = found
+        self.output_shape = tuple(shape) if isinstance(shape, list | tuple) else shape
+        self.arguments = dict(arguments or {})
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Return what the function makes of the inputs.
+
+        Raises:
+            ConfigError: it has another shape than `output_shape`.
+        """
+        takes = _parameters(self.function)
+        known = {"training": training, "mask": None}
+        outputs = self.function(inputs, **self.arguments, **{name: known[name] for name in known if name in takes})
+        if self.output_shape is not None:
+            self._check(inputs, outputs)
+        return outputs
+
+    def _check(self, inputs: Any, outputs: Any) -> None:
+        found = map_leaves(lambda _, one: without_rows(one.shape), outputs)
+        if callable(self.output_shape):
+            expected = self.output_shape(map_leaves(lambda _, one: without_rows(one.shape), inputs))
+        else:
+            expected = (None, *self.output_shape)
+        if isinstance(outputs, Tensor) and not _fits(found, expected):
+            raise ConfigError(f"layer {self.label!r}: the function returns shape {found}, output_shape says {expected}")
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of one that is not written in Python
+        return {}
+
+
+def _fits(found: Sequence[int | None], expected: Sequence[int | None]) -> bool:
+    pairs = zip(found, expected, strict=False)
+    return len(found) == len(expected) and all(one == other or None in (one, other) for one, other in pairs)
