@@ -10,16 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
-from dptrain.callbacks.base import Callback, CallbackList, Logs
+from dptrain.callbacks.base import Callback, CallbackList, Logs, is_of_the_package
 from dptrain.callbacks.ranks import on_rank_0, ranks_of
-from dptrain.errors import ConfigError, OutputError
+from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
 from dptrain.registry.serialization import plain
@@ -39,6 +39,8 @@ _MODEL, _REST, _STATE = "model.safetensors", "training.safetensors", "state.json
 # Of callbacks' states, beside those of the model's variables.
 _OF_CALLBACKS = "callbacks"
 _NOTHING = object()
+# Steps and epochs that can be counted.
+_MAX_COUNT = 2**53
 _SAME = "start with the same settings, or name those that may differ (--resume-anyway, BackupAndRestore.resume_anyway)"
 
 
@@ -173,11 +175,14 @@ class Checkpointing(Callback):
             hooks: all callbacks.
             position: as `resume` returned it.
             begun: whether the hooks of the epoch's begin have been called.
+
+        Raises:
+            DataError: one of dptrain's callbacks cannot go on with what the checkpoint holds.
         """
         own = {key: callback for key, callback in _numbered(hooks)}
         for key, state in zip(_keys(name for name, _ in self._restored), self._restored, strict=True):
             if key in own and state[1]:
-                own[key].load_state_dict(state[1])
+                _load(own[key], state[1])
         # In the middle of an epoch the hooks of its begin come again, and get the learning rate that they got.
         again = position.step and not begun
         self.model.optimizer.resume_learning_rate(position.rate_at_begin if again else self._rate)
@@ -266,6 +271,7 @@ class Checkpointing(Callback):
         # Slots follow from the optimizer and the weights, which say it in fewer words.
         if refused := [line for line in refused if not line.startswith("state.")] or refused:
             raise ConfigError(f"{found.path} is the checkpoint of another training: {joined(refused)}; {_SAME}")
+        _require_arrays(str(found.path), arrays, model)
         if any(name.endswith("learning_rate") for name in differing):  # which was asked for, and so holds
             state["rate"] = state["position"]["rate_at_begin"] = float(model.optimizer.learning_rate)
         if terminal.verbosity(self.params.get("verbose", 0)):
@@ -352,12 +358,57 @@ def _unpacked(found: Checkpoint, model: Any) -> tuple[dict[str, Any], Arrays]:
         DataError: they are not what a checkpoint holds.
     """
     with reading(str(found.path)):
-        state = json.loads(found.files[_STATE])
+        state = _checked(json.loads(found.files[_STATE]))
         weights = safetensors.numpy.load(found.files[_MODEL])
         arrays: Arrays = safetensors.numpy.load(found.files[_REST])
+        together(state["callbacks"], arrays)  # every array is there
     paths = {id(one): path for path, one in variables(model).items()}
     named = {path: paths[id(one)] for path, one in model.weights_by_path().items()}
     return state, arrays | {named.get(path, path): one for path, one in weights.items()}
+
+
+def _checked(state: Any) -> dict[str, Any]:
+    """Return what state.json holds, if it is what `_save` writes: its hash tells damage, not who has written it.
+
+    Raises:
+        DataError: it is not.
+    """
+    position = state["position"]
+    numbers = [position[name] for name in ("epoch", "step", "made")]
+    skipped = position.get("skipped_at_begin")
+    right = (
+        position.keys() <= {one.name for one in fields(Position)}
+        and all(type(one) is int and 0 <= one < _MAX_COUNT for one in (*numbers, skipped or 0))
+        and all(isinstance(one, int | float) for one in (state["rate"], position.get("rate_at_begin", 0)))
+        and isinstance(position.get("logs", {}), dict)
+        and isinstance(state["identity"], dict)
+        and all(isinstance(name, str) for name, _ in state["callbacks"])
+    )
+    if not right:
+        raise DataError(f"{_STATE} is none of a checkpoint")
+    return dict(state)
+
+
+def _require_arrays(where: str, arrays: Arrays, model: Any) -> None:
+    """Check that the arrays of a checkpoint are those of the model's variables.
+
+    Raises:
+        DataError: one is missing, or has another shape or dtype.
+    """
+    for path, one in variables(model).items():
+        found = arrays.get(path)
+        if found is None or found.shape != one.shape or found.dtype != one.dtype:
+            there = "not there" if found is None else f"{found.dtype} {found.shape}"
+            raise DataError(f"{where}: damaged: {path} is {there}, expected {one.dtype} {one.shape}")
+
+
+def _load(callback: Callback, state: dict[str, Any]) -> None:
+    """Let a callback go on with what a checkpoint holds; what ours cannot read is the checkpoint's fault."""
+    if is_of_the_package(type(callback)):
+        with reading(f"the checkpoint's state of {type(callback).__name__}"):
+            callback.load_state_dict(state)
+    else:
+        callback.load_state_dict(state)
 
 
 def _numbered(hooks: CallbackList) -> list[tuple[tuple[str, int], Callback]]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dptrain.callbacks.base import Logs
-from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.monitor import MonitorCallback, take_numbers
 from dptrain.callbacks.ranks import say
 from dptrain.runtime.failure import warn
 
@@ -61,7 +61,7 @@ class EarlyStopping(MonitorCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on waiting."""
-        vars(self).update(state)
+        take_numbers(self, state)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Look at the log, keep the weights where it is the best, stop where it has not been for too long."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.callbacks.base import Callback, Logs, is_of_the_package
-from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.monitor import MonitorCallback, take_numbers
 from dptrain.callbacks.ranks import on_all, on_rank_0, say
 from dptrain.errors import ConfigError, OutputError
 from dptrain.runtime.failure import describe, warn
@@ -98,7 +98,7 @@ class ModelCheckpoint(MonitorCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        vars(self).update(state)
+        take_numbers(self, state)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Keep the epoch for its steps."""

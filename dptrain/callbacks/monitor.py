@@ -2,13 +2,17 @@
 
 import operator
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from dptrain.callbacks.base import Callback
 from dptrain.callbacks.ranks import on_all
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError
 from dptrain.metrics import Metric
 from dptrain.runtime.failure import warn
+from dptrain.runtime.text import short
 
 
 class MonitorCallback(Callback):
@@ -71,6 +75,20 @@ class MonitorCallback(Callback):
 
     def _metrics(self) -> Mapping[str, Metric]:
         return self.model.metrics_by_key if "trainer" in vars(self) else {}
+
+
+def take_numbers(callback: Callback, state: Mapping[str, Any]) -> None:
+    """Give a callback the attributes of its `state_dict` that a checkpoint holds, and no others.
+
+    Raises:
+        DataError: one is neither a number nor None nor a list of arrays.
+    """
+    for name in callback.state_dict().keys() & state.keys():
+        value = state[name]
+        arrays = isinstance(value, list) and all(isinstance(one, np.ndarray) for one in value)
+        if not (value is None or isinstance(value, Real) or arrays):
+            raise DataError(f"{name} of {type(callback).__name__} is {short(value)}, expected a number")
+        setattr(callback, name, value)
 
 
 def direction_of(monitor: str, metrics: Mapping[str, Metric]) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.callbacks.base import Logs
-from dptrain.callbacks.monitor import MonitorCallback
+from dptrain.callbacks.monitor import MonitorCallback, take_numbers
 from dptrain.callbacks.ranks import on_all, say
 from dptrain.errors import ConfigError
 from dptrain.runtime.failure import warn
@@ -69,7 +69,7 @@ class ReduceLROnPlateau(MonitorCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on waiting."""
-        vars(self).update(state)
+        take_numbers(self, state)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Look at the log, and reduce where it has not improved for too long. Collective.

@@ -190,8 +190,8 @@ class _EventFile:
         summary, writer, event = tensorboardx_module()
         self._summary, self._event = summary, event
         place.mkdir(parents=True, exist_ok=True)
-        # tensorboardX names files by the second, and replaces an earlier one.
-        self._file = writer(str(place / "events"), f".{os.getpid()}.{next(_number)}")
+        # tensorboardX names files by the second, and replaces an earlier one, or what a link of that name leads to.
+        self._file = writer(str(place / "events"), f".{os.getpid()}.{next(_number)}.{os.urandom(8).hex()}")
 
     def add(self, values: dict[str, Any], step: int) -> None:
         for tag, value in values.items():

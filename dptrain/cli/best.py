@@ -10,10 +10,10 @@ from dptrain.callbacks.monitor import direction_of
 from dptrain.callbacks.ranks import on_rank_0, ranks_of
 from dptrain.cli.config import Config
 from dptrain.cli.words import suggest
-from dptrain.errors import ConfigError
+from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.models import Model
 from dptrain.runtime import terminal
-from dptrain.runtime.files import write_atomically
+from dptrain.runtime.files import open_directory, write_atomically
 from dptrain.saving import keras_zip
 from dptrain.saving.keras_zip import why_not_saved
 from dptrain.saving.run_folder import BEST
@@ -122,13 +122,17 @@ class BestModel(ModelCheckpoint):
             places += [place / BEST for place in (self._source, *self._source.resolve().parents[:2])]
         for place in places:
             try:
-                content = place.read_bytes()
-            except OSError:
+                with open_directory(place.parent) as folder, folder.open(place.name) as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                        continue
+                    file.seek(0)
+                    if place != self.file:
+                        write_atomically(self.file, file.read())
+                    return True
+            except OutputError:
+                raise
+            except (OSError, DataError):
                 continue
-            if hashlib.sha256(content).hexdigest() == digest:
-                if place != self.file:
-                    write_atomically(self.file, content)
-                return True
         return False
 
 

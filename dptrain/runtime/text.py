@@ -6,7 +6,10 @@ from typing import Any
 
 def short(value: Any) -> str:
     """Return the beginning of a value's text, on one line."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except RecursionError:
+        return "something nested too deeply"
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 

@@ -7,6 +7,7 @@ models/*.keras     those that a sweep has kept
 from pathlib import Path
 
 from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.files import FILE, Directory, open_directory
 from dptrain.saving.checkpoints import newest_name
 
 MODEL, BEST = "model.keras", "best.keras"
@@ -24,7 +25,7 @@ def model_file(path: Path, *, best: bool = False) -> Path:
 
     Raises:
         ConfigError: neither a folder nor a `.keras` file; or `best` of a file.
-        DataError: the folder has no model, or more than one; says what to do.
+        DataError: the folder has no model, or more than one, or a link or the like in its place; says what to do.
     """
     try:
         is_folder = path.is_dir()
@@ -35,10 +36,11 @@ def model_file(path: Path, *, best: bool = False) -> Path:
                 raise ConfigError(f"{path}: best = True needs the folder of a run, not one file")
             return path
         name = BEST if best else MODEL
-        if (path / name).exists():
-            return path / name
-        if (path / PLAN).exists():
-            return _kept(path)
+        with open_directory(path) as folder:
+            if folder.expect(name, FILE) is not None:
+                return path / name
+            if folder.kind(PLAN) is not None:
+                return _kept(folder)
         raise DataError(f"{path}: {_missing(path, name)}")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -68,11 +70,14 @@ def _missing(path: Path, name: str) -> str:
     return f"no {name}: the run has not finished; {found}; `{resume}` finishes it"
 
 
-def _kept(path: Path) -> Path:
-    found = sorted((path / MODELS).glob("*.keras"))
-    if len(found) == 1:
-        return found[0]
+def _kept(folder: Directory) -> Path:
+    found = []
+    if folder.kind(MODELS) is not None:
+        with folder.folder(MODELS) as models:
+            found = [name for name in models.names() if name.endswith(".keras") and not name.startswith(".")]
+            if len(found) == 1 and models.expect(found[0], FILE):
+                return models.path / found[0]
     if not found:
-        raise DataError(f"{path}: the sweep has kept no model; --keep best keeps those of its best trial")
-    names = ", ".join(f"{MODELS}/{one.name}" for one in found[:3]) + (", ..." if len(found) > 3 else "")
-    raise DataError(f"{path}: the sweep has kept {len(found)} models: name one of {names}")
+        raise DataError(f"{folder.path}: the sweep has kept no model; --keep best keeps those of its best trial")
+    names = ", ".join(f"{MODELS}/{name}" for name in found[:3]) + (", ..." if len(found) > 3 else "")
+    raise DataError(f"{folder.path}: the sweep has kept {len(found)} models: name one of {names}")

@@ -1,5 +1,8 @@
 """Models by the folder of a run or a sweep."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -82,3 +85,15 @@ def test_what_is_neither_folder_nor_keras_file(tmp_path):
         model_file(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"expected a `.keras` extension, or the folder of a run"):
         model_file(tmp_path / "model.h5")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.parametrize("name", ["model.keras", "models/trial-0-seed-0.keras"])
+def test_a_model_in_a_folder_is_a_regular_file(tmp_path, name, kind):
+    """Whoever wants a link followed names the file."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "sweep.yaml").write_text("")
+    put = {"link": lambda path: path.symlink_to("/etc/hostname"), "pipe": os.mkfifo, "folder": Path.mkdir}
+    put[kind](tmp_path / name)
+    with pytest.raises(DataError, match=r"\.keras: it is a (link|named pipe|folder), expected a regular file"):
+        model_file(tmp_path)

@@ -1,0 +1,125 @@
+"""Checkpoints whose seal is right, and whose state.json is not: they end in one line, and change nothing elsewhere."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dptrain.callbacks import BackupAndRestore, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
+from dptrain.errors import DataError
+from dptrain.optimizers import Adam
+from dptrain.saving import checkpoints
+from dptrain.saving.checkpoints import read
+from tests.unit.callbacks import build, toy
+
+
+def train(folder: Path, epochs: int, *callbacks) -> None:
+    x, y = toy(16)
+    backup = BackupAndRestore(folder, delete_checkpoint=False)
+    build(Adam(0.01)).fit(x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[*callbacks, backup])
+
+
+def watchers(folder: Path) -> list:
+    return [
+        EarlyStopping("loss", patience=5),
+        ReduceLROnPlateau("loss"),
+        ModelCheckpoint(folder / "best.keras", "loss"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A checkpoint after one epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder, 1, *watchers(folder))
+    [path] = folder.glob("0*")
+    return path
+
+
+@pytest.fixture
+def rewrite(trained, tmp_path):
+    """Return a function that changes a file of a copy of the checkpoint, and seals it again."""
+    path = tmp_path / "backup" / trained.name
+    shutil.copytree(trained, path)
+
+    def change(name, content):
+        found = dict(read(path).files) | {name: content}
+        for file, text in found.items():
+            (path / file).write_bytes(text)
+        sealed = checkpoints._manifest(read_step(path), None, {file: [text] for file, text in found.items()})
+        (path / "manifest.json").write_bytes(sealed)
+        return path.parent
+
+    return change
+
+
+def read_step(path: Path) -> int:
+    return json.loads((path / "manifest.json").read_bytes())["step"]
+
+
+def with_state(trained: Path, change) -> bytes:
+    state = json.loads((trained / "state.json").read_bytes())
+    change(state)
+    return json.dumps(state).encode()
+
+
+HUGE = 10**400
+CHANGES = {
+    "no position": lambda state: state.pop("position"),
+    "negative epoch": lambda state: state["position"].update(epoch=-1),
+    "huge step": lambda state: state["position"].update(made=HUGE),
+    "a word for a step": lambda state: state["position"].update(step="x"),
+    "an unknown field": lambda state: state["position"].update(other=1),
+    "logs of another kind": lambda state: state["position"].update(logs=[1]),
+    "a word for a rate": lambda state: state.update(rate="x"),
+    "no identity": lambda state: state.update(identity=[]),
+    "a callback without a state": lambda state: state.update(callbacks=[["History"]]),
+    "an array that is not there": lambda state: state["callbacks"].append(["x", {"array of the checkpoint": "none"}]),
+    "history of another kind": lambda state: state.update(callbacks=[["History", {"epoch": 1, "history": []}]]),
+    "a word for a best value": lambda state: state.update(callbacks=[["EarlyStopping", {"best": "x"}]]),
+    "a list for a wait": lambda state: state.update(callbacks=[["ReduceLROnPlateau", {"wait": [1]}]]),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_bad_state_is_the_checkpoints_fault(trained, rewrite, tmp_path, what):
+    folder = rewrite("state.json", with_state(trained, CHANGES[what]))
+    with pytest.raises(DataError) as caught:
+        train(folder, 2, *watchers(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[" * 100_000, b"[]", b"\xff", b"1", b'"a"'])
+def test_what_is_no_json_object_is_no_state(rewrite, text):
+    folder = rewrite("state.json", text)
+    with pytest.raises(DataError, match="000001-step-2: damaged"):
+        train(folder, 2)
+
+
+def test_a_state_gives_a_callback_no_attribute_that_it_does_not_keep(trained, rewrite, tmp_path):
+    """Else it would say where files are written."""
+    there = str(tmp_path / "elsewhere.keras")
+    held = {"filepath": there, "best": 1.0, "_finished": "x", "save_best_only": True}
+    folder = rewrite(
+        "state.json", with_state(trained, lambda state: state.update(callbacks=[["ModelCheckpoint", held]]))
+    )
+    keeper = ModelCheckpoint(tmp_path / "best.keras", "loss")
+    train(folder, 2, keeper)
+    assert not Path(there).exists()
+    assert (tmp_path / "best.keras").exists()
+    assert not keeper.save_best_only
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "dtype"])
+def test_arrays_are_those_of_the_model(trained, rewrite, change):
+    arrays = safetensors.numpy.load((trained / "training.safetensors").read_bytes())
+    name = next(name for name in arrays if "adam" in name.lower() and arrays[name].ndim)
+    value = arrays.pop(name)
+    if change != "missing":
+        arrays[name] = value[:1].copy() if change == "shape" else np.zeros(value.shape, np.float16)
+    folder = rewrite("training.safetensors", safetensors.numpy.save(arrays))
+    with pytest.raises(DataError, match=r"000001-step-2: damaged: .* is .*, expected float64"):
+        train(folder, 2)
