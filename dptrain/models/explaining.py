@@ -9,7 +9,7 @@ from dptrain.backend.cpu.codegen import generate
 from dptrain.errors import ConfigError
 from dptrain.models.sequential import Sequential
 from dptrain.program import tree
-from dptrain.program.explain import COLUMNS, names_of, shown, wrapped
+from dptrain.program.explain import COLUMNS, names_of, shown, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Kernel, Loop
@@ -69,7 +69,7 @@ def explain(
             margin = f"{number:>4}  {kind.ljust(widest)}  "
             first, *more = wrapped(about, COLUMNS - len(margin))
             lines += [margin + first, *(" " * len(margin) + part for part in more)]
-    return "\n".join([*lines, *(["", text.rstrip()] if code else [])])
+    return "\n".join([*lines, *(["", wrapped_code(text.rstrip())] if code else [])])
 
 
 def _kernels(model: "Model", program: PlacedProgram) -> tuple[list[tuple[str, str]], str]:

@@ -1,5 +1,6 @@
 """A program as text: its ops with shapes, placements, floating-point operations, bytes and messages."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from dptrain.program.gradient import topological
@@ -135,6 +136,56 @@ def wrapped(text: str, width: int) -> list[str]:
             lines.append("  " + _cut(part, width - 2))
         else:
             lines[-1] += f" {part}" if lines[-1] else _cut(part, width)
+    return lines
+
+
+def wrapped_code(text: str) -> str:
+    """Return C++ in lines of `COLUMNS`, broken where it may be: between tokens, after a comma or semicolon if possible.
+
+    A comment behind long code comes to stand before it.
+    """
+    return "\n".join(part for line in text.splitlines() for part in _wrapped_code(line))
+
+
+# A string with its quotes, or anything else without spaces.
+_WORDS = re.compile(r'(?:"(?:\\.|[^"\\])*"|[^\s"])+')
+
+
+def _wrapped_code(line: str) -> list[str]:
+    if len(line) <= COLUMNS:
+        return [line]
+    code = line.lstrip()
+    indent = line[: len(line) - len(code)]
+    if code.startswith("//"):
+        return _filled(code.split()[1:], f"{indent}// ", f"{indent}// ")
+    if code.startswith("#"):
+        return _filled(_WORDS.findall(code), indent, f"{indent}    ", " \\")
+    words = _WORDS.findall(code)
+    behind = next((place for place, word in enumerate(words) if word.startswith("//")), len(words))
+    comment = _filled(words[behind + 1 :], f"{indent}// ", f"{indent}// ") if behind < len(words) else []
+    return [*comment, *_filled(words[:behind], indent, f"{indent}    ")]
+
+
+def _filled(words: Sequence[str], first: str, other: str, end: str = "") -> list[str]:
+    """Return lines of words; one that is longer than a line has its own.
+
+    Args:
+        words: without spaces between them.
+        first: begins the first line.
+        other: begins the others.
+        end: of all lines but the last.
+    """
+    lines, left, margin = [], list(words), first
+    while left:
+        count = length = 0
+        while count < len(left) and (not count or length + len(left[count]) <= COLUMNS - len(margin) - len(end)):
+            length += len(left[count]) + 1
+            count += 1
+        if count < len(left):
+            good = [place for place in range(count // 2 + 1, count + 1) if left[place - 1].endswith((",", ";"))]
+            count = good[-1] if good else count
+        lines.append(margin + " ".join(left[:count]) + (end if count < len(left) else ""))
+        left, margin = left[count:], other
     return lines
 
 

@@ -138,6 +138,7 @@ def test_code_takes_no_device(device, word):
     model.compile("sgd", "sparse_categorical_crossentropy", device=device)
     text = model.explain(8, kernels=True, code=True)
     assert word in text
+    assert max(map(len, text.splitlines())) <= 100
     assert ("__global__" in text) == (device == "cuda")
     assert word not in model.explain(8)
 

@@ -5,9 +5,11 @@ import io
 import re
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dptrain import ops
-from dptrain.program.explain import explain, grouped, wrapped
+from dptrain.program.explain import explain, grouped, wrapped, wrapped_code
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
@@ -88,3 +90,32 @@ def test_text_is_broken_after_commas():
     assert wrapped("f(%1, %2)", 20) == ["f(%1, %2)"]
     assert wrapped("f(first, second, third)", 12) == ["f(first,", "  second,", "  third)"]
     assert wrapped("x" * 30, 11) == ["xxx...xxxxx"]
+
+
+def test_code_is_broken_between_words():
+    call = "    f(" + ", ".join(f"argument_{n} + 1" for n in range(8)) + ");"
+    first, second = wrapped_code(call).splitlines()
+    assert (len(first) <= 100, first[-1], second[:8]) == (True, ",", " " * 8)
+    assert " ".join(f"{first} {second}".split()) == call.strip()
+    assert wrapped_code(f"short;\n{'x' * 120};") == f"short;\n{'x' * 120};"
+
+
+def test_text_in_code_stays_in_one_piece():
+    text = '"' + "a, b; " * 5 + '\\" c"'
+    lines = wrapped_code(f"{'word ' * 16}{text} + {text};").splitlines()
+    assert [line.count(text) for line in lines if '"' in line] == [2]
+
+
+def test_comments_and_directives_stay_what_they_are():
+    words = "word " * 30
+    assert all(line.startswith("  // word") for line in wrapped_code(f"  // {words}").splitlines())
+    comment, code = wrapped_code(f"  {'x + ' * 20}x;  // why it is so long").splitlines()
+    assert (comment, code) == ("  // why it is so long", f"  {'x + ' * 20}x;")
+    first, second = wrapped_code(f"#define f(x) {words}").splitlines()
+    assert first.endswith(" \\")
+    assert second.startswith("    word")
+
+
+@given(st.text("ab ,;(){}", min_size=80, max_size=300))
+def test_no_code_is_lost(code):
+    assert "".join(wrapped_code(code).split()) == "".join(code.split())
