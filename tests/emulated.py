@@ -4,24 +4,33 @@ import functools
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT, WITHOUT_PICTURES
-from tests.launching import Finished, run
+from tests.launching import Finished, completed, python, run
 
 EMULATOR = ROOT / "tests" / "emulator"
 
 
-def skip_without_emulator() -> None:
-    """Skip the test, with the reason, where the emulator cannot be built."""
-    spec = importlib.util.spec_from_file_location("dptrain_emulator_build_check", EMULATOR / "build.py")
+@functools.cache
+def _build() -> ModuleType:
+    """Return the module that builds the emulator."""
+    spec = importlib.util.spec_from_file_location("dptrain_emulator_build", EMULATOR / "build.py")
     assert spec is not None
     assert spec.loader is not None
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
-    if reason := build.missing():
+    return build
+
+
+def skip_without_emulator() -> None:
+    """Skip the test, with the reason, where the emulator cannot be built."""
+    if reason := _build().missing():
         pytest.skip(reason)
 
 
@@ -35,8 +44,8 @@ def _build_once() -> None:
     assert done.code == 0, done.err
 
 
-def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **environment: str | None) -> Finished:
-    """Run a command on the emulator; memory that it leaks makes it fail."""
+def _on_emulator(environment: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Return the environment of what runs on the emulator, as `run` takes it; memory that it leaks makes it fail."""
     skip_without_emulator()
     _build_once()
     defaults: dict[str, str | None] = {
@@ -48,16 +57,26 @@ def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **env
         # A mask of this machine's GPUs, which a scheduler or an earlier test has set, is not one of the emulator's.
         "CUDA_VISIBLE_DEVICES": None,
     }
-    return run([sys.executable, str(EMULATOR / "run"), *command], timeout=timeout, cwd=cwd, **(defaults | environment))
+    return dict.fromkeys(os.environ) | _build().ready(completed(defaults | environment))
 
 
-def emulated_ranks(ranks: int, *arguments: str, **options: str) -> Finished:
-    """Run `python ARGUMENTS` on the emulator: alone for 0 ranks, else under mpirun."""
-    if ranks == 0:
-        return emulated(sys.executable, *arguments, **options)
-    beside = Path(sys.executable).with_name("mpirun")
-    launcher = str(beside) if beside.exists() else "mpirun"
-    return emulated(launcher, "-n", str(ranks), sys.executable, *arguments, **options)
+def emulated(*command: str, timeout: float = 300, cwd: Path | None = None, **environment: str | None) -> Finished:
+    """Run a command on the emulator."""
+    return run(list(command), timeout=timeout, cwd=cwd, **_on_emulator(environment))
+
+
+def emulated_ranks(
+    ranks: int,
+    *arguments: str,
+    timeout: float = 300,
+    cwd: Path | None = None,
+    fresh: bool = False,
+    through: Sequence[str] = (),
+    **environment: str | None,
+) -> Finished:
+    """Run `python ARGUMENTS` on the emulator, as `tests.launching.python` does."""
+    options: dict[str, Any] = {"timeout": timeout, "cwd": cwd, "fresh": fresh, "through": through}
+    return python(ranks, *arguments, **options, **_on_emulator(environment))
 
 
 def inside_emulator() -> bool:

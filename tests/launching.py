@@ -1,5 +1,6 @@
 """Starting dptrain as users do, under a time limit, killing only what was started here."""
 
+import atexit
 import fcntl
 import json
 import os
@@ -11,12 +12,15 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,14 +45,18 @@ class Finished:
         return [line for line in self.err.splitlines() if line.startswith("dptrain: ")]
 
 
+def completed(environment: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the environment of what tests start, with more variables; one that is None is not there."""
+    # MPICH's waiting ranks sleep for moments instead of asking on: with more ranks than cores the others need those.
+    wanted = {**os.environ, "PYTHONWARNINGS": "error", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", **environment}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
 def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **environment: str | None) -> Finished:
     """Run a command in a process group of its own; where it does not end in time, kill the group and fail the test.
 
     A variable that is None is not there.
     """
-    # MPICH's waiting ranks sleep for moments instead of asking on: with more ranks than cores the others need those.
-    wanted = {**os.environ, "PYTHONWARNINGS": "error", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1", **environment}
-    env = {name: value for name, value in wanted.items() if value is not None}
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -56,7 +64,7 @@ def run(command: list[str], *, timeout: float = 60, cwd: Path | None = None, **e
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env=env,
+        env=completed(environment),
         start_new_session=True,
     )
     try:
@@ -154,22 +162,88 @@ def find_mpirun() -> str:
     return launcher
 
 
-def mpirun(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
-    """Run `python ARGUMENTS` on that many ranks."""
-    command = [find_mpirun(), "-n", str(ranks), sys.executable, *arguments]
-    return run(command, timeout=timeout, cwd=cwd, **environment)
+# How the names of variables begin that are read once, when a process starts or loads a library.
+_READ_ONCE = ("PYTHON", "LD_", "DYLD_", "OPENBLAS_", "OMP_", "MKL_", "MALLOC_", "GLIBC_", "LANG", "LC_")
+# Starts in an environment by which a server pays.
+_STARTS = 3
+_started: Counter[tuple[tuple[str, str], ...]] = Counter()
+_servers: dict[tuple[tuple[str, str], ...], tuple["subprocess.Popen[str]", str]] = {}
 
 
-def python(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
-    """Run `python ARGUMENTS`, alone for 0 ranks, else under mpirun."""
-    if ranks == 0:
-        return run([sys.executable, *arguments], timeout=timeout, cwd=cwd, **environment)
-    return mpirun(ranks, *arguments, timeout=timeout, cwd=cwd, **environment)
+def interpreter(environment: Mapping[str, str], arguments: Sequence[str], fresh: bool) -> list[str]:
+    """Return the command that runs Python: its own, or one that has it run by a fork of a server (fork_server.py).
+
+    Each kind of environment has a server of its own, from the third start in it on. DPTRAIN_TEST_FRESH=1 asks for none.
+
+    Args:
+        environment: of the process.
+        arguments: of Python.
+        fresh: let Python start itself.
+    """
+    fresh = fresh or os.environ.get("DPTRAIN_TEST_FRESH") == "1" or not sys.platform.startswith("linux")
+    if fresh or (arguments[0].startswith("-") and arguments[0] not in ("-m", "-c")):
+        return [sys.executable]
+    kind = tuple(sorted(item for item in environment.items() if item[0].startswith(_READ_ONCE)))
+    _started[kind] += 1
+    if kind not in _servers:
+        if _started[kind] < _STARTS:
+            return [sys.executable]
+        place = os.path.join(tempfile.mkdtemp(prefix="dptrain-tests-"), "socket")
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.fork_server", place],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in environment.items() if not name.startswith(("PMI_", "OMPI_"))},
+            start_new_session=True,
+        )
+        atexit.register(_end, server, place)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n", "the fork server does not start; see standard error"
+        _servers[kind] = server, place
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_client.py")), _servers[kind][1]]
 
 
-def dptrain(ranks: int, *arguments: str, timeout: float = 60, cwd: Path | None = None, **environment: str) -> Finished:
-    """Run the command line, alone for 0 ranks, else under mpirun."""
-    return python(ranks, "-m", "dptrain", *arguments, timeout=timeout, cwd=cwd, **environment)
+def _end(server: "subprocess.Popen[str]", place: str) -> None:
+    server.communicate()
+    shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+
+
+def python(
+    ranks: int,
+    *arguments: str,
+    timeout: float = 60,
+    cwd: Path | None = None,
+    fresh: bool = False,
+    through: Sequence[str] = (),
+    **environment: str | None,
+) -> Finished:
+    """Run `python ARGUMENTS`, alone for 0 ranks, else under mpirun.
+
+    Args:
+        ranks: how many; 0 runs it without mpirun.
+        arguments: of Python.
+        timeout: in seconds.
+        cwd: the working directory.
+        fresh: let Python start itself; else a fork of a process that has imported dptrain may do what it would.
+        through: a command that starts Python on each rank.
+        environment: more variables.
+    """
+    command = [*through, *interpreter(completed(environment), arguments, fresh), *arguments]
+    launcher = [find_mpirun(), "-n", str(ranks)] if ranks else []
+    return run([*launcher, *command], timeout=timeout, cwd=cwd, **environment)
+
+
+def mpirun(ranks: int, *arguments: str, **options: Any) -> Finished:
+    """Run `python ARGUMENTS` on that many ranks, as `python` does."""
+    assert ranks > 0
+    return python(ranks, *arguments, **options)
+
+
+def dptrain(ranks: int, *arguments: str, **options: Any) -> Finished:
+    """Run the command line, alone for 0 ranks, else under mpirun, as `python` does."""
+    return python(ranks, "-m", "dptrain", *arguments, **options)
 
 
 def in_turn(
@@ -183,6 +257,8 @@ def in_turn(
     **environment: str,
 ) -> dict[str, Finished]:
     """Run scripts one after the other in one launch, which costs a start of each rank once.
+
+    Ranks are fresh: each has a seed of `hash` of its own.
 
     A script that ends the job has the launch's exit code; those behind it are launched again. On several ranks that is
     any that fails, alone only one that raises, not one that exits.
@@ -212,7 +288,9 @@ def in_turn(
         plan = folder / "plan.json"
         plan.write_text(json.dumps([[number, limit, list(cases[name])] for number, name in left]))
         timeout = 30 + limit * len(left)
-        done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, **environment)
+        done = launch(
+            ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, fresh=ranks > 0, **environment
+        )
         for number, name in left:
             whole = len(list(folder.glob(f"{number}-*.done"))) == max(ranks, 1)
             out, err = printed(number, "out"), printed(number, "err")

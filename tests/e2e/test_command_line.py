@@ -21,7 +21,7 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("ranks", [0, 1, 2, 3, 4, 8])
 def test_train_leaves_a_run_directory(small_npz, tmp_path, ranks):
     arguments = ["--data", str(small_npz), "--epochs", "2", "--batch-size", "64", "--name", "my run"]
-    done = dptrain(ranks, *arguments, cwd=tmp_path)
+    done = dptrain(ranks, *arguments, cwd=tmp_path, fresh=ranks in (0, 2))
     assert (done.code, done.err) == (0, "")
     (path,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(r"\d{8}-\d{6}-my-run", path.name)
@@ -98,7 +98,7 @@ def test_print_config_shows_file_and_command_line(tmp_path):
 
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_help_and_version_are_printed_once(ranks):
-    version = dptrain(ranks, "--version")
+    version = dptrain(ranks, "--version", fresh=True)
     assert (version.code, version.err) == (0, "")
     assert re.fullmatch(r"dptrain \d+\.\d+\.\d+\n", version.out)
     done = dptrain(ranks, "--help")

@@ -77,6 +77,11 @@ def command(data: Path, *more: str) -> list[str]:
     return ["-m", "dptrain", "--device", "cuda", "--data", str(data), "--epochs", "1", "--batch-size", "200", *more]
 
 
+def quick(data: Path, *more: str) -> list[str]:
+    """Two steps of a small model, for tests of what stands before them."""
+    return command(data, "--hidden", "20", "--fast-dev-run", *more)
+
+
 def test_fixed_shards_give_the_same_bits_on_any_number_of_ranks(small_npz, tmp_path):
     saved = []
     for ranks in (0, 2):
@@ -169,12 +174,12 @@ def test_device_memory_for_mpi(small_npz, usual, usual_weights, tmp_path, claims
 
 
 def test_device_memory_for_an_mpi_that_does_not_know_gpus(small_npz, tmp_path):
-    arguments = command(small_npz, "--comm", "cuda-aware")
+    arguments = quick(small_npz, "--comm", "cuda-aware")
     refused = emulated_ranks(2, *arguments, EMULATOR_DEVICES="2", cwd=tmp_path)
     assert refused.code == 69
     (message,) = refused.messages
     assert "--comm cuda-aware: this MPI library does not say that it is CUDA-aware" in message
-    alone = emulated_ranks(0, *arguments, "--fast-dev-run", cwd=tmp_path)  # nobody to hand anything to
+    alone = emulated_ranks(0, *arguments, cwd=tmp_path)  # nobody to hand anything to
     assert (alone.code, alone.err) == (0, "")
     cpu = dptrain(2, "--data", str(small_npz), "--device", "cpu", "--comm", "cuda-aware", cwd=tmp_path)
     assert cpu.code == 2
@@ -198,7 +203,7 @@ def test_a_checked_run_finds_nothing(small_npz, tmp_path):
 
 
 def test_each_rank_has_a_gpu_of_its_own(small_npz, tmp_path):
-    done = emulated_ranks(2, *command(small_npz), EMULATOR_DEVICES="3", COLUMNS="150", cwd=tmp_path)
+    done = emulated_ranks(2, *quick(small_npz), EMULATOR_DEVICES="3", COLUMNS="150", cwd=tmp_path)
     assert (done.code, done.err) == (0, "")
     rows = [line for line in done.out.splitlines() if "Emulated GPU" in line]
     assert len(rows) == 2
@@ -224,9 +229,7 @@ def test_epochs_after_the_first_take_and_free_no_memory(tmp_path, ranks):
 def test_kernels_are_compiled_once_for_all_ranks(small_npz, tmp_path):
     cache = tmp_path / "cache"
     for _ in range(2):
-        done = emulated_ranks(
-            2, *command(small_npz, "--fast-dev-run"), EMULATOR_DEVICES="2", DPTRAIN_CACHE=str(cache), cwd=tmp_path
-        )
+        done = emulated_ranks(2, *quick(small_npz), EMULATOR_DEVICES="2", DPTRAIN_CACHE=str(cache), cwd=tmp_path)
         assert (done.code, done.err) == (0, "")
         files = {path.name for path in (cache / "kernels").iterdir()}
         cubins = {name for name in files if name.endswith(".cubin")}
@@ -241,7 +244,7 @@ def test_products_in_tf32(small_npz, tmp_path, ranks):
     losses = {}
     for precision in ("float32", "tf32"):
         out = tmp_path / precision
-        more = ["--precision", precision, "--hidden", "20", "--epochs", "2", "--out", str(out)]
+        more = ["--precision", precision, "--hidden", "20", "--train.steps_per_epoch", "2", "--out", str(out)]
         done = emulated_ranks(ranks, *command(small_npz, *more), EMULATOR_DEVICES="2", COLUMNS="200")
         assert (done.code, done.err) == (0, "")
         assert ("with products in tf32" in done.out) == (precision == "tf32")
@@ -256,7 +259,7 @@ def test_products_by_cublaslt(small_npz, tmp_path):
     losses = {}
     for provider in ("dptrain", "cublaslt"):
         out = tmp_path / provider
-        more = ["--gemm", provider, "--hidden", "20", "--out", str(out)]
+        more = ["--gemm", provider, "--hidden", "20", "--train.steps_per_epoch", "2", "--out", str(out)]
         done = emulated_ranks(0, *command(small_npz, *more), PYTHONPATH=f"{ROOT}:{STANDINS}", COLUMNS="200")
         assert (done.code, done.err) == (0, "")
         assert ("products by cublaslt" in done.out) == (provider == "cublaslt")
@@ -287,8 +290,8 @@ def test_without_a_gpu_its_products_are_refused(small_npz, tmp_path, device, mor
 
 def test_within_a_mask_that_stands(small_npz, tmp_path):
     options = {"EMULATOR_DEVICES": "3", "COLUMNS": "150"}
-    alone = emulated_ranks(0, *command(small_npz), CUDA_VISIBLE_DEVICES="2", cwd=tmp_path, **options)
-    both = emulated_ranks(2, *command(small_npz), CUDA_VISIBLE_DEVICES="1,2", cwd=tmp_path, **options)
+    alone = emulated_ranks(0, *quick(small_npz), CUDA_VISIBLE_DEVICES="2", cwd=tmp_path, **options)
+    both = emulated_ranks(2, *quick(small_npz), CUDA_VISIBLE_DEVICES="1,2", cwd=tmp_path, **options)
     assert (alone.code, both.code) == (0, 0), alone.err + both.err
     uuids = [
         [row.split("GPU-")[1][:36] for row in one.out.splitlines() if "Emulated GPU" in row] for one in (alone, both)
@@ -298,19 +301,19 @@ def test_within_a_mask_that_stands(small_npz, tmp_path):
 
 
 def test_more_ranks_than_gpus(small_npz, tmp_path):
-    refused = emulated_ranks(3, *command(small_npz), EMULATOR_DEVICES="2", cwd=tmp_path)
+    refused = emulated_ranks(3, *quick(small_npz), EMULATOR_DEVICES="2", cwd=tmp_path)
     assert refused.code == 69
     (message,) = refused.messages
     assert ": 3 ranks, 2 GPUs; use -n 2, --share-gpu or --device cpu" in message
-    within = emulated_ranks(2, *command(small_npz), EMULATOR_DEVICES="2", CUDA_VISIBLE_DEVICES="1", cwd=tmp_path)
+    within = emulated_ranks(2, *quick(small_npz), EMULATOR_DEVICES="2", CUDA_VISIBLE_DEVICES="1", cwd=tmp_path)
     assert within.code == 69
     assert ": 2 ranks, 1 GPU (CUDA_VISIBLE_DEVICES=1); use -n 1, --share-gpu" in within.err
-    shared = emulated_ranks(3, *command(small_npz, "--share-gpu"), EMULATOR_DEVICES="2", cwd=tmp_path)
+    shared = emulated_ranks(3, *quick(small_npz, "--share-gpu"), EMULATOR_DEVICES="2", cwd=tmp_path)
     assert (shared.code, shared.err) == (0, "")
 
 
 def test_auto_takes_the_gpu_where_one_answers(small_npz, tmp_path):
-    arguments = ["-m", "dptrain", "--data", str(small_npz), "--fast-dev-run"]
+    arguments = ["-m", "dptrain", "--data", str(small_npz), "--hidden", "20", "--fast-dev-run"]
     found = emulated_ranks(0, *arguments, COLUMNS="200", cwd=tmp_path)
     assert (found.code, found.err) == (0, "")
     assert "Emulated GPU" in found.out

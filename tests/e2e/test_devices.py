@@ -1,13 +1,11 @@
 """Ranks and GPUs that a launcher has masked in its own ways, on the emulated driver."""
 
 import re
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.emulated import emulated, emulated_ranks, inside_emulator
+from tests.emulated import emulated_ranks, inside_emulator
 from tests.launching import Finished
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
@@ -18,13 +16,9 @@ def masked(masks: list[str], folder: Path, *arguments: str, **options: str) -> F
     cases = "\n".join(f"{rank}) export CUDA_VISIBLE_DEVICES='{mask}';;" for rank, mask in enumerate(masks))
     wrapper = folder / "wrapper.sh"
     wrapper.write_text(f'case "${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}}" in\n{cases}\nesac\nexec "$@"\n')
-    beside = Path(sys.executable).with_name("mpirun")
-    launcher = str(beside) if beside.exists() else shutil.which("mpirun")
-    assert launcher is not None
-    command = ["sh", str(wrapper), sys.executable, "-m", "dptrain", "--fast-dev-run", *arguments]
-    return emulated(
-        launcher, "-n", str(len(masks)), *command, cwd=folder, EMULATOR_DEVICES="3", COLUMNS="150", **options
-    )
+    command = ["-m", "dptrain", "--fast-dev-run", "--hidden", "20", *arguments]
+    options |= {"EMULATOR_DEVICES": "3", "COLUMNS": "150"}
+    return emulated_ranks(len(masks), *command, cwd=folder, through=["sh", str(wrapper)], **options)
 
 
 def uuids(done: Finished) -> list[str]:
@@ -103,7 +97,7 @@ def slices(count: int) -> list[str]:
     """Return the UUIDs of the emulator's MIG slices."""
     code = "from dptrain.backend.cuda.selection import visible_gpus; print(*visible_gpus())"
     options = {"EMULATOR_MIG": "1", "EMULATOR_DEVICES": str(count)}
-    told = [emulated(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES=str(n), **options).out for n in range(count)]
+    told = [emulated_ranks(0, "-c", code, CUDA_VISIBLE_DEVICES=str(n), **options).out for n in range(count)]
     return [one.strip() for one in told]
 
 

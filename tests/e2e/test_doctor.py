@@ -67,7 +67,7 @@ def test_lines_are_broken_between_words_on_a_terminal(columns):
 
 
 def test_all_is_well():
-    done = emulated_ranks(0, "-m", "dptrain", "doctor")
+    done = emulated_ranks(0, "-m", "dptrain", "doctor", fresh=True)
     assert (done.code, done.err) == (0, "")
     for label in LABELS:
         assert len(re.findall(rf"^  (?:ok|--) {re.escape(label)} ", done.out, re.MULTILINE)) == 1, label
@@ -89,16 +89,15 @@ def test_kernels_are_compiled_at_the_first_call(tmp_path):
 @pytest.mark.parametrize("options", [[], ["--gpu-select", "index"], ["--share-gpu"]])
 def test_all_ranks_take_part(options):
     devices = "1" if "--share-gpu" in options else "2"
-    done = emulated_ranks(2, "-m", "dptrain", "doctor", *options, EMULATOR_DEVICES=devices, COLUMNS="150")
+    model = ["--hidden", "8", "--batch-size", "32"]
+    done = emulated_ranks(2, "-m", "dptrain", "doctor", *options, *model, EMULATOR_DEVICES=devices, COLUMNS="150")
     assert (done.code, done.err) == (0, "")
     rows = [row.split("│") for row in done.out.splitlines() if row.startswith("│")]
     assert [row[1].strip() for row in rows] == ["0", "1"]
     assert len({row[3] for row in rows}) == 2
     assert len({re.findall(r"GPU-[0-9a-f-]{36}", row[4])[0] for row in rows}) == int(devices)
     assert "2 ranks, 2 on this node" in line(done, "launcher")
-    assert re.search(
-        r"global batch 128 on 2 ranks: .* compute \d+ %, copy \d+ %, MPI \d+ %; all of it on one", done.out
-    )
+    assert re.search(r"global batch 32 on 2 ranks: .* compute \d+ %, copy \d+ %, MPI \d+ %; all of it on one", done.out)
     assert ("independent runs" in done.out) != ("of one rank's time a step" in done.out)
 
 

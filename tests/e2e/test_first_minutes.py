@@ -36,7 +36,7 @@ def test_a_newcomer_runs_the_script_of_the_readme_alone_and_on_two_ranks(mnist_d
         folder.mkdir()
         (folder / "script.py").write_text(readme_script() + PRINT)
         environment = {"DPTRAIN_DATA": str(mnist_dir.parent), "PYTHONPATH": str(ROOT)}
-        done = python(ranks, "script.py", cwd=folder, timeout=120, **environment)
+        done = python(ranks, "script.py", cwd=folder, timeout=120, fresh=True, **environment)
         assert (done.code, done.err) == (0, "")
         assert (folder / "model.keras").exists()
         found[ranks] = float(re.findall(r"accuracy ([0-9.]+)", done.out)[0])
@@ -66,7 +66,8 @@ def test_a_newcomers_slips_are_answered_in_one_line(typed, answer, tmp_path):
 
 
 def test_a_teacher_shows_what_a_step_computes():
-    done = dptrain(0, "explain", "--hidden", "4", "--input-shape", "3", "--classes", "2", "--kernels", "--code")
+    model = ["--hidden", "4", "--input-shape", "3", "--classes", "2"]
+    done = dptrain(0, "explain", *model, "--kernels", "--code", fresh=True)
     assert (done.code, done.err) == (0, "")
     groups = re.findall(r"^(forward|backward|update|messages): (\d+) ops", done.out, re.MULTILINE)
     assert [name for name, _ in groups] == ["forward", "backward", "update", "messages"]
@@ -79,7 +80,7 @@ def test_a_teacher_shows_what_a_step_computes():
 
 
 def test_an_administrator_tries_a_job_stops_it_and_starts_it_again(small_npz, tmp_path):
-    healthy = dptrain(2, "doctor", timeout=90)
+    healthy = dptrain(2, "doctor", timeout=90, fresh=True)
     assert healthy.code == 0, healthy.out
     assert "\n  !! " not in healthy.out, "what is in the way"
     out = tmp_path / "run"
@@ -89,7 +90,7 @@ def test_an_administrator_tries_a_job_stops_it_and_starts_it_again(small_npz, tm
     code, err = when_ready(command, "Epoch 1/60", lambda process, lines: process.terminate(), tmp_path)
     assert code == 75
     assert f"start again with --out {out}" in err
-    assert state(dptrain(0, "runs", str(tmp_path), "--json")) == "interrupted"
+    assert state(dptrain(0, "runs", str(tmp_path), "--json", fresh=True)) == "interrupted"
     again = dptrain(2, *options, timeout=90)
     assert again.code == 0, again.err
     assert "Going on from step " in again.out

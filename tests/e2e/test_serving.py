@@ -26,7 +26,7 @@ def served(small_npz, tmp_path_factory):
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_predictions_are_the_model_s_in_the_rows_order(served, ranks):
     out = f"predictions-{ranks}.csv"
-    done = dptrain(ranks, "predict", "runs/first", "--data", "new.npy", "--out", out, cwd=served)
+    done = dptrain(ranks, "predict", "runs/first", "--data", "new.npy", "--out", out, cwd=served, fresh=not ranks)
     assert (done.code, done.out, done.err) == (0, "", "")
     with open(served / out, newline="") as file:
         rows = list(csv.DictReader(file))
@@ -39,7 +39,7 @@ def test_predictions_are_the_model_s_in_the_rows_order(served, ranks):
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_evaluation_is_the_training_s(served, ranks):
-    done = dptrain(ranks, "evaluate", "runs/first", "--json", cwd=served)
+    done = dptrain(ranks, "evaluate", "runs/first", "--json", cwd=served, fresh=not ranks)
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     metrics = json.loads((served / "runs" / "first" / "summary.json").read_text())["metrics"]
@@ -70,7 +70,7 @@ def test_a_run_that_has_not_finished_says_so(served, tmp_path, ranks):
 def test_an_exported_model_runs_in_onnx_runtime(served):
     onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     pytest.importorskip("onnx", reason="needs the extra 'onnx'")
-    done = dptrain(2, "export", "runs/first", "--out", "model.onnx", cwd=served)
+    done = dptrain(2, "export", "runs/first", "--out", "model.onnx", cwd=served, fresh=True)
     assert (done.code, done.err) == (0, "")
     x = np.load(served / "new.npy")
     session = onnxruntime.InferenceSession(served / "model.onnx", providers=["CPUExecutionProvider"])

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -258,8 +258,8 @@ def build_pycuda(root: Path, headers: Path, driver: Path) -> Path:
     return folder
 
 
-def ready() -> dict[str, str]:
-    """Builds what is not there yet and returns the environment in which commands run on the emulator.
+def ready(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Builds what is not there yet and returns an environment made one in which commands run on the emulator.
 
     Raises:
         BuildError: when something is missing or does not build.
@@ -274,7 +274,7 @@ def ready() -> dict[str, str]:
         driver = build_driver(root, headers)
         pycuda = build_pycuda(root, headers, driver)
         commands = command_folder(root)
-    environment = dict(os.environ)
+    environment = dict(environment)
 
     def put_first(name: str, value: Path) -> None:
         old = environment.get(name)

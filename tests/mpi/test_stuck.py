@@ -68,7 +68,7 @@ CASES = [
 
 def launch(case: Case, folder: Path, warning: str = "0", timeout: str = "2") -> Finished:
     limits = {"DPTRAIN_STALL_WARNING": warning, "DPTRAIN_STALL_TIMEOUT": timeout}
-    return mpirun(case.ranks, SCRIPT, case.way, str(case.bad), cwd=folder, **limits, **case.environment)
+    return mpirun(case.ranks, SCRIPT, case.way, str(case.bad), cwd=folder, fresh=True, **limits, **case.environment)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_programs_of_mpi_of_which_some_ranks_use_dptrain_are_left_alone(tmp_path
         "if world.rank == 1:\n    world.Barrier(); MPI.Finalize(); sys.exit()\n"
         "time.sleep(2.5)\nworld.Barrier()\nprint('done')\n"
     )
-    job = mpirun(3, str(script), cwd=tmp_path, DPTRAIN_STALL_TIMEOUT="1")
+    job = mpirun(3, str(script), cwd=tmp_path, fresh=True, DPTRAIN_STALL_TIMEOUT="1")
     assert (job.code, job.out, job.err) == (0, "done\n", "")
 
 
@@ -124,7 +124,7 @@ def test_a_rank_may_end_late_and_end_mpi_itself_and_nothing_is_left_in_shared_me
         "if comm.rank == 0:\n    print(len(paths), os.path.exists(path), path)\n"
         "if comm.rank == 1:\n    time.sleep(3); MPI.Finalize()\n"
     )
-    job = mpirun(2, str(script), cwd=tmp_path, DPTRAIN_STALL_TIMEOUT="1")
+    job = mpirun(2, str(script), cwd=tmp_path, fresh=True, DPTRAIN_STALL_TIMEOUT="1")
     assert (job.code, job.err) == (0, "")
     files, there, path = job.out.split()
     assert (files, there) == ("1", "True"), "one for all ranks"
