@@ -51,7 +51,7 @@ from dptrain.version import __version__
 
 def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int:
     """Train as configured, and leave a run directory."""
-    started = time.time()
+    started, began = time.time(), time.monotonic()
     if comm.broadcast_fact(comm.rank == 0 and _has_ended(config)):
         if comm.rank == 0 and config.verbose != 0:
             terminal.say(f"The run in {config.out} had already finished when the job failed; nothing is left to do")
@@ -100,7 +100,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         tested = {} if parts.test is None else model.evaluate_split(parts.test, sampler.shards_per_batch)
         phase.enter("saving")
         final = final_metrics(history.history, history.epoch, stopping)
-        seconds = round(time.time() - started, 3)
+        seconds = round(time.monotonic() - began, 3)
 
         def write_results() -> list[str]:
             if run is None:

@@ -34,6 +34,8 @@ from dptrain.runtime.mpirun import Hosts, Launcher, start_command
 # for mpirun to explain why a rank was ended; for what was killed to be gone; for mpirun to end after a failure.
 _LOOK, _AFTER_FAILURE, _MISSING, _EXPLAIN, _KILLED, _LAUNCHER = 0.1, 0.5, 1.0, 1.0, 3.0, 10.0
 _BY_SIGNAL = 128
+# How many connections, beside those of the ranks, may not have said whose they are, and for how many seconds.
+_STRANGERS, _SILENCE = 64, 30.0
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class _Connection:
     socket: socket.socket
     text: bytes = b""
     rank: _Rank | None = field(default=None)
+    since: float = field(default_factory=time.monotonic)
 
 
 class Job:
@@ -196,6 +199,7 @@ class Job:
             for key, _ in self._selector.select(_LOOK):
                 self._hear(key)
             now = time.monotonic()
+            self._drop_strangers(now)
             if self._mpirun_ended is None and _status(process) is not None:
                 self._mpirun_ended = now
             self._obey(now)
@@ -236,6 +240,16 @@ class Job:
             from_one.socket.close()
             if from_one.rank is not None and from_one.rank.ended is None:
                 from_one.rank.ended = time.monotonic()
+
+    def _drop_strangers(self, now: float) -> None:
+        """Close connections that have not said whose they are: anybody can make them, and they are not endless."""
+        keys = [key for key in self._selector.get_map().values() if isinstance(key.data, _Connection)]
+        strangers = sorted((key.data for key in keys if key.data.rank is None), key=lambda one: one.since)
+        room = _STRANGERS + self._start.ranks
+        for number, one in enumerate(strangers):
+            if now - one.since > _SILENCE or number < len(strangers) - room:
+                self._selector.unregister(one.socket)
+                one.socket.close()
 
     def _note(self, connection: _Connection, words: list[str]) -> bool:
         """Take note of what a supervisor says; return whether it is one of ours."""

@@ -199,6 +199,7 @@ class _Supervisor:
         self._outputs = outputs
         self._parent = os.getppid()
         self._command = 0  # its PID, and its group's
+        self._guard = 0  # its PID
         self._status: int | None = None
         self._ended = 0.0  # when, on the monotonic clock
         self._told = self._stopping = self._in_mpi = False
@@ -216,7 +217,7 @@ class _Supervisor:
         self._command = self._fork(command)
         os.close(self._departing)
         os.set_blocking(self._departure, False)
-        guard = _guard(self._command)
+        self._guard, guard = _guard(self._command)
         self._outputs.start()
         self._say(f"hello {token} {self._rank} {_host()} {self._command}")
         code = self._loop(waking)
@@ -252,6 +253,8 @@ class _Supervisor:
         heard = b""
         while True:
             self._reap()
+            if self._told:
+                self._end_orphans()
             if leave and not self._outputs.busy:
                 return 0
             if not (self._in_mpi or self._status is not None) and _loaded_mpi(self._command):
@@ -342,6 +345,14 @@ class _Supervisor:
             self._say("unfinished")
         self._say(f"exit {self._status}")
 
+    def _end_orphans(self) -> None:
+        """End what the command has left in sessions of its own: it has become ours."""
+        own = os.getpid()
+        with suppress(OSError):  # the system does not say
+            for child in map(int, _read(f"/proc/{own}/task/{own}/children").split()):
+                if child != self._guard:
+                    os.kill(child, signal.SIGKILL)
+
     def _unfinished(self) -> bool:
         """Whether the command's last word is that it meets the other ranks."""
         said = b""
@@ -356,16 +367,16 @@ def _host() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def _guard(group: int) -> int:
+def _guard(group: int) -> tuple[int, int]:
     """Start a process that outlives this one by moments, to kill a process group where this one is killed.
 
     Returns:
-        A descriptor; the guard leaves the group alone where a byte is written to it first.
+        Its PID, and a descriptor; the guard leaves the group alone where a byte is written to it first.
     """
     reading, writing = os.pipe()
-    if os.fork():
+    if guard := os.fork():
         os.close(reading)
-        return writing
+        return guard, writing
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)

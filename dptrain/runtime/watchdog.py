@@ -6,6 +6,7 @@ a launcher makes the record; the thread begins with MPI. A process alone has nei
 """
 
 import atexit
+import errno
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError
+from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError, printable
 from dptrain.runtime import children, exit_codes, failure, records, streams
 from dptrain.runtime.departure import Departure
 from dptrain.runtime.exit_codes import as_status
@@ -400,7 +401,10 @@ def enlist() -> None:
         return
     try:
         table = Table(path, launch.size)
-    except OSError:  # a full folder is told when MPI is to start there
+    except OSError as error:
+        if launch.rank == 0 and error.errno != errno.ENOSPC:  # a full folder is told when MPI is to start there
+            text = f"{path}: {error.strerror or error}: the ranks cannot watch each other, and one that hangs hangs all"
+            streams.write_error(f"dptrain: warning: {printable(text)}\n")
         return
     record, own = table.records[launch.rank], records.look_up(os.getpid())
     if own is None or (record.pid and records.is_alive(records.look_up(record.pid), record.started)):

@@ -157,6 +157,15 @@ def test_nothing_is_left_behind_by_kill_9(tmp_path, victim):
         assert "dptrain: " in said
 
 
+def test_what_a_command_leaves_in_a_session_of_its_own_ends_with_it(tmp_path):
+    command = script(tmp_path, "say('daemon', subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)")
+    done = run([*LAUNCH, "-n", "2", "--prefix", "--", *command])
+    assert done.code == 0, done.err
+    pids = re.findall(r"daemon (\d+)", done.out)
+    assert len(pids) == 2
+    until(lambda: all(gone(int(pid)) for pid in pids), pids)
+
+
 # Saves for a while when it is told to, and counts how often it is.
 SAVING = """
 told = []

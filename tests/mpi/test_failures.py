@@ -72,6 +72,18 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all_that_names_it(way, code
         assert f"(rank {bad}, host " in done.err
 
 
+def test_an_error_that_all_agree_on_before_mpi_starts_does_not_wait_for_a_rank_that_is_gone(tmp_path):
+    script = tmp_path / "early.py"
+    script.write_text(
+        "import os\nif os.environ['PMI_RANK'] == '1':\n    raise ValueError('early')\n"
+        "from dptrain.comm import current\ncurrent()\n"
+    )
+    done = mpirun(2, str(script), timeout=30, DPTRAIN_STALL_TIMEOUT="soon")
+    assert done.code == 77
+    assert "dptrain: DPTRAIN_STALL_TIMEOUT = 'soon': expected seconds, or 0 for ever" in done.err
+    assert "ended before it imported dptrain while rank 0 waits in the start of MPI (start-up)" in done.err
+
+
 def test_data_drawn_without_a_seed_is_refused_with_how_to_seed_it(tmp_path):
     script = tmp_path / "unseeded.py"
     script.write_text(

@@ -1,10 +1,12 @@
 """What a rank's end means for the others."""
 
+import selectors
 import signal
 import socket
 
 import pytest
 
+from dptrain.runtime import job as job_module
 from dptrain.runtime.job import Job, Start, _Connection, _Rank, own_addresses
 from dptrain.runtime.mpirun import Launcher
 
@@ -127,6 +129,43 @@ def test_only_supervisors_of_this_job_are_heard():
     assert job._note(stranger, f"hello {job._token} 0 host 1".split())
     assert job._ranks[0].pid == 1
     stranger.socket.close()
+
+
+def test_connections_that_say_nothing_are_closed():
+    job = job_of(RUNS, size=1)
+    job._ranks.clear()
+    with job._selector, socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        job._selector.register(server, selectors.EVENT_READ)
+        (key,) = job._selector.get_map().values()
+        callers = [socket.create_connection(server.getsockname()) for _ in range(3)]
+        for number in range(3):
+            job._hear(key)
+            next(one for one in job._selector.get_map().values() if one.data).data.since -= number  # in order
+        (ours, *others) = [one.data for one in job._selector.get_map().values() if one.data]
+        assert job._note(ours, f"hello {job._token} 0 host 1".split())
+        now = max(one.since for one in others)
+        job._drop_strangers(now)
+        assert len(job._selector.get_map()) == 4
+        job._drop_strangers(now + 31)
+        assert [one.data for one in job._selector.get_map().values() if one.data] == [ours]
+        for one in (ours.socket, *callers):
+            one.close()
+
+
+def test_strangers_beyond_a_number_are_closed(monkeypatch):
+    monkeypatch.setattr(job_module, "_STRANGERS", 1)
+    job = job_of(RUNS, size=1)
+    pairs = [socket.socketpair() for _ in range(4)]
+    with job._selector:
+        for number, (ours, _) in enumerate(pairs):
+            job._selector.register(ours, selectors.EVENT_READ, _Connection(ours, since=float(number)))
+        job._drop_strangers(4.0)
+        left = [key.data.since for key in job._selector.get_map().values()]
+    assert left == [2.0, 3.0], "the last ones, one of which may be a rank"
+    for pair in pairs:
+        for one in pair:
+            one.close()
 
 
 def test_addresses_of_this_host():

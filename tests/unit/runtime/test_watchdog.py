@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from dptrain.errors import AgreedError, MismatchError
-from dptrain.runtime import records, watchdog
+from dptrain.runtime import children, records, watchdog
 from dptrain.runtime.failure import Phase
 from dptrain.runtime.judging import Limits
 from dptrain.runtime.launcher import LaunchInfo
@@ -220,6 +220,21 @@ def test_limits_come_from_the_environment_where_they_are_not_given(pair, monkeyp
     for wrong in ("-1", "soon", "nan", "inf"):
         with pytest.raises(AgreedError, match=f"DPTRAIN_STALL_TIMEOUT = '{wrong}': expected seconds, or 0 for ever"):
             watchdog.limit(environ={"DPTRAIN_STALL_TIMEOUT": wrong})
+
+
+def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd):
+    def somebody_elses(path, size):
+        raise PermissionError(f"{path} belongs to somebody else")
+
+    for name, value in {"PMI_SIZE": "2", "PMI_RANK": "0", children.VARIABLE: ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(watchdog.atexit, "register", lambda function: None)
+    monkeypatch.setattr(watchdog, "Table", somebody_elses)
+    watchdog.enlist()
+    assert watchdog._own is None
+    line = capfd.readouterr().err
+    assert line.startswith("dptrain: warning: /dev/shm/dptrain-")
+    assert "belongs to somebody else: the ranks cannot watch each other" in line
 
 
 def test_a_process_alone_has_no_watchdog(monkeypatch):
