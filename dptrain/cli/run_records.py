@@ -148,10 +148,12 @@ def read_config(path: Path) -> Config:
         raise DataError(f"{path}: no run: it has no {CONFIG}")
     try:
         tree = parse_mapping(text, where)
+        if "data" not in tree:  # whose default is something else
+            raise ConfigError(f"{where}: nothing says what the data is")
         check_keys(tree, where)
         return resolve(tree, where, {})
     except ConfigError as error:
-        raise DataError(f"{where}: damaged, or of another version: {str(error).removeprefix(f'{where}: ')}") from error
+        raise DataError(f"{where}: damaged, or of another version{str(error).removeprefix(where)}") from error
 
 
 def _settings(path: Path, text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import one_line
 
 # Of a file: far above any plan of a sweep, and read in seconds.
-MAX_BYTES, _MAX_VALUES = 1 << 18, 100_000
+MAX_BYTES, _MAX_VALUES, _MAX_DEPTH = 1 << 18, 100_000, 100
 
 
 def read_mapping(path: Path, option: str) -> dict[str, Any]:
@@ -62,6 +62,11 @@ def parse_mapping(text: str, where: str) -> dict[str, Any]:
 
 class _StrictLoader(yaml.SafeLoader):
     """YAML without repeated keys, of which plain YAML silently keeps the last, and without bombs of aliases."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= _MAX_DEPTH:  # each level makes every token slower
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()

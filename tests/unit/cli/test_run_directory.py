@@ -13,6 +13,7 @@ from dptrain.cli.run_directory import RunDirectory
 from dptrain.errors import DataError, OutputError
 from dptrain.runtime import files, locks
 from dptrain.runtime.files import append, write_atomically
+from tests.faulty import each_fault
 
 EPOCHS = [{"epoch": n, "loss": 1 / n, "accuracy": 0.9, "val_loss": 2 / n, "seconds": 1.0} for n in (1, 2)]
 
@@ -70,6 +71,31 @@ def test_a_run_that_has_not_ended_goes_on(tmp_path):
     with pytest.raises(OutputError, match="holds a run already; choose another --out"):
         RunDirectory(tmp_path, "third\n", resumes=True)
     assert not (tmp_path / "lock").exists()
+
+
+def test_whichever_call_fails_the_run_can_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory, "draw_curves", lambda epochs, title: b"PNG")  # which takes longest
+
+    def work(number):
+        with RunDirectory(tmp_path / str(number), "seed: 1\n") as run:
+            for epoch in EPOCHS:
+                run.add_epoch(epoch)
+            run.keep_epochs(EPOCHS[:1])
+            run.add_epoch(EPOCHS[1])
+            run.finish({"model.keras": b"PK"}, {"metrics": {}})
+
+    for number, raised in each_fault(work):
+        path = tmp_path / str(number)
+        assert raised is None or (isinstance(raised, OutputError) and "Read-only file system" in str(raised))
+        if (path / "summary.json").exists():  # the last that is written
+            assert (path / "model.keras").read_bytes() == b"PK"
+            continue
+        with RunDirectory(path, "seed: 1\n", resumes=True) as run:
+            run.keep_epochs(EPOCHS)
+            run.finish({"model.keras": b"PK"}, {"metrics": {}})
+        assert (path / "metrics.jsonl").read_text().splitlines() == [json.dumps(epoch) for epoch in EPOCHS]
+        assert not list(path.glob(".*"))
+    assert number > 15, "calls were counted"
 
 
 def test_a_file_in_the_way(tmp_path):

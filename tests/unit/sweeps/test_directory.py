@@ -24,6 +24,7 @@ from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime import files, locks
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.records import Ending, Run, Status, Trial
+from tests.faulty import each_fault
 
 PLAN = {"settings": [{"learning_rate": 0.1, "hidden": [128, 64]}], "seeds": [0, 1], "metric": "val_accuracy"}
 SEEDS = 2
@@ -345,6 +346,32 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
     monkeypatch.undo()
     with SweepDirectory(tmp_path, PLAN) as sweep:
         assert [one.run.number for one in sweep.endings] == [0, 1]
+
+
+def test_whichever_call_fails_what_was_reported_is_there(tmp_path):
+    def work(number):
+        told.clear()
+        with SweepDirectory(tmp_path / str(number), PLAN) as sweep:
+            sweep.add_trial(Trial(0, {"learning_rate": 0.1}))
+            train(sweep, RUN, Status.PAUSED, 0, 1, b"one")
+            told.append((RUN, b"one"))
+            train(sweep, RUN, Status.PAUSED, 1, 2, b"two")
+            told[:] = [(RUN, b"two")]
+            train(sweep, OTHER, Status.DONE, 0, 1)
+            told.append((OTHER, None))
+            sweep.add_model(OTHER, b"PK")
+            sweep.keep_models([])
+
+    told: list[tuple[Run, bytes | None]] = []
+    for number, raised in each_fault(work):
+        assert raised is None or (isinstance(raised, OutputError) and "Read-only file system" in str(raised))
+        with SweepDirectory(tmp_path / str(number), PLAN) as sweep:
+            last = {one.run: one for one in sweep.endings}
+            assert {run for run, _ in told} <= last.keys()
+            for run, state in told:
+                assert state is None or (last[run].epochs == 2) == (sweep.state(run) == b"two")
+            assert sum(one.epochs for one in last.values()) == len(seen(sweep))
+    assert number > 25, "calls were counted"
 
 
 def test_what_decides_reaches_the_disk_in_order(tmp_path, monkeypatch):
