@@ -45,223 +45,9 @@ from threading import Lock
 from typing import Any
 
 from common import Report, command_line, machine_line, versions
+from fault_job import BEFORE, EVERY, FAULTS, LIMIT, SMALL, STALL, Fault, draw
 
 from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
-
-# Seconds: the stall timeout of the jobs, and after which a job is hung. What is not training has four times the former.
-STALL, LIMIT = 2, 60
-# Of the jobs: samples of a batch, which 2, 3 and 4 divide; steps of an epoch, and between digests and checkpoints.
-BATCH, STEPS, EVERY = 24, 8, 3
-
-IN_FIT = ("a step", "the end of an epoch", "a checkpoint")
-IN_SCRIPT = ("start-up", "before fit", *IN_FIT, "a save", "between fits")
-ALWAYS = (*IN_SCRIPT, "the end")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of fault.
-
-    Attributes:
-        weight: how often it is drawn.
-        moments: when it may happen.
-        codes: the exit codes that it may end with; none for any but 0.
-    """
-
-    weight: int
-    moments: Sequence[str]
-    codes: Sequence[int] = ()
-
-
-# A rank that loops, sleeps or calls os._exit(0) at the end of its script keeps nobody from anything, and may.
-FAULTS = {
-    "SIGSTOP": Kind(5, ALWAYS, [77]),
-    "endless loop": Kind(3, IN_SCRIPT, [77]),
-    "loop with Python's lock": Kind(2, IN_SCRIPT, [77]),
-    "sleep": Kind(3, IN_SCRIPT, [77]),
-    "return": Kind(4, ("start-up", "before fit", "between fits"), [77]),
-    "sys.exit(0)": Kind(4, IN_SCRIPT, [77]),
-    "sys.exit(3)": Kind(3, IN_SCRIPT, [3, 77]),
-    "os._exit(0)": Kind(4, IN_SCRIPT, [77]),
-    "exception": Kind(2, ALWAYS, [1, 70]),
-    "kill -9": Kind(3, ALWAYS),
-    "--help": Kind(1, ("start-up",), [77]),
-    "another call": Kind(2, ("before fit", "a step", "the end of an epoch", "between fits"), [2, 77]),
-    # In samples that all ranks have and this one trains with; in the same place, but on this rank alone.
-    "NaN in its rows": Kind(2, ("before fit",), [76]),
-    "NaN in its copy": Kind(1, ("before fit",), [2]),
-    "flipped bit in a weight": Kind(2, ("a step", "the end of an epoch"), [76]),
-    "flipped bit in a slot": Kind(2, ("a step", "the end of an epoch"), [76]),
-    "learning rate": Kind(1, ("a step", "the end of an epoch"), [76]),
-    "SIGTERM": Kind(2, ("start-up", *IN_FIT), [75]),
-    "SIGUSR1": Kind(2, ("start-up", *IN_FIT), [75]),
-    "SIGINT": Kind(2, ("start-up", *IN_FIT), [130]),
-    "SIGTERM to mpirun": Kind(2, ("start-up", *IN_FIT), [75]),
-    "SIGUSR1 to mpirun": Kind(2, ("start-up", *IN_FIT), [75]),
-    "SIGINT to mpirun": Kind(2, ("start-up", *IN_FIT), [130]),
-}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One planted fault.
-
-    Attributes:
-        kind: of `FAULTS`.
-        moment: when it happens.
-        rank: where.
-        ranks: of the job.
-        step: from 0, for the moment "a step".
-        epoch: of the first training, from 0.
-    """
-
-    kind: str
-    moment: str
-    rank: int
-    ranks: int
-    step: int
-    epoch: int
-
-    def __str__(self) -> str:
-        """Return what is planted, in words."""
-        when = f"step {self.step + 1} of epoch {self.epoch + 1}" if self.moment == "a step" else self.moment
-        return f"{self.kind} at {when} on rank {self.rank} of {self.ranks}"
-
-    @property
-    def is_signal(self) -> bool:
-        """Whether the job is to save and stop."""
-        return self.kind.split()[0] in ("SIGTERM", "SIGUSR1", "SIGINT")
-
-    @property
-    def in_command_line(self) -> bool:
-        """Whether the job is `python -m dptrain`: a script obeys signals in `fit` alone."""
-        return self.kind == "--help" or (self.is_signal and self.moment == "start-up")
-
-
-def draw(seed: int, number: int) -> Fault:
-    """Return a fault, the same for the same arguments."""
-    rng = random.Random(f"{seed}:{number}")
-    kind = rng.choices(list(FAULTS), [one.weight for one in FAULTS.values()])[0]
-    moment = rng.choice(FAULTS[kind].moments)
-    ranks = rng.choice([2, 2, 3, 4])
-    rank = rng.randrange(ranks)
-    if moment == "a checkpoint":  # which rank 0 writes
-        rank = 0
-    return Fault(kind, moment, rank, ranks, rng.randrange(STEPS), rng.randrange(2))
-
-
-# The job: this file, started by mpirun
-
-
-class Return(Exception):  # noqa: N818
-    """What takes a rank out of its script as a `return` would."""
-
-
-def happen(fault: Fault, model: Any = None) -> None:
-    """Do what the fault is, after writing down when and in which process."""
-    Path("planted").write_text(json.dumps([os.getpid(), time.time()]))
-    kind, _, to_mpirun = fault.kind.partition(" to ")
-    if fault.is_signal:
-        os.kill(int(Path("mpirun.pid").read_text()) if to_mpirun else os.getpid(), getattr(signal, kind))
-        time.sleep(0.5 if to_mpirun else 0)  # until it has come back
-    elif kind in ("SIGSTOP", "kill -9"):
-        os.kill(os.getpid(), signal.SIGSTOP if kind == "SIGSTOP" else signal.SIGKILL)
-    elif kind == "endless loop":
-        while True:
-            pass
-    elif kind == "loop with Python's lock":
-        sum(range(10**13))  # one call of C
-    elif kind == "sleep":
-        time.sleep(10 * LIMIT)
-    elif kind == "return":
-        raise Return
-    elif kind.startswith("sys.exit"):
-        sys.exit(int(kind[-2]))
-    elif kind == "os._exit(0)":
-        os._exit(0)
-    elif kind == "exception":
-        raise RuntimeError("planted")
-    elif kind == "another call":
-        model.evaluate(*data(), verbose=0)
-    elif kind == "learning rate":
-        model.optimizer.learning_rate = 0.5
-    elif kind.startswith("flipped bit"):
-        import numpy as np
-
-        slots = [one for one in model.optimizer.variables if one.path.endswith("kernel_velocity")]
-        variable = (model.weights if kind.endswith("weight") else slots)[0]
-        value = variable.numpy()
-        value.view(np.uint32).reshape(-1)[17 + fault.step] ^= 1 << 12
-        variable.assign(value)
-
-
-def data() -> tuple[Any, Any]:
-    """Return what the jobs train with: `STEPS` batches."""
-    import numpy as np
-
-    x = np.random.default_rng(0).normal(size=(BATCH * STEPS, 6)).astype(np.float32)
-    return x, (x[:, 0] > 0).astype(np.int64)
-
-
-def job(fault: Fault) -> int:
-    """Run the script in which the fault is planted."""
-    mine = fault.rank == int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-    if fault.in_command_line:
-        from dptrain.__main__ import main
-
-        if mine and fault.kind == "--help":
-            Path("planted").write_text(json.dumps([os.getpid(), time.time()]))
-            return main(["--help"])
-        if mine:
-            happen(fault)
-        return main([*SMALL, "--data", os.environ["FAULTS_DATA"], "--out", "out"])
-
-    import dptrain as dp
-
-    def at(moment: str) -> None:
-        if mine and fault.moment == moment and not Path("planted").exists():
-            happen(fault, model)
-
-    class Hook(dp.callbacks.Callback):
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.now = epoch == fault.epoch
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if self.now and batch == fault.step:
-                at("a step")
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if self.now:
-                at("the end of an epoch")
-
-        def state_dict(self) -> dict[str, Any]:
-            at("a checkpoint")
-            return {}
-
-    class Net(dp.Sequential):
-        def get_config(self) -> dict[str, Any]:  # on rank 0, which writes
-            at("a save")
-            return super().get_config()
-
-    model: Any = None
-    at("start-up")
-    model = Net([dp.layers.Dense(8, "relu", input_shape=(6,)), dp.layers.Dense(2, "softmax")], seed=1)
-    model.compile(dp.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    at("before fit")
-    keeper = dp.callbacks.BackupAndRestore("backup", save_freq=EVERY, delete_checkpoint=False)
-    x, y = data()
-    if fault.kind == "NaN in its rows" or (mine and fault.kind == "NaN in its copy"):
-        x[BATCH * fault.step + BATCH * fault.rank // fault.ranks] = float("nan")
-    model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, shuffle=False, callbacks=[Hook(), keeper])
-    at("between fits")
-    model.fit(*data(), batch_size=BATCH, epochs=1, verbose=0)
-    if fault.rank != 0:
-        at("a save")
-    model.save("model.keras")
-    model.evaluate(*data(), verbose=0)
-    at("the end")
-    return 0
-
 
 # What starts the jobs
 
@@ -314,7 +100,7 @@ def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path) -> En
     fault = draw(seed, number)
     with tempfile.TemporaryDirectory(prefix="dptrain-faults-") as name:
         folder = Path(name)
-        words = [sys.executable, os.path.abspath(__file__), "--job", json.dumps(asdict(fault))]
+        words = [sys.executable, str(Path(__file__).with_name("fault_job.py")), json.dumps(asdict(fault))]
         process = subprocess.Popen(
             start_command(launcher, fault.ranks, {}, words),
             stdin=subprocess.DEVNULL,
@@ -351,9 +137,15 @@ def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
     if fault.is_signal:
         signal_name = fault.kind.split()[0]
         return "dptrain" if ("interrupted" if signal_name == "SIGINT" else signal_name) in said else ""
+    if fault.is_harmless:
+        return "nobody"
     host = os.uname().nodename
     if fault.kind in ("another call", "NaN in its copy"):  # who is right is for the script's author to say
         return "dptrain" if re.search(rf"differ.*\brank {fault.rank}\b", said) else ""
+    if fault.moment == BEFORE or fault.everywhere:  # a process that has ended before anybody looked; any of them
+        number = r"\d" if fault.everywhere else fault.rank
+        if re.search(rf"^dptrain: rank {number}/{fault.ranks} host {host} ", printed, re.MULTILINE):
+            return "dptrain"
     alone = f"rank {fault.rank}/{fault.ranks} host {host} pid {pid} "
     agreed = rf"\b{fault.rank}( \(|, )host {host}, pid {pid}\b"
     if alone in said or re.search(agreed, said):
@@ -371,6 +163,8 @@ def complaint(fault: Fault, code: int | None, planted: bool, named: str, saved: 
         found.append("the fault's moment has not come")
     if code is None:
         found.append(f"hung for {LIMIT} s")
+    elif fault.is_harmless:
+        found += [f"exit code {code}"] if code else []
     elif code == 0:
         found.append("exit code 0")
     elif codes and code not in codes and named != "launcher":  # which has a code of its own
@@ -403,7 +197,7 @@ def table_of_faults(ends: Sequence[Ended]) -> list[str]:
     hung = sum(one.code is None for one in ends)
     nobody = [one for one in ends if not one.named]
     killed = sum(one.fault.kind == "kill -9" for one in nobody)
-    zero = sum(one.code == 0 for one in ends)
+    zero = sum(one.code == 0 and not one.fault.is_harmless for one in ends)
     wrong = sum(bool(one.wrong) for one in ends)
     return [
         *rows,
@@ -419,7 +213,6 @@ def table_of_faults(ends: Sequence[Ended]) -> list[str]:
 PATIENCE = 5 * LIMIT
 # Kills of a job.
 MOST = 6
-SMALL = ("--epochs", "6", "--batch-size", "16", "--hidden", "16", "--dropout", "0.2", "--verbose", "2")
 TRAINING = (*SMALL, "--checkpoint-every", "7,epoch")
 # Trials whose epochs take different times, and a test set that is kept for the best.
 SWEEP_EPOCHS = 6
@@ -727,17 +520,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60, help="no new job begins after so many")
     parser.add_argument("--mpirun", help="a launcher, with options of its own; by default the one beside this Python")
     parser.add_argument("--output", type=Path, help="a file for the report")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> int:
     """Return 1 where anything is not as it should be."""
     options = parse()
-    if options.job:
-        with contextlib.suppress(Return):
-            return job(Fault(**json.loads(options.job)))
-        return 0
     launcher = find_launcher(options.mpirun)
     with tempfile.TemporaryDirectory(prefix="dptrain-faults-") as name:
         data_file = Path(name) / "data.npz"

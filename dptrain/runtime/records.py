@@ -325,8 +325,7 @@ def sweep() -> None:
     dead: list[str] = []
     for path in glob.glob(os.path.join(FOLDER, f"{_prefix()}-*-*")):
         pid, started = (int(part) if re.fullmatch(r"[0-9]{1,19}", part) else 0 for part in path.split("-")[-2:])
-        launcher = look_up(pid)
-        if launcher is not None and launcher.started == started:
+        if is_alive(look_up(pid), started):
             continue
         try:
             content = _content(path)
@@ -390,6 +389,14 @@ def _shared(maps: str) -> set[str]:
     return {line.split(None, 5)[-1] for line in maps.splitlines() if f" {FOLDER}/" in line}
 
 
+def changed() -> int:
+    """Return when a file was last made or removed in the folder."""
+    try:
+        return os.stat(FOLDER).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def segments() -> list[str]:
     """Return the names of files in the folder that this process has mapped, but for ours."""
     try:
@@ -398,6 +405,19 @@ def segments() -> list[str]:
         return []
     names = [os.path.relpath(path, FOLDER) for path in found if not path.endswith("(deleted)")]
     return sorted(name for name in names if "/" not in name and " " not in name and not name.startswith("dptrain-"))
+
+
+def new_segments(before: frozenset[str]) -> frozenset[str]:
+    """Return the names of this user's files of MPI in the folder, but for those that were there before.
+
+    Nobody may have mapped them yet. They may be another job's: whatever is mapped stays where it is.
+    """
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in set(os.listdir(FOLDER)) - before:
+            if _OF_MPI.fullmatch(name) and _is_ours(os.lstat(os.path.join(FOLDER, name))):
+                found.add(name)
+    return frozenset(found)
 
 
 def require_room(ranks: int) -> None:

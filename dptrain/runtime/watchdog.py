@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError, printable
 from dptrain.runtime import children, exit_codes, failure, records, streams
@@ -38,6 +38,8 @@ _POST, _SILENT = 0.5, 2.0
 _IN_RESERVE = 1.5
 # Of a rank that has the same to say as rank 0.
 _TURN = 1.0
+# Between two looks for shared memory that MPI makes as it starts, and how many follow a change.
+_SEGMENT, _SEGMENT_LOOKS = 0.005, 10
 # Between two looks for ranks that have not imported dptrain.
 _LOOK_FOR = 1.0
 # The most that a moment between two looks can count as waiting: whoever sleeps longer was stopped or swapped out.
@@ -82,6 +84,7 @@ class Watchdog:
         self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
         self._variable = variable
         self._departure = Departure(launch)
+        self._folder_changed, self._before = 0, frozenset[str]()
         self._processes: dict[int, int] = {}  # of this node's ranks that have not imported dptrain: their PIDs
         self._running: set[int] = set()  # those of them that are there
         self._looked_for = -_LOOK_FOR
@@ -104,6 +107,7 @@ class Watchdog:
 
     def join(self) -> None:
         """Say that this rank begins to meet the others, and begin to watch them."""
+        self._before = records.new_segments(frozenset())
         self.record.state = State.JOINING
         self.record.meeting(Kind.START).__enter__()
         self._departure.begin()
@@ -174,8 +178,9 @@ class Watchdog:
         exit_at_once(as_status(code))
 
     def forget(self) -> None:
-        """Let go, in a fork, of what is the rank's."""
+        """Let go, in a fork, of what is the rank's: to call MPI there would call it in the rank's name."""
         self._departure.close()
+        self.record.meeting = _refuse  # type: ignore[assignment, method-assign]
 
     def check_sum(self) -> None:
         """Compare with the next ranks of this node what this rank is about to sum, before MPI does.
@@ -210,15 +215,31 @@ class Watchdog:
     def _watch(self) -> None:
         pause = _LOOK * max(1.0, self.launch.local_size / 64)
         before = time.monotonic()
-        while not self._end.wait(pause):
+        while not self._sleep(pause):
             now = time.monotonic()
             self._awake += min(now - before, _AWAKE)
             before = now
             if self.record.state != State.LEFT:
                 self.record.place = _place()
-            if self.record.state == State.JOINING:  # a job that ends here leaves what MPI has made
-                self.record.segments = records.segments()
             self._look()
+
+    def _sleep(self, seconds: float) -> bool:
+        """Wait; return whether this rank has left meanwhile.
+
+        While MPI starts, note at once which shared memory it makes: a job that is killed then leaves that.
+        """
+        end = time.monotonic() + seconds
+        pause, looks = _SEGMENT * max(1.0, self.launch.local_size / 8), 0
+        while self.record.state == State.JOINING and time.monotonic() < end:
+            if self._end.wait(pause):
+                return True
+            changed = records.changed()
+            if changed != self._folder_changed:
+                self._folder_changed, looks = changed, _SEGMENT_LOOKS
+            if looks:  # what is made is mapped a moment later
+                looks -= 1
+                self.record.segments = [*records.segments(), *records.new_segments(self._before)]
+        return self._end.wait(max(0.0, end - time.monotonic()))
 
     def _look(self) -> None:
         """Look at all ranks once, and say what is wrong."""
@@ -352,6 +373,10 @@ class Watchdog:
 
     def _print(self, line: str) -> None:
         streams.write_error(f"{line}\n")  # the main thread may hold Python's buffers
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise RuntimeError("this process was forked by a rank: it cannot meet the other ranks")
 
 
 def _doing(sight: Sight) -> object:

@@ -135,6 +135,30 @@ def test_what_a_killed_job_has_left_is_swept_and_nothing_else(folder):
     assert (folder.parent / "outside").exists()
 
 
+def test_a_launcher_that_nobody_collects_is_dead(folder):
+    """As in a container whose first process is no init."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    zombie = records.look_up(child.pid)
+    assert zombie is not None
+    path = leave_behind(folder, child.pid, zombie.started)
+    records.sweep()
+    child.wait()
+    assert not path.exists()
+
+
+def test_what_mpi_makes_as_it_starts_is_known_before_it_is_mapped(folder):
+    (folder / "mpich_before").touch()
+    before = records.new_segments(frozenset())
+    time_before = records.changed()
+    for name in ("mpich_new", "of_another_library"):
+        (folder / name).touch()
+    (folder / "mpich_link").symlink_to(folder / "mpich_new")
+    assert before == {"mpich_before"}
+    assert records.new_segments(before) == {"mpich_new"}
+    assert records.changed() >= time_before > 0
+
+
 def test_a_job_that_runs_on_without_its_launcher_is_left_alone(folder):
     own = records.look_up(os.getpid())
     assert own is not None
@@ -179,14 +203,18 @@ def test_files_that_others_may_have_written_are_left_alone(folder, monkeypatch):
         assert records.left_alone[-1].startswith(f"{path}: left alone ("), kind
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 @given(st.binary(max_size=2100))
 def test_random_bytes_are_no_trouble(folder, content):
+    records._mapped, usual = set, records._mapped  # which looks at all processes of this machine
     path = folder / f"{records._prefix()}-{2**22 + 2}-3"
     path.write_bytes(content)
     path.chmod(0o600)
     (folder / "kept").touch()
-    records.sweep()
+    try:
+        records.sweep()
+    finally:
+        records._mapped = usual
     assert (folder / "kept").exists()
 
 

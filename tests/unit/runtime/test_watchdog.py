@@ -114,7 +114,7 @@ def test_a_judge_that_slept_itself_counts_a_moment_only(pair, monkeypatch):
     times = iter([0.0, 1000.0, 2000.0, 3000.0])
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(times))
     waits = iter([False, False, False, True])
-    monkeypatch.setattr(dog._end, "wait", lambda pause: next(waits))
+    monkeypatch.setattr(dog, "_sleep", lambda pause: next(waits))
     with dog.record.meeting(Kind.ALL_GATHER):
         dog._watch()
     assert dog._awake == 3.0

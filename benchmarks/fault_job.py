@@ -1,0 +1,294 @@
+"""What is planted, and the job in which it is: a script with checkpoints, two trainings, a file and an evaluation.
+
+`faults.py` starts it on each rank: `python fault_job.py FAULT`, the fault as JSON. dptrain is imported where a script
+would import it: some faults come before.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Seconds: the stall timeout of the jobs, and after which a job is hung. What is not training has four times the former.
+STALL, LIMIT = 2, 60
+# Of the jobs: samples of a batch, which 2, 3 and 4 divide; steps of an epoch, and between digests and checkpoints.
+BATCH, STEPS, EVERY = 24, 8, 3
+# Of a training by the command line.
+SMALL = ("--epochs", "6", "--batch-size", "16", "--hidden", "16", "--dropout", "0.2", "--verbose", "2")
+
+BEFORE = "before the import"
+IN_FIT = ("a step", "the end of an epoch", "a checkpoint")
+IN_SCRIPT = ("start-up", "before fit", *IN_FIT, "a save", "between fits")
+ALWAYS = (*IN_SCRIPT, "the end")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        weight: how often it is drawn.
+        moments: when it may happen.
+        codes: the exit codes that it may end with; none for any but 0. With 0 it is no fault, and nobody is named.
+    """
+
+    weight: int
+    moments: Sequence[str]
+    codes: Sequence[int] = ()
+
+
+# A rank that loops, sleeps or calls os._exit(0) at the end of its script keeps nobody from anything, and may.
+FAULTS = {
+    "SIGSTOP": Kind(5, (BEFORE, *ALWAYS), [77]),
+    "endless loop": Kind(3, IN_SCRIPT, [77]),
+    "loop with Python's lock": Kind(2, IN_SCRIPT, [77]),
+    "sleep": Kind(3, (BEFORE, *IN_SCRIPT), [77]),
+    "return": Kind(4, ("start-up", "before fit", "between fits"), [77]),
+    "sys.exit(0)": Kind(4, (BEFORE, *IN_SCRIPT), [77]),
+    "sys.exit(3)": Kind(3, (BEFORE, *IN_SCRIPT), [3, 77]),
+    "sys.exit(256)": Kind(3, (*IN_SCRIPT, "the end"), [1, 77]),
+    "os._exit(0)": Kind(4, IN_SCRIPT, [77]),
+    "os._exit(256)": Kind(2, ALWAYS, [1, 77]),
+    "C's _exit(0)": Kind(4, (BEFORE, *ALWAYS), [77]),
+    "C's _exit(0) on all ranks": Kind(3, (*IN_FIT[:2], "between fits", "the end"), [77]),
+    "MPI_Abort(0)": Kind(3, (*IN_FIT, "a save", "between fits", "the end"), [1]),
+    "exception": Kind(2, ALWAYS, [1, 70]),
+    "exception before the import": Kind(3, (BEFORE,), [1, 77]),
+    "exception with an excepthook of its own": Kind(3, ALWAYS, [1, 70, 77]),
+    "return with its streams closed": Kind(2, ("before fit", "between fits"), [77]),
+    "forks that leave": Kind(3, ("before fit", *IN_FIT, "between fits", "the end"), [0]),
+    "a program of its own": Kind(2, ("before fit", "between fits", "the end"), [0]),
+    "kill -9": Kind(3, (BEFORE, *ALWAYS)),
+    "--help": Kind(1, ("start-up",), [77]),
+    "another call": Kind(2, ("before fit", "a step", "the end of an epoch", "between fits"), [2, 77]),
+    # In samples that all ranks have and this one trains with; in the same place, but on this rank alone.
+    "NaN in its rows": Kind(2, ("before fit",), [76]),
+    "NaN in its copy": Kind(1, ("before fit",), [2]),
+    "flipped bit in a weight": Kind(2, ("a step", "the end of an epoch"), [76]),
+    "flipped bit in a slot": Kind(2, ("a step", "the end of an epoch"), [76]),
+    "learning rate": Kind(1, ("a step", "the end of an epoch"), [76]),
+    "SIGTERM": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGUSR1": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGINT": Kind(2, ("start-up", *IN_FIT), [130]),
+    "SIGTERM to mpirun": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGUSR1 to mpirun": Kind(2, ("start-up", *IN_FIT), [75]),
+    "SIGINT to mpirun": Kind(2, ("start-up", *IN_FIT), [130]),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault.
+
+    Attributes:
+        kind: of `FAULTS`.
+        moment: when it happens.
+        rank: where.
+        ranks: of the job.
+        step: from 0, for the moment "a step".
+        epoch: of the first training, from 0.
+    """
+
+    kind: str
+    moment: str
+    rank: int
+    ranks: int
+    step: int
+    epoch: int
+
+    def __str__(self) -> str:
+        """Return what is planted, in words."""
+        when = f"step {self.step + 1} of epoch {self.epoch + 1}" if self.moment == "a step" else self.moment
+        return f"{self.kind} at {when} on rank {self.rank} of {self.ranks}"
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it happens on all ranks."""
+        return self.kind.endswith("on all ranks")
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether the job is to go on."""
+        return FAULTS[self.kind].codes == [0]
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether the job is to save and stop."""
+        return self.kind.split()[0] in ("SIGTERM", "SIGUSR1", "SIGINT")
+
+    @property
+    def in_command_line(self) -> bool:
+        """Whether the job is `python -m dptrain`: a script obeys signals in `fit` alone."""
+        return self.kind == "--help" or (self.is_signal and self.moment == "start-up")
+
+
+def draw(seed: int, number: int) -> Fault:
+    """Return a fault, the same for the same arguments."""
+    rng = random.Random(f"{seed}:{number}")
+    kind = rng.choices(list(FAULTS), [one.weight for one in FAULTS.values()])[0]
+    moment = rng.choice(FAULTS[kind].moments)
+    ranks = rng.choice([2, 2, 3, 4])
+    rank = rng.randrange(ranks)
+    if moment == "a checkpoint":  # which rank 0 writes
+        rank = 0
+    return Fault(kind, moment, rank, ranks, rng.randrange(STEPS), rng.randrange(2))
+
+
+# The job: this file, started by mpirun
+
+
+def note() -> None:
+    """Write down when the fault happens, and in which process."""
+    Path("planted").write_text(json.dumps([os.getpid(), time.time()]))
+
+
+class Return(Exception):  # noqa: N818
+    """What takes a rank out of its script as a `return` would."""
+
+
+def happen(fault: Fault, model: Any = None) -> None:
+    """Do what the fault is, after writing down when and in which process."""
+    note()
+    kind, _, to_mpirun = fault.kind.partition(" to ")
+    if fault.is_signal:
+        os.kill(int(Path("mpirun.pid").read_text()) if to_mpirun else os.getpid(), getattr(signal, kind))
+        time.sleep(0.5 if to_mpirun else 0)  # until it has come back
+    elif kind in ("SIGSTOP", "kill -9"):
+        os.kill(os.getpid(), signal.SIGSTOP if kind == "SIGSTOP" else signal.SIGKILL)
+    elif kind == "endless loop":
+        while True:
+            pass
+    elif kind == "loop with Python's lock":
+        sum(range(10**13))  # one call of C
+    elif kind == "sleep":
+        time.sleep(10 * LIMIT)
+    elif kind.startswith("return"):
+        raise Return
+    elif kind.startswith("sys.exit"):
+        sys.exit(int(kind[9:-1]))
+    elif kind.startswith("os._exit"):
+        os._exit(int(kind[9:-1]))
+    elif kind.startswith("C's _exit(0)"):
+        ctypes.CDLL(None)._exit(0)
+    elif kind == "MPI_Abort(0)":
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort()
+    elif kind.startswith("exception"):
+        raise RuntimeError("planted")
+    elif kind == "forks that leave":
+        for leave in (sys.exit, lambda: os._exit(0), lambda: 1 / 0):
+            child = os.fork()
+            if not child:
+                leave()
+            os.waitpid(child, 0)
+    elif kind == "a program of its own":
+        alone = "from dptrain.comm import current; assert current().size == 1"
+        words = ["-m", "dptrain", "doctor", "--device", "cpu"] if fault.moment == "the end" else ["-c", alone]
+        subprocess.run([sys.executable, *words], capture_output=True, check=True, timeout=LIMIT)
+    elif kind == "another call":
+        model.evaluate(*data(), verbose=0)
+    elif kind == "learning rate":
+        model.optimizer.learning_rate = 0.5
+    elif kind.startswith("flipped bit"):
+        import numpy as np
+
+        slots = [one for one in model.optimizer.variables if one.path.endswith("kernel_velocity")]
+        variable = (model.weights if kind.endswith("weight") else slots)[0]
+        value = variable.numpy()
+        value.view(np.uint32).reshape(-1)[17 + fault.step] ^= 1 << 12
+        variable.assign(value)
+
+
+def data() -> tuple[Any, Any]:
+    """Return what the jobs train with: `STEPS` batches."""
+    import numpy as np
+
+    x = np.random.default_rng(0).normal(size=(BATCH * STEPS, 6)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int64)
+
+
+def job(fault: Fault) -> int:
+    """Run the script in which the fault is planted."""
+    rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+    mine = fault.rank == rank or fault.everywhere
+    if mine and fault.moment == BEFORE:
+        happen(fault)
+    if mine and fault.kind.endswith("its streams closed"):
+        os.closerange(0, 3)
+        sys.stdin = sys.stdout = sys.stderr = sys.__stdin__ = sys.__stdout__ = sys.__stderr__ = None  # type: ignore[misc]
+    if fault.in_command_line:
+        from dptrain.__main__ import main
+
+        if mine and fault.kind == "--help":
+            note()
+            return main(["--help"])
+        if mine:
+            happen(fault)
+        return main([*SMALL, "--data", os.environ["FAULTS_DATA"], "--out", "out"])
+
+    import dptrain as dp
+
+    if mine and fault.kind.endswith("excepthook of its own"):
+        sys.excepthook = sys.__excepthook__
+    planted = False
+
+    def at(moment: str) -> None:
+        nonlocal planted
+        if mine and fault.moment == moment and not planted:
+            planted = True
+            happen(fault, model)
+
+    class Hook(dp.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.now = epoch == fault.epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.now and batch == fault.step:
+                at("a step")
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if self.now:
+                at("the end of an epoch")
+
+        def state_dict(self) -> dict[str, Any]:
+            at("a checkpoint")
+            return {}
+
+    class Net(dp.Sequential):
+        def get_config(self) -> dict[str, Any]:  # on rank 0, which writes
+            at("a save")
+            return super().get_config()
+
+    model: Any = None
+    at("start-up")
+    model = Net([dp.layers.Dense(8, "relu", input_shape=(6,)), dp.layers.Dense(2, "softmax")], seed=1)
+    model.compile(dp.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    at("before fit")
+    keeper = dp.callbacks.BackupAndRestore("backup", save_freq=EVERY, delete_checkpoint=False)
+    x, y = data()
+    if fault.kind == "NaN in its rows" or (mine and fault.kind == "NaN in its copy"):
+        x[BATCH * fault.step + BATCH * fault.rank // fault.ranks] = float("nan")
+    model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0, shuffle=False, callbacks=[Hook(), keeper])
+    at("between fits")
+    model.fit(*data(), batch_size=BATCH, epochs=1, verbose=0)
+    if fault.rank != 0:
+        at("a save")
+    model.save("model.keras")
+    model.evaluate(*data(), verbose=0)
+    at("the end")
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(Return):
+        sys.exit(job(Fault(**json.loads(sys.argv[1]))))
