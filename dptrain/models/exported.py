@@ -13,6 +13,7 @@ from dptrain.comm.solo import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
 from dptrain.runtime.files import open_regular
+from dptrain.runtime.text import short
 from dptrain.saving import program as programs
 from dptrain.saving.reading import reading
 from dptrain.train.devices import open_backend
@@ -50,6 +51,9 @@ class ExportedProgram:
             self.inputs = tree.map_leaves(
                 lambda path, name: ((None, *map(int, about[name]["shape"][1:])), about[name]["dtype"]), names
             )
+            outputs = tree.leaves(self._stored.about["outputs"])
+            if set(tree.leaves(names)) != set(about) or not self._stored.about["results"].keys() >= set(outputs):
+                raise DataError(f"{where}: inputs {short(names)}, outputs {short(outputs)}: none of its nodes")
             self._expected = {name: (tuple(about[name]["shape"][1:]), about[name]["dtype"]) for name in about}
         self._backend = open_backend(SoloCommunicator(), device=device, dtype=self._stored.about["dtype"], **options)
         self._ready: OrderedDict[int, tuple[dict[str, Buffer], Executable]] = OrderedDict()

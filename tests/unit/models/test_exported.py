@@ -177,6 +177,8 @@ def first_op(about: dict[str, Any]) -> dict[str, Any]:
         (lambda about: first_op(about).update(attributes={"a": 3}), "has no attribute 'a'"),
         (lambda about: about.update(nodes=3), "damaged"),
         (lambda about: about["results"].update(output=999), "damaged"),
+        (lambda about: about.update(outputs=["none"]), r"outputs \['none'\]: none of its nodes"),
+        (lambda about: about.update(inputs={"a": "a"}), r"inputs {'a': 'a'}.*none of its nodes"),
         (
             lambda about: about["nodes"].append(
                 {"op": "broadcast_along", "inputs": [_constant(about)], "attributes": {"shape": [1 << 20, 1 << 20]}}
