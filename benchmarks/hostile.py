@@ -1,0 +1,673 @@
+"""Hostile inputs: is any executed, does any touch what is outside its folder, is each refused in one line and in time?
+
+    python benchmarks/hostile.py --count 2000 --output benchmarks/results/hostile_HARDWARE_DATE.md
+    python benchmarks/hostile.py --only 17    # input 17 of this seed alone, with all that is printed
+
+From `--seed` and a number are drawn: what a user opens (`KINDS`: models, weights, programs, checkpoints, folders of
+runs and sweeps, configurations, data, the compile cache, records in shared memory), which file of it an attacker has
+damaged and how (`damages.py`), and what the user does with it. A process that has imported dptrain forks for each
+input; one command in thirty is a real `python -m dptrain`. Beside the input's folder lie canaries: files that must
+stay as they are, whose content must not appear anywhere, and the place of a file that code in the input would create.
+An audit hook notices unpickling, programs that are started, and files that are opened for writing elsewhere.
+
+First every command is tried on undamaged inputs. A success on a damaged one is right where the result is the same, or
+where the format has no checksum by which other values could be told. An input that is slow is tried twice more, with a
+high priority where the user may have one, since other processes may have slowed it down. Model files in Keras' formats
+need the extra keras-files.
+"""
+
+import argparse
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common import Report, WorkerError, WorkerProcess, answer, answering, command_line, machine_line, versions
+from damages import DAMAGES, SECRET, Arena, Unfit
+from fuzz import Place
+
+# Seconds that an input may take, and after which it is killed; exit codes that it may have; bytes of memory.
+SECONDS, LIMIT = 5, 20
+CODES = {0, 2, 65, 69, 74, 75, 76}
+MEMORY = 800_000_000
+# Damages after which the undamaged result cannot come of another content that is as good.
+BLIND = {"bytes", "bit", "end", "other content", "pickle", "link", "linked folder", "pipe", "sparse"}
+# Of a damage: what its input is judged by, in the order of the report.
+FAULTS = ("executed", "outside touched", "traceback", "slow", "exit code", "other")
+
+SOURCE = 'extern "C" int answer() { return 41; }'
+
+# What is done with an input: the words of a command line, or a function that returns the result in words.
+Action = list[str] | Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of input.
+
+    Attributes:
+        weight: how often it is drawn.
+        files: patterns of the files that may be damaged, relative to `inside`.
+        actions: each takes the arena and returns what the user does.
+        has_checksum: other values than those of the undamaged input must not be taken.
+    """
+
+    weight: int
+    files: Sequence[str]
+    actions: Sequence[Callable[[Arena], Action]]
+    has_checksum: bool = False
+
+
+# What users do. Specimens are copied to `inside` under these names.
+
+TRAIN = [
+    *("--device", "cpu", "--hidden", "3", "--batch-size", "8", "--jit-compile", "off", "--epochs", "1"),
+    "--seed",
+    "1",
+]
+SMALL = ["--data.max_bytes", "1000000"]
+_SWEEP = ("--data", "set.npz", "--seeds", "0-1", "--grid", "learning_rate=1e-3,3e-3", "--keep", "all")
+_RUN_DATA = ("--data", "set.npz")
+
+
+def build(folder: Path) -> None:
+    """Make the specimens."""
+    import numpy as np
+
+    from dptrain.backend.cpu.compile import compiler, library
+
+    place = Place(folder)
+    rng = random.Random(0)
+    rows = [f"{rng.random():.3f},{rng.choice(('Oslo', 'Rome', 'Lima'))},{rng.choice(('yes', 'no'))}" for _ in range(60)]
+    (folder / "table.csv").write_text("\n".join(["age,city,target", *rows]) + "\n")
+    np.save(folder / "x.npy", np.zeros((32, 6), np.float32))
+    np.save(folder / "y.npy", np.arange(32) % 3)
+    (folder / "plan.yaml").write_text("seeds: 0-1\ngrid: {learning_rate: [1e-3, 3e-3]}\nmetric: val_loss\n")
+    (folder / "config.yaml").write_bytes(place.configuration)
+    shutil.rmtree(folder / "run")
+    for arguments in (
+        [*TRAIN, *SMALL, *_RUN_DATA, "--out", "run"],
+        [*TRAIN, "--data", "table.csv", "--target", "target", "--out", "table-run"],
+        ["sweep", *TRAIN, *SMALL, *_SWEEP, "--out", "sweep"],
+    ):
+        code, printed = place.command(arguments)
+        assert code == 0, printed
+    (folder / "run" / "summary.json").unlink()  # as if it had not come to its end
+    (folder / "run" / "lock").touch()
+    for path in folder.rglob("*.png"):
+        path.unlink()
+    place.model.export(folder / "program.safetensors")
+    if compiler() is not None:
+        os.environ["DPTRAIN_CACHE"] = str(folder / "cache")
+        library(SOURCE)
+
+
+def digest(parts: Sequence[Any]) -> str:
+    """Return a few letters that tell arrays and texts apart."""
+    found = hashlib.sha256()
+    for one in parts:
+        found.update(one.encode() if isinstance(one, str) else one.tobytes())
+    return found.hexdigest()[:12]
+
+
+def load_model(arena: Arena) -> Action:
+    """`load_model`, and a prediction."""
+
+    def load() -> str:
+        import numpy as np
+
+        import dptrain as dp
+
+        model = dp.models.load_model(arena.inside / "model.keras")
+        made = model.predict(np.ones((2, 5), np.float32), verbose=0)
+        return digest([json.dumps(model.get_config()), *model.get_weights(), np.asarray(made)])
+
+    return load
+
+
+def load_weights(name: str) -> Callable[[Arena], Action]:
+    """`model.load_weights`."""
+
+    def action(arena: Arena) -> Action:
+        def load() -> str:
+            import dptrain as dp
+
+            dp.utils.set_random_seed(0)
+            model = dp.Sequential([dp.layers.Input((5,)), dp.layers.Dense(4, "relu"), dp.layers.Dense(3)])
+            model.load_weights(arena.inside / name)
+            return digest(model.get_weights())
+
+        return load
+
+    return action
+
+
+def load_program(arena: Arena) -> Action:
+    """`load_program`, and a call."""
+
+    def load() -> str:
+        import numpy as np
+
+        from dptrain.saving import load_program
+
+        return digest([np.asarray(load_program(arena.inside / "program.safetensors")(np.ones((2, 5), np.float32)))])
+
+    return load
+
+
+def load_library(arena: Arena) -> Action:
+    """A compiled program of the cache."""
+
+    def load() -> str:
+        os.environ["DPTRAIN_CACHE"] = str(arena.inside / "cache")
+        from dptrain.backend.cpu.compile import library
+
+        return str(library(SOURCE).answer())
+
+    return load
+
+
+def sweep_records(arena: Arena) -> Action:
+    """What every start does with the records of jobs in shared memory."""
+
+    def sweep() -> str:
+        from dptrain.runtime import records
+
+        records.FOLDER = str(arena.inside)
+        records.sweep()
+        return "swept"
+
+    return sweep
+
+
+def words(*arguments: str) -> Callable[[Arena], Action]:
+    """A command, in the input's folder."""
+    return lambda arena: list(arguments)
+
+
+def train(*arguments: str) -> Callable[[Arena], Action]:
+    """A training."""
+    return words(*TRAIN, *SMALL, *arguments)
+
+
+KINDS = {
+    "model.keras": Kind(4, ["model.keras"], [load_model], has_checksum=True),
+    "model.keras, commands": Kind(
+        2,
+        ["table-run/*.keras"],
+        [
+            words("evaluate", "table-run/model.keras", "--data", "table.csv"),
+            words("predict", "table-run/best.keras", "--data", "table.csv"),
+            words("explain", "table-run/model.keras"),
+            words("export", "table-run/model.keras", "--out", "new.safetensors"),
+        ],
+    ),
+    "model.weights.h5": Kind(2, ["model.weights.h5"], [load_weights("model.weights.h5")], has_checksum=True),
+    "model.safetensors": Kind(2, ["model.safetensors"], [load_weights("model.safetensors")], has_checksum=True),
+    "exported program": Kind(4, ["program.safetensors"], [load_program], has_checksum=True),
+    "checkpoint": Kind(
+        3,
+        ["run/checkpoints/*/*"],
+        [
+            train(*_RUN_DATA, "--resume", "run/checkpoints/000001-step-4", "--out", "new"),
+            train(*_RUN_DATA, "--out", "run"),
+        ],
+    ),
+    "run folder": Kind(
+        4,
+        ["run/*.*", "run/checkpoints/*/*", "table-run/*.*"],
+        [
+            words("runs", "."),
+            words("runs", ".", "--json"),
+            words("runs", "{}", "--compare", "run", "table-run", "--picture", "new.png"),
+            words("evaluate", "run", "--data", "idx"),
+            words("evaluate", "table-run", "--data", "table.csv"),
+            words("predict", "table-run", "--data", "table.csv", "--out", "new.csv"),
+            words("predict", "run", "--best", "--data", "set.npz"),
+            words("export", "run", "--format", "program", "--out", "new.program"),
+            words("explain", "table-run"),
+            words("--config", "run/config.yaml", "--data", "idx", "--out", "new"),
+            train(*_RUN_DATA, "--out", "run"),
+        ],
+    ),
+    "sweep folder": Kind(
+        4,
+        ["sweep/*.*", "sweep/models/*", "sweep/states/*"],
+        [
+            words("sweep", *TRAIN, *SMALL, *_SWEEP, "--out", "sweep"),
+            words("sweep", *TRAIN, *SMALL, *_SWEEP, "--out", "sweep", "--dry-run"),
+            words("evaluate", "sweep/models/trial-0-seed-0.keras", "--data", "set.npz"),
+        ],
+    ),
+    "config.yaml": Kind(
+        3,
+        ["config.yaml"],
+        [
+            words("--config", "config.yaml", "--print-config"),
+            words("--config", "config.yaml", "--data", "idx", "--fast-dev-run"),
+            words("explain", "--config", "config.yaml"),
+        ],
+    ),
+    "plan.yaml": Kind(
+        2, ["plan.yaml"], [words("sweep", *TRAIN, *_RUN_DATA, "--plan", "plan.yaml", "--dry-run", "--out", "new")]
+    ),
+    "table": Kind(3, ["table.csv"], [train("--data", "table.csv", "--target", "target", "--fast-dev-run")]),
+    "IDX": Kind(2, ["idx/*"], [train("--data", "idx", "--fast-dev-run")]),
+    "gzipped IDX": Kind(2, ["zipped/*"], [train("--data", "zipped", "--fast-dev-run")]),
+    "npz": Kind(
+        3,
+        ["set.npz"],
+        [train(*_RUN_DATA, "--fast-dev-run"), words("predict", "run", "--data", "set.npz", *SMALL)],
+    ),
+    "npy": Kind(2, ["[xy].npy"], [train("--data", "x.npy", "--target", "y.npy", "--fast-dev-run")]),
+    "compile cache": Kind(2, ["cache/native/*"], [load_library], has_checksum=True),
+    "shared memory": Kind(2, ["dptrain-*"], [sweep_records], has_checksum=True),
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """What is tried.
+
+    Attributes:
+        kind: of `KINDS`.
+        damage: of `DAMAGES`.
+        file: that is damaged, relative to `inside`.
+        action: what the user does.
+        apart: in a process of its own, not in a fork.
+        pictures: let Matplotlib draw, which takes longer than most trainings.
+        urgent: before all other processes.
+    """
+
+    kind: str
+    damage: str
+    file: str
+    action: Action
+    apart: bool = False
+    pictures: bool = False
+    urgent: bool = False
+
+
+def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
+    """Prepare an input, the same for the same seed and number."""
+    rng = random.Random(f"{seed}:{number}")
+    while True:
+        kind = rng.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+        lay_out(kind, arena, specimens)
+        found = sorted({path for one in KINDS[kind].files for path in arena.inside.glob(one) if path.is_file()})
+        damage = rng.choices(list(DAMAGES), [weight for weight, _ in DAMAGES.values()])[0]
+        path = rng.choice(found)
+        try:
+            DAMAGES[damage][1](arena, path, rng)
+        except Unfit:
+            continue
+        action = rng.choice(KINDS[kind].actions)(arena)
+        pictures = rng.random() < 0.1 or (isinstance(action, list) and "--picture" in action)
+        return Input(kind, damage, str(path.relative_to(arena.inside)), action, rng.random() < 0.03, pictures)
+
+
+def lay_out(kind: str, arena: Arena, specimens: Path) -> None:
+    """Put the undamaged input of a kind into an arena."""
+    arena.prepare()
+    (arena.inside / "evil.py").write_text(f"open({str(arena.executed)!r}, 'w')\nbuild_model = None\n")
+    if kind == "shared memory":
+        from dptrain.runtime import records
+
+        for number, gone in enumerate((2**22 + 1, 2**22 + 2)):  # above the highest PID that Linux gives
+            table = records.Table(str(arena.inside / f"{records._prefix()}-{gone}-{number + 1}"), 3)
+            table.records[1].own(gone, 5)
+            table.records[1].segments = [
+                "mpich_shar_tmp1",
+                "../outside/canary.txt",
+                str(arena.outside / "lock"),
+                "evil.py",
+            ]
+        return
+    kept = {pattern.split("/")[0] for pattern in KINDS[kind].files} | {"set.npz", "idx", "table.csv", "run"}
+    for path in specimens.iterdir():
+        if any(path.match(one) for one in kept):
+            copy = shutil.copytree if path.is_dir() else shutil.copy
+            copy(path, arena.inside / path.name)
+
+
+# In a process that is forked for an input
+
+
+def watch(arena: Arena, violations: list[str]) -> None:
+    """Note what code of an input would do."""
+    allowed = (str(arena.inside), str(arena.folder / "temporary"), "/dev/null", "/proc/self/fd")
+    token = str(arena.executed)
+
+    def hook(event: str, args: Any) -> None:
+        if event == "pickle.find_class":
+            violations.append(f"executed: unpickles {args}")
+        elif event in ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn") and token in str(args):
+            violations.append(f"executed: {event} {str(args)[:200]}")
+        elif event == "exec" and str(getattr(args[0], "co_filename", "")).startswith(str(arena.folder)):
+            violations.append(f"executed: {args[0]}")
+        elif event == "socket.connect":
+            violations.append(f"outside touched: connects to {args[1:]}")
+        elif event == "open" and isinstance(args[0], str | bytes) and isinstance(args[2], int):
+            path = os.fsdecode(args[0])
+            # Relative names belong to folders that are held open: the canaries tell.
+            if args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and path.startswith("/"):
+                real = os.path.realpath(os.path.dirname(path))
+                if not real.startswith(allowed) and not path.startswith(allowed):
+                    violations.append(f"outside touched: opens {path} for writing")
+
+    sys.addaudithook(hook)
+
+
+def perform(arena: Arena, tried: Input, printed: int, done: int) -> None:
+    """In the child: do what the user does; never return."""
+    os.setpgid(0, 0)
+    violations: list[str] = []
+    code, result = 70, ""
+    try:
+        os.chdir(arena.inside)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(arena.folder / "temporary")
+        null = os.open(os.devnull, os.O_RDONLY)
+        for old, new in ((null, 0), (printed, 1), (printed, 2)):
+            os.dup2(old, new)
+        if tried.urgent:
+            with contextlib.suppress(OSError):
+                os.nice(-15)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
+        if not tried.pictures:
+            sys.modules["matplotlib"] = None  # type: ignore[assignment]  # as if it were not installed
+        watch(arena, violations)
+        code, result = outcome(tried)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(done, json.dumps([code, result, violations]).encode())
+        os._exit(0)
+
+
+def outcome(tried: Input) -> tuple[int, str]:
+    """Return the exit code of what the user does, and the result in words."""
+    from dptrain.cli.main import main
+    from dptrain.runtime import failure
+
+    action = tried.action
+    if isinstance(action, list) and tried.apart:
+        return subprocess.run([sys.executable, "-P", "-m", "dptrain", *action]).returncode, ""
+    try:
+        return (main(action), "") if isinstance(action, list) else (0, action())
+    except SystemExit as error:
+        return failure.exit_code_of(error), ""
+    except BaseException as error:
+        return failure.end_job(error), ""
+
+
+# In a worker
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an input.
+
+    Attributes:
+        code: its exit code; None where it was killed.
+        result: in words.
+        violations: what the audit hook noted.
+        seconds: that it took, without those in which it waited for a core.
+        memory: bytes at most.
+        text: what it printed.
+    """
+
+    code: int | None
+    result: str
+    violations: list[str]
+    seconds: float
+    memory: int
+    text: str
+
+
+def run(arena: Arena, tried: Input) -> Outcome:
+    """Do what the user does in a process of its own."""
+    with tempfile.TemporaryFile("w+b") as printed:
+        reading, writing = os.pipe()
+        begun = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            perform(arena, tried, printed.fileno(), writing)
+        os.close(writing)
+        descriptor = os.pidfd_open(child)
+        ended, _, _ = select.select([descriptor], [], [], LIMIT)
+        seconds = time.monotonic() - begun - waited(child)
+        with contextlib.suppress(ProcessLookupError):  # and what it has started
+            os.killpg(child, signal.SIGKILL)
+        _, status, usage = os.wait4(child, 0)
+        os.close(descriptor)
+        with os.fdopen(reading, "rb") as pipe:
+            said = pipe.read()
+        printed.seek(0)
+        text = printed.read(2_000_000).decode(errors="replace")
+    if not ended:
+        return Outcome(None, "", [], seconds, usage.ru_maxrss * 1024, text)
+    code, result, violations = json.loads(said) if said else (-os.waitstatus_to_exitcode(status), "", [])
+    return Outcome(code, result, violations, seconds, usage.ru_maxrss * 1024, text)
+
+
+def waited(process: int) -> float:
+    """Return the seconds in which a process could have run, but for others on its core."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def judge(tried: Input, arena: Arena, before: Any, clean: str, found: Outcome) -> dict[str, str]:
+    """Return what is not as it should be, by the names of `FAULTS`."""
+    wrong: dict[str, str] = {}
+    for violation in found.violations:
+        name, _, what = violation.partition(": ")
+        wrong.setdefault(name, what)
+    if arena.executed.exists() or arena.executed.is_symlink():
+        wrong["executed"] = "its code was executed"
+    if (after := arena.canaries()) != before:
+        changed = [one[0] for one in set(before) ^ set(after)]
+        changed = [one for one in changed if one != str(arena.executed)]
+        if changed:
+            wrong["outside touched"] = f"{', '.join(sorted(set(changed)))} changed"
+    if SECRET in found.text or leaked(arena):
+        wrong["outside touched"] = "a file outside was read and passed on"
+    if "Traceback" in found.text:
+        wrong["traceback"] = "a traceback"
+    if found.code is None or found.seconds > SECONDS:
+        wrong["slow"] = f"{found.seconds:.1f} s"
+    if found.code is not None and found.code not in CODES:
+        wrong["exit code"] = f"exit code {found.code}"
+    said = [line for line in found.text.splitlines() if line.startswith("dptrain: ") and "warning" not in line[:20]]
+    if found.code and len(said) != 1:
+        wrong["other"] = f"{len(said)} messages"
+    if "\x1b" in found.text:
+        wrong["other"] = "an escape sequence reaches the terminal"
+    if found.memory > MEMORY:
+        wrong["other"] = f"{found.memory / 1e6:.0f} MB of memory"
+    if found.code == 0 and KINDS[tried.kind].has_checksum and tried.damage in BLIND and found.result != clean:
+        wrong["other"] = "other values are taken"
+    return wrong
+
+
+def leaked(arena: Arena) -> bool:
+    """Whether a canary's content is in a file of the input's folder."""
+    for folder, _, names in os.walk(arena.inside):
+        for name in names:
+            path = os.path.join(folder, name)
+            about = os.lstat(path)
+            if about.st_size < 5_000_000 and os.path.isfile(path) and not os.path.islink(path):
+                with open(path, "rb") as file:
+                    if SECRET.encode() in file.read():
+                        return True
+    return False
+
+
+def try_one(seed: int, number: int, folder: Path, specimens: Path, clean: Callable[[str], str]) -> dict[str, Any]:
+    """Try an input, again where another process may have slowed it down."""
+    for attempt in range(3):
+        arena = Arena(folder / "arena")
+        tried = replace(draw(seed, number, arena, specimens), urgent=attempt > 0)
+        before = arena.canaries()
+        found = run(arena, tried)
+        undamaged = clean(tried.kind) if KINDS[tried.kind].has_checksum else ""
+        wrong = judge(tried, arena, before, undamaged, found)
+        if set(wrong) != {"slow"}:
+            break
+    action = tried.action
+    shown = " ".join(action) if isinstance(action, list) else action.__qualname__.partition(".")[0]
+    what = {"kind": tried.kind, "damage": tried.damage, "file": tried.file, "action": shown}
+    return what | {"code": found.code, "seconds": found.seconds, "wrong": wrong, "text": found.text[-3000:]}
+
+
+def serve(specimens: Path) -> None:
+    """Answer questions [seed, number] with what became of the inputs."""
+    import numpy  # noqa: F401  # before the forks, as all that inputs need
+
+    import dptrain.cli.evaluate
+    import dptrain.cli.export
+    import dptrain.cli.predict
+    import dptrain.cli.sweep
+    import dptrain.cli.train  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+    questions, answers = answering()
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory(prefix="dptrain-hostile-") as name:
+        folder = Path(name)
+        os.environ["DPTRAIN_CACHE"] = str(folder / "cache")
+
+        @functools.cache
+        def clean(kind: str, which: int = 0) -> str:
+            arena = Arena(folder / "clean")
+            lay_out(kind, arena, specimens)
+            found = run(arena, Input(kind, "", "", KINDS[kind].actions[which](arena), pictures=True))
+            if found.code != 0:
+                raise RuntimeError(f"{kind}, undamaged: exit code {found.code}, {found.text[-500:]}")
+            return found.result
+
+        for one, number in questions:
+            try:
+                if isinstance(one, str):
+                    answer(answers, {"result": clean(one, number)})
+                else:
+                    answer(answers, try_one(one, number, folder, specimens, clean))
+            except Exception as error:  # the benchmark's own mistake
+                answer(answers, {"trouble": f"{type(error).__name__}: {error}"})
+
+
+# The survey
+
+
+def main() -> int:
+    """Run what the options say; return 1 where anything is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000, help="inputs (default: 2000)")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--undamaged", type=int, help="commands to try on undamaged inputs (default: all)")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="one input alone")
+    parser.add_argument("--output", type=Path, help="Markdown file to write")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.worker:
+        serve(chosen.worker)
+        return 0
+    environment = {"DPTRAIN_JIT_COMPILE": "0", "OPENBLAS_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+    os.environ.update(environment, PYTHONDONTWRITEBYTECODE="1", DPTRAIN_PROGRESS="lines")
+    with tempfile.TemporaryDirectory(prefix="dptrain-hostile-") as name:
+        specimens, before = Path(name), os.getcwd()
+        os.chdir(specimens)
+        cache = os.environ.get("DPTRAIN_CACHE")
+        build(specimens)
+        os.environ["DPTRAIN_CACHE"] = cache or str(specimens / "cache")
+        os.chdir(before)
+        if chosen.only is not None:
+            (one,) = survey([(chosen.seed, chosen.only)], 1, specimens)
+            print(one.pop("text", ""))
+            print(json.dumps(one, indent=1))
+            return bool(one.get("wrong") or "trouble" in one)
+        undamaged = [(name, which) for name, kind in KINDS.items() for which in range(len(kind.actions))]
+        questions = [*undamaged[: chosen.undamaged], *((chosen.seed, number) for number in range(chosen.count))]
+        return report(chosen, survey(questions, chosen.jobs, specimens))
+
+
+def survey(questions: Sequence[tuple[int | str, int]], jobs: int, specimens: Path) -> list[dict[str, Any]]:
+    """Return what became of inputs: (seed, number), or (kind, number of the action) without damage."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(specimens)]
+
+    def some(first: int) -> list[dict[str, Any]]:
+        worker, found = WorkerProcess("hostile", command, quiet=True), []
+        for question in questions[first::jobs]:
+            name = {"number": f"{question[0]}:{question[1]}"}
+            try:
+                found.append(name | worker.ask(question, 10 * LIMIT))
+            except WorkerError as error:
+                found.append(name | {"trouble": str(error)})
+                worker = WorkerProcess("hostile", command, quiet=True)
+        worker.close()
+        return found
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [one for part in pool.map(some, range(jobs)) for one in part]
+
+
+def report(chosen: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
+    """Print what became of all inputs, and write it where asked to; return 1 where anything is wrong."""
+    tried = [one for one in found if "damage" in one]
+    undamaged = sum("result" in one for one in found)
+    lines = Report()
+    lines.add("# Hostile inputs", "", command_line(), machine_line())
+    lines.add(f"- Versions: {versions(('dptrain', 'numpy', 'safetensors', 'h5py', 'PyYAML'))}")
+    limits = f"slow: longer than {SECONDS} s; exit code: none of {', '.join(map(str, sorted(CODES)))}"
+    lines.add(f"- Seed {chosen.seed}; {limits}", "")
+    for title, key in (("input", "kind"), ("damage", "damage")):
+        lines.add(f"| {title} | tried | taken | refused, by exit code | {' | '.join(FAULTS)} |")
+        lines.add("|---" * (4 + len(FAULTS)) + "|")
+        for name in KINDS if key == "kind" else DAMAGES:
+            alike = [one for one in tried if one[key] == name]
+            codes = Counter(one["code"] for one in alike)
+            refused = ", ".join(f"{code} ({n})" for code, n in sorted(codes.items(), key=str) if code != 0)
+            faults = [sum(fault in one["wrong"] for one in alike) for fault in FAULTS]
+            lines.add(f"| {name} | {len(alike)} | {codes[0]} | {refused} | {' | '.join(map(str, faults))} |")
+        lines.add("")
+    totals = ", ".join(f"{sum(fault in one['wrong'] for one in tried)} {fault}" for fault in FAULTS)
+    longest = max((one["seconds"] for one in tried), default=0.0)
+    lines.add(
+        f"{len(tried)} inputs: {totals}; the longest took {longest:.1f} s. {undamaged} undamaged ones were taken."
+    )
+    bad = [one for one in found if one.get("wrong") or "trouble" in one]
+    for one in bad[:100]:
+        if "trouble" in one:
+            lines.add(f"- {one['number']}: not tried: {one['trouble']}")
+            continue
+        last = (one["text"].strip().splitlines() or [""])[-1]
+        what = "; ".join(f"{name}: {text}" for name, text in one["wrong"].items())
+        lines.add(f"- {one['number']}: {one['damage']} in {one['file']}, `{one['action']}`: {what}; {last[:300]!r}")
+    if chosen.output:
+        lines.save(chosen.output)
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
