@@ -74,12 +74,18 @@ DP_INLINE double dp_tanh(double x) { return tanh(x); }
 DP_INLINE double dp_sqrt(double x) { return sqrt(x); }
 DP_INLINE double dp_sin(double x) { return sin(x); }
 DP_INLINE double dp_cos(double x) { return cos(x); }
+DP_INLINE double dp_asin(double x) { return asin(x); }
+DP_INLINE double dp_acos(double x) { return acos(x); }
+DP_INLINE double dp_atan(double x) { return atan(x); }
 DP_INLINE double dp_erf(double x) { return erf(x); }
 DP_INLINE float dp_expm1(float x) { return expm1f(x); }
 DP_INLINE float dp_log1p(float x) { return log1pf(x); }
 DP_INLINE float dp_sqrt(float x) { return sqrtf(x); }
 DP_INLINE float dp_sin(float x) { return sinf(x); }
 DP_INLINE float dp_cos(float x) { return cosf(x); }
+DP_INLINE float dp_asin(float x) { return asinf(x); }
+DP_INLINE float dp_acos(float x) { return acosf(x); }
+DP_INLINE float dp_atan(float x) { return atanf(x); }
 DP_INLINE float dp_erf(float x) { return erff(x); }
 
 #ifdef __CUDACC__

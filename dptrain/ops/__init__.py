@@ -11,13 +11,17 @@ from dptrain.ops import nn, numpy
 from dptrain.ops.activation import erf, mish
 from dptrain.ops.arrangement import slice_update
 from dptrain.ops.arrays import convert_to_numpy, convert_to_tensor, rsqrt, shape, unstack
+from dptrain.ops.creation import dtype, is_tensor, saturate_cast
 from dptrain.ops.cross_entropy import in_top_k
 from dptrain.ops.custom import LETTERS, Launch, Op, op
 from dptrain.ops.elementwise import cast, stop_gradient
+from dptrain.ops.loops import cond, fori_loop, map, scan, switch, vectorized_map, while_loop
+from dptrain.ops.networks import top_k
 from dptrain.ops.nn import *  # noqa: F403  # Keras has these in `ops` too
 from dptrain.ops.norms import norm
 from dptrain.ops.numpy import *  # noqa: F403
 from dptrain.ops.reduction import logsumexp
+from dptrain.ops.searching import scatter, segment_sum
 from dptrain.registry.names import not_there
 
 __all__ = [
@@ -25,21 +29,34 @@ __all__ = [
     "Launch",
     "Op",
     "cast",
+    "cond",
     "convert_to_numpy",
     "convert_to_tensor",
+    "dtype",
     "erf",
+    "fori_loop",
     "in_top_k",
+    "is_tensor",
     "logsumexp",
+    "map",
     "mish",
     "nn",
     "norm",
     "numpy",
     "op",
     "rsqrt",
+    "saturate_cast",
+    "scan",
+    "scatter",
+    "segment_sum",
     "shape",
     "slice_update",
     "stop_gradient",
+    "switch",
+    "top_k",
     "unstack",
+    "vectorized_map",
+    "while_loop",
 ]
 __all__ += nn.__all__
 __all__ += numpy.__all__

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.ops.arrays import flip, ravel, split, tensordot
-from dptrain.ops.elementwise import cast, where
+from dptrain.ops.arrays import flip, moveaxis, ravel, split, tensordot
+from dptrain.ops.elementwise import cast, power, where
 from dptrain.ops.indexing import take
-from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, put, reshape, transpose
+from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, put, reshape, stack, transpose
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
@@ -125,6 +125,63 @@ def _as_columns(x: Tensor, length: int, k: int) -> Tensor:
     start = max(k, 0)
     row = put(x, key=((start, start + int(x.shape[0]), 1),), shape=(length,))
     return expand_dims(row, 0)
+
+
+def diagflat(x: Any, k: int = 0) -> Tensor:
+    """Return the matrix that has all elements on its k-th diagonal."""
+    return diag(ravel(x), k)
+
+
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Tensor:
+    """Return the powers of a vector, N columns; by default as many as rows, from the highest."""
+    found = _tensor(x)
+    count = int(found.shape[0]) if N is None else N
+    exponents = np.arange(count) if increasing else np.arange(count)[::-1]
+    return power(expand_dims(found, 1), cast(exponents, found.dtype))
+
+
+def kron(x1: Any, x2: Any) -> Tensor:
+    """Return the Kronecker product: x2 times each element of x1, as blocks."""
+    a, b = as_tensors([x1, x2])
+    rank = max(a.ndim, b.ndim)
+    a, b = (reshape(one, (*(1,) * (rank - one.ndim), *one.shape)) for one in (a, b))
+    pairs = list(zip(a.shape, b.shape, strict=True))
+    blocks = reshape(a, [n for one, _ in pairs for n in (one, 1)]) * reshape(
+        b, [n for _, one in pairs for n in (1, one)]
+    )
+    return reshape(blocks, [one * other for one, other in pairs])
+
+
+def cross(x1: Any, x2: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Tensor:
+    """Return the cross products of vectors along an axis of each; of vectors of length 2, the third component alone.
+
+    Args:
+        x1: vectors of length 2 or 3.
+        x2: as x1; both are broadcast together.
+        axisa: of x1.
+        axisb: of x2.
+        axisc: of the result.
+        axis: all three of them.
+
+    Raises:
+        ConfigError: vectors of another length.
+    """
+    axes = (axisa, axisb, axisc) if axis is None else (axis,) * 3
+    a, b = (moveaxis(one, place, -1) for one, place in zip(as_tensors([x1, x2]), axes, strict=False))
+    lengths = [int(one.shape[-1]) for one in (a, b)]
+    if not set(lengths) <= {2, 3}:
+        raise ConfigError(f"cross: vectors of lengths {lengths[0]} and {lengths[1]}; expected 2 or 3")
+    third = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+    if lengths == [2, 2]:
+        return third
+    a2, b2 = (one[..., 2] if one.shape[-1] == 3 else one[..., 0] * 0 for one in (a, b))
+    first, second = a[..., 1] * b2 - a2 * b[..., 1], a2 * b[..., 0] - a[..., 0] * b2
+    return moveaxis(stack([first, second, third], -1), -1, axes[2])
+
+
+def dsplit(x: Any, indices_or_sections: int | Sequence[int]) -> list[Tensor]:
+    """Return parts along the third axis."""
+    return split(x, indices_or_sections, 2)
 
 
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:

@@ -4,8 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy.typing as npt
+
 from dptrain.ops.activation import hard_silu, sigmoid
-from dptrain.ops.arrays import all, count_nonzero, isclose, logaddexp, prod, split
+from dptrain.ops.arrays import all, count_nonzero, cumprod, isclose, logaddexp, mod, moveaxis, prod, split
+from dptrain.ops.cumulative import cumsum
 from dptrain.ops.elementwise import (
     absolute,
     cast,
@@ -18,16 +21,19 @@ from dptrain.ops.elementwise import (
     log,
     log1p,
     logical_not,
+    maximum,
+    minimum,
     multiply,
     power,
     sign,
     silu,
+    sin,
     sqrt,
     square,
     where,
 )
 from dptrain.ops.manipulation import reshape
-from dptrain.ops.reduction import max, mean, min, sum
+from dptrain.ops.reduction import argmax, max, mean, min, sum
 from dptrain.ops.rounding import ceil, floor, isinf, isnan
 from dptrain.program.tensor import Tensor, as_tensors
 
@@ -131,6 +137,33 @@ def trunc(x: Any) -> Tensor:
     return where(less(found, 0), ceil(found), floor(found)) if found.dtype.kind == "f" else found
 
 
+def fmod(x1: Any, x2: Any) -> Tensor:
+    """Return the rest of x1 / x2, of x1's sign."""
+    a, b = as_tensors([x1, x2])
+    rest = mod(absolute(a), absolute(b))
+    return where(less(a, 0), -rest, rest)
+
+
+def fmax(x1: Any, x2: Any) -> Tensor:
+    """Return the greater of x1 and x2; the other one where one is NaN."""
+    a, b = as_tensors([x1, x2])
+    return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
+
+
+def fmin(x1: Any, x2: Any) -> Tensor:
+    """Return the lesser of x1 and x2; the other one where one is NaN."""
+    a, b = as_tensors([x1, x2])
+    return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
+
+
+def sinc(x: Any) -> Tensor:
+    """Return sin(pi x) / (pi x), 1 at 0."""
+    angle = floating(x) * math.pi
+    is_zero = equal(angle, 0)
+    safe = where(is_zero, 1.0, angle)
+    return where(is_zero, 1.0, sin(safe) / safe)
+
+
 def isneginf(x: Any) -> Tensor:
     """Return where x is -infinity."""
     return equal(floating(x), -math.inf)
@@ -228,3 +261,35 @@ def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the least element over axes that is not NaN; NaN where all are."""
     return -nanmax(-floating(x), axis, keepdims)
+
+
+def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the place of the greatest element along an axis that is not NaN; -1 where all are."""
+    found = floating(x)
+    known = sum(logical_not(isnan(found)), axis, keepdims)
+    return where(equal(known, 0), -1, argmax(_without_nan(found, -math.inf), axis, keepdims))
+
+
+def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """Return the place of the least element along an axis that is not NaN; -1 where all are."""
+    return nanargmax(-floating(x), axis, keepdims)
+
+
+def nancumsum(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return the sums of each element and all before it along an axis, NaN as 0."""
+    return cumsum(_without_nan(x, 0), axis, dtype)
+
+
+def nancumprod(x: Any, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return the products of each element and all before it along an axis, NaN as 1."""
+    return cumprod(_without_nan(x, 1), axis, dtype)
+
+
+def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
+    """Return the integral over an axis by trapezoids, between points x or at a distance dx."""
+    found = moveaxis(floating(y), axis, -1)
+    (width,) = as_tensors([dx if x is None else x])
+    if x is not None:
+        along = width if width.ndim == 1 else moveaxis(width, axis, -1)
+        width = along[..., 1:] - along[..., :-1]
+    return sum((found[..., 1:] + found[..., :-1]) * width, -1) / 2

@@ -49,6 +49,13 @@ from dptrain.ops.functions import (
 from dptrain.ops.indexing import (
     one_hot,
 )
+from dptrain.ops.networks import (
+    batch_normalization,
+    dot_product_attention,
+    layer_normalization,
+    multi_hot,
+    rms_normalization,
+)
 from dptrain.ops.norms import (
     normalize,
 )
@@ -59,11 +66,13 @@ from dptrain.registry.names import not_there
 
 __all__ = [
     "average_pool",
+    "batch_normalization",
     "binary_crossentropy",
     "categorical_crossentropy",
     "celu",
     "conv",
     "conv_transpose",
+    "dot_product_attention",
     "elu",
     "gelu",
     "glu",
@@ -72,15 +81,18 @@ __all__ = [
     "hard_silu",
     "hard_swish",
     "hard_tanh",
+    "layer_normalization",
     "leaky_relu",
     "log_sigmoid",
     "log_softmax",
     "max_pool",
     "moments",
+    "multi_hot",
     "normalize",
     "one_hot",
     "relu",
     "relu6",
+    "rms_normalization",
     "selu",
     "sigmoid",
     "silu",

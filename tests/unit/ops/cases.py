@@ -42,6 +42,7 @@ _PAIRS = [
 _POSITIVE = [Case(positive(B, 3), positive(B, 3), rows=(0, 0)), Case(positive(3), positive(B, 3), rows=(None, 0))]
 _FLAGS = [Case(flags(B, 3), flags(3))]
 _ROOTS = [Case(positive(B, 3))]
+_SINES = [Case(lambda rng: rng.uniform(-0.9, 0.9, (B, 3)))]
 _ONE = [Case(normal(B, 3)), Case(normal(2, B), rows=(1,))]
 _SUMS = [
     Case(normal(B, 3), axes=(0,), keepdims=False),
@@ -59,10 +60,12 @@ CASES: dict[str, list[Case]] = {
     "divide_no_nan": [*_POSITIVE, Case(normal(B, 3), lambda rng: np.array([0, 1, -2]))],
     "where": [Case(flags(B, 1), normal(B, 3), normal(3), rows=(0, 0, None))],
     **dict.fromkeys(
-        ("negative", "absolute", "sign", "erf", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus"), _ONE
+        ("negative", "absolute", "sign", "arctan", "erf", "exp", "square", "sin", "cos", "tanh", "sigmoid", "softplus"),
+        _ONE,
     ),
     **dict.fromkeys(("relu", "stop_gradient"), _ONE),
     **dict.fromkeys(("log", "log1p", "sqrt"), _ROOTS),
+    **dict.fromkeys(("arcsin", "arccos"), _SINES),
     **dict.fromkeys(("ceil", "floor", "rint", "isnan", "isinf", "isfinite"), _ONE),
     "leaky_relu": [Case(normal(B, 3), negative_slope=0.3)],
     "elu": [Case(normal(B, 3), alpha=0.7)],

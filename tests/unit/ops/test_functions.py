@@ -44,6 +44,31 @@ NUMPY = [
     *(("diff", (X, n, axis)) for n in (1, 2) for axis in (0, -1)),
     ("inner", (X, M[:, :4])),
     ("inner", (V, 2.0)),
+    ("arctan", (M * 5,)),
+    *((name, (np.tanh(M),)) for name in ("arcsin", "arccos")),
+    ("arctan2", (M, M[::-1])),
+    ("arctan2", (np.array([0.0, 0, 1, -1, np.inf, np.inf]), np.array([0.0, -1, 0, 0, 5, np.inf]))),
+    ("fmod", (M * 3, np.array([1.5, -1.5, 0.7, -0.7, 2.0]))),
+    ("fmod", (np.array([7, -7]), 3)),
+    *((name, (NAN, M[::-1])) for name in ("fmax", "fmin")),
+    ("sinc", (np.append(M, [0.0, 1.0, -2.0]),)),
+    ("trapezoid", (M,)),
+    ("trapezoid", (M, None, 0.5, 0)),
+    ("trapezoid", (M, np.array([0.0, 1, 3, 3.5, 7]))),
+    ("trapezoid", (M, np.cumsum(np.exp(M), 0), 1.0, 0)),
+    *((name, (NAN[[0, 2]], axis)) for name in ("nanargmax", "nanargmin") for axis in (1, None)),
+    *((name, (NAN, axis)) for name in ("nancumsum", "nancumprod") for axis in (0, 1, None)),
+    ("diagflat", (M[:2, :2], -1)),
+    *(("vander", given) for given in ((V,), (V, 3), (V, 3, True))),
+    *(("kron", given) for given in ((M, X[0]), (V, V), (M, X), (X, 2.0))),
+    ("cross", (X[..., :3], X[..., 1:])),
+    ("cross", (X[..., :3], V[:3], -1, -1, 0)),
+    ("cross", (X, X[::-1], 1, 1, 2)),
+    ("cross", (X, X[::-1], -1, -1, -1, 1)),
+    *(("isin", (np.arange(6).reshape(2, 3), [1, 4, 9], *given)) for given in ((), (False, True))),
+    *(("searchsorted", (np.array([1.0, 2, 2, 5]), np.array([[0.0, 2], [3, 9]]), side)) for side in ("left", "right")),
+    ("digitize", (M, np.array([-1.0, 0.0, 0.5]))),
+    ("select", ([M > 1, M > 0], [M, -M], 7.0)),
 ]
 
 
@@ -63,6 +88,7 @@ def test_parts():
         (ops.hsplit(X, 3), np.hsplit(X, 3)),
         (ops.hsplit(V, 2), np.hsplit(V, 2)),
         (ops.vsplit(X, 2), np.vsplit(X, 2)),
+        (ops.dsplit(X, 2), np.dsplit(X, 2)),
         (ops.meshgrid(V, M[0], M[:, 0]), np.meshgrid(V, M[0], M[:, 0])),
         (ops.meshgrid(V, M[0], indexing="ij"), np.meshgrid(V, M[0], indexing="ij")),
         (ops.moments(X, [0, 2]), (X.mean((0, 2)), X.var((0, 2)))),
@@ -77,6 +103,18 @@ def test_elements_along_an_axis():
     np.testing.assert_array_equal(ops.take_along_axis(X, order[:1], 1), np.take_along_axis(X, order[:1], 1))
     np.testing.assert_array_equal(ops.take_along_axis(X, [3, -1], None), X.ravel()[[3, -1]])
     np.testing.assert_array_equal(ops.get_item(X, (0, ..., -1)), X[0, ..., -1])
+
+
+def test_places_of_nothing_but_nan_are_below_0():
+    np.testing.assert_array_equal(ops.nanargmax(NAN, 1, keepdims=True)[1], [-1])
+    np.testing.assert_array_equal(ops.nanargmin(np.full(3, np.nan)), -1)
+
+
+def test_vectors_of_a_plane_and_of_space():
+    x, y = X[..., :2], X[..., 2:]
+    np.testing.assert_allclose(ops.cross(x, y), x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0], rtol=1e-12)
+    flat = np.append(x, np.zeros((2, 3, 1)), -1)
+    np.testing.assert_allclose(ops.cross(x, X[..., 1:]), np.cross(flat, X[..., 1:]), rtol=1e-12)
 
 
 def test_a_block_is_replaced():
@@ -98,6 +136,7 @@ def test_halves_gate_each_other():
         (lambda: ops.diag(X), "expected a vector or a matrix"),
         (lambda: ops.meshgrid(V, indexing="a"), "expected 'xy' or 'ij'"),
         (lambda: ops.take_along_axis(X, [0], 1), "indices of 1 axes for 3"),
+        (lambda: ops.cross(V, V), "vectors of lengths 4 and 4; expected 2 or 3"),
     ],
 )
 def test_refused(build, message):

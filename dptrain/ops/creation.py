@@ -1,0 +1,128 @@
+"""Tensors of known numbers, and what is said of tensors."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import convert_to_tensor
+from dptrain.ops.elementwise import cast, clip
+from dptrain.ops.manipulation import ones_like, zeros, zeros_like
+from dptrain.program.tensor import FLOATX, Tensor, Variable, as_tensors, constant
+
+
+def array(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a tensor of an array, a number, a variable or a list of numbers."""
+    return convert_to_tensor(x, dtype)
+
+
+def copy(x: Any) -> Tensor:
+    """Return x, which nothing changes."""
+    return convert_to_tensor(x)
+
+
+def empty(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros: memory that is not written would differ from run to run."""
+    return zeros(shape, dtype)
+
+
+def empty_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return zeros of the shape and type of x, or of another type."""
+    return zeros_like(x, dtype)
+
+
+def is_tensor(x: Any) -> bool:
+    """Return whether x is a tensor; a variable has one."""
+    return isinstance(x, Tensor)
+
+
+def dtype(x: Any) -> str:
+    """Return the name of the type of a tensor, a variable or an array."""
+    return x.dtype.name if isinstance(x, Tensor | Variable) else as_tensors([x])[0].dtype.name
+
+
+def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
+    """Return x in another type; what does not fit becomes its least or greatest number."""
+    (found,), wanted = as_tensors([x]), np.dtype(dtype)
+    if wanted.kind in "iu" and found.dtype.kind != "b":
+        limits = np.iinfo(wanted)
+        # In a type that holds both: of float32 the greatest number below 2^31.
+        least, greatest = float(limits.min), float(limits.max)
+        if found.dtype.kind == "f":
+            top = np.array(greatest, found.dtype)
+            greatest = float(np.nextafter(top, np.array(0, found.dtype)) if float(top) > limits.max else top)
+            return cast(clip(found, least, greatest), wanted)
+        known = np.iinfo(found.dtype)
+        return cast(clip(found, max(limits.min, known.min), min(limits.max, known.max)), wanted)
+    return cast(found, wanted)
+
+
+def real(x: Any) -> Tensor:
+    """Return x: all numbers here are real."""
+    return convert_to_tensor(x)
+
+
+def conj(x: Any) -> Tensor:
+    """Return x, whose imaginary part is 0."""
+    return convert_to_tensor(x)
+
+
+conjugate = conj
+
+
+def isreal(x: Any) -> Tensor:
+    """Return true for every element."""
+    return ones_like(x, "bool")
+
+
+def logspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    base: float = 10,
+    dtype: npt.DTypeLike | None = None,
+    axis: int = 0,
+) -> Tensor:
+    """Return numbers from base^start to base^stop, evenly spaced in the exponent; known ones."""
+    return constant(np.logspace(start, stop, num, endpoint, base, axis=axis).astype(dtype or FLOATX))
+
+
+def geomspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: npt.DTypeLike | None = None, axis: int = 0
+) -> Tensor:
+    """Return numbers from start to stop, each the same multiple of the one before; known ones."""
+    return constant(np.geomspace(start, stop, num, endpoint, axis=axis).astype(dtype or FLOATX))
+
+
+def _window(function: Callable[..., Any], length: Any, *more: Any) -> Tensor:
+    if not isinstance(length, int) or length < 0:
+        raise ConfigError(f"{function.__name__}: {length!r} points; expected an integer of at least 0")
+    return constant(function(length, *more).astype(FLOATX))
+
+
+def bartlett(x: int) -> Tensor:
+    """Return Bartlett's window of so many points: a triangle."""
+    return _window(np.bartlett, x)
+
+
+def blackman(x: int) -> Tensor:
+    """Return Blackman's window of so many points."""
+    return _window(np.blackman, x)
+
+
+def hamming(x: int) -> Tensor:
+    """Return Hamming's window of so many points."""
+    return _window(np.hamming, x)
+
+
+def hanning(x: int) -> Tensor:
+    """Return von Hann's window of so many points."""
+    return _window(np.hanning, x)
+
+
+def kaiser(x: int, beta: float) -> Tensor:
+    """Return Kaiser's window of so many points."""
+    return _window(np.kaiser, x, beta)

@@ -1,0 +1,121 @@
+"""Python's control flow under Keras' names. In a traced step loops are unrolled, and conditions must be known."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dptrain import tree
+from dptrain.errors import ConfigError
+from dptrain.ops.manipulation import stack
+from dptrain.program.tensor import as_tensors
+
+
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """Return what one of two functions returns.
+
+    Raises:
+        ConfigError: the truth value is not known while a step is traced.
+    """
+    return true_fn() if bool(as_tensors([pred])[0]) else false_fn()
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """Return what the function of that number returns for the operands; numbers outside are those at the ends.
+
+    Raises:
+        ConfigError: the number is not known while a step is traced.
+    """
+    return branches[min(max(int(as_tensors([index])[0]), 0), len(branches) - 1)](*operands)
+
+
+def fori_loop(lower: int, upper: int, body_fun: Callable[[int, Any], Any], init_val: Any) -> Any:
+    """Return `value = body_fun(i, value)` for i from lower to below upper, which must be known."""
+    value = init_val
+    for number in range(int(lower), int(upper)):
+        value = body_fun(number, value)
+    return value
+
+
+def while_loop(
+    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Any, maximum_iterations: int | None = None
+) -> Any:
+    """Return the variables after `body` as long as `cond` of them is true.
+
+    Args:
+        cond: takes the variables; what it returns must be known.
+        body: takes them and returns new ones.
+        loop_vars: one, or a tuple or a list.
+        maximum_iterations: at most so many times.
+
+    Raises:
+        ConfigError: the condition is not known while a step is traced.
+    """
+    several = isinstance(loop_vars, tuple | list)
+    values, number = tuple(loop_vars) if several else (loop_vars,), 0
+    while (maximum_iterations is None or number < maximum_iterations) and bool(as_tensors([cond(*values)])[0]):
+        found = body(*values)
+        values, number = tuple(found) if isinstance(found, tuple | list) else (found,), number + 1
+    return type(loop_vars)(values) if several else values[0]
+
+
+def map(f: Callable[[Any], Any], xs: Any) -> Any:
+    """Return `f` of each part along the first axis, stacked.
+
+    Args:
+        f: takes a part of each of `xs`, and returns tensors, nested as it likes.
+        xs: tensors or arrays, nested; of one first length, which must not count the rows of the batch.
+
+    Raises:
+        ConfigError: their lengths differ, or are 0.
+    """
+    return _stacked([f(part) for part in _parts(xs)])
+
+
+def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
+    """Return `function` of each part along the first axis, stacked; as `map`."""
+    return map(function, elements)
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[Any, Any]:
+    """Return what is carried through `carry, y = f(carry, x)` for each part x, and all y, stacked.
+
+    Args:
+        f: as above.
+        init: the first carry.
+        xs: as in `map`; None for as many None as `length` says.
+        length: how many parts there are, needed without `xs`.
+        reverse: go through them from the last.
+        unroll: without effect.
+
+    Raises:
+        ConfigError: as `map`, or another length.
+    """
+    parts = [None] * (length or 0) if xs is None else _parts(xs)
+    if length is not None and length != len(parts):
+        raise ConfigError(f"scan: length={length} for {len(parts)} parts")
+    carry, made = init, []
+    for part in parts[::-1] if reverse else parts:
+        carry, y = f(carry, part)
+        made.append(y)
+    return carry, _stacked(made[::-1] if reverse else made)
+
+
+def _parts(xs: Any) -> list[Any]:
+    leaves = tree.flatten(xs)
+    tensors = as_tensors(leaves)
+    lengths = {len(one) for one in tensors}
+    if len(lengths) != 1:
+        raise ConfigError(f"parts along the first axis of tensors of {sorted(lengths)}: expected one length")
+    return [tree.pack_sequence_as(xs, [one[number] for one in tensors]) for number in range(lengths.pop())]
+
+
+def _stacked(made: list[Any]) -> Any:
+    if not made:
+        raise ConfigError("no parts to stack, along a first axis of length 0")
+    return tree.map_structure(lambda *each: None if each[0] is None else stack(each), *made, none_is_leaf=True)

@@ -1,0 +1,213 @@
+"""What layers of networks are made of beside products and activations: normalisation, attention, the greatest few."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrangement import take_along_axis
+from dptrain.ops.arrays import repeat
+from dptrain.ops.elementwise import (
+    cast,
+    equal,
+    floating,
+    logical_and,
+    logical_not,
+    logical_or,
+    multiply,
+    sqrt,
+    square,
+    where,
+)
+from dptrain.ops.functions import moments
+from dptrain.ops.indexing import one_hot
+from dptrain.ops.linear_algebra import batch_matmul
+from dptrain.ops.manipulation import reshape, stack, transpose, zeros_like
+from dptrain.ops.reduction import argmax, max, mean, softmax
+from dptrain.ops.rounding import isnan
+from dptrain.program.shapes import normalized_axes
+from dptrain.program.tensor import Tensor, as_tensors
+
+# Keras' `backend.epsilon()`; and what it puts for logits that take no part: this part of the greatest number.
+_EPSILON, _LEFT_OUT = 1e-7, -0.7
+
+
+def layer_normalization(
+    x: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    axis: int | Sequence[int] = -1,
+    epsilon: float | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Return x with mean 0 and variance 1 over axes, times gamma, plus beta.
+
+    Args:
+        x: a tensor or an array.
+        gamma: of the length of the axis, or of any shape that can be broadcast to x; 1 by default.
+        beta: as gamma; 0 by default.
+        axis: one or several.
+        epsilon: added to the variance; 1e-7 by default.
+        kwargs: none; Keras' `rms_scaling` is not supported.
+
+    Raises:
+        ConfigError: an unknown argument.
+
+    Source: J. Ba et al., "Layer normalization", 2016.
+    """
+    if kwargs:
+        raise ConfigError(f"not supported: {next(iter(kwargs))} of layer_normalization; see rms_normalization")
+    found = floating(x)
+    axes = normalized_axes(axis, found.ndim)
+    center, variance = moments(found, axes, keepdims=True)
+    result = (found - center) / sqrt(variance + (_EPSILON if epsilon is None else epsilon))
+    lengths = [n if one in axes else 1 for one, n in enumerate(found.shape)]
+
+    def along(vector: Any) -> Tensor:
+        own = cast(vector, found.dtype)
+        return own if own.ndim == found.ndim or axes == (found.ndim - 1,) else reshape(own, lengths)
+
+    result = result if gamma is None else result * along(gamma)
+    return result if beta is None else result + along(beta)
+
+
+def rms_normalization(
+    x: Any, scale: Any = None, axis: int | Sequence[int] = -1, epsilon: float | None = None
+) -> Tensor:
+    """Return x over the root of the mean of its squares over axes, times scale.
+
+    Source: B. Zhang and R. Sennrich, "Root mean square layer normalization", NeurIPS 2019.
+    """
+    found = floating(x)
+    power = mean(square(found), axis, keepdims=True)
+    result = found / sqrt(power + (_EPSILON if epsilon is None else epsilon))
+    return result if scale is None else multiply(result, cast(scale, found.dtype))
+
+
+def batch_normalization(
+    x: Any, mean: Any, variance: Any, axis: int, offset: Any = None, scale: Any = None, epsilon: float = 1e-3
+) -> Tensor:
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + offset, vectors along an axis of x all of them."""
+    found = floating(x)
+    (place,) = normalized_axes(axis, found.ndim)
+
+    def along(vector: Any) -> Tensor:
+        return reshape(cast(vector, found.dtype), [-1 if one == place else 1 for one in range(found.ndim)])
+
+    result = (found - along(mean)) / sqrt(along(variance) + epsilon)
+    result = result if scale is None else result * along(scale)
+    return result if offset is None else result + along(offset)
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    flash_attention: bool | None = None,
+    attn_logits_soft_cap: None = None,
+) -> Tensor:
+    """Return softmax(query key^T scale + bias) value, head by head.
+
+    Args:
+        query: (batch, targets, heads, length).
+        key: (batch, sources, heads, length); with fewer heads, each is of several heads of the query.
+        value: of key's shape.
+        bias: added to the logits, (batch, heads, targets, sources) or what can be broadcast to it.
+        mask: as bias: where it is false, a source takes no part.
+        scale: of the logits; by default 1 / sqrt(length).
+        is_causal: a source behind a target's place takes no part.
+        flash_attention: must not be True.
+        attn_logits_soft_cap: must be None.
+
+    Returns:
+        (batch, targets, heads, length).
+
+    Raises:
+        ConfigError: shapes that do not go together, or what is not supported.
+    """
+    if flash_attention or attn_logits_soft_cap is not None:
+        raise ConfigError("not supported: flash_attention and attn_logits_soft_cap of dot_product_attention")
+    q, k, v = (floating(one) for one in as_tensors([query, key, value]))
+    if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape or q.shape[2] % k.shape[2]:
+        shapes = ", ".join(str(one.shape) for one in (q, k, v))
+        raise ConfigError(f"dot_product_attention: query, key and value of shapes {shapes}")
+    if groups := int(q.shape[2]) // int(k.shape[2]) - 1:
+        k, v = (repeat(one, groups + 1, 2) for one in (k, v))
+    q, k, v = (transpose(one, (0, 2, 1, 3)) for one in (q, k, v))
+    factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else scale
+    logits = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * factor
+    if bias is not None:
+        logits = logits + cast(bias, logits.dtype)
+    taking_part = [] if mask is None else [cast(mask, "bool")]
+    if is_causal:
+        (causal,) = as_tensors([np.tri(int(q.shape[2]), int(k.shape[2]), dtype=np.bool_)])
+        taking_part.append(causal)
+    for one in taking_part:
+        logits = where(one, logits, _LEFT_OUT * float(np.finfo(logits.dtype).max))
+    return transpose(batch_matmul(softmax(logits), v), (0, 2, 1, 3))
+
+
+def multi_hot(
+    inputs: Any,
+    num_classes: int | None = None,
+    axis: int = -1,
+    dtype: npt.DTypeLike | None = None,
+    sparse: bool = False,
+    **kwargs: Any,
+) -> Tensor:
+    """Return 1 for each class that is among the labels of a sample, else 0.
+
+    Args:
+        inputs: (rows, labels) or (labels,); those outside 0 to num_classes - 1 count for nothing.
+        num_classes: how many there are.
+        axis: where the classes stand in the result.
+        dtype: of the result; float32 by default.
+        sparse: must be False.
+        kwargs: none.
+
+    Raises:
+        ConfigError: no number of classes, or `sparse`.
+    """
+    if num_classes is None or kwargs:
+        raise ConfigError(f"multi_hot: num_classes={num_classes}{f', {kwargs}' if kwargs else ''}; expected a number")
+    each = one_hot(inputs, num_classes, axis, dtype, sparse)
+    return max(each, 1 if each.ndim > 2 else 0)
+
+
+def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the k greatest elements along the last axis, greatest first, and their places (int32).
+
+    Of equal ones the first comes first; NaN counts as the greatest. It takes k passes.
+
+    Args:
+        x: a tensor or an array.
+        k: how many, a known number.
+        sorted: they always are.
+
+    Raises:
+        ConfigError: there are not as many.
+    """
+    (found,) = as_tensors([x])
+    length = int(found.shape[-1]) if found.ndim else 0
+    if not 0 <= k <= length:
+        raise ConfigError(f"top_k: k={k} of {length} elements")
+    least = -math.inf if found.dtype.kind == "f" else int(np.iinfo(found.dtype).min) if found.dtype.kind != "b" else 0
+    taken, places = zeros_like(found, "bool"), []
+    for _ in range(k):
+        left = where(taken, least, found)
+        greatest = max(left, -1, keepdims=True)
+        candidates = logical_and(logical_or(equal(found, greatest), isnan(found)), logical_not(taken))
+        places.append(argmax(cast(candidates, "int32"), -1))
+        taken = logical_or(taken, one_hot(places[-1], length, dtype="bool"))
+    if not places:
+        empty = found[..., :0]
+        return empty, cast(empty, "int32")
+    indices = stack(places, -1)
+    return take_along_axis(found, indices, -1), cast(indices, "int32")

@@ -1,0 +1,108 @@
+"""Where values are among others, and what is chosen or summed by that."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.ops.arrays import any, ravel
+from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_not, where
+from dptrain.ops.indexing import add_rows
+from dptrain.ops.manipulation import expand_dims, reshape
+from dptrain.ops.reduction import sum
+from dptrain.program.index import in_range
+from dptrain.program.tensor import Tensor, as_tensors
+
+
+def isin(x1: Any, x2: Any, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    """Return whether each element of x1 is among those of x2, or, inverted, is not; compares all with all.
+
+    Args:
+        x1: a tensor or an array.
+        x2: as x1.
+        assume_unique: without effect.
+        invert: see above.
+    """
+    found = any(equal(expand_dims(x1, -1), ravel(x2)), -1)
+    return logical_not(found) if invert else found
+
+
+def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tensor:
+    """Return the place before which each value keeps a sorted vector sorted (int32); compares all with all.
+
+    Args:
+        sorted_sequence: a vector, rising.
+        values: a tensor or an array.
+        side: "left" of equal elements, or "right".
+
+    Raises:
+        ConfigError: no vector, or another side.
+    """
+    row, wanted = as_tensors([sorted_sequence, values])
+    if row.ndim != 1 or side not in ("left", "right"):
+        raise ConfigError(
+            f"searchsorted: a sequence of shape {row.shape}, side={side!r}; expected a vector, 'left' or 'right'"
+        )
+    before = (less if side == "left" else less_equal)(row, expand_dims(wanted, -1))
+    return cast(sum(before, -1), "int32")
+
+
+def digitize(x: Any, bins: Any) -> Tensor:
+    """Return in which bin each element is: how many bounds, which rise, are at most it (int32)."""
+    return searchsorted(bins, x, "right")
+
+
+def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+    """Return for each element the choice of the first condition that is true, else the default.
+
+    Raises:
+        ConfigError: not as many conditions as choices, or none.
+    """
+    if len(condlist) != len(choicelist) or not condlist:
+        raise ConfigError(f"select: {len(condlist)} conditions, {len(choicelist)} choices; expected as many of each")
+    found = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        found = where(condition, choice, found)
+    return found
+
+
+def segment_sum(data: Any, segment_ids: Any, num_segments: int | None = None, sorted: bool = False) -> Tensor:
+    """Return the sums of the rows of each segment.
+
+    Args:
+        data: (rows, ...).
+        segment_ids: (rows,) integers of 0 to num_segments - 1.
+        num_segments: how many there are; by default as many as known ids say.
+        sorted: without effect.
+
+    Raises:
+        ConfigError: an id is out of range, or there is no number while a step is traced.
+    """
+    values, given = as_tensors([data, segment_ids])
+    if num_segments is None:
+        if given.value is None:
+            raise ConfigError("segment_sum: num_segments is needed where segment_ids are not known")
+        num_segments = int(given.value.max(initial=-1)) + 1
+    return add_rows(values, in_range(given, num_segments), length=num_segments)
+
+
+def scatter(indices: Any, values: Any, shape: Sequence[int]) -> Tensor:
+    """Return zeros with values added at places.
+
+    Args:
+        indices: (..., axes) integers: a place along each of the first axes of the result.
+        values: (...) and the rest of the shape.
+        shape: of the result.
+
+    Raises:
+        ConfigError: a place is out of range.
+    """
+    places, found = as_tensors([indices, values])
+    count = int(places.shape[-1])
+    lengths, rest = [int(n) for n in shape[:count]], tuple(shape[count:])
+    number: Any = 0
+    for axis, length in enumerate(lengths):
+        number = number * length + in_range(places[..., axis], length)
+    rows = reshape(found, (-1, *rest))
+    return reshape(add_rows(rows, ravel(number), length=int(np.prod(lengths))), tuple(shape))

@@ -1,0 +1,71 @@
+"""Angles: the inverses of the trigonometric functions."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dptrain.ops.elementwise import (
+    _FUNCTION,
+    _exact,
+    absolute,
+    divide,
+    equal,
+    floating,
+    maximum,
+    minimum,
+    sqrt,
+    square,
+    where,
+)
+from dptrain.program.op import op
+from dptrain.program.tensor import Array, Tensor, as_tensors
+
+
+@op(**_FUNCTION, c="dp_atan({0})", onnx="Atan")
+def arctan(x: Array, *, out: Array) -> None:
+    """The angle in radians, from -pi/2 to pi/2, whose tangent is x."""
+    np.arctan(_exact(x), out=out)
+
+
+@arctan.gradient
+def _arctan(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy / (1 + square(x))
+
+
+@op(**_FUNCTION, c="dp_asin({0})", onnx="Asin")
+def arcsin(x: Array, *, out: Array) -> None:
+    """The angle in radians, from -pi/2 to pi/2, whose sine is x."""
+    np.arcsin(_exact(x), out=out)
+
+
+@arcsin.gradient
+def _arcsin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return dy / sqrt(1 - square(x))
+
+
+@op(**_FUNCTION, c="dp_acos({0})", onnx="Acos")
+def arccos(x: Array, *, out: Array) -> None:
+    """The angle in radians, from 0 to pi, whose cosine is x."""
+    np.arccos(_exact(x), out=out)
+
+
+@arccos.gradient
+def _arccos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
+    return -dy / sqrt(1 - square(x))
+
+
+def arctan2(x1: Any, x2: Any) -> Tensor:
+    """Return the angle in radians, from -pi to pi, of the point with x = x2 and y = x1; 0 of the origin.
+
+    Zeros have no sign here: on the negative x axis it is pi.
+    """
+    y, x = (floating(one) for one in as_tensors([x1, x2]))
+    height, width = absolute(y), absolute(x)
+    less, more = minimum(height, width), maximum(height, width)
+    origin, both = equal(more, 0), equal(less, math.inf)
+    ratio = where(both, 1.0, divide(where(origin, 0.0, less), where(origin, 1.0, more)))
+    acute = arctan(ratio)
+    first = where(height > width, math.pi / 2 - acute, acute)
+    upper = where(x < 0, math.pi - first, first)
+    return where(y < 0, -upper, upper)

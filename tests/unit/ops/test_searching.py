@@ -1,0 +1,39 @@
+"""Sums by segment and by place."""
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.errors import ConfigError
+from dptrain.program.program import trace
+from dptrain.program.tensor import Variable
+
+X = np.arange(8.0).reshape(4, 2)
+
+
+def test_sums_of_segments():
+    np.testing.assert_array_equal(ops.segment_sum(X, [0, 2, 0, 2]), [[4, 6], [0, 0], [8, 10]])
+    np.testing.assert_array_equal(ops.segment_sum(X, [0, 0, 0, 0], num_segments=2), [X.sum(0), [0, 0]])
+    w = Variable(X)
+    ops.sum(ops.segment_sum(w, [1, 0, 1, 1]) * np.array([[2.0], [3.0]])).backward()
+    np.testing.assert_array_equal(w.grad, np.array([3, 2, 3, 3])[:, None] * np.ones(2))
+
+
+def test_values_at_places():
+    found = ops.scatter([[0, 1], [2, 0], [0, 1]], [1.0, 2.0, 4.0], (3, 2))
+    np.testing.assert_array_equal(found, [[0, 5], [0, 0], [2, 0]])
+    np.testing.assert_array_equal(ops.scatter([[1], [-1]], X[:2], (3, 2)), [[0, 0], X[0], X[1]])
+
+
+def test_refused():
+    for build, message in (
+        (lambda: ops.segment_sum(X, [0, 1, 2, 3], 3), "index 3 is out of range"),
+        (lambda: ops.scatter([[3]], [1.0], (3,)), "index 3 is out of range"),
+        (lambda: ops.searchsorted(X, 1.0), "expected a vector"),
+        (lambda: ops.searchsorted(X[0], 1.0, "middle"), "'left' or 'right'"),
+        (lambda: ops.select([X > 1], []), "expected as many of each"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build()
+    with pytest.raises(ConfigError, match="num_segments is needed"):
+        trace(lambda ids: {"y": ops.segment_sum(X, ids)}, {"ids": ((4,), np.int64)})
