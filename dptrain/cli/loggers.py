@@ -17,6 +17,7 @@ from dptrain.cli.config import Config, leaves, to_dict
 from dptrain.errors import ConfigError
 from dptrain.runtime import terminal
 from dptrain.runtime.failure import describe
+from dptrain.saving.run_folder import TENSORBOARD
 
 # The value of an option that is given without one.
 AUTO = "auto"
@@ -108,7 +109,7 @@ def loggers(config: Config, folder: str | None, name: str) -> list[Callback]:
     settings = {leaf.path: value for leaf in leaves() if (value := _at(config, leaf.path)) is not None}
     if asked.tensorboard is not None:
         tensorboardx_module()
-        place = Path(folder) / "tensorboard" if asked.tensorboard == AUTO else Path(asked.tensorboard) / name
+        place = Path(folder) / TENSORBOARD if asked.tensorboard == AUTO else Path(asked.tensorboard) / name
         found.append(BestEffort("TensorBoard", TensorBoard(place)))
     if asked.mlflow is not None:
         mlflow_module()

@@ -23,10 +23,22 @@ from dptrain.cli.curves import draw_curves
 from dptrain.errors import OutputError
 from dptrain.runtime.files import FILE, FOLDER, Directory, open_directory, output_error, writing
 from dptrain.runtime.locks import LOCK, locked
-from dptrain.saving.run_folder import BEST, CHECKPOINTS, CONFIG, CURVES, METRICS, MODEL, SUMMARY, WEIGHTS
+from dptrain.saving.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    CONFIG,
+    CURVES,
+    METRICS,
+    MODEL,
+    SUMMARY,
+    TENSORBOARD,
+    WANDB,
+    WEIGHTS,
+)
 
 _ELSEWHERE = "choose another --out"
-# What a run writes.
+# What a run writes, and its loggers.
+_FOLDERS = (CHECKPOINTS, TENSORBOARD, WANDB)
 _FILES = (CONFIG, METRICS, MODEL, BEST, WEIGHTS, SUMMARY, CURVES)
 
 
@@ -180,6 +192,8 @@ class RunDirectory:
             DataError: something there is no regular file.
         """
         there = [name for name in _FILES if folder.expect(name, FILE) is not None]
+        for name in _FOLDERS:
+            folder.expect(name, FOLDER)
         if _has_checkpoints(folder):
             there.append(CHECKPOINTS)
         finished = SUMMARY in there
@@ -198,7 +212,7 @@ class RunDirectory:
 
 
 def _has_checkpoints(folder: Directory) -> bool:
-    if folder.expect(CHECKPOINTS, FOLDER) is None:
+    if folder.kind(CHECKPOINTS) is None:
         return False
     with folder.folder(CHECKPOINTS) as checkpoints:
         return bool(checkpoints.names())

@@ -189,21 +189,22 @@ def test_a_file_that_the_run_would_write_is_found_at_the_start(tmp_path, name):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-NAMES = ("config.yaml", "metrics.jsonl", "model.keras", "best.keras", "summary.json", "checkpoints", "lock", "holder")
+FOLDERS = ("checkpoints", "tensorboard", "wandb")
+NAMES = (*FOLDERS, "config.yaml", "metrics.jsonl", "model.keras", "best.keras", "summary.json", "lock", "holder")
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_is_no_file_of_a_run_is_refused_at_the_start_and_left_alone(tmp_path, name, kind):
     canary = tmp_path / "canary"
-    (canary / "inside").mkdir(parents=True) if name == "checkpoints" else canary.write_bytes(b"alive")
+    (canary / "inside").mkdir(parents=True) if name in FOLDERS else canary.write_bytes(b"alive")
     run = tmp_path / "run"
     RunDirectory(run, "").__exit__(None, None, None)
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(canary) if kind == "link" else os.mkfifo(run / name)
     with pytest.raises(DataError, match=f"{name}: it is a (link|named pipe), expected a .*; remove it"):
         RunDirectory(run, "", resumes=True)
-    assert (canary / "inside").is_dir() if name == "checkpoints" else canary.read_bytes() == b"alive"
+    assert (canary / "inside").is_dir() if name in FOLDERS else canary.read_bytes() == b"alive"
 
 
 def test_a_file_of_this_name_that_a_link_leads_to_is_neither_written_nor_swept(tmp_path):
