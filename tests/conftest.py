@@ -1,6 +1,7 @@
 """What all tests share: one BLAS thread, a cache of their own, the CPU unless they are about GPUs, the real MNIST."""
 
 import compileall
+import gc
 import os
 import sys
 from pathlib import Path
@@ -42,6 +43,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if wanted is None and options.dist == "no" and whole and not alone:
         options.numprocesses = min((os.cpu_count() or 1) + 1, 4)
         options.dist = "worksteal"
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect the tests without looking for garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Never look for garbage among the tests and modules: hundreds of thousands of objects that stay to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

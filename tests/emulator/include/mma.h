@@ -32,13 +32,13 @@ template <int M, int N, int K> struct shape<matrix_b, M, N, K> { static constexp
 template <int M, int N, int K> struct shape<accumulator, M, N, K> { static constexpr int rows = M, columns = N; };
 
 template <class T, int M, int N, int K>
-constexpr bool exists = std::is_same_v<T, precision::tf32>
+constexpr bool exists = emu::same<T, precision::tf32>
                             ? M == 16 && N == 16 && K == 8
                             : (M == 16 && N == 16 && K == 16) || (M == 32 && N == 8 && K == 16) || (M == 8 && N == 32 && K == 16);
 
 template <class Use, int M, int N, int K, class T, class Layout = void>
 struct fragment {
-    static_assert(std::is_same_v<Use, accumulator> || exists<T, M, N, K>, "no tensor core has this shape and type");
+    static_assert(emu::same<Use, accumulator> || exists<T, M, N, K>, "no tensor core has this shape and type");
     using element_type = T;
     using storage_element_type = typename storage_of<T>::type;
     static constexpr int rows = shape<Use, M, N, K>::rows, columns = shape<Use, M, N, K>::columns;
@@ -77,7 +77,7 @@ EMU_INLINE void load(Fragment &f, const S *from, unsigned stride, bool by_rows) 
 }
 
 template <class T> EMU_INLINE double value(typename storage_of<T>::type x) {
-    if constexpr (std::is_same_v<T, precision::tf32>)
+    if constexpr (emu::same<T, precision::tf32>)
         return emu::bits<float>(emu::bits<uint32_t>(x) & 0xffffe000u);
     else
         return static_cast<double>(static_cast<float>(x));
@@ -110,10 +110,10 @@ void multiply(void **lanes, unsigned) {
 
 template <class Use, int M, int N, int K, class T, class Layout, class S>
 EMU_INLINE void load_matrix_sync(fragment<Use, M, N, K, T, Layout> &f, const S *from, unsigned stride, EMU_SITE) {
-    static_assert(!std::is_same_v<Use, accumulator>, "an accumulator needs a layout_t");
+    static_assert(!emu::same<Use, accumulator>, "an accumulator needs a layout_t");
     emulated::check_place(from, stride, "load_matrix_sync", emu_site);
     emu_warp_collective(0xffffffffu, nullptr, nullptr, "load_matrix_sync", emu_site);
-    emulated::load(f, from, stride, std::is_same_v<Layout, row_major>);
+    emulated::load(f, from, stride, emu::same<Layout, row_major>);
 }
 template <int M, int N, int K, class T, class S>
 EMU_INLINE void load_matrix_sync(fragment<accumulator, M, N, K, T> &f, const S *from, unsigned stride, layout_t layout,

@@ -2,14 +2,15 @@
 // source that the nvcc stand-in compiles. It keeps its own includes few, because every kernel pays for them.
 #pragma once
 
+// C's own headers: libstdc++ wraps math.h in templates that take half of a kernel's compilation.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-
-#include <type_traits>
-#include <utility>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 
 #include "emulator/abi.h"
 
@@ -38,6 +39,16 @@
 #define EMU_UNSEEN __attribute__((always_inline))
 #endif
 #define EMU_RAW static inline EMU_UNSEEN
+
+// What <type_traits> and <utility> have, of which these few lines are needed.
+namespace emu {
+template <class A, class B> inline constexpr bool same = false;
+template <class A> inline constexpr bool same<A, A> = true;
+template <class T> inline constexpr bool is_signed = T(-1) < T(0);
+template <class T> struct Plain { using type = T; };
+template <class T> struct Plain<const T> { using type = T; };
+template <size_t... I> struct Indices {};
+}  // namespace emu
 
 // ---------------------------------------------------------------- vector types
 
@@ -294,8 +305,11 @@ EMU_INLINE void __brkpt() {}
 
 namespace emu {
 
+template <size_t Bytes> struct WordOf { using type = uint64_t; };
+template <> struct WordOf<4> { using type = uint32_t; };
+template <> struct WordOf<2> { using type = uint16_t; };
 template <class T>
-using Word = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+using Word = typename WordOf<sizeof(T)>::type;
 
 template <class T>
 EMU_RAW bool exchange_if(T *address, T &expected, T desired) {
@@ -392,6 +406,23 @@ EMU_INLINE int __isGlobal(const void *p) { return !emu_is_shared(p); }
 
 // ---------------------------------------------------------------- arithmetic
 
+// Which C++ overloads and C does not.
+#define EMU_OF_FLOAT(name) EMU_INLINE float name(float x) { return name##f(x); }
+#define EMU_OF_FLOATS(name) EMU_INLINE float name(float x, float y) { return name##f(x, y); }
+EMU_OF_FLOAT(acos) EMU_OF_FLOAT(acosh) EMU_OF_FLOAT(asin) EMU_OF_FLOAT(asinh) EMU_OF_FLOAT(atan) EMU_OF_FLOAT(atanh)
+EMU_OF_FLOAT(cbrt) EMU_OF_FLOAT(ceil) EMU_OF_FLOAT(cos) EMU_OF_FLOAT(cosh) EMU_OF_FLOAT(erf) EMU_OF_FLOAT(erfc)
+EMU_OF_FLOAT(exp) EMU_OF_FLOAT(exp2) EMU_OF_FLOAT(expm1) EMU_OF_FLOAT(fabs) EMU_OF_FLOAT(floor) EMU_OF_FLOAT(lgamma)
+EMU_OF_FLOAT(log) EMU_OF_FLOAT(log10) EMU_OF_FLOAT(log1p) EMU_OF_FLOAT(log2) EMU_OF_FLOAT(nearbyint) EMU_OF_FLOAT(rint)
+EMU_OF_FLOAT(round) EMU_OF_FLOAT(sin) EMU_OF_FLOAT(sinh) EMU_OF_FLOAT(sqrt) EMU_OF_FLOAT(tan) EMU_OF_FLOAT(tanh)
+EMU_OF_FLOAT(tgamma) EMU_OF_FLOAT(trunc)
+EMU_OF_FLOATS(atan2) EMU_OF_FLOATS(copysign) EMU_OF_FLOATS(fdim) EMU_OF_FLOATS(fmax) EMU_OF_FLOATS(fmin)
+EMU_OF_FLOATS(fmod) EMU_OF_FLOATS(hypot) EMU_OF_FLOATS(pow) EMU_OF_FLOATS(remainder)
+EMU_INLINE float fma(float x, float y, float z) { return fmaf(x, y, z); }
+EMU_INLINE float abs(float x) { return fabsf(x); }
+EMU_INLINE double abs(double x) { return fabs(x); }
+EMU_INLINE long abs(long x) { return labs(x); }
+EMU_INLINE long long abs(long long x) { return llabs(x); }
+
 // glibc declares some of these names itself, so they are macros.
 #define __expf(x) expf(x)
 #define __exp10f(x) exp10f(x)
@@ -461,10 +492,10 @@ namespace emu {
 template <class To, class From>
 EMU_INLINE To saturate(From x) {
     if (x != x) return 0;
-    constexpr double low = std::is_signed_v<To> ? -static_cast<double>(1ull << (sizeof(To) * 8 - 1)) : 0.0;
-    constexpr double high = static_cast<double>(1ull << (sizeof(To) * 8 - 1)) * (std::is_signed_v<To> ? 1.0 : 2.0);
-    if (static_cast<double>(x) < low) return static_cast<To>(std::is_signed_v<To> ? To(1) << (sizeof(To) * 8 - 1) : 0);
-    if (static_cast<double>(x) >= high) return static_cast<To>(~To(0) ^ (std::is_signed_v<To> ? To(1) << (sizeof(To) * 8 - 1) : To(0)));
+    constexpr double low = is_signed<To> ? -static_cast<double>(1ull << (sizeof(To) * 8 - 1)) : 0.0;
+    constexpr double high = static_cast<double>(1ull << (sizeof(To) * 8 - 1)) * (is_signed<To> ? 1.0 : 2.0);
+    if (static_cast<double>(x) < low) return static_cast<To>(is_signed<To> ? To(1) << (sizeof(To) * 8 - 1) : 0);
+    if (static_cast<double>(x) >= high) return static_cast<To>(~To(0) ^ (is_signed<To> ? To(1) << (sizeof(To) * 8 - 1) : To(0)));
     return static_cast<To>(x);
 }
 }  // namespace emu
@@ -565,13 +596,13 @@ struct Trampoline<Function, void (*)(P...)> {
     static constexpr Layout layout{};
 
     template <size_t... I>
-    static inline EMU_UNSEEN void call(const char *arguments, std::integer_sequence<size_t, I...>) {
-        Function(*reinterpret_cast<const std::remove_cv_t<P> *>(arguments + layout.offsets[I])...);
+    static inline EMU_UNSEEN void call(const char *arguments, Indices<I...>) {
+        Function(*reinterpret_cast<const typename Plain<P>::type *>(arguments + layout.offsets[I])...);
     }
 #ifdef EMU_CHECKED
     __attribute__((no_sanitize("thread", "alignment")))
 #endif
-    static void entry(const char *arguments) { call(arguments, std::make_integer_sequence<size_t, count>{}); }
+    static void entry(const char *arguments) { call(arguments, Indices<__integer_pack(count)...>{}); }
 };
 
 struct Registration {
