@@ -492,12 +492,19 @@ def version() -> str:
 
 def preprocess(arguments: Arguments, source: str, action: str = "-E") -> str:
     """The source behind the emulator's headers, all macros expanded; or with -MM the files that it includes."""
+    text = run_preprocessor(arguments, source, action, "-DEMU_C_HEADERS")
+    # A source that needs C++'s headers gets those alone: they do not go together with C's.
+    return run_preprocessor(arguments, source, action) if re.search(r"\bstd\b", text) else text
+
+
+def run_preprocessor(arguments: Arguments, source: str, action: str, *more: str) -> str:
+    """What g++ prints with these options and more."""
     command = [
         "g++", action, "-x", "c++", f"-std={gnu(arguments.standard)}", f"-I{INCLUDE}",
         "-D__CUDACC__", "-D__NVCC__", f"-D__CUDA_ARCH__={arguments.arch}", "-D__CUDACC_VER_MAJOR__=13",
         "-D__CUDACC_VER_MINOR__=0", "-DDPTRAIN_EMULATOR=1", "-include", "emulator/device.h",
         *(["-DEMU_CHECKED=1"] if checked() else []), *(["-P"] if arguments.no_line_markers else []),
-        *machine_flags(), *arguments.preprocessor, source,
+        *machine_flags(), *arguments.preprocessor, *more, source,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

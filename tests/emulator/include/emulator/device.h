@@ -2,8 +2,10 @@
 // source that the nvcc stand-in compiles. It keeps its own includes few, because every kernel pays for them.
 #pragma once
 
-// C's own headers: libstdc++ wraps math.h in templates that take half of a kernel's compilation.
+// C's own headers where the source needs no others (nvcc.py): libstdc++ wraps math.h in templates that take a while.
+#ifdef EMU_C_HEADERS
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
+#endif
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -406,9 +408,9 @@ EMU_INLINE int __isGlobal(const void *p) { return !emu_is_shared(p); }
 
 // ---------------------------------------------------------------- arithmetic
 
-// Which C++ overloads and C does not.
-#define EMU_OF_FLOAT(name) EMU_INLINE float name(float x) { return name##f(x); }
-#define EMU_OF_FLOATS(name) EMU_INLINE float name(float x, float y) { return name##f(x, y); }
+#ifdef EMU_C_HEADERS  // C++ overloads these, C does not
+#define EMU_OF_FLOAT(name) EMU_INLINE constexpr float name(float x) { return __builtin_##name##f(x); }
+#define EMU_OF_FLOATS(name) EMU_INLINE constexpr float name(float x, float y) { return __builtin_##name##f(x, y); }
 EMU_OF_FLOAT(acos) EMU_OF_FLOAT(acosh) EMU_OF_FLOAT(asin) EMU_OF_FLOAT(asinh) EMU_OF_FLOAT(atan) EMU_OF_FLOAT(atanh)
 EMU_OF_FLOAT(cbrt) EMU_OF_FLOAT(ceil) EMU_OF_FLOAT(cos) EMU_OF_FLOAT(cosh) EMU_OF_FLOAT(erf) EMU_OF_FLOAT(erfc)
 EMU_OF_FLOAT(exp) EMU_OF_FLOAT(exp2) EMU_OF_FLOAT(expm1) EMU_OF_FLOAT(fabs) EMU_OF_FLOAT(floor) EMU_OF_FLOAT(lgamma)
@@ -422,6 +424,7 @@ EMU_INLINE float abs(float x) { return fabsf(x); }
 EMU_INLINE double abs(double x) { return fabs(x); }
 EMU_INLINE long abs(long x) { return labs(x); }
 EMU_INLINE long long abs(long long x) { return llabs(x); }
+#endif
 
 // glibc declares some of these names itself, so they are macros.
 #define __expf(x) expf(x)
