@@ -3,8 +3,9 @@
 Two listen, each at the end of a pipe whose other end is closed with the rank:
 
 - `python -m dptrain launch`: the rank's supervisor gives it a descriptor, and reads `JOINED` and `LEFT` there.
-- MPICH's mpirun would end the other ranks and exit with 0. A guard keeps the rank's connection to it open beyond the
-  rank's end. If that was an exit with 0 without leaving, it asks mpirun to abort the job; else mpirun judges as ever.
+- MPICH's mpirun would end the other ranks and exit with 0; after a signal it may name a rank that it has itself ended.
+  A guard keeps the rank's connection to mpirun open beyond the rank's end, so that the other ranks can name the rank.
+  If all have ended so, with 0, it asks mpirun to abort the job. A rank that exits with an error is mpirun's to judge.
 """
 
 import os
@@ -31,8 +32,10 @@ guard() {{
         [ $looks -gt 40 ] && exit  # it is another program now (exec)
         sleep 0.05
     done
-    [ "${{about##* }}" = 0 ] || [ -z "$about" ] || exit  # mpirun may have been faster than this look
+    status=${{about##* }}  # as wait() has it; unknown where mpirun was faster than this look
+    [ "${{status:-0}}" -lt 256 ] || exit
     sleep {_TURN}
+    [ "${{status:-0}}" -eq 0 ] || exit
     echo "$2" >&5
     sleep {_PASS_ON}
     printf 'cmd=abort exitcode={int(ExitCode.STUCK)}\\n' >&3

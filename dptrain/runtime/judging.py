@@ -132,7 +132,8 @@ def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> 
             continue
         if one.life == Life.GONE and one.state != State.LEFT and (one.state == State.JOINED or patient):
             if one.state != State.ABSENT:
-                return found(one, f"ended without a word (os._exit, or a signal?){_for(patient)}")
+                more = f"; {one.more}" if one.more else ""
+                return found(one, f"ended without a word (os._exit, or a signal?){_for(patient)}{more}")
             if one.since >= min(_GRACE, limits.timeout or _GRACE):  # the launcher may take a while to start it
                 return found(one, f"ended before it imported dptrain{_for(patient)}")
         late = [other for other in patient if other.position > one.position]

@@ -11,6 +11,7 @@ import glob
 import mmap
 import os
 import re
+import signal
 import stat
 import struct
 import sys
@@ -238,12 +239,14 @@ class Process:
         started: in clock ticks since the system's start.
         state: "R", "S", "D", "T" (stopped), "Z" (gone, but not yet collected), ...
         ticks: of CPU time that it has used.
+        status: as wait() has it, of one that has ended.
     """
 
     parent: int
     started: int
     state: str
     ticks: int
+    status: int = 0
 
 
 def look_up(pid: int) -> Process | None:
@@ -253,7 +256,18 @@ def look_up(pid: int) -> Process | None:
     except OSError:
         return None
     state, *numbers = text.rpartition(")")[2].split()  # the name before it may hold anything
-    return Process(int(numbers[0]), int(numbers[18]), state, int(numbers[10]) + int(numbers[11]))
+    return Process(int(numbers[0]), int(numbers[18]), state, int(numbers[10]) + int(numbers[11]), int(numbers[-1]))
+
+
+def end_of(found: Process | None) -> str:
+    """Return how a process has ended, in words, or "" where the system does not tell."""
+    if found is None or found.state not in "ZX":
+        return ""
+    code = os.waitstatus_to_exitcode(found.status)
+    if code >= 0:
+        return f"it exited with code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"it was killed by {name}{' (out of memory?)' if -code == signal.SIGKILL else ''}"
 
 
 def path_of_job(variable: str) -> str | None:

@@ -285,7 +285,8 @@ class Watchdog:
             return self._timed(sight, last[2])
         found = records.look_up(pid)
         if not records.is_alive(found, record.started):
-            sight = replace(sight, life=Life.GONE)
+            same = found is not None and found.started == record.started
+            sight = replace(sight, life=Life.GONE, more=records.end_of(found) if same else "")
         elif found is not None and found.state == "T":
             sight = replace(sight, life=Life.STOPPED)
         return self._timed(sight, 0 if found is None else found.ticks)

@@ -65,13 +65,19 @@ def test_processes():
     assert own.parent == os.getppid()
     assert records.is_alive(own, own.started)
     assert not records.is_alive(own, own.started + 1), "another process of that number"
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    gone = records.look_up(child.pid)
-    assert gone is not None
-    assert not records.is_alive(gone, gone.started), "ended, but not yet collected"
-    child.wait()
-    assert records.look_up(child.pid) is None
+    for command, how in (
+        ("exit 3", "it exited with code 3"),
+        ("kill -9 $$", "it was killed by SIGKILL (out of memory?)"),
+    ):
+        child = subprocess.Popen(["sh", "-c", command])
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        gone = records.look_up(child.pid)
+        assert gone is not None
+        assert not records.is_alive(gone, gone.started), "ended, but not yet collected"
+        assert records.end_of(gone) == how
+        child.wait()
+        assert records.look_up(child.pid) is None
+    assert records.end_of(own) == records.end_of(None) == ""
 
 
 def test_the_ranks_of_a_job_find_the_same_file_through_scripts_between(folder):
