@@ -16,6 +16,7 @@ from dptrain.runtime.files import open_regular
 from dptrain.runtime.text import short
 from dptrain.saving import program as programs
 from dptrain.saving.reading import reading
+from dptrain.saving.state import read_packed
 from dptrain.train.devices import open_backend
 
 Array = npt.NDArray[Any]
@@ -45,7 +46,7 @@ class ExportedProgram:
     def __init__(self, filepath: str | Path, *, device: str = "auto", **options: Any) -> None:
         where = str(filepath)
         with reading(where), open_regular(Path(filepath)) as file:
-            self._stored = programs.decode(file.read(), where)
+            self._stored = programs.decode(read_packed(file), where)
             about = {node["input"]: node for node in self._stored.about["nodes"] if "input" in node}
             names = self._stored.about["inputs"]
             self.inputs = tree.map_leaves(

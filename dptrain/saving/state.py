@@ -5,9 +5,10 @@ The format is safetensors; as metadata a JSON object of the caller's, and a chec
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import safetensors.numpy
@@ -19,6 +20,8 @@ from dptrain.registry.serialization import plain
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _BACKUP = "dptrain backup 2"
+# The largest header that safetensors reads.
+_MAX_HEADER = 100_000_000
 # The one key of what stands for an array in JSON.
 _ARRAY = "array of the checkpoint"
 
@@ -34,6 +37,20 @@ def pack(arrays: Mapping[str, np.ndarray[Any, Any]], about: Mapping[str, Any], k
     whole = {name: np.asarray(one, order="C") for name, one in arrays.items()}
     text = json.dumps(about)
     return safetensors.numpy.save(whole, {"format": kind, "about": text, "sha256": _digest(text, whole)})
+
+
+def read_packed(file: BinaryIO) -> bytes:
+    """Return what `pack` returned; of a file that is longer than its header says, no more than a byte too many."""
+    start = file.read(8)
+    header = file.read(min(int.from_bytes(start, "little"), _MAX_HEADER))
+    try:
+        end = max(
+            (one["data_offsets"][1] for name, one in json.loads(header).items() if name != "__metadata__"), default=0
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        end = 0  # `unpack` says what is wrong
+    rest = os.fstat(file.fileno()).st_size - len(start) - len(header)
+    return start + header + file.read(max(min(int(end) + 1, rest), 0))
 
 
 def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str, Any], Arrays]:

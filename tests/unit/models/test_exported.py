@@ -1,6 +1,7 @@
 """`model.export` and `dptrain.saving.load_program`: the same bits as `predict`, without the model's Python."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -199,6 +200,26 @@ def test_programs_that_are_none(tmp_path, change, message):
 
 def _constant(about: dict[str, Any]) -> int:
     return next(number for number, node in enumerate(about["nodes"]) if "constant" in node)
+
+
+def test_a_file_that_is_larger_than_it_says_is_not_read(tmp_path):
+    """All that lies behind its end would otherwise be read first."""
+    made("flat", tmp_path)
+    path = tmp_path / "program"
+    os.truncate(path, 1 << 42)
+    with pytest.raises(DataError, match=r"program is damaged .*; export it again"):
+        dp.saving.load_program(path, **CPU)
+
+
+@pytest.mark.parametrize("less", [0, 100])
+def test_a_header_has_a_limit(tmp_path, monkeypatch, less):
+    from dptrain.saving import state
+
+    made("flat", tmp_path)
+    content = (tmp_path / "program").read_bytes()
+    monkeypatch.setattr(state, "_MAX_HEADER", int.from_bytes(content[:8], "little") - less)
+    with open(tmp_path / "program", "rb") as file:
+        assert (state.read_packed(file) == content) == (not less)
 
 
 def test_files_that_are_none(tmp_path):
