@@ -625,11 +625,26 @@ def survey(questions: Sequence[tuple[int | str, int]], jobs: int, specimens: Pat
             except WorkerError as error:
                 found.append(name | {"trouble": str(error)})
                 worker = WorkerProcess("hostile", command, quiet=True)
+            if len(found) % 50 == 0 or "trouble" in found[-1] or found[-1].get("wrong"):  # it may take an hour
+                print(
+                    f"{len(found)} of {len(questions[first::jobs])}", complaint(found[-1]), file=sys.stderr, flush=True
+                )
         worker.close()
         return found
 
     with ThreadPoolExecutor(jobs) as pool:
         return [one for part in pool.map(some, range(jobs)) for one in part]
+
+
+def complaint(one: dict[str, Any]) -> str:
+    """Return what is wrong with an input, as a line of the report; "" where nothing is."""
+    if "trouble" in one:
+        return f"- {one['number']}: not tried: {one['trouble']}"
+    if not one.get("wrong"):
+        return ""
+    last = (one["text"].strip().splitlines() or [""])[-1]
+    what = "; ".join(f"{name}: {text}" for name, text in one["wrong"].items())
+    return f"- {one['number']}: {one['damage']} in {one['file']}, `{one['action']}`: {what}; {last[:300]!r}"
 
 
 def report(chosen: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
@@ -657,13 +672,7 @@ def report(chosen: argparse.Namespace, found: Sequence[dict[str, Any]]) -> int:
         f"{len(tried)} inputs: {totals}; the longest took {longest:.1f} s. {undamaged} undamaged ones were taken."
     )
     bad = [one for one in found if one.get("wrong") or "trouble" in one]
-    for one in bad[:100]:
-        if "trouble" in one:
-            lines.add(f"- {one['number']}: not tried: {one['trouble']}")
-            continue
-        last = (one["text"].strip().splitlines() or [""])[-1]
-        what = "; ".join(f"{name}: {text}" for name, text in one["wrong"].items())
-        lines.add(f"- {one['number']}: {one['damage']} in {one['file']}, `{one['action']}`: {what}; {last[:300]!r}")
+    lines.add(*map(complaint, bad[:100]))
     if chosen.output:
         lines.save(chosen.output)
     return bool(bad)
