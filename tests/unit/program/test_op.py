@@ -129,7 +129,7 @@ def test_a_watcher_sees_every_op():
 
 
 @given(basic_indices((4, 3, 2), allow_newaxis=True, allow_ellipsis=True))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_parts_are_those_of_numpy(key):
     array = np.arange(24.0).reshape(4, 3, 2)
     for made in (constant(array)[key], Variable(array)[key]):
