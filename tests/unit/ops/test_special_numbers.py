@@ -13,7 +13,7 @@ LEAST = np.array([np.iinfo(np.int32).min, 5], np.int32)
 EMPTY = np.zeros((0, 3), np.float32)
 
 
-@pytest.mark.parametrize("name", ["exp", "log", "log1p", "sqrt", "sin", "cos", "tanh"])
+@pytest.mark.parametrize("name", ["exp", "log", "log1p", "sqrt", "sin", "cos", "tanh", "arctan", "arcsin", "arccos"])
 @pytest.mark.parametrize("x", [BYTES, FLAGS, BYTES.view(np.int8)], ids=["bytes", "flags", "int8"])
 def test_functions_of_narrow_integers_are_as_exact_as_float32(name, x):
     found = getattr(ops, name)(x)
