@@ -320,12 +320,17 @@ def _newest(path: Path, *, follow: bool) -> tuple[Checkpoint | None, list[str]]:
 
 
 def newest_name(path: Path) -> str | None:
-    """Return the name of a directory's newest checkpoint, good or not; None where there is none."""
-    try:
-        with open_directory(path) as folder:
-            return next(reversed(_names(folder)), None)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    """Return the name of the newest checkpoint, good or not, in a directory of a run; None where there is none.
+
+    Raises:
+        DataError: it is no directory, or cannot be read.
+    """
+    with reading(str(path)):
+        try:
+            with open_directory(path, follow=False) as folder:
+                return next(reversed(_names(folder)), None)
+        except FileNotFoundError:
+            return None
 
 
 def _memory() -> int:
