@@ -46,7 +46,8 @@ class Kind:
     codes: Sequence[int] = ()
 
 
-# A rank that loops, sleeps or calls os._exit(0) at the end of its script keeps nobody from anything, and may.
+# MPICH's mpirun adds the 9 of ranks that it kills to a rank's 1. A rank that loops, sleeps or calls os._exit(0) at the
+# end of its script keeps nobody from anything, and may.
 FAULTS = {
     "SIGSTOP": Kind(5, (BEFORE, *ALWAYS), [77]),
     "endless loop": Kind(3, IN_SCRIPT, [77]),
@@ -57,14 +58,14 @@ FAULTS = {
     "sys.exit(3)": Kind(3, (BEFORE, *IN_SCRIPT), [3, 77]),
     "sys.exit(256)": Kind(3, (*IN_SCRIPT, "the end"), [1, 77]),
     "os._exit(0)": Kind(4, IN_SCRIPT, [77]),
-    "os._exit(256)": Kind(2, ALWAYS, [1, 77]),
+    "os._exit(256)": Kind(2, ALWAYS, [1, 9, 77]),
     "C's _exit(0)": Kind(4, (BEFORE, *ALWAYS), [77]),
     "C's _exit(0) on all ranks": Kind(3, (*IN_FIT[:2], "between fits", "the end"), [77]),
     "MPI_Abort(0)": Kind(3, (*IN_FIT, "a save", "between fits", "the end"), [1]),
     "exception": Kind(2, ALWAYS, [1, 70]),
     "exception before the import": Kind(3, (BEFORE,), [1, 77]),
     "exception with an excepthook of its own": Kind(3, ALWAYS, [1, 70, 77]),
-    "return with its streams closed": Kind(2, ("before fit", "between fits"), [77]),
+    "return with its streams closed": Kind(2, ("before fit", "between fits"), [1, 77]),
     "forks that leave": Kind(3, ("before fit", *IN_FIT, "between fits", "the end"), [0]),
     "a program of its own": Kind(2, ("before fit", "between fits", "the end"), [0]),
     "kill -9": Kind(3, (BEFORE, *ALWAYS)),

@@ -1,6 +1,7 @@
 """Writing in the background: a thread that does one job at a time, while the training goes on."""
 
 import _thread
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ class Background:
     def __init__(self) -> None:
         self._idle = threading.Event()
         self._idle.set()
+        self._process = os.getpid()  # of the job that is under way
         self._failure: BaseException | None = None
 
     @property
@@ -29,6 +31,7 @@ class Background:
         """
         self.wait()
         self._idle.clear()
+        self._process = os.getpid()
         try:
             # Not threading.Thread, which waits until the thread runs: milliseconds where all cores are busy.
             _thread.start_new_thread(self._run, (job,))
@@ -42,6 +45,8 @@ class Background:
         Raises:
             BaseException: what it has met.
         """
+        if self._process != os.getpid():  # a fork, in which no thread of before goes on
+            self._idle.set()
         self._idle.wait()
         if self._failure is not None:
             failure, self._failure = self._failure, None
