@@ -34,7 +34,7 @@ def started(ranks: int, name: str, *arguments: str) -> list[str]:
 
 
 def test_two_models_trained_in_turn():
-    options = ["--dtype", "float64", "--steps", "10", "--width", "4"]
+    options = ["--dtype", "float64", "--steps", "5", "--width", "4"]
     alone, *together = (started(ranks, "gan", *options) for ranks in (0, 2, 3))
     assert together == [alone, alone]
     losses = [[float(one) for one in re.findall(r"_loss ([0-9.]+)", line)] for line in alone[:-1]]

@@ -96,10 +96,10 @@ def test_the_data_are_on_the_gpu_once_and_memory_comes_back(tiny_npz):
 
 def test_more_runs_than_the_memory_holds(tiny_npz, tmp_path):
     """Runs that do not fit beside others are trained when these have ended."""
-    arguments = ("-m", "dptrain", "sweep", "--seeds", "0-3", "--hidden", "4000", "--epochs", "1", "--device", "cuda")
+    arguments = ("-m", "dptrain", "sweep", "--seeds", "0-3", "--hidden", "400", "--epochs", "1", "--device", "cuda")
     done = emulated_ranks(
         *(0, *arguments, "--data", tiny_npz, "--runs-per-device", "4", "--out", str(tmp_path / "s"), "--fast-dev-run"),
-        EMULATOR_MEMORY=str(90 << 20),
+        EMULATOR_MEMORY=str(9 << 20),
     )
     assert (done.code, done.err) == (0, "")
     assert "rank 0: no memory for more than 1 run at a time; run 1 is trained later" in done.out
