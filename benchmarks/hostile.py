@@ -27,7 +27,6 @@ import resource
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -316,7 +315,7 @@ def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
         path = rng.choice(found)
         try:
             DAMAGES[damage][1](arena, path, rng)
-        except Unfit:
+        except (Unfit, RecursionError):  # the latter: too deep to be written
             continue
         action = rng.choice(KINDS[kind].actions)(arena)
         pictures = rng.random() < 0.1 or (isinstance(action, list) and "--picture" in action)
@@ -392,8 +391,10 @@ def perform(arena: Arena, tried: Input, printed: int, done: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
         if not tried.pictures:
             sys.modules["matplotlib"] = None  # type: ignore[assignment]  # as if it were not installed
+        if tried.apart and isinstance(tried.action, list):
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "dptrain", *tried.action])
         watch(arena, violations)
-        code, result = outcome(tried)
+        code, result = outcome(tried.action)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -401,14 +402,11 @@ def perform(arena: Arena, tried: Input, printed: int, done: int) -> None:
         os._exit(0)
 
 
-def outcome(tried: Input) -> tuple[int, str]:
+def outcome(action: Action) -> tuple[int, str]:
     """Return the exit code of what the user does, and the result in words."""
     from dptrain.cli.main import main
     from dptrain.runtime import failure
 
-    action = tried.action
-    if isinstance(action, list) and tried.apart:
-        return subprocess.run([sys.executable, "-P", "-m", "dptrain", *action]).returncode, ""
     try:
         return (main(action), "") if isinstance(action, list) else (0, action())
     except SystemExit as error:
@@ -464,7 +462,8 @@ def run(arena: Arena, tried: Input) -> Outcome:
         text = printed.read(2_000_000).decode(errors="replace")
     if not ended:
         return Outcome(None, "", [], seconds, usage.ru_maxrss * 1024, text)
-    code, result, violations = json.loads(said) if said else (-os.waitstatus_to_exitcode(status), "", [])
+    status = os.waitstatus_to_exitcode(status)
+    code, result, violations = json.loads(said) if said else (status if status >= 0 else 128 - status, "", [])
     return Outcome(code, result, violations, seconds, usage.ru_maxrss * 1024, text)
 
 
