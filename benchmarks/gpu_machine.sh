@@ -14,7 +14,8 @@
 # is fetched, nothing of the GPU's settings is changed, nothing is written outside OUTDIR. Every step has a log, a time
 # limit and a line in OUTDIR/summary.txt; a step that fails does not stop the next. Status 1: a step failed; 2: it cannot
 # begin. Overrides: PYTHON (python3), DPTRAIN_TEST_MNIST (folder of MNIST's files; the accuracy test is skipped without),
-# BENCH_MINUTES (5), SWEEP_MINUTES (3.5), BENCH_ARGUMENTS, SWEEP_ARGUMENTS and PROBE_ARGUMENTS (options for the scripts).
+# BENCH_MINUTES (5), SWEEP_MINUTES (3.5), BENCH_ARGUMENTS, SWEEP_ARGUMENTS and PROBE_ARGUMENTS (options for the scripts),
+# MACHINE_CACHE (of data and compiled kernels; OUTDIR/work/dptrain).
 set -uo pipefail
 
 stages="tests sanitize probe bench"
@@ -48,7 +49,7 @@ fi
 work=$out/work
 mkdir -p "$work/pycuda" "$work/home"
 [ -w "${HOME:-/nonexistent}" ] || export HOME=$work/home
-export XDG_CACHE_HOME=$work/cache DPTRAIN_CACHE=$work/dptrain PYCUDA_CACHE_DIR=$work/pycuda
+export XDG_CACHE_HOME=$work/cache DPTRAIN_CACHE=${MACHINE_CACHE:-$work/dptrain} PYCUDA_CACHE_DIR=$work/pycuda
 export CUDA_CACHE_PATH=$work/cuda TRITON_CACHE_DIR=$work/triton TORCHINDUCTOR_CACHE_DIR=$work/inductor
 export NUMBA_CACHE_DIR=$work/numba MPLCONFIGDIR=$work/matplotlib HYPOTHESIS_STORAGE_DIRECTORY=$work/hypothesis
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 DPTRAIN_REAL_GPU=1

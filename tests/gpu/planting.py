@@ -93,6 +93,7 @@ def _run(session: pytest.Session, bug: dict[str, Any], output: int) -> int:
 
 def _tests(session: pytest.Session, expression: str) -> int:
     chosen = [item for item in session.items if eval(expression, {"__builtins__": {}}, _Named(item))]
+    session.items[:] = chosen  # fixtures make what these need
     failures = _Failures()
     session.config.pluginmanager.register(failures)
     for item, following in zip(chosen, [*chosen[1:], None], strict=True):

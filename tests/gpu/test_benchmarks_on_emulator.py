@@ -1,6 +1,7 @@
 """The GPU's benchmark scripts run through on the emulated driver; what they time there means nothing."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -182,6 +183,11 @@ def test_a_barrier_of_too_many_blocks_ends(tmp_path):
 MACHINE = BENCHMARKS / "gpu_machine.sh"
 
 
+def machine():
+    """Return the environment in which the script compiles nothing that the tests above have compiled."""
+    return {"PYTHON": sys.executable, "MACHINE_CACHE": os.environ["DPTRAIN_CACHE"]}
+
+
 @pytest.mark.parametrize(
     ("stage", "options", "results"),
     [
@@ -193,15 +199,15 @@ MACHINE = BENCHMARKS / "gpu_machine.sh"
         (
             "bench",
             {
-                "BENCH_ARGUMENTS": "--quick --frameworks dptrain --hidden 8",
-                "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 2",
+                "BENCH_ARGUMENTS": "--quick --frameworks dptrain --precision float32 --hidden 16",
+                "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 3",
             },
             {"bench": "gpu-mlp.json", "sweep": "sweep.json"},
         ),
     ],
 )
 def test_a_stage_of_the_script(tmp_path, stage, options, results):
-    done = emulated("bash", str(MACHINE), stage, str(tmp_path), PYTHON=sys.executable, cwd=tmp_path, **options)
+    done = emulated("bash", str(MACHINE), stage, str(tmp_path), cwd=tmp_path, **machine(), **options)
     assert done.code == 0, done.out + done.err
     for result in results.values():
         assert json.loads((tmp_path / result).read_text())
@@ -212,9 +218,9 @@ def test_a_stage_of_the_script(tmp_path, stage, options, results):
 
 def test_a_script_that_fails_or_cannot_begin(tmp_path):
     options = {
-        "PYTHON": sys.executable,
+        **machine(),
         "BENCH_ARGUMENTS": "--quick --hidden nonsense",
-        "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 1",
+        "SWEEP_ARGUMENTS": "--quick --frameworks dptrain --runs 3",
     }
     failed = emulated("bash", str(MACHINE), "bench", str(tmp_path / "a"), **options)
     assert failed.code == 1
