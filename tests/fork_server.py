@@ -4,7 +4,7 @@ Half of a start is imports. A fork has arguments, environment, files, folder and
 nothing with what runs beside or after it; what dptrain does when it is imported it does when the fork imports it.
 Forks have the same seed of `hash` alone: what is about that starts Python itself.
 
-Arguments: the path of a socket. The server ends with its standard input.
+Arguments: the path of a socket. The server ends with its standard input, and removes the socket and its folder.
 """
 
 import dataclasses
@@ -88,6 +88,9 @@ def serve(listener: socket.socket) -> Request:
                 with suppress(ProcessLookupError):  # it leads no group yet
                     os.killpg(pid, signal.SIGKILL)
         if 0 in ready:
+            place = listener.getsockname()
+            os.unlink(place)
+            os.rmdir(os.path.dirname(place))
             os._exit(0)
         if woken in ready:
             os.read(woken, 4096)

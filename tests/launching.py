@@ -198,16 +198,11 @@ def interpreter(environment: Mapping[str, str], arguments: Sequence[str], fresh:
             env={name: value for name, value in environment.items() if not name.startswith(("PMI_", "OMPI_"))},
             start_new_session=True,
         )
-        atexit.register(_end, server, place)
+        atexit.register(server.communicate)
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n", "the fork server does not start; see standard error"
         _servers[kind] = server, place
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_client.py")), _servers[kind][1]]
-
-
-def _end(server: "subprocess.Popen[str]", place: str) -> None:
-    server.communicate()
-    shutil.rmtree(os.path.dirname(place), ignore_errors=True)
 
 
 def python(
