@@ -27,7 +27,7 @@ from dptrain.runtime.departure import Departure
 from dptrain.runtime.exit_codes import as_status
 from dptrain.runtime.failure import abort, exit_at_once, phase, words
 from dptrain.runtime.judging import LONGER, QUIET, Finding, Life, Limits, Sight, judge, mismatch
-from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, has_mpi, is_ours, rank_variable
+from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, has_mpi, is_ours, rank_variable, usable_cores
 from dptrain.runtime.records import Kind, Record, State, Table
 
 # Seconds between two looks at the others; longer where many ranks look at one another.
@@ -213,7 +213,7 @@ class Watchdog:
     # What the others do
 
     def _watch(self) -> None:
-        pause = _LOOK * max(1.0, self.launch.local_size / 64)
+        pause = seconds_between_looks(self.launch.local_size, usable_cores())
         before = time.monotonic()
         while not self._sleep(pause):
             now = time.monotonic()
@@ -374,6 +374,18 @@ class Watchdog:
 
     def _print(self, line: str) -> None:
         streams.write_error(f"{line}\n")  # the main thread may hold Python's buffers
+
+
+def seconds_between_looks(ranks: int, cores: int) -> float:
+    """Return how long a rank waits between two looks at the others, so that looking takes a small part of the cores.
+
+    A look at 100 ranks that wait takes 5 ms.
+
+    Args:
+        ranks: of the node.
+        cores: that this process may use.
+    """
+    return _LOOK * max(1.0, ranks / 64, ranks / (8 * cores))
 
 
 def _refuse(*_: object) -> NoReturn:

@@ -222,6 +222,13 @@ def test_limits_come_from_the_environment_where_they_are_not_given(pair, monkeyp
             watchdog.limit(environ={"DPTRAIN_STALL_TIMEOUT": wrong})
 
 
+@pytest.mark.parametrize(
+    ("ranks", "cores", "seconds"), [(2, 1, 0.2), (64, 64, 0.2), (128, 128, 0.4), (16, 2, 0.2), (100, 2, 1.25)]
+)
+def test_many_ranks_look_at_each_other_less_often(ranks, cores, seconds):
+    assert watchdog.seconds_between_looks(ranks, cores) == seconds
+
+
 def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd):
     def somebody_elses(path, size):
         raise PermissionError(f"{path} belongs to somebody else")
