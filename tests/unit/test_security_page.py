@@ -1,0 +1,23 @@
+"""The page of what is trusted names tests that exist."""
+
+import ast
+import re
+
+from tests.conftest import ROOT
+
+PAGE = ROOT / "docs" / "security.md"
+
+
+def functions(path):
+    return {one.name for one in ast.parse(path.read_text()).body if isinstance(one, ast.FunctionDef)}
+
+
+def test_every_test_that_the_page_names_is_there():
+    path, found = None, 0
+    for words in re.findall(r"`([^`\n]+)`", PAGE.read_text()):
+        if "::" in words:
+            path, words = words.split("::")
+        if words.startswith("test_"):
+            assert words in functions(ROOT / path), f"{path}::{words}"
+            found += 1
+    assert found > 80
