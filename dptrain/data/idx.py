@@ -22,6 +22,7 @@ import numpy as np
 
 from dptrain.data.sources import (
     DEFAULT_MAX_BYTES,
+    GZIP_PADDING,
     ArraySource,
     ByteStream,
     StreamSource,
@@ -73,6 +74,8 @@ def open_idx(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES
     declared = math.prod(shape) * dtype.itemsize
     if not compressed and size != declared:
         raise length_error(where, shape, declared, str(size))
+    if compressed and size > declared + declared // 1000 + GZIP_PADDING:
+        raise DataError(f"{where}: {size} bytes of gzip for {declared} of content; delete it and fetch it again")
 
     @contextmanager
     def open_payload() -> Iterator[ByteStream]:

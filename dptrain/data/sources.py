@@ -26,6 +26,9 @@ from dptrain.runtime.text import one_line
 CHUNK_BYTES = 1 << 20
 """Size of the buffer through which rows that nobody asked for are skipped, and of one read of a compressed file."""
 
+GZIP_PADDING = 1 << 20
+"""Zeros that may follow the end of a .gz file, to fill a tape's block; readers skip them, however many there are."""
+
 MAX_DIMENSIONS = 32
 """More dimensions than any data set has; NumPy itself refuses more than 64."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.data.preprocessing import MAX_COLUMNS
-from dptrain.data.sources import DEFAULT_MAX_BYTES, format_bytes, stream_errors
+from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, stream_errors
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.extras import pip_install
 from dptrain.runtime.files import open_regular
@@ -178,9 +178,13 @@ def _content(where: str, file: Any, max_bytes: int) -> bytes:
     Raises:
         DataError: larger than allowed, or no text in UTF-8.
     """
-    with gzip.GzipFile(fileobj=file) if where.lower().endswith(".gz") else file as stream:
-        content: bytes = stream.read(max_bytes + 1)
-    if len(content) > max_bytes:
+    content = b""
+    compressed = where.lower().endswith(".gz")
+    too_large = compressed and os.fstat(file.fileno()).st_size > max_bytes + GZIP_PADDING
+    if not too_large:
+        with gzip.GzipFile(fileobj=file) if compressed else file as stream:
+            content = stream.read(max_bytes + 1)
+    if too_large or len(content) > max_bytes:
         raise DataError(f"{where}: more than max_bytes = {format_bytes(max_bytes)}; raise --data.max_bytes")
     first = content[:4]
     if first[:2] in (b"\xff\xfe", b"\xfe\xff"):

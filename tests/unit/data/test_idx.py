@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import math
+import os
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain.data.idx import open_idx
+from dptrain.data.sources import GZIP_PADDING
 from dptrain.errors import DataError
 from tests.unit.data.idx_files import idx_bytes, packed, write_idx
 
@@ -70,6 +72,18 @@ def test_gzip_is_known_by_its_bytes_not_by_its_name(tmp_path):
     (tmp_path / "b").rename(tmp_path / "b.gz")
     for name in ("plain", "b.gz"):
         np.testing.assert_array_equal(open_idx(tmp_path / name).read(), IMAGES)
+
+
+@pytest.mark.parametrize("padding", [0, 1, 1 << 40])
+def test_zeros_behind_gzip_are_read_as_far_as_a_tape_has_them(tmp_path, padding):
+    path = tmp_path / "images.gz"
+    write_idx(path, IMAGES)
+    os.truncate(path, 16 + IMAGES.nbytes + GZIP_PADDING + padding)
+    if padding:
+        with pytest.raises(DataError, match=r"images\.gz: \d+ bytes of gzip for 84 of content; delete it and fetch"):
+            open_idx(path)
+    else:
+        np.testing.assert_array_equal(open_idx(path).read(), IMAGES)
 
 
 def test_several_gzip_members_are_one_stream(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import os
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dptrain.data.sources import GZIP_PADDING
 from dptrain.data.tables import is_table, read_table
 from dptrain.errors import DataError
 
@@ -126,6 +128,18 @@ def test_parquet_declares_what_it_becomes(tmp_path):
 def test_damaged_gzip(tmp_path):
     with pytest.raises(DataError, match="ends early"):
         read(tmp_path, gzip.compress(GOOD.encode())[:-6], "t.csv.gz")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_zeros_behind_gzip_count(tmp_path, more):
+    """Readers skip them, however many there are."""
+    path = written(tmp_path, gzip.compress(GOOD.encode()), "t.csv.gz")
+    os.truncate(path, 1000 + GZIP_PADDING + more)
+    if more:
+        with pytest.raises(DataError, match=r"more than max_bytes = 1\.0 kB"):
+            read_table(path, max_bytes=1000)
+    else:
+        assert len(read_table(path, max_bytes=1000).frame) == 2
 
 
 def test_rows_are_counted_as_an_editor_does(tmp_path):
