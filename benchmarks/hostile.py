@@ -223,7 +223,7 @@ KINDS = {
     "exported program": Kind(4, ["program.safetensors"], [load_program], has_checksum=True),
     "checkpoint": Kind(
         3,
-        ["run/checkpoints/*/*"],
+        ["run/checkpoints/*/*", "run/config.yaml", "run/metrics.jsonl"],
         [
             train(*_RUN_DATA, "--resume", "run/checkpoints/000001-step-4", "--out", "new"),
             train(*_RUN_DATA, "--out", "run"),
@@ -231,24 +231,23 @@ KINDS = {
     ),
     "run folder": Kind(
         4,
-        ["run/*.*", "run/checkpoints/*/*", "table-run/*.*"],
+        ["table-run/config.yaml", "table-run/*.jsonl", "table-run/*.json", "table-run/*.keras"],
         [
             words("runs", "."),
-            words("runs", ".", "--json"),
-            words("runs", "{}", "--compare", "run", "table-run", "--picture", "new.png"),
-            words("evaluate", "run", "--data", "idx"),
-            words("evaluate", "table-run", "--data", "table.csv"),
+            words("runs", ".", "--json", "--sort", "val_loss"),
+            words("runs", ".", "--compare", "run", "table-run", "--picture", "new.png"),
+            words("evaluate", "table-run"),
+            words("evaluate", "table-run", "--best", "--data", "table.csv"),
             words("predict", "table-run", "--data", "table.csv", "--out", "new.csv"),
-            words("predict", "run", "--best", "--data", "set.npz"),
-            words("export", "run", "--format", "program", "--out", "new.program"),
+            words("predict", "table-run", "--best"),
+            words("export", "table-run", "--format", "program", "--out", "new.program"),
             words("explain", "table-run"),
-            words("--config", "run/config.yaml", "--data", "idx", "--out", "new"),
-            train(*_RUN_DATA, "--out", "run"),
+            words("--config", "table-run/config.yaml", "--out", "new"),
         ],
     ),
     "sweep folder": Kind(
         4,
-        ["sweep/*.*", "sweep/models/*", "sweep/states/*"],
+        ["sweep/*.yaml", "sweep/*.jsonl", "sweep/models/*0.keras", "sweep/states/*"],
         [
             words("sweep", *TRAIN, *SMALL, *_SWEEP, "--out", "sweep"),
             words("sweep", *TRAIN, *SMALL, *_SWEEP, "--out", "sweep", "--dry-run"),
