@@ -1,13 +1,16 @@
 """Kernels and host programs with one planted bug each; `test_bugs.py` says which mode must report it, and how.
 
-    tests/emulator/run python tests/emulator/bugs.py NAME
+    tests/emulator/run python tests/emulator/bugs.py NAME [SEED...]
 
 Ends with status 3 and a line `error: ...` when CUDA raised an exception, with status 0 and `result: ...` otherwise.
+With seeds it runs once for each seed of the random orders.
 Numbers behind a bug's name in the output are what the program computed.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Callable
 
@@ -160,10 +163,15 @@ def bug(function: Callable[[], object]) -> Callable[[], object]:
     return function
 
 
+@functools.cache
+def image() -> bytes:
+    """SOURCE, compiled for the emulated device; its first line counts as line 1 of bugs.cu."""
+    return pycuda.compiler.compile('#line 1 "bugs.cu"\n' + SOURCE, no_extern_c=True, arch="sm_90")
+
+
 def kernel(name: str) -> cuda.Function:
-    """One kernel of SOURCE; its first line counts as line 1 of bugs.cu."""
-    image = pycuda.compiler.compile('#line 1 "bugs.cu"\n' + SOURCE, no_extern_c=True)
-    return cuda.module_from_buffer(image).get_function(name)
+    """One kernel of SOURCE."""
+    return cuda.module_from_buffer(image()).get_function(name)
 
 
 def run(name: str, *arguments: object, block: int = 32, grid: int = 1, shared: int = 0) -> None:
@@ -653,5 +661,15 @@ def main(name: str) -> int:
         context.pop()
 
 
+def in_orders(name: str, seeds: list[str]) -> None:
+    """Runs one bug for each seed, in forks: importing and compiling takes longer than what they run."""
+    image()
+    for seed in seeds:
+        if os.fork() == 0:
+            os.environ["EMULATOR_SEED"] = seed
+            sys.exit(main(name))
+        os.wait()
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(in_orders(sys.argv[1], sys.argv[2:]) if sys.argv[2:] else main(sys.argv[1]))
