@@ -146,6 +146,8 @@ def who_named(fault: Fault, pid: int, said: str, printed: str) -> str:
         number = r"\d" if fault.everywhere else fault.rank
         if re.search(rf"^dptrain: rank {number}/{fault.ranks} host {host} ", printed, re.MULTILINE):
             return "dptrain"
+    if fault.everywhere and "exited due to process rank" in printed:
+        return "launcher"  # Open MPI's, which names the first
     alone = f"rank {fault.rank}/{fault.ranks} host {host} pid {pid} "
     agreed = rf"\b{fault.rank}( \(|, )host {host}, pid {pid}\b"
     if alone in said or re.search(agreed, said):
