@@ -232,7 +232,7 @@ def linked(arena: Arena, path: Path, rng: random.Random) -> None:
 
 def folder_linked(arena: Arena, path: Path, rng: random.Random) -> None:
     """The file's folder is a link out of the folder."""
-    if path.parent == arena.inside:
+    if arena.inside in (path.parent, path.parent.parent):  # where the user's own word leads is the user's to say
         raise Unfit
     shutil.rmtree(path.parent)
     path.parent.symlink_to(arena.outside if rng.random() < 0.5 else arena.outside / "checkpoints")
