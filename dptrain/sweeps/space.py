@@ -379,7 +379,9 @@ def _set(record: Any, **values: Any) -> None:
 
 
 def _key(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    # The first versions gave NumPy a list, of which it makes floating-point numbers here; their draws stay.
+    return key if key < 2**63 else min(int(float(key)), 2**64 - 2**11)
 
 
 def _end(text: str, word: str) -> int | float:

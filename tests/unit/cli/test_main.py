@@ -4,7 +4,6 @@ import gc
 
 import pytest
 
-import dptrain.__main__
 from dptrain.cli.main import main
 
 
@@ -82,6 +81,11 @@ def test_options_that_the_help_of_a_command_leaves_out_are_taken(capfd):
 def test_garbage_is_collected_from_where_everything_is_imported(tmp_path, capfd, monkeypatch):
     frozen = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
-    assert dptrain.__main__.main(["runs", str(tmp_path)]) == 0
+    gc.disable()  # as `dptrain.__main__` does, which also takes the signals of whoever imports it
+    try:
+        assert main(["runs", str(tmp_path)]) == 0
+    finally:
+        enabled = gc.isenabled()
+        gc.enable()
     assert frozen == [False]
-    assert gc.isenabled()
+    assert enabled

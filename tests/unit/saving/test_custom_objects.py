@@ -158,7 +158,7 @@ def test_a_layer_in_a_layer_in_a_file(tmp_path):
         (lambda: keras.saving.serialize_keras_object(object()), "must implement the `get_config"),
         (lambda: keras.saving.serialize_keras_object(L.Dense), "Cannot serialize object"),
         (lambda: keras.saving.serialize_keras_object(lambda x: x), "writing the lambda"),
-        (lambda: keras.saving.deserialize_keras_object({"class_name": "__lambda__", "config": {}}), "__lambda__"),
+        (lambda: keras.saving.deserialize_keras_object({"class_name": "__lambda__", "config": {}}), "a Python lambda"),
         (lambda: keras.saving.deserialize_keras_object({"class_name": "Nothing", "config": {}}), "Nothing"),
         (lambda: keras.saving.deserialize_keras_object({}, safe_mode=False), "runs no code from files"),
         (lambda: keras.saving.register_keras_serializable()(int), "does not have a get_config"),

@@ -220,10 +220,10 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
             model.save_weights(path)
         assert caught.value.errno == code, path
 
-    def denied(*arguments: object) -> None:
+    def denied(*arguments: object, **options: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(files.os, "replace", denied)
+    monkeypatch.setattr(files.os, "rename", denied)
     with pytest.raises(OutputError, match="Permission denied"):
         model.save_weights(tmp_path / "w.safetensors")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -316,7 +316,7 @@ INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch
     ("layers", "message"),
     [
         ([dense(class_name="Dens")], "did you mean 'Dense'"),
-        ([dense(class_name="Lambda", registered=None)], r"not supported: layer 'd' \(Lambda\)"),
+        ([dense(class_name="ConvLSTM2D", registered=None)], r"not supported: layer 'd' \(ConvLSTM2D\)"),
         ([dense(module="my.module")], "custom object 'Dense' of module 'my.module'"),
         ([dense(registered="mine>Dense")], "custom object 'mine>Dense'"),
         ([dense(kernel_constraint={"class_name": "NonNeg", "config": {}})], "kernel_constraint"),
