@@ -44,7 +44,7 @@ def test_a_fork_does_not_end_mpi_which_mpi4py_has_started(tmp_path):
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\ncurrent().barrier()\n"
     )
     done = mpirun(2, str(tmp_path / "parent.py"), timeout=30, fresh=True, PYTHONWARNINGS="default")
-    assert (done.code, done.out) == (0, "5\n5\n"), done.err
+    assert (done.code, done.out.replace("\n", "")) == (0, "55"), done.err  # line ends may come later
 
 
 def test_a_rank_may_start_ranks(tmp_path):
@@ -54,4 +54,4 @@ def test_a_rank_may_start_ranks(tmp_path):
         "subprocess.run([sys.argv[1], '-n', '2', sys.executable, '-c', inner], check=True)\n"
     )
     done = mpirun(1, str(tmp_path / "parent.py"), find_mpirun(), timeout=30, fresh=True)
-    assert (done.code, done.out) == (0, "2\n2\n"), done.err
+    assert (done.code, done.out.replace("\n", "")) == (0, "22"), done.err
