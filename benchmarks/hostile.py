@@ -306,6 +306,7 @@ class Input:
 def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
     """Prepare an input, the same for the same seed and number."""
     rng = random.Random(f"{seed}:{number}")
+    damaging = random.Random(f"{seed}:{number}:damage")  # how much it draws depends on bytes, and some are a time
     while True:
         kind = rng.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
         lay_out(kind, arena, specimens)
@@ -313,7 +314,7 @@ def draw(seed: int, number: int, arena: Arena, specimens: Path) -> Input:
         damage = rng.choices(list(DAMAGES), [weight for weight, _ in DAMAGES.values()])[0]
         path = rng.choice(found)
         try:
-            DAMAGES[damage][1](arena, path, rng)
+            DAMAGES[damage][1](arena, path, damaging)
         except (Unfit, RecursionError):  # the latter: too deep to be written
             continue
         action = rng.choice(KINDS[kind].actions)(arena)
