@@ -149,7 +149,10 @@ def draw(seed: int, number: int) -> Fault:
 
 def note() -> None:
     """Write down when the fault happens, and in which process."""
-    Path("planted").write_text(json.dumps([os.getpid(), time.time()]))
+    # A fault on all ranks is written down by each.
+    own = Path(f"planted.{os.getpid()}")
+    own.write_text(json.dumps([os.getpid(), time.time()]))
+    own.replace("planted")
 
 
 class Return(Exception):  # noqa: N818

@@ -49,6 +49,9 @@ from fault_job import BEFORE, EVERY, FAULTS, LIMIT, SMALL, STALL, Fault, draw
 
 from dptrain.runtime.mpirun import Launcher, find_launcher, start_command
 
+# What dptrain says where it has killed an mpirun (Open MPI's) that hung after its ranks, and the exit code of that.
+MPIRUN_HUNG, KILLED = "dptrain: warning: mpirun ", 128 + signal.SIGKILL
+
 # What starts the jobs
 
 
@@ -125,9 +128,12 @@ def run_fault(launcher: Launcher, seed: int, number: int, data_file: Path) -> En
         planted = (folder / "planted").exists()
         pid, begun = json.loads((folder / "planted").read_text()) if planted else (0, ended)
         saved = [one for one in folder.rglob("manifest.json") if "-step-" in one.parent.name]
-    lines = [line for line in err.splitlines() if line.startswith("dptrain: ")]
+    # What a guard says of an mpirun that hangs by itself comes after what was said of the rank.
+    lines = [one for one in err.splitlines() if one.startswith("dptrain: ") and not one.startswith(MPIRUN_HUNG)]
     said = lines[-1] if lines else ""
     named = who_named(fault, pid, said, out + err)
+    if code == -signal.SIGKILL and MPIRUN_HUNG in err:
+        code = KILLED
     wrong = complaint(fault, code, planted, named, bool(saved))
     return Ended(fault, number, code, named, ended - begun, said, out + err, wrong)
 
@@ -169,7 +175,7 @@ def complaint(fault: Fault, code: int | None, planted: bool, named: str, saved: 
         found += [f"exit code {code}"] if code else []
     elif code == 0:
         found.append("exit code 0")
-    elif codes and code not in codes and named != "launcher":  # which has a code of its own
+    elif codes and code not in (*codes, KILLED) and named != "launcher":  # which has a code of its own
         found.append(f"exit code {code} instead of {' or '.join(map(str, codes))}")
     if not named:
         found.append("no word of the signal" if fault.is_signal else "the culprit is not named")

@@ -230,8 +230,8 @@ class Dptrain(Trainee):
                 self.stream.synchronize()
                 if not batch:  # the programs are there now
                     for executable in self.trainer.backend.executables:
-                        for segment in (one for stage in executable._segments for one in stage):
-                            segment.launches[:] = map(self.timed, segment.launches)
+                        for part in (one for stage in executable._stages for one in stage):
+                            part.launches[:] = map(self.timed, part.launches)
                 self.spin(self.stream)
                 pair = (cuda.Event(), cuda.Event())
                 for event in pair:

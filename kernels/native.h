@@ -16,13 +16,19 @@
 #define DP_LOOP _Pragma("GCC ivdep")
 #endif
 
+// A whole number as a fraction, of which none is -0.
+template <class T, class I> static inline T dp_number(I whole) {
+    const T made = (T)whole;
+    return made + (T)0;
+}
+
 // Those of native_threads.h and native_product.h, which are compiled once for all programs.
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
 template <class T>
 using dp_Multiply = bool(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                         const T *b, int64_t ldb, T *out, bool add, dp_Range *tail, void *context, int64_t step,
+                         const T *b, int64_t ldb, T *out, bool add, dp_Range *epilogue, void *context, int64_t step,
                          int64_t operations);
 
 struct Context {
@@ -180,27 +186,27 @@ static inline void dp_summed(Context &c, void (*loop)(Context &, int64_t, int64_
 }
 
 // out (m, n) = a (m, k) times b (k, n), each transposed or not, with lda, ldb and n elements between the lines; or is
-// added to it. A tail may be executed on multiples of `step` rows once they have been computed: whether it has been.
+// added to it. An epilogue may run on multiples of `step` rows once they have been computed; returns whether it has.
 template <class T>
 static bool dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                       const T *b, int64_t ldb, T *out, bool add = false, dp_Range *tail = nullptr, int64_t step = 1,
-                       int64_t operations = 0) {
+                       const T *b, int64_t ldb, T *out, bool add = false, dp_Range *epilogue = nullptr,
+                       int64_t step = 1, int64_t operations = 0) {
     if (m == 0 || n == 0 || k == 0) {
         if (!add) dp_fill(out, m * n, (T)0);
         return false;
     }
     if constexpr (sizeof(T) == 4)
-        return c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, step, operations);
+        return c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, epilogue, &c, step, operations);
     else
-        return c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, tail, &c, step, operations);
+        return c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, epilogue, &c, step, operations);
 }
 
 // The same, and then a loop over the rows of out in which none needs another.
 template <class T, void (*loop)(Context &, int64_t, int64_t)>
 static void dp_product_then(Context &c, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
                             const T *b, int64_t ldb, T *out, int64_t operations, int64_t step = 1) {
-    dp_Range *const tail = [](void *context, int64_t low, int64_t high) { loop(*(Context *)context, low, high); };
-    if (!dp_product<T>(c, at, bt, m, n, k, a, lda, b, ldb, out, false, tail, step, operations))
+    dp_Range *const epilogue = [](void *context, int64_t low, int64_t high) { loop(*(Context *)context, low, high); };
+    if (!dp_product<T>(c, at, bt, m, n, k, a, lda, b, ldb, out, false, epilogue, step, operations))
         dp_rows(c, loop, m, operations, step);
 }
 

@@ -170,4 +170,24 @@ static void dp_max_pool2d_input(const dp_Window &w, int64_t B, int64_t C, const 
         });
 }
 
+// What of `values` stands at the first of each window's greatest elements.
+template <class T>
+static void dp_max_pool2d_take(const dp_Window &w, int64_t B, int64_t C, const T *x, const T *y, const T *values,
+                               T *taken) {
+    dp_fill(taken, B * w.P * w.Q * C, (T)0);
+    T *left = dp_scratch<T>(C);  // whether a window has not taken an element yet
+    for (int64_t b = 0; b < B; ++b)
+        dp_each(w, [&](int64_t p, int64_t q, int64_t r, int64_t s, bool inside, int64_t at) {
+            const int64_t image = (b * w.H * w.W + at) * C, out = ((b * w.P + p) * w.Q + q) * C;
+            if (r == 0 && s == 0) dp_fill(left, C, (T)1);
+            if (!inside) return;
+            DP_LOOP
+            for (int64_t i = 0; i < C; ++i) {
+                const bool chosen = left[i] != 0 && x[image + i] == y[out + i];
+                taken[out + i] += chosen ? values[image + i] : (T)0;
+                left[i] = chosen ? (T)0 : left[i];
+            }
+        });
+}
+
 #endif

@@ -10,8 +10,8 @@
 // line apart, on more pages than the TLB holds. Blocks: some DEPTH of k of one tile's columns fit into the first cache,
 // HEIGHT rows of a beside all columns of a layer into the second.
 //
-// Threads share the rows of out, after they have packed b together; of few rows, the columns, each packing its own. What
-// is computed of out next (`tail`) a thread does with the rows that it has just made.
+// Threads share the rows of out, after they have packed b together; of few rows, the columns, each packing its own. A
+// thread runs the `epilogue`, what is computed from out next, on the rows that it has just made.
 //
 // Compiled after native_threads.h.
 //
@@ -90,7 +90,7 @@ template <class T> struct dp_Product {
     T *out;
     // What is done with multiples of `step` rows of out when they are computed, or null; and its operations on single
     // elements.
-    dp_Range *tail;
+    dp_Range *epilogue;
     void *context;
     int64_t step, operations;
     // Of the job that threads share now: its parts, its columns, and these packed, tile by tile (null: each packs its own).
@@ -276,7 +276,7 @@ template <class T> struct dp_Product {
         } else {
             own.block(0, own.m, from, to, nullptr);
         }
-        if (own.tail && own.last == own.n) own.tail(own.context, from, to);
+        if (own.epilogue && own.last == own.n) own.epilogue(own.context, from, to);
     }
 
     // How many columns are packed at a time.
@@ -290,11 +290,11 @@ template <class T> struct dp_Product {
             for (int64_t j = 0; j < n; ++j) out[i * n + j] = transposed[j * m + i];
     }
 
-    // Whether the tail has been executed.
+    // Whether the epilogue has been executed.
     bool run(int64_t threads) {
         if (at && !add && n < NR && n % W && m >= dp_MANY * NR) return run_transposed(threads), false;
-        if (m <= dp_FEW) tail = nullptr;
-        by_rows = tail || (m > dp_FEW && m / dp_MR > n / NR);
+        if (m <= dp_FEW) epilogue = nullptr;
+        by_rows = epilogue || (m > dp_FEW && m / dp_MR > n / NR);
         // Of rows a part has two tiles at least, which are as long as tiles can be.
         const int64_t most = std::min(by_rows ? m / std::max(2 * (int64_t)dp_MR, step) : (n + NR - 1) / NR, 4 * threads);
         const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / dp_PART), (int64_t)1);
@@ -310,7 +310,7 @@ template <class T> struct dp_Product {
             parts = shared;
             dp_parallel(threads, parts, part, this);
         }
-        return tail;
+        return epilogue;
     }
 };
 }  // namespace
@@ -318,9 +318,10 @@ template <class T> struct dp_Product {
 // Export products of a type as dp_product_TYPE.
 #define DP_PRODUCT(T)                                                                                                     \
     extern "C" bool dp_product_##T(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a,        \
-                                   int64_t lda, const T *b, int64_t ldb, T *out, bool add, dp_Range *tail, void *context, \
-                                   int64_t step, int64_t operations) {                                                    \
-        return dp_Product<T>{at, bt, add, m, n, k, a, lda, b, ldb, out, tail, context, step, operations}.run(threads);    \
+                                   int64_t lda, const T *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,            \
+                                   void *context, int64_t step, int64_t operations) {                                     \
+        return dp_Product<T>{at, bt, add, m, n, k, a, lda, b, ldb, out, epilogue, context, step, operations}              \
+            .run(threads);                                                                                                \
     }
 
 #endif

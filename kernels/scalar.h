@@ -1,4 +1,4 @@
-// Functions of single elements, for code that is generated from `Op.c`: the C++ of a CPU and CUDA alike.
+// Functions of single elements, for code that is generated from `Element.c`: the C++ of a CPU and CUDA alike.
 //
 // Semantics are NumPy's: NaN goes through maximum and minimum, integer division rounds down. On a CPU exp, log, tanh and
 // what is made of them are polynomials without branches, so that loops over them become vector instructions; every

@@ -6,11 +6,11 @@
 
 // One matrix's part of a tile on its way from global to shared memory.
 //
-// The part is ROWS x COLUMNS in global memory, where columns are contiguous. TURNED stores it as [column][row]. PAD floats
-// lie between the rows in shared memory, which spreads them over the banks.
-template <int ROWS, int COLUMNS, int THREADS, bool TURNED, int PAD> struct Part {
+// The part is ROWS x COLUMNS in global memory, where columns are contiguous. TRANSPOSED stores it as [column][row]. PAD
+// floats lie between the rows in shared memory, which spreads them over the banks.
+template <int ROWS, int COLUMNS, int THREADS, bool TRANSPOSED, int PAD> struct Part {
     static constexpr int QUADS = ROWS * COLUMNS / 4 / THREADS;
-    static constexpr int PITCH = (TURNED ? ROWS : COLUMNS) + PAD, SIZE = (TURNED ? COLUMNS : ROWS) * PITCH;
+    static constexpr int PITCH = (TRANSPOSED ? ROWS : COLUMNS) + PAD, SIZE = (TRANSPOSED ? COLUMNS : ROWS) * PITCH;
     static_assert(QUADS * 4 * THREADS == ROWS * COLUMNS, "every thread carries the same number of quads");
     float4 quads[QUADS];
 
@@ -42,7 +42,7 @@ template <int ROWS, int COLUMNS, int THREADS, bool TURNED, int PAD> struct Part 
         for (int q = 0; q < QUADS; ++q) {
             const int i = threadIdx.x + q * THREADS;
             const int row = i / (COLUMNS / 4), column = i % (COLUMNS / 4) * 4;
-            if (TURNED) {
+            if (TRANSPOSED) {
                 tile[(column + 0) * PITCH + row] = quads[q].x;
                 tile[(column + 1) * PITCH + row] = quads[q].y;
                 tile[(column + 2) * PITCH + row] = quads[q].z;

@@ -21,11 +21,14 @@ WITHOUT_PICTURES = ROOT / "tests" / "without_pictures"
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
 
-# The same examples on every run: a change is judged by what it changed. `--hypothesis-profile fuzz` looks for new ones.
-settings.register_profile("same", derandomize=True, database=None)
-settings.register_profile("fuzz")
+# The same examples on every run: a change is judged by what it changed, not by how long it takes on a busy machine.
+# `--hypothesis-profile fuzz` looks for new ones.
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
+settings.register_profile("fuzz", deadline=None)
 # For bugs that are planted: an example that fails is enough, without a search for the smallest.
-settings.register_profile("first", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
+settings.register_profile(
+    "first", derandomize=True, database=None, deadline=None, phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("same")
 
 

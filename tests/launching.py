@@ -24,6 +24,9 @@ from typing import Any
 
 import pytest
 
+# JAX's compiler takes most of the time that small trainings take; what it computes stays, to rounding.
+COMPILES_QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
 
 @dataclass(frozen=True)
 class Finished:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-# An array on the device; NumPy's own for the NumPy backend.
+# An array on the device; NumPy's own on a CPU.
 Buffer = Any
 HostArray = npt.NDArray[Any]
 

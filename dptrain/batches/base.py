@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Self
 
 from dptrain.backend.base import Backend, HostArray
-from dptrain.batches.feed import Feed, KeptFeed, KeptFeeds, ResidentFeed, Rows, make_feed
+from dptrain.batches.feed import BatchRows, Feed, KeptFeed, KeptFeeds, ResidentFeed, make_feed
 from dptrain.batches.sampling import LocalSampler, Sampler, Shard
 from dptrain.batches.structure import Batch
 from dptrain.runtime.failure import warn
@@ -69,7 +69,7 @@ class Batches(ABC):
         """
 
     @abstractmethod
-    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
         """Return the samples of the next steps, of as many of those given as lie in memory; see `Feed.rows`."""
 
     def keep(self) -> bool:
@@ -178,7 +178,7 @@ class ArrayBatches(Batches):
         if self._done == self._sampler.steps:
             self._pass, self._done = self._pass + 1, 0
 
-    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
         """Ask the feed."""
         assert self._feed is not None
         return self._feed.rows(steps)

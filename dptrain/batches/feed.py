@@ -27,7 +27,7 @@ Order = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchRows:
     """Samples on the device, of one or more steps.
 
     Attributes:
@@ -68,7 +68,7 @@ class Feed(ABC):
         """
 
     @abstractmethod
-    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
         """Return the samples of the next steps, of as many of those given as lie in memory; valid until the next call.
 
         Args:
@@ -101,9 +101,9 @@ class ResidentFeed(Feed):
             self._order = self._backend.empty(order.shape, np.int64)
         self._backend.write(self._order, order)
 
-    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
         """Return all samples and the whole order."""
-        return Rows(self._arrays, self._order, [shard.start for shards in steps for shard in shards])
+        return BatchRows(self._arrays, self._order, [shard.start for shards in steps for shard in shards])
 
     def close(self) -> None:
         """Nothing runs."""
@@ -146,7 +146,7 @@ class StreamedFeed(Feed):
         if self._chunks:
             self._fill(0)
 
-    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
         """Return the chunk that holds the next step, with the steps that lie in it as well."""
         if self._left == 0 and _rows(steps[0]):
             self._enter(self._current + 1)
@@ -161,7 +161,7 @@ class StreamedFeed(Feed):
                 self._next_row += shard.rows
             self._left -= bool(_rows(shards))
         arrays = tuple(staging.device for staging in self._slots[max(self._current, 0) % 2])
-        return Rows(arrays, self._identity, starts)
+        return BatchRows(arrays, self._identity, starts)
 
     def close(self) -> None:
         """End the thread, whatever it met."""
@@ -226,7 +226,7 @@ class KeptFeed(Feed):
         """Note the order."""
         self._order = order
 
-    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
         """Return the samples of the first step, which has one shard."""
         ((shard,), *_) = steps
         chosen = self._order[shard.start : shard.stop]
@@ -234,7 +234,7 @@ class KeptFeed(Feed):
             host[: len(chosen)] = source[chosen]
             host[len(chosen) :] = 0
             self._backend.write(device, host)
-        return Rows(self._device, self._identity, [0])
+        return BatchRows(self._device, self._identity, [0])
 
     def close(self) -> None:
         """Let go of the samples; the memory stays."""

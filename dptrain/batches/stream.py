@@ -19,7 +19,7 @@ from dptrain.backend.base import Backend, Buffer, HostArray
 from dptrain.backend.transfers import Staging
 from dptrain.batches.adapters import END, BatchSource, Draw
 from dptrain.batches.base import Batches, warn_of_the_end
-from dptrain.batches.feed import Rows
+from dptrain.batches.feed import BatchRows
 from dptrain.batches.fingerprint import DRAW_THE_SAME, fingerprint
 from dptrain.batches.sampling import Shard, check_shards, shards_of
 from dptrain.batches.structure import Batch
@@ -190,7 +190,7 @@ class StreamBatches(Batches):
             last = draw if self._source.by_number else partial(_given, draw())
         return last
 
-    def rows(self, steps: Sequence[Sequence[Shard]]) -> Rows:
+    def rows(self, steps: Sequence[Sequence[Shard]]) -> BatchRows:
         """Send this rank's part of the step's batch to the device, which may still work on the one before."""
         (shards,) = steps
         drawn = (self._kept or {}).get(shards[0], self._drawn)
@@ -208,7 +208,7 @@ class StreamBatches(Batches):
         starts = [shard.first_row - shards[0].first_row for shard in shards]
         shapes = tuple(tuple(staging.device.shape) for staging in slot)
         self.about = replace(drawn.kind, shapes=shapes)
-        return Rows(tuple(staging.device for staging in slot), self._identity, starts)
+        return BatchRows(tuple(staging.device for staging in slot), self._identity, starts)
 
     def keep(self) -> bool:
         """Keep the batches on the host."""

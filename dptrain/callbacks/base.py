@@ -2,6 +2,7 @@
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,7 +10,8 @@ if TYPE_CHECKING:
 
 Logs = dict[str, float]
 
-# Hooks in Keras' order of events; those of batches are many, and most callbacks have none.
+_PHASE_HOOKS = tuple(f"on_{mode}_{when}" for mode in ("train", "test", "predict") for when in ("begin", "end"))
+# Those of batches are many, and most callbacks have none.
 _BATCH_HOOKS = tuple(f"on_{mode}_batch_{when}" for mode in ("train", "test", "predict") for when in ("begin", "end"))
 
 
@@ -215,36 +217,6 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.release()
 
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Call the hook."""
-        for callback in self.callbacks:
-            callback.on_train_begin(_given(logs))
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """Call the hook."""
-        for callback in self.callbacks:
-            callback.on_train_end(_given(logs))
-
-    def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Call the hook."""
-        for callback in self.callbacks:
-            callback.on_test_begin(_given(logs))
-
-    def on_test_end(self, logs: Logs | None = None) -> None:
-        """Call the hook."""
-        for callback in self.callbacks:
-            callback.on_test_end(_given(logs))
-
-    def on_predict_begin(self, logs: Logs | None = None) -> None:
-        """Call the hook."""
-        for callback in self.callbacks:
-            callback.on_predict_begin(_given(logs))
-
-    def on_predict_end(self, logs: Logs | None = None) -> None:
-        """Call the hook."""
-        for callback in self.callbacks:
-            callback.on_predict_end(_given(logs))
-
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Call the hook."""
         for callback in self.callbacks:
@@ -256,35 +228,25 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.on_epoch_end(epoch, logs)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Call the hook of those that have one."""
-        for callback in self._with_hook["on_train_batch_begin"]:
-            callback.on_train_batch_begin(batch, _given(logs))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Call the hook of those that have one."""
-        for callback in self._with_hook["on_train_batch_end"]:
-            callback.on_train_batch_end(batch, _given(logs))
+def _calling(hook: str) -> Callable[..., None]:
+    """Return `CallbackList`'s method for a hook that has no epoch."""
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Call the hook of those that have one."""
-        for callback in self._with_hook["on_test_batch_begin"]:
-            callback.on_test_batch_begin(batch, _given(logs))
+    @wraps(getattr(Callback, hook))
+    def of_phase(self: CallbackList, logs: Any = None) -> None:
+        for callback in self.callbacks:
+            getattr(callback, hook)(_given(logs))
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Call the hook of those that have one."""
-        for callback in self._with_hook["on_test_batch_end"]:
-            callback.on_test_batch_end(batch, _given(logs))
+    @wraps(getattr(Callback, hook))
+    def of_batch(self: CallbackList, batch: int, logs: Any = None) -> None:
+        for callback in self._with_hook[hook]:
+            getattr(callback, hook)(batch, _given(logs))
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Call the hook of those that have one."""
-        for callback in self._with_hook["on_predict_batch_begin"]:
-            callback.on_predict_batch_begin(batch, _given(logs))
+    return of_batch if hook in _BATCH_HOOKS else of_phase
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Call the hook of those that have one."""
-        for callback in self._with_hook["on_predict_batch_end"]:
-            callback.on_predict_batch_end(batch, _given(logs))
+
+for _hook in (*_PHASE_HOOKS, *_BATCH_HOOKS):
+    setattr(CallbackList, _hook, _calling(_hook))
 
 
 def flatten(callbacks: Any) -> Iterator[Callback]:

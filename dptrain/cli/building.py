@@ -64,7 +64,7 @@ def _small(split: Split) -> Split:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class Splits:
     """What the samples of a data set are for.
 
     Attributes:
@@ -82,13 +82,13 @@ class Parts:
         return data.train.total if self.rows is None else len(self.rows)
 
 
-def describe_samples(data: LoadedData, parts: Parts) -> str:
+def describe_samples(data: LoadedData, splits: Splits) -> str:
     """Return "60,000 + 10,000 samples"; with what is held out "54,000 + 6,000 for validation + 10,000 samples"."""
-    held = "" if parts.test is None else f"{parts.validation.total:,} for validation + "
-    return f"{parts.trained(data):,} + {held}{data.test.total:,} samples"
+    held = "" if splits.test is None else f"{splits.validation.total:,} for validation + "
+    return f"{splits.trained(data):,} + {held}{data.test.total:,} samples"
 
 
-def parts_of(config: Config, data: LoadedData, comm: Communicator) -> Parts:
+def splits_of(config: Config, data: LoadedData, comm: Communicator) -> Splits:
     """Return what is trained on and what validates, as configured; every rank draws the same samples.
 
     Args:
@@ -101,7 +101,7 @@ def parts_of(config: Config, data: LoadedData, comm: Communicator) -> Parts:
     """
     fraction, fold = config.train.validation_split, config.train.fold
     if not fraction and fold is None:
-        return Parts(None, data.test, None)
+        return Splits(None, data.test, None)
     if fraction and fold is not None:
         raise ConfigError(f"train.validation_split = {fraction} and train.fold = {fold}: set one of them")
     if config.data.sharding == "static":
@@ -113,7 +113,7 @@ def parts_of(config: Config, data: LoadedData, comm: Communicator) -> Parts:
         number, folds = map(int, fold.split("/"))
         rows, held = fold_rows(y, number - 1, folds, config.seed)
     validation = Split.whole(x[held], y[held], comm.rank, comm.size)
-    return Parts(rows, _small(validation) if config.fast_dev_run else validation, data.test)
+    return Splits(rows, _small(validation) if config.fast_dev_run else validation, data.test)
 
 
 def build_model(
@@ -371,16 +371,16 @@ def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers
     return optimizer
 
 
-def make_sampler(config: Config, data: LoadedData, parts: Parts, comm: Communicator) -> Sampler:
+def make_sampler(config: Config, data: LoadedData, splits: Splits, comm: Communicator) -> Sampler:
     """Return the configured order of the training samples, and how ranks share them.
 
     Raises:
         ConfigError: settings that do not go together, or with the number of samples.
     """
-    return _shorten(config, _sampler(config, data, parts, comm))
+    return _shorten(config, _sampler(config, data, splits, comm))
 
 
-def _sampler(config: Config, data: LoadedData, parts: Parts, comm: Communicator) -> Sampler:
+def _sampler(config: Config, data: LoadedData, splits: Splits, comm: Communicator) -> Sampler:
     chosen, shards = config.train, fixed_shards(config)
     common: dict[str, Any] = {
         "seed": config.seed,
@@ -393,9 +393,9 @@ def _sampler(config: Config, data: LoadedData, parts: Parts, comm: Communicator)
                 "--reproducible and train.shards_per_batch need --sharding global: static shards are a rank's own rows"
             )
         return StaticSampler(data.train.total, chosen.batch_size, comm.rank, comm.size, **common)
-    samples = parts.trained(data)
+    samples = splits.trained(data)
     whole = GlobalSampler(samples, chosen.batch_size, comm.rank, comm.size, shards_per_batch=shards, **common)
-    return whole if parts.rows is None else PartSampler(parts.rows, whole)
+    return whole if splits.rows is None else PartSampler(splits.rows, whole)
 
 
 def _shorten(config: Config, sampler: Sampler) -> Sampler:

@@ -327,20 +327,20 @@ class CheckpointConfig(Checked):
     )
 
 
-Place = Annotated[str | None, Before(_none_word)]
+Destination = Annotated[str | None, Before(_none_word)]
 
 
 @dataclasses.dataclass(frozen=True)
 class LoggingConfig(Checked):
     """Other tools that get a run's settings and metrics."""
 
-    tensorboard: Place = _field(
+    tensorboard: Destination = _field(
         None, "write TensorBoard's event files to OUT/tensorboard, or to a folder", "tensorboard", alone="auto"
     )
-    mlflow: Place = _field(
+    mlflow: Destination = _field(
         None, "log to MLflow: MLFLOW_TRACKING_URI, or this URI or folder (file:mlruns)", "mlflow", alone="auto"
     )
-    wandb: Place = _field(
+    wandb: Destination = _field(
         None,
         "log to Weights & Biases: project dptrain, or this one; WANDB_MODE=offline needs no network",
         "wandb",
@@ -478,7 +478,7 @@ def device_options(config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def inspection_options(config: Config) -> dict[str, Any]:
+def health_options(config: Config) -> dict[str, Any]:
     """Return what a training does about what goes wrong in its state: keywords of `Model.fit_splits_steps`."""
     return {name: getattr(config.train, name) for name in ("on_nonfinite", "skip_outliers", "digest_every")}
 

@@ -21,15 +21,15 @@ from dptrain.batches.sampling import Sampler
 from dptrain.callbacks import Callback, Logs
 from dptrain.cli.best import early_stopping, monitored
 from dptrain.cli.building import (
-    Parts,
+    Splits,
     build_model,
     describe_samples,
     epoch_steps_of,
     epochs_of,
     load_data,
     make_sampler,
-    parts_of,
     run_name,
+    splits_of,
     standardize,
 )
 from dptrain.cli.checked import Before, Checked, NotValidError, checked
@@ -39,7 +39,7 @@ from dptrain.cli.config import (
     Leaf,
     fixed_shards,
     follows_training,
-    inspection_options,
+    health_options,
     leaves,
     resolve,
     to_dict,
@@ -372,9 +372,9 @@ class ConfigRecipe(Recipe):
     def __init__(self, config: Config, data: LoadedData, fields: Mapping[str, str], folds: int = 1) -> None:
         self._config, self._data, self.fields = config, data, fields
         # Without folds the same for all runs.
-        self._parts = self._parts_of(config, Run(0, 0, config.seed, 0, folds))
-        self.has_test = self._parts.test is not None
-        self.samples = describe_samples(data, self._parts)
+        self._splits = self._splits_of(config, Run(0, 0, config.seed, 0, folds))
+        self.has_test = self._splits.test is not None
+        self.samples = describe_samples(data, self._splits)
         self.function = config.model.function
 
     def build(self, setting: Setting, seed: int, run: Run | None = None) -> Model:
@@ -383,7 +383,7 @@ class ConfigRecipe(Recipe):
         steps = None
         if run is not None and config.optimizer.schedule is not None:
             steps = epoch_steps_of(config, self._sampler(config, run)[1])
-        model = build_model(config, self._data, self._parts.rows, steps)
+        model = build_model(config, self._data, self._splits.rows, steps)
         if config.train.early_stopping is not None:
             monitored(config, model)
         return model
@@ -391,33 +391,33 @@ class ConfigRecipe(Recipe):
     def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
         """Train as `python -m dptrain` does."""
         config = _config(self._config, setting, self.fields, model.seed)
-        parts, sampler = self._sampler(config, run)
+        splits, sampler = self._sampler(config, run)
         stopping = early_stopping(config)
-        standardize(model, self._data, parts.rows)
+        standardize(model, self._data, splits.rows)
         return model.fit_splits_steps(
             self._data.train,
-            parts.validation,
+            splits.validation,
             sampler,
             epochs=epochs_of(config),
             verbose=0,
             callbacks=[*([] if stopping is None else [stopping]), *callbacks],
-            **inspection_options(config),
+            **health_options(config),
         )
 
     def test(self, model: Model) -> Logs:
         """Evaluate a model on the test part."""
-        assert self._parts.test is not None
-        return model.evaluate_split(self._parts.test, fixed_shards(self._config))
+        assert self._splits.test is not None
+        return model.evaluate_split(self._splits.test, fixed_shards(self._config))
 
-    def _sampler(self, config: Config, run: Run) -> tuple[Parts, Sampler]:
-        parts = self._parts if run.folds == 1 else self._parts_of(config, run)
-        return parts, make_sampler(config, self._data, parts, SoloCommunicator())
+    def _sampler(self, config: Config, run: Run) -> tuple[Splits, Sampler]:
+        splits = self._splits if run.folds == 1 else self._splits_of(config, run)
+        return splits, make_sampler(config, self._data, splits, SoloCommunicator())
 
-    def _parts_of(self, config: Config, run: Run) -> Parts:
+    def _splits_of(self, config: Config, run: Run) -> Splits:
         if run.folds > 1:
             train = dataclasses.replace(config.train, fold=f"{run.fold + 1}/{run.folds}")
             config = dataclasses.replace(config, train=train)
-        return parts_of(config, self._data, SoloCommunicator())
+        return splits_of(config, self._data, SoloCommunicator())
 
 
 def space_of(options: SweepOptions) -> Space:

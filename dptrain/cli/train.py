@@ -17,7 +17,7 @@ from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
 from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_not_kept
 from dptrain.cli.building import (
-    Parts,
+    Splits,
     build_model,
     describe_network,
     describe_samples,
@@ -25,10 +25,10 @@ from dptrain.cli.building import (
     epochs_of,
     load_data,
     make_sampler,
-    parts_of,
     run_name,
+    splits_of,
 )
-from dptrain.cli.config import Config, deciding, inspection_options, to_yaml, verbosity
+from dptrain.cli.config import Config, deciding, health_options, to_yaml, verbosity
 from dptrain.cli.loggers import loggers
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
@@ -59,12 +59,12 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     phase.enter("data")
     data = load_data(config, comm)
     phase.enter("model")
-    parts = comm.agree("configuration", lambda: parts_of(config, data, comm))
-    sampler = comm.agree("configuration", lambda: make_sampler(config, data, parts, comm))
-    model = comm.agree("model", lambda: _build(config, data, parts, sampler))
+    splits = comm.agree("configuration", lambda: splits_of(config, data, comm))
+    sampler = comm.agree("configuration", lambda: make_sampler(config, data, splits, comm))
+    model = comm.agree("model", lambda: _build(config, data, splits, sampler))
     device = model.describe_device(comm)
     quiet = config.verbose == 0
-    devices = _show_start(config, data, parts, model, sampler.steps, device, comm, quiet)
+    devices = _show_start(config, data, splits, model, sampler.steps, device, comm, quiet)
     with ExitStack() as stack:
         run = _open_run(config, data, comm, stack)
         callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch, run.keep_epochs)]
@@ -82,13 +82,13 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             facts["world_size"] = comm.size
         steps = model.fit_splits_steps(
             data.train,
-            parts.validation,
+            splits.validation,
             sampler,
             epochs=epochs_of(config),
             verbose=verbosity(config),
             callbacks=[*callbacks, *([] if keeper is None else [keeper])],
             facts=lambda: facts,
-            **inspection_options(config),
+            **health_options(config),
         )
         try:
             run_to_end(steps)
@@ -97,7 +97,7 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
             raise PreemptedError(error.where, error.exit_code, f"{error}; {advice}", []) from None
         history = model.history
         assert history is not None
-        tested = {} if parts.test is None else model.evaluate_split(parts.test, sampler.shards_per_batch)
+        tested = {} if splits.test is None else model.evaluate_split(splits.test, sampler.shards_per_batch)
         phase.enter("saving")
         final = final_metrics(history.history, history.epoch, stopping)
         seconds = round(time.monotonic() - began, 3)
@@ -116,8 +116,8 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 "devices": devices,
                 "data": {
                     "name": data.name,
-                    "train": parts.trained(data),
-                    **({"validation": parts.validation.total} if parts.test else {}),
+                    "train": splits.trained(data),
+                    **({"validation": splits.validation.total} if splits.test else {}),
                     "test": data.test.total,
                 },
                 "parameters": model.count_params(),
@@ -148,9 +148,9 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     return 0
 
 
-def _build(config: Config, data: LoadedData, parts: Parts, sampler: Sampler) -> Model:
+def _build(config: Config, data: LoadedData, splits: Splits, sampler: Sampler) -> Model:
     """Return the model, in whose logs there will be what is monitored."""
-    model = build_model(config, data, parts.rows, epoch_steps_of(config, sampler))
+    model = build_model(config, data, splits.rows, epoch_steps_of(config, sampler))
     monitored(config, model)
     return model
 
@@ -230,7 +230,7 @@ def _keeper(config: Config, folder: str | None) -> Checkpointing | None:
 def _show_start(
     config: Config,
     data: LoadedData,
-    parts: Parts,
+    splits: Splits,
     model: Model,
     steps: int,
     device: str,
@@ -245,7 +245,7 @@ def _show_start(
         for note in data.notes:
             terminal.say(note)
         terminal.say(
-            f"{data.name}: {describe_samples(data, parts)}; "
+            f"{data.name}: {describe_samples(data, splits)}; "
             f"{network}, {model.count_params():,} parameters; {model.optimizer.name}, "
             f"global batch {config.train.batch_size}, {steps} step{'' if steps == 1 else 's'} an epoch"
         )

@@ -18,7 +18,7 @@ from dptrain.runtime import watchdog
 from dptrain.runtime.exit_codes import replace_abort
 from dptrain.runtime.failure import abort_with_success
 from dptrain.runtime.launcher import LaunchInfo
-from dptrain.runtime.records import Kind
+from dptrain.runtime.records import Collective
 
 # MPI counts are C ints; a larger buffer goes as several messages of at most this many elements.
 _MAX_COUNT = 1 << 28
@@ -80,7 +80,7 @@ class MpiCommunicator(Communicator):
         flat = buffer.reshape(-1)
         together = self._summing(flat.nbytes) if isinstance(flat, np.ndarray) else None
         try:
-            with self._record.meeting(Kind.ALL_REDUCE, flat.size, flat.dtype.char):
+            with self._record.collective(Collective.ALL_REDUCE, flat.size, flat.dtype.char):
                 watchdog.check_sum()
                 if together is not None:
                     together.sum(flat)
@@ -99,14 +99,14 @@ class MpiCommunicator(Communicator):
         """Send rank 0's buffer to all, `MPI_Bcast`."""
         self.allgather(None, call="broadcast")  # a rank in another call would leave garbage in the buffer, or wait
         flat = buffer.reshape(-1)
-        with self._record.meeting(Kind.BROADCAST, flat.size, flat.dtype.char):
+        with self._record.collective(Collective.BROADCAST, flat.size, flat.dtype.char):
             for start in range(0, flat.size, _MAX_COUNT):
                 self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
 
     def allgather_bytes(self, message: bytes) -> list[bytes]:
         """Exchange the lengths, then the bytes, `MPI_Allgatherv`."""
         lengths = np.empty(self.size, np.int32)
-        with self._record.meeting(Kind.ALL_GATHER):
+        with self._record.collective(Collective.ALL_GATHER):
             self._world.Allgather(np.array([len(message)], np.int32), lengths)
             together = bytearray(int(lengths.sum()))
             self._world.Allgatherv([message, MPI.BYTE], [together, lengths, MPI.BYTE])
@@ -131,7 +131,7 @@ class MpiCommunicator(Communicator):
 
     def node_barrier(self) -> None:
         """`MPI_Barrier` over this node's ranks."""
-        with self._record.meeting(Kind.NODE_BARRIER):
+        with self._record.collective(Collective.NODE_BARRIER):
             self._node.Barrier()
 
     def shared_array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> tuple[Array, bool]:
@@ -142,7 +142,7 @@ class MpiCommunicator(Communicator):
         """
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        with self._record.meeting(Kind.SHARED_ARRAY):  # on nodes of a single rank as well, so that all count alike
+        with self._record.collective(Collective.SHARED_ARRAY):  # on nodes of one rank as well, so that all count alike
             if self.local_size == 1 or not self._fits_in_shared_memory(nbytes):
                 return np.empty(shape, dtype), True
             window = MPI.Win.Allocate_shared(nbytes if self.local_rank == 0 else 0, 1, comm=self._node)
@@ -156,7 +156,7 @@ class MpiCommunicator(Communicator):
             return None
         if self._node_sum is None and self._node_has_room and self.local_size == self.size:
             shape = node_sum.shape(self.size)
-            with self._record.meeting(Kind.SHARED_ARRAY):
+            with self._record.collective(Collective.SHARED_ARRAY):
                 self._node_has_room = self._fits_in_shared_memory(int(np.prod(shape)))
             if self._node_has_room:
                 shared, _ = self.shared_array(shape, np.uint8)

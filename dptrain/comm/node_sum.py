@@ -43,7 +43,7 @@ class NodeSum:
             self._piece(flat[start : start + step])
 
     def _piece(self, piece: Array) -> None:
-        # A half is written again only after the meeting over the other, which nobody attends who still reads this one.
+        # A half is written again only after the collective over the other, which no rank enters while it reads this.
         half, self._half = self._shared[self._half], 1 - self._half
         summands = [one[: piece.nbytes].view(piece.dtype) for one in half]
         np.copyto(summands[self._rank], piece)

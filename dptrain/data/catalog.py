@@ -9,11 +9,10 @@ which only reads.
 import hashlib
 import math
 import os
-import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from gzip import GzipFile
 from pathlib import Path
@@ -35,7 +34,7 @@ from dptrain.data.sources import (
 )
 from dptrain.errors import ConfigError, DataError, OutputError
 from dptrain.runtime.cache import cache_dir, own_folder
-from dptrain.runtime.files import replacing
+from dptrain.runtime.files import replacing_locked
 from dptrain.runtime.text import one_line
 
 __all__ = ["CATALOG", "DEFAULT_MAX_BYTES", "NamedDataset", "cache_dir", "ensure_available", "open_dataset"]
@@ -405,11 +404,6 @@ def _locked(folder: Path) -> Iterator[None]:
         raise OutputError(f"{folder}: cannot write the cache ({reason}); set DPTRAIN_CACHE to another folder") from None
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a new file of a locked folder, which then becomes `path`."""
-    part = path.with_name(path.name + ".part")  # a fixed name, which the lock allows
-    part.unlink(missing_ok=True)  # a killed process has left it
-    with replacing(path, part):
-        yield part
-        part.chmod(stat.S_IMODE(part.stat().st_mode) & ~0o022)
+def _replacing(path: Path) -> AbstractContextManager[Path]:
+    """Let what is written to a file of a locked folder become `path`; others may read it."""
+    return replacing_locked(path, path.with_name(f"{path.name}.part"), 0o022)

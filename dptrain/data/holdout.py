@@ -11,10 +11,10 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.random import Purpose, stream
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 
-def split_rows(y: npt.NDArray[Any], fraction: float) -> tuple[Rows, Rows]:
+def split_rows(y: npt.NDArray[Any], fraction: float) -> tuple[RowNumbers, RowNumbers]:
     """Return the rows that are trained on and those that are held out, each rising; the same for the same labels.
 
     Args:
@@ -34,7 +34,7 @@ def split_rows(y: npt.NDArray[Any], fraction: float) -> tuple[Rows, Rows]:
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)
 
 
-def fold_rows(y: npt.NDArray[Any], fold: int, folds: int, seed: int) -> tuple[Rows, Rows]:
+def fold_rows(y: npt.NDArray[Any], fold: int, folds: int, seed: int) -> tuple[RowNumbers, RowNumbers]:
     """Return the rows that are trained on and those of a fold, each rising.
 
     The folds of a seed have no row in common and hold all rows together; their sizes differ by at most one.
@@ -55,7 +55,7 @@ def fold_rows(y: npt.NDArray[Any], fold: int, folds: int, seed: int) -> tuple[Ro
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)
 
 
-def _by_class(y: npt.NDArray[Any], seed: int) -> Rows:
+def _by_class(y: npt.NDArray[Any], seed: int) -> RowNumbers:
     """Return all rows in a random order, those of a class together where `y` are labels."""
     rows = stream(seed, Purpose.HOLD_OUT).permutation(len(y))
     is_labels = y.ndim == 1 and y.dtype.kind in "iu"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # with pydantic, which takes long to import
     from dptrain.data.preprocessing import Preprocessing
 
 Array = npt.NDArray[Any]
+_MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,16 @@ def with_task(
         task: as `load_dataset`.
 
     Raises:
-        AgreedError: on every rank, whatever is wrong with the numbers that any is to check.
+        AgreedError: on every rank, whatever is wrong with the numbers that any is to check, a label of one million
+            and more among them where there are not as many training samples.
     """
     if task is None:
         task = _task_of(arrays, comm)
     highest = comm.agree("data", lambda: _check(sources, arrays, comm, sharding, task))
-    num_classes = {"multiclass": 1 + max(comm.allgather(highest)), "binary": 2, "regression": 0}[task]
+    # A label beyond that is damage (a bit of an int64), and a model with an output for each would not fit into memory.
+    most_classes = max(_MOST_CLASSES, sources.y_train.shape[0])
+    multiclass = min(1 + max(comm.allgather(highest)), most_classes)
+    num_classes = {"multiclass": multiclass, "binary": 2, "regression": 0}[task]
     if num_classes:
         comm.agree("data", lambda: _check_label_range(sources, arrays, num_classes, comm, sharding))
     x_train, y_train, x_test, y_test = arrays

@@ -7,10 +7,57 @@ from dptrain import constraints, initializers, ops, regularizers
 from dptrain.errors import ConfigError
 from dptrain.layers.base import BuildShape, ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.layers.input_spec import InputSpec
-from dptrain.program.tensor import Tensor
+from dptrain.program.tensor import Tensor, Variable
 
 
-class BatchNormalization(Layer):
+class _Normalization(Layer):
+    """What scales and shifts normalized features by gamma and beta; the arguments are those of `BatchNormalization`."""
+
+    def __init__(
+        self,
+        epsilon: float,
+        center: bool,
+        scale: bool,
+        beta_initializer: InitializerArgument,
+        gamma_initializer: InitializerArgument,
+        beta_regularizer: RegularizerArgument,
+        gamma_regularizer: RegularizerArgument,
+        beta_constraint: ConstraintArgument,
+        gamma_constraint: ConstraintArgument,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
+        self.beta_initializer = initializers.get(beta_initializer)
+        self.gamma_initializer = initializers.get(gamma_initializer)
+        self.beta_regularizer = regularizers.get(beta_regularizer)
+        self.gamma_regularizer = regularizers.get(gamma_regularizer)
+        self.beta_constraint = constraints.get(beta_constraint)
+        self.gamma_constraint = constraints.get(gamma_constraint)
+
+    def _make_weights(self, shape: Sequence[int]) -> None:
+        """Make gamma and beta, where there are to be any."""
+        self.gamma: Variable | None = None
+        self.beta: Variable | None = None
+        if self.scale:
+            self.gamma = self.add_weight(
+                shape,
+                self.gamma_initializer,
+                regularizer=self.gamma_regularizer,
+                constraint=self.gamma_constraint,
+                name="gamma",
+            )
+        if self.center:
+            self.beta = self.add_weight(
+                shape,
+                self.beta_initializer,
+                regularizer=self.beta_regularizer,
+                constraint=self.beta_constraint,
+                name="beta",
+            )
+
+
+class BatchNormalization(_Normalization):
     """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, for each feature, the last axis.
 
     In training mean and (biased) variance are those of the global batch, of all ranks together, and the moving averages
@@ -64,23 +111,26 @@ class BatchNormalization(Layer):
         synchronized: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(
+            epsilon,
+            center,
+            scale,
+            beta_initializer,
+            gamma_initializer,
+            beta_regularizer,
+            gamma_regularizer,
+            beta_constraint,
+            gamma_constraint,
+            **options,
+        )
         self.refuse(renorm=renorm or None, renorm_clipping=renorm_clipping)
         if not 0 <= momentum <= 1 or not epsilon >= 0:
             raise ConfigError(
                 f"expected 0 <= momentum <= 1 and epsilon >= 0. Received: momentum={momentum}, epsilon={epsilon}"
             )
-        self.axis, self.renorm = axis, False
-        self.momentum, self.epsilon = float(momentum), float(epsilon)
-        self.center, self.scale = bool(center), bool(scale)
-        self.beta_initializer = initializers.get(beta_initializer)
-        self.gamma_initializer = initializers.get(gamma_initializer)
+        self.axis, self.renorm, self.momentum = axis, False, float(momentum)
         self.moving_mean_initializer = initializers.get(moving_mean_initializer)
         self.moving_variance_initializer = initializers.get(moving_variance_initializer)
-        self.beta_regularizer = regularizers.get(beta_regularizer)
-        self.gamma_regularizer = regularizers.get(gamma_regularizer)
-        self.beta_constraint = constraints.get(beta_constraint)
-        self.gamma_constraint = constraints.get(gamma_constraint)
         self.renorm_momentum, self.synchronized = float(renorm_momentum), bool(synchronized)
 
     def build(self, input_shape: BuildShape) -> None:
@@ -88,23 +138,7 @@ class BatchNormalization(Layer):
         if self.axis not in (-1, len(input_shape) - 1):
             raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected -1, the last axis")
         shape = (int(input_shape[-1] or 1),)
-        self.gamma = self.beta = None
-        if self.scale:
-            self.gamma = self.add_weight(
-                shape,
-                self.gamma_initializer,
-                regularizer=self.gamma_regularizer,
-                constraint=self.gamma_constraint,
-                name="gamma",
-            )
-        if self.center:
-            self.beta = self.add_weight(
-                shape,
-                self.beta_initializer,
-                regularizer=self.beta_regularizer,
-                constraint=self.beta_constraint,
-                name="beta",
-            )
+        self._make_weights(shape)
         self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, trainable=False, name="moving_mean")
         self.moving_variance = self.add_weight(
             shape, self.moving_variance_initializer, trainable=False, name="moving_variance"
@@ -128,7 +162,7 @@ class BatchNormalization(Layer):
         return y if self.beta is None else y + self.beta
 
 
-class LayerNormalization(Layer):
+class LayerNormalization(_Normalization):
     """y = gamma * (x - mean) / sqrt(variance + epsilon) + beta, mean and variance of each sample over its last axes.
 
     Source: J. Ba, J. Kiros and G. Hinton, "Layer normalization", 2016.
@@ -167,19 +201,23 @@ class LayerNormalization(Layer):
         rms_scaling: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(
+            epsilon,
+            center,
+            scale,
+            beta_initializer,
+            gamma_initializer,
+            beta_regularizer,
+            gamma_regularizer,
+            beta_constraint,
+            gamma_constraint,
+            **options,
+        )
         self.refuse(rms_scaling=rms_scaling or None)
         self.rms_scaling = False
         if not epsilon >= 0:
             raise ConfigError(f"expected epsilon >= 0. Received: epsilon={epsilon}")
         self.axis = axis if isinstance(axis, int) else list(axis)
-        self.epsilon, self.center, self.scale = float(epsilon), bool(center), bool(scale)
-        self.beta_initializer = initializers.get(beta_initializer)
-        self.gamma_initializer = initializers.get(gamma_initializer)
-        self.beta_regularizer = regularizers.get(beta_regularizer)
-        self.gamma_regularizer = regularizers.get(gamma_regularizer)
-        self.beta_constraint = constraints.get(beta_constraint)
-        self.gamma_constraint = constraints.get(gamma_constraint)
 
     def build(self, input_shape: BuildShape) -> None:
         """Make gamma and beta, of the lengths of the axes."""
@@ -189,30 +227,9 @@ class LayerNormalization(Layer):
         if self._axes != list(range(rank - len(given), rank)) or 0 in self._axes:
             raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected the last axes")
         shape = [int(input_shape[axis] or 1) for axis in self._axes]
-        self.gamma = self.beta = None
-        if self.scale:
-            self.gamma = self.add_weight(
-                shape,
-                self.gamma_initializer,
-                regularizer=self.gamma_regularizer,
-                constraint=self.gamma_constraint,
-                name="gamma",
-            )
-        if self.center:
-            self.beta = self.add_weight(
-                shape,
-                self.beta_initializer,
-                regularizer=self.beta_regularizer,
-                constraint=self.beta_constraint,
-                name="beta",
-            )
+        self._make_weights(shape)
         self.input_spec = InputSpec(ndim=rank)
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return the input normalized."""
-        x = self._floating(inputs)
-        centered = x - ops.mean(x, self._axes, keepdims=True)
-        variance = ops.mean(ops.square(centered), self._axes, keepdims=True)
-        y = centered / ops.sqrt(variance + self.epsilon)
-        y = y if self.gamma is None else y * self.gamma
-        return y if self.beta is None else y + self.beta
+        return ops.layer_normalization(self._floating(inputs), self.gamma, self.beta, self._axes, self.epsilon)

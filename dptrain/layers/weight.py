@@ -98,7 +98,7 @@ class Weight(Variable):
     @property
     def is_initial(self) -> bool:
         """Whether it still has the value that was drawn for it."""
-        return self._held is self._initial and self.home is None
+        return self._held is self._initial and self.storage is None
 
     def initialize(self, seed: int, position: int) -> None:
         """Draw the value anew.

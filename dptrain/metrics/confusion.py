@@ -14,7 +14,7 @@ from dptrain.program.tensor import Tensor, Variable
 
 # Below all outputs but those that `top_k` leaves out (Keras' NEG_INF).
 _LOWEST = -1e10
-Kind = Literal["true_positives", "false_positives", "true_negatives", "false_negatives"]
+Cell = Literal["true_positives", "false_positives", "true_negatives", "false_negatives"]
 
 
 class _Confusion(Metric):
@@ -36,7 +36,7 @@ class _Confusion(Metric):
 
     def __init__(
         self,
-        kinds: Sequence[Kind],
+        kinds: Sequence[Cell],
         thresholds: Sequence[float],
         name: str | None,
         dtype: str | None,
@@ -46,7 +46,7 @@ class _Confusion(Metric):
         super().__init__(dtype, name)
         self.class_id, self._limits = class_id, np.array(thresholds, np.float64)
         self.top_k = None if top_k is None else positive(top_k, "top_k")
-        self._counts: dict[Kind, Variable] = {
+        self._counts: dict[Cell, Variable] = {
             kind: self.add_variable((len(self._limits),), name=kind) for kind in kinds
         }
 
@@ -140,7 +140,7 @@ class _Count(_Confusion):
         ConfigError: an argument is out of range.
     """
 
-    kind: Kind
+    kind: Cell
 
     def __init__(
         self,
@@ -163,28 +163,28 @@ class _Count(_Confusion):
 class TruePositives(_Count):
     """Outputs above the threshold where the target is 1."""
 
-    kind: Kind = "true_positives"
+    kind: Cell = "true_positives"
     direction = "up"
 
 
 class FalsePositives(_Count):
     """Outputs above the threshold where the target is 0."""
 
-    kind: Kind = "false_positives"
+    kind: Cell = "false_positives"
     direction = "down"
 
 
 class TrueNegatives(_Count):
     """Outputs at most the threshold where the target is 0."""
 
-    kind: Kind = "true_negatives"
+    kind: Cell = "true_negatives"
     direction = "up"
 
 
 class FalseNegatives(_Count):
     """Outputs at most the threshold where the target is 1."""
 
-    kind: Kind = "false_negatives"
+    kind: Cell = "false_negatives"
     direction = "down"
 
 
@@ -204,7 +204,7 @@ class _Ratio(_Confusion):
     """
 
     direction = "up"
-    other: Kind
+    other: Cell
 
     def __init__(
         self,
@@ -232,13 +232,13 @@ class _Ratio(_Confusion):
 class Precision(_Ratio):
     """True positives over all that were taken for positive."""
 
-    other: Kind = "false_positives"
+    other: Cell = "false_positives"
 
 
 class Recall(_Ratio):
     """True positives over all that are positive."""
 
-    other: Kind = "false_negatives"
+    other: Cell = "false_negatives"
 
 
 class AUC(_Confusion):
@@ -287,7 +287,7 @@ class AUC(_Confusion):
         given = [] if thresholds is None else sorted(_limits(thresholds))
         inner = np.arange(1, num_thresholds - 1) / (num_thresholds - 1) if thresholds is None else given
         num_thresholds = len(inner) + 2
-        kinds: list[Kind] = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
+        kinds: list[Cell] = ["true_positives", "true_negatives", "false_positives", "false_negatives"]
         super().__init__(kinds, [-1e-7, *inner, 1 + 1e-7], name, dtype)
         self.num_thresholds, self.curve, self.from_logits = num_thresholds, curve, from_logits
         self._thresholds = None if thresholds is None else given

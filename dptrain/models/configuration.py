@@ -15,6 +15,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.layers import InputLayer, Layer
 from dptrain.models.graph import Graph
+from dptrain.ops.manipulation import getitem
 from dptrain.program import tree
 from dptrain.program.op import Op
 from dptrain.program.shapes import Rows
@@ -34,14 +35,6 @@ from dptrain.saving.keras_config import (
     read_layer,
 )
 from dptrain.saving.program import attribute_from, attribute_of
-
-# Ops without attributes that are classes of Keras' of the same name.
-_NUMPY = (
-    *("absolute", "add", "cos", "divide", "exp", "log", "log1p", "maximum", "minimum", "multiply", "negative", "power"),
-    *("sign", "sin", "sqrt", "square", "subtract", "tanh"),
-)
-_KERAS_OPS = dict.fromkeys(_NUMPY, "keras.src.ops.numpy")
-_KERAS_OPS |= dict.fromkeys(("relu", "sigmoid", "silu", "softplus"), "keras.src.ops.nn")
 
 
 def sequential_config(model: Any, start: InputLayer | None) -> dict[str, Any]:
@@ -226,7 +219,7 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
             maker = makers[name]
             if isinstance(maker, Op):
                 attributes = {key: attribute_from(one) for key, one in about.items() if key != "name"}
-                if maker is OPS["getitem"] and len(arguments) == 2:  # as Keras writes it
+                if maker is getitem and len(arguments) == 2:  # as Keras writes it
                     taken, key = arguments
                     made[name].append([taken[tuple(key) if isinstance(key, list) else key]])
                 else:
@@ -277,11 +270,12 @@ def _op_config(one: Tensor, name: str, arguments: list[Any]) -> dict[str, Any]:
     assert one.op is not None
     if OPS.get(one.op.name) is not one.op:
         raise ConfigError(f"not supported: {one.op} is no op of dptrain.ops and cannot be saved; use it in a layer")
-    if one.op is OPS["getitem"] and (key := _keras_key(one)) is not None:
+    if one.op is getitem and (key := _keras_key(one)) is not None:
         found = described("keras.src.ops.numpy", "GetItem", {"name": name}, "GetItem")
         return found | {"name": name, "inbound_nodes": [{"args": [*arguments, key], "kwargs": {}}]}
-    module = _KERAS_OPS.get(one.op.name)
-    kind = one.op.name if module is None else "".join(part.capitalize() for part in one.op.name.split("_"))
+    module, kind = None, one.op.name
+    if one.op.keras is not None:
+        module, kind = f"keras.src.ops.{one.op.keras}", "".join(part.capitalize() for part in kind.split("_"))
     config = {"name": name} | {key: attribute_of(value) for key, value in one.attributes.items()}
     found = described(module or "dptrain.ops", kind, config, None if module is None else kind)
     return found | {"name": name, "inbound_nodes": [{"args": arguments, "kwargs": {}}]}
@@ -310,8 +304,8 @@ def _op(description: Config) -> Op:
     """
     kind, own = str(description.get("class_name")), description.get("module") == "dptrain.ops"
     if not own and kind == "GetItem":
-        return OPS["getitem"]
-    name = kind if own else snake_case(kind)
-    if name not in OPS or not (own or name in _KERAS_OPS):
+        return getitem
+    found = OPS.get(kind if own else snake_case(kind))
+    if found is None or not (own or found.keras):
         raise ConfigError(f"not supported: operation {kind[:80]!r}")
-    return OPS[name]
+    return found

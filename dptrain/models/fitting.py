@@ -48,7 +48,7 @@ from dptrain.program import tree
 from dptrain.runtime.cores import use_one_blas_thread
 from dptrain.runtime.failure import ending_by_signals, leave, phase, warn
 from dptrain.train.guard import StepGuard
-from dptrain.train.inspection import OnNonfinite
+from dptrain.train.health import OnNonfinite
 from dptrain.train.programs import Programs, Step
 from dptrain.train.trainer import StepIterator, Trainer, run_to_end
 
@@ -367,8 +367,8 @@ class Fitting(Layer):
             return own, evaluation_batches(samples, comm, mine=validation.mine, shards=sampler.shards_per_batch)
 
         own, evaluated = self.agreed(comm, "fit", batches)
-        inspection: dict[str, Any] = {"on_nonfinite": on_nonfinite, "compare_every": digest_every}
-        yield from self._train(own, evaluated, hooks, comm, epochs=epochs, **inspection)
+        health: dict[str, Any] = {"on_nonfinite": on_nonfinite, "compare_every": digest_every}
+        yield from self._train(own, evaluated, hooks, comm, epochs=epochs, **health)
 
     def evaluate_split(self, split: Split, shards: int | None = None) -> Logs:
         """Return the mean loss and metrics over samples that are shared out among the ranks. Collective; silent.

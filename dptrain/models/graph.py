@@ -4,7 +4,6 @@ The order of layers is Keras' (keras/src/models/functional.py, `map_graph_networ
 in both: by falling distance from the outputs, then as a walk from the outputs meets them.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -167,7 +166,7 @@ def name_of_maker(symbol: Tensor) -> str:
     if symbol.history is not None:
         return str(symbol.history.layer.name)
     assert symbol.op is not None
-    return re.sub(r"_to$|_along$", "", symbol.op.name)
+    return symbol.op.label
 
 
 def _of_rank(given: Tensor, like: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from dptrain.ops.elementwise import (
     where,
 )
 from dptrain.ops.reduction import log_softmax
+from dptrain.program.lowering import Element
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
@@ -48,7 +49,7 @@ def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.polynomial.chebyshev.cheb2poly(np.polynomial.chebyshev.chebfit(u, p, degree))[::-1].astype(dtype)
 
 
-@op(**_FUNCTION, c="dp_erf({0})", onnx="Erf")
+@op(**_FUNCTION, lowering=Element("dp_erf({0})"), expensive=True, onnx="Erf")
 def erf(x: Array, *, out: Array) -> None:
     """The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x.
 

@@ -18,9 +18,10 @@ from dptrain.ops.elementwise import multiply
 from dptrain.ops.manipulation import transpose
 from dptrain.ops.padding import pad
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype
+from dptrain.program.lowering import Windows
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import Sharing, op
-from dptrain.program.shapes import Shape
+from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 Pair = tuple[int, int]
@@ -70,13 +71,21 @@ def _sum_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Ma
     return Sharing((None, None), None) if axes == [None, None] else Sharing((0, 0), "sum")
 
 
-_SETTINGS = {"dtype": common_dtype, "linear": "each"}
+def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
+    """Return what records of a convolution and its gradients have in common, by the roles of operands and result."""
+
+    def operations(made: Tensor) -> int:  # y of x and kernel, or either of y and the other: as many products
+        _, y, k = windows.shapes(made)
+        return 2 * size(y) * size(k[:-1])
+
+    windows = Windows(image, places, kernel)
+    return {"dtype": common_dtype, "linear": "each", "lowering": windows, "operations": operations}
 
 
 @op(
     shape=lambda x, kernel, *, strides, dilation, before, size: (x[0], *size, kernel[3]),
     sharing=_batch_sharing,
-    **_SETTINGS,
+    **_convolution(0, -1, 1),
 )
 def conv2d(x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
     """y_BHWO = sum over r, s, I of x_BHWI, at the place that r and s see, times kernel_RSIO; `size` of y."""
@@ -92,7 +101,7 @@ def _conv2d(y: Tensor, dy: Tensor, x: Tensor, kernel: Tensor) -> tuple[Tensor, T
     return dx, conv2d_kernel(x, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
 
 
-@conv2d.lowering
+@conv2d.onnx_lowering
 def _conv2d_onnx(graph: OnnxGraph, made: Tensor, x: Value, kernel: Value) -> Value:
     extents = [
         (n - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], made.attributes["dilation"], strict=True)
@@ -127,7 +136,7 @@ def _pads(made: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
 @op(
     shape=lambda dy, kernel, *, strides, dilation, before, size: (dy[0], *size, kernel[2]),
     sharing=_batch_sharing,
-    **_SETTINGS,
+    **_convolution(-1, 0, 1),
 )
 def conv2d_input(
     dy: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array
@@ -145,7 +154,7 @@ def _conv2d_input(dx: Tensor, g: Tensor, dy: Tensor, kernel: Tensor) -> tuple[Te
     return ddy, conv2d_kernel(g, dy, **own, size=(int(kernel.shape[0]), int(kernel.shape[1])))
 
 
-@conv2d_input.lowering
+@conv2d_input.onnx_lowering
 def _conv2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value) -> Value:
     own, places = made.attributes, made.inputs[0].shape[1:3]
     extents = [(n - 1) * step + 1 for n, step in zip(made.inputs[1].shape[:2], own["dilation"], strict=True)]
@@ -168,7 +177,7 @@ def _conv2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value)
 @op(
     shape=lambda x, dy, *, strides, dilation, before, size: (*size, x[3], dy[3]),
     sharing=_sum_sharing,
-    **_SETTINGS,
+    **_convolution(0, 1, -1),
 )
 def conv2d_kernel(x: Array, dy: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
     """The gradient of `conv2d` in the kernel, of this `size`: sums over the batch and all places."""
@@ -302,12 +311,7 @@ def max_pool(
     """
     if data_format is not None:
         return _with_channels_last(data_format, inputs, lambda x: max_pool(x, pool_size, strides, padding))
-    (x,) = as_tensors([inputs])
-    if x.ndim != 4:
-        raise ConfigError(f"max_pool: expected images (B, H, W, C), found {x.shape}")
-    window = _pair("pool_size", pool_size)
-    stride = window if strides is None else _pair("strides", strides)
-    size, before = _placed(x.shape[1:3], window, stride, (1, 1), padding)
+    x, window, stride, size, before = _windows("max_pool", inputs, pool_size, strides, padding)
     return max_pool2d(x, window=window, strides=stride, before=before, size=size)
 
 
@@ -321,13 +325,8 @@ def average_pool(
     """Return the mean of each window of each channel, of what of it lies in the image; as `max_pool`."""
     if data_format is not None:
         return _with_channels_last(data_format, inputs, lambda x: average_pool(x, pool_size, strides, padding))
-    (x,) = as_tensors([inputs])
-    if x.ndim != 4:
-        raise ConfigError(f"average_pool: expected images (B, H, W, C), found {x.shape}")
-    window = _pair("pool_size", pool_size)
-    stride = window if strides is None else _pair("strides", strides)
+    x, window, stride, size, before = _windows("average_pool", inputs, pool_size, strides, padding)
     image = (int(x.shape[1]), int(x.shape[2]))
-    size, before = _placed(image, window, stride, (1, 1), padding)
     reach = [(size[n] - 1) * stride[n] + window[n] for n in range(2)]
     behind = [max(0, reach[n] - before[n] - image[n]) for n in range(2)]
     padded = pad(x, [(0, 0), *zip(before, behind, strict=True), (0, 0)]) if any((*before, *behind)) else x
@@ -347,6 +346,7 @@ def average_pool(
     shape=lambda x, *, window, strides, before, size: (x[0], *size, x[3]),
     sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
     dtype=first_dtype,
+    lowering=Windows(0, -1),
 )
 def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pair, out: Array) -> None:
     """The greatest element of each window, of what of it lies in the image."""
@@ -360,7 +360,7 @@ def _max_pool2d(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return max_pool2d_input(x, y, dy, **{name: y.attributes[name] for name in ("window", "strides", "before")})
 
 
-@max_pool2d.lowering
+@max_pool2d.onnx_lowering
 def _max_pool2d_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     window = made.attributes["window"]
     computed = x if x.dtype.kind == "f" else graph.cast(x, np.float64)
@@ -380,6 +380,7 @@ def _pool_input_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attribu
     dtype=lambda x, y, dy, **attributes: dy,
     linear="each",
     linear_in=(2,),
+    lowering=Windows(-1, 2),
 )
 def max_pool2d_input(x: Array, y: Array, dy: Array, *, window: Pair, strides: Pair, before: Pair, out: Array) -> None:
     """The gradient of `max_pool2d` in x: each element of dy goes to the first of its window's greatest elements."""
@@ -399,6 +400,7 @@ def _max_pool2d_input(dx: Tensor, g: Tensor, x: Tensor, y: Tensor, dy: Tensor) -
     dtype=lambda x, y, values, **attributes: values,
     linear="each",
     linear_in=(2,),
+    lowering=Windows(0, -1),
 )
 def max_pool2d_take(
     x: Array, y: Array, values: Array, *, window: Pair, strides: Pair, before: Pair, out: Array
@@ -428,6 +430,18 @@ def _pair(name: str, value: int | Sequence[int]) -> Pair:
     if len(pair) != 2 or any(n < 1 for n in pair):
         raise ConfigError(f"{name} = {value}: expected one or two numbers, 1 or more")
     return pair[0], pair[1]
+
+
+def _windows(
+    name: str, inputs: Any, pool_size: int | Pair, strides: int | Pair | None, padding: str
+) -> tuple[Tensor, Pair, Pair, Pair, Pair]:
+    """Return the images of a pooling, its window and strides, and what `_placed` says of them."""
+    (x,) = as_tensors([inputs])
+    if x.ndim != 4:
+        raise ConfigError(f"{name}: expected images (B, H, W, C), found {x.shape}")
+    window = _pair("pool_size", pool_size)
+    stride = window if strides is None else _pair("strides", strides)
+    return x, window, stride, *_placed(x.shape[1:3], window, stride, (1, 1), padding)
 
 
 def _placed(

@@ -17,6 +17,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.manipulation import zeros
 from dptrain.ops.sharing import floating_dtype
 from dptrain.program import op as records
+from dptrain.program.lowering import UserKernel
 from dptrain.program.op import Sharing, SharingRule
 from dptrain.program.shapes import Rows, Shape, row_axis
 from dptrain.program.tensor import OPS, Array, Tensor, as_tensors
@@ -123,8 +124,8 @@ class Op:
             shape=lambda *shapes, **numbers: self.output_shapes(shapes)[number],
             sharing=self._share,
             dtype=floating_dtype,
+            lowering=UserKernel(self.kernel, number),
         )
-        made.cuda, made.output = self.kernel, number
 
         @made.gradient
         def rule(tensor: Tensor, dy: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from dptrain.ops.sharing import broadcast_shape, elementwise, floating_dtype, unbroadcast
+from dptrain.program.lowering import Element
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor
@@ -15,7 +16,9 @@ from dptrain.program.tensor import Array, Tensor
     linear="each",
     linear_in=(0,),
     in_place=True,
-    c="{1} == 0 ? 0 : {0} / {1}",
+    lowering=Element("{1} == 0 ? 0 : {0} / {1}"),
+    expensive=True,
+    quotient=True,
 )
 def divide_no_nan(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2, and 0 where x2 is 0."""
@@ -29,7 +32,7 @@ def _divide_no_nan(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tenso
     return unbroadcast(divide_no_nan(dy, x2), x1), unbroadcast(-divide_no_nan(dy * y, x2), x2)
 
 
-@divide_no_nan.lowering
+@divide_no_nan.onnx_lowering
 def _divide_no_nan_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
     a, b = (graph.computed(one, made.dtype) for one in (x1, x2))
     zero = graph.constant(0, made.dtype)

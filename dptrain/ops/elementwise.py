@@ -15,10 +15,13 @@ from dptrain.ops.sharing import (
     numeric_dtype,
     unbroadcast,
 )
+from dptrain.program.lowering import Element, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
+from dptrain.program.operand import Operator
 from dptrain.program.schema import TypeName
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.views import identity
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
 _COUNTING: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": numeric_dtype}
@@ -34,7 +37,9 @@ def _exact(x: Array) -> Array:
 # Two operands
 
 
-@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} + {1}", onnx="Add")
+@op(
+    **_ARITHMETIC, linear="joint", in_place=True, lowering=Element("{0} + {1}"), onnx="Add", operator="+", keras="numpy"
+)
 def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
     np.add(x1, x2, out=out)
@@ -45,7 +50,9 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     return unbroadcast(dy, x1), unbroadcast(dy, x2)
 
 
-@op(**_ARITHMETIC, linear="joint", in_place=True, c="{0} - {1}", onnx="Sub")
+@op(
+    **_ARITHMETIC, linear="joint", in_place=True, lowering=Element("{0} - {1}"), onnx="Sub", operator="-", keras="numpy"
+)
 def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
     np.subtract(x1, x2, out=out)
@@ -56,7 +63,7 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy, x1), unbroadcast(-dy, x2)
 
 
-@op(**_ARITHMETIC, linear="each", in_place=True, c="{0} * {1}", onnx="Mul")
+@op(**_ARITHMETIC, linear="each", in_place=True, lowering=Element("{0} * {1}"), onnx="Mul", operator="*", keras="numpy")
 def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
     np.multiply(x1, x2, out=out)
@@ -67,7 +74,18 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy * x2, x1), unbroadcast(dy * x1, x2)
 
 
-@op(**_FUNCTION, linear="each", linear_in=(0,), in_place=True, c="{0} / {1}", onnx="Div")
+@op(
+    **_FUNCTION,
+    linear="each",
+    linear_in=(0,),
+    in_place=True,
+    lowering=Element("{0} / {1}"),
+    onnx="Div",
+    expensive=True,
+    quotient=True,
+    operator="/",
+    keras="numpy",
+)
 def divide(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 / x2."""
     np.divide(x1, x2, out=out)
@@ -78,7 +96,7 @@ def _divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tens
     return unbroadcast(dy / x2, x1), unbroadcast(-(dy * y) / x2, x2)
 
 
-@op(**_COUNTING, c="dp_floor_divide({0}, {1})")
+@op(**_COUNTING, lowering=Element("dp_floor_divide({0}, {1})"), expensive=True, operator="//")
 def floor_divide(x1: Array, x2: Array, *, out: Array) -> None:
     """The greatest integer that is at most x1 / x2."""
     np.floor_divide(x1, x2, out=out)
@@ -89,7 +107,7 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
     return None, None
 
 
-@floor_divide.lowering
+@floor_divide.onnx_lowering
 def _floor_divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
     a, b = (graph.computed(one, made.dtype) for one in (x1, x2))
     zero, one = graph.constant(0, a.dtype), graph.constant(1, a.dtype)
@@ -107,7 +125,14 @@ def _floor_divide_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> 
     return graph.node("Where", by_zero, graph.node("Div", a, b), found, dtype=a.dtype)
 
 
-@op(**_COUNTING, c="dp_power({0}, {1})", onnx="Pow")
+@op(
+    **_COUNTING,
+    lowering=Element("dp_power({0}, {1})", exponents=(1,)),
+    onnx="Pow",
+    expensive=True,
+    operator="**",
+    keras="numpy",
+)
 def power(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 to the power of x2."""
     np.power(x1, x2, out=out)
@@ -121,7 +146,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True, c="dp_maximum({0}, {1})", onnx="Max")
+@op(**_ARITHMETIC, in_place=True, lowering=Element("dp_maximum({0}, {1})"), onnx="Max", keras="numpy")
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where one is."""
     np.maximum(x1, x2, out=out)
@@ -132,7 +157,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _to_the_chosen(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True, c="dp_minimum({0}, {1})", onnx="Min")
+@op(**_ARITHMETIC, in_place=True, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where one is."""
     np.minimum(x1, x2, out=out)
@@ -149,12 +174,13 @@ def _to_the_chosen(dy: Tensor, first: Tensor, x1: Tensor, x2: Tensor) -> tuple[T
     return unbroadcast(dy * cast(share, dy.dtype.name), x1), unbroadcast(dy * cast(1.0 - share, dy.dtype.name), x2)
 
 
-def _comparison(name: str, function: Any, sign: str, onnx: str | None = None) -> Op:
+def _comparison(name: str, function: Any, operator: Operator, onnx: str | None = None) -> Op:
     def compute(x1: Array, x2: Array, *, out: Array) -> None:
         function(x1, x2, out=out)
 
     compute.__name__, compute.__doc__ = name, f"Whether x1 and x2 are in this relation: numpy.{name}."
-    return op(**_COMPARISON, c=f"{{0}} {sign} {{1}}", onnx=onnx)(compute)
+    sign = {"&": "&&", "|": "||"}.get(operator, operator)
+    return op(**_COMPARISON, lowering=Element(f"{{0}} {sign} {{1}}"), operator=operator, onnx=onnx)(compute)
 
 
 equal = _comparison("equal", np.equal, "==", "Equal")
@@ -163,32 +189,32 @@ less = _comparison("less", np.less, "<", "Less")
 less_equal = _comparison("less_equal", np.less_equal, "<=", "LessOrEqual")
 greater = _comparison("greater", np.greater, ">", "Greater")
 greater_equal = _comparison("greater_equal", np.greater_equal, ">=", "GreaterOrEqual")
-logical_and = _comparison("logical_and", np.logical_and, "&&")
-logical_or = _comparison("logical_or", np.logical_or, "||")
+logical_and = _comparison("logical_and", np.logical_and, "&")
+logical_or = _comparison("logical_or", np.logical_or, "|")
 
 
-@not_equal.lowering
+@not_equal.onnx_lowering
 def _not_equal_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
     return graph.node("Not", graph.elements("Equal", made, (x1, x2)))
 
 
-@logical_and.lowering
+@logical_and.onnx_lowering
 def _logical_and_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
     return graph.node("And", graph.cast(x1, np.bool_), graph.cast(x2, np.bool_))
 
 
-@logical_or.lowering
+@logical_or.onnx_lowering
 def _logical_or_onnx(graph: OnnxGraph, made: Tensor, x1: Value, x2: Value) -> Value:
     return graph.node("Or", graph.cast(x1, np.bool_), graph.cast(x2, np.bool_))
 
 
-@op(**_COMPARISON, c="!{0}")
+@op(**_COMPARISON, lowering=Element("!{0}"), operator="~")
 def logical_not(x: Array, *, out: Array) -> None:
     """Whether x is false."""
     np.logical_not(x, out=out)
 
 
-@logical_not.lowering
+@logical_not.onnx_lowering
 def _logical_not_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Not", graph.cast(x, np.bool_))
 
@@ -203,7 +229,8 @@ def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
     dtype=_where_dtype,
     linear="joint",
     linear_in=(1, 2),
-    c="{0} ? {1} : {2}",
+    lowering=Element("{0} ? {1} : {2}", conditions=(0,)),
+    operator="select",
 )
 def where(condition: Array, x1: Array, x2: Array, *, out: Array) -> None:
     """x1 where the condition is true, else x2."""
@@ -216,7 +243,7 @@ def _where(y: Tensor, dy: Tensor, condition: Tensor, x1: Tensor, x2: Tensor) -> 
     return None, unbroadcast(where(condition, dy, 0), x1), unbroadcast(where(condition, 0, dy), x2)
 
 
-@where.lowering
+@where.onnx_lowering
 def _where_onnx(graph: OnnxGraph, made: Tensor, condition: Value, x1: Value, x2: Value) -> Value:
     chosen = [graph.computed(one, made.dtype) for one in (x1, x2)]
     return graph.node("Where", graph.cast(condition, np.bool_), *chosen, dtype=chosen[0].dtype)
@@ -225,7 +252,7 @@ def _where_onnx(graph: OnnxGraph, made: Tensor, condition: Value, x1: Value, x2:
 # One operand
 
 
-@op(**_ARITHMETIC, linear="each", c="-{0}", onnx="Neg")
+@op(**_ARITHMETIC, linear="each", lowering=Element("-{0}"), onnx="Neg", operator="neg", keras="numpy")
 def negative(x: Array, *, out: Array) -> None:
     """-x."""
     np.negative(x, out=out)
@@ -236,7 +263,7 @@ def _negative(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -dy
 
 
-@op(**_ARITHMETIC, c="dp_absolute({0})", onnx="Abs")
+@op(**_ARITHMETIC, lowering=Element("dp_absolute({0})"), onnx="Abs", operator="abs", keras="numpy")
 def absolute(x: Array, *, out: Array) -> None:
     """|x|."""
     np.absolute(x, out=out)
@@ -247,7 +274,7 @@ def _absolute(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sign(x)
 
 
-@op(**_ARITHMETIC, c="dp_sign({0})", onnx="Sign")
+@op(**_ARITHMETIC, lowering=Element("dp_sign({0})"), onnx="Sign", keras="numpy")
 def sign(x: Array, *, out: Array) -> None:
     """-1, 0 or 1."""
     np.sign(x, out=out)
@@ -258,7 +285,7 @@ def _sign(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None
 
 
-@op(**_FUNCTION, c="dp_exp({0})", onnx="Exp")
+@op(**_FUNCTION, lowering=Element("dp_exp({0})"), onnx="Exp", expensive=True, keras="numpy")
 def exp(x: Array, *, out: Array) -> None:
     """e to the power of x."""
     np.exp(_exact(x), out=out)
@@ -269,7 +296,7 @@ def _exp(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y
 
 
-@op(**_FUNCTION, c="dp_log({0})", onnx="Log")
+@op(**_FUNCTION, lowering=Element("dp_log({0})"), onnx="Log", expensive=True, keras="numpy")
 def log(x: Array, *, out: Array) -> None:
     """The natural logarithm."""
     np.log(_exact(x), out=out)
@@ -280,7 +307,7 @@ def _log(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / x
 
 
-@op(**_FUNCTION, c="dp_log1p({0})")
+@op(**_FUNCTION, lowering=Element("dp_log1p({0})"), expensive=True, keras="numpy")
 def log1p(x: Array, *, out: Array) -> None:
     """The natural logarithm of 1 + x, exact near 0."""
     np.log1p(_exact(x), out=out)
@@ -291,7 +318,7 @@ def _log1p(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / (x + 1)
 
 
-@log1p.lowering
+@log1p.onnx_lowering
 def _log1p_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     """With u = 1 + x as it is rounded, x log(u) / (u - 1), and x where u is 1: exact near 0."""
     given = graph.computed(x, made.dtype)
@@ -305,7 +332,7 @@ def _log1p_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Where", is_inf, u, exact, dtype=given.dtype)
 
 
-@op(**_FUNCTION, c="dp_sqrt({0})", onnx="Sqrt")
+@op(**_FUNCTION, lowering=Element("dp_sqrt({0})"), onnx="Sqrt", expensive=True, keras="numpy")
 def sqrt(x: Array, *, out: Array) -> None:
     """The square root."""
     np.sqrt(_exact(x), out=out)
@@ -316,7 +343,7 @@ def _sqrt(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 0.5 / y
 
 
-@op(**_COUNTING, c="{0} * {0}")
+@op(**_COUNTING, lowering=Element("{0} * {0}"), keras="numpy")
 def square(x: Array, *, out: Array) -> None:
     """x^2."""
     np.square(x, out=out)
@@ -327,13 +354,13 @@ def _square(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * 2 * x
 
 
-@square.lowering
+@square.onnx_lowering
 def _square_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     given = graph.computed(x)
     return graph.node("Mul", given, given)
 
 
-@op(**_FUNCTION, c="dp_sin({0})", onnx="Sin")
+@op(**_FUNCTION, lowering=Element("dp_sin({0})"), onnx="Sin", expensive=True, keras="numpy")
 def sin(x: Array, *, out: Array) -> None:
     """The sine of x radians."""
     np.sin(_exact(x), out=out)
@@ -344,7 +371,7 @@ def _sin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * cos(x)
 
 
-@op(**_FUNCTION, c="dp_cos({0})", onnx="Cos")
+@op(**_FUNCTION, lowering=Element("dp_cos({0})"), onnx="Cos", expensive=True, keras="numpy")
 def cos(x: Array, *, out: Array) -> None:
     """The cosine of x radians."""
     np.cos(_exact(x), out=out)
@@ -355,7 +382,7 @@ def _cos(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return -(dy * sin(x))
 
 
-@op(**_FUNCTION, c="dp_tanh({0})", onnx="Tanh")
+@op(**_FUNCTION, lowering=Element("dp_tanh({0})"), onnx="Tanh", expensive=True, keras="numpy")
 def tanh(x: Array, *, out: Array) -> None:
     """The hyperbolic tangent."""
     np.tanh(_exact(x), out=out)
@@ -366,7 +393,7 @@ def _tanh(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * (1 - y * y)
 
 
-@op(**_FUNCTION, c="dp_sigmoid({0})", onnx="Sigmoid")
+@op(**_FUNCTION, lowering=Element("dp_sigmoid({0})"), onnx="Sigmoid", expensive=True, keras="nn")
 def sigmoid(x: Array, *, out: Array) -> None:
     """1 / (1 + e^-x), without overflow."""
     x = _exact(x)
@@ -379,7 +406,7 @@ def _sigmoid(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * y * (1 - y)
 
 
-@op(**_FUNCTION, c="dp_softplus({0})", onnx="Softplus")
+@op(**_FUNCTION, lowering=Element("dp_softplus({0})"), onnx="Softplus", expensive=True, keras="nn")
 def softplus(x: Array, *, out: Array) -> None:
     """log(1 + e^x), without overflow."""
     np.logaddexp(_exact(x), 0, out=out)
@@ -390,7 +417,7 @@ def _softplus(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy * sigmoid(x)
 
 
-@op(**_FUNCTION, c="{0} < 0 ? 0 : {0}", onnx="Relu")
+@op(**_FUNCTION, lowering=Element("{0} < 0 ? 0 : {0}"), onnx="Relu", keras="nn")
 def relu(x: Array, *, out: Array) -> None:
     """max(x, 0); NaN stays NaN."""
     np.maximum(x, 0, out=out)
@@ -401,7 +428,7 @@ def _relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return where(y > 0, dy, 0)
 
 
-@op(**_FUNCTION, c="{0} > 0 ? {0} : {0} * {negative_slope}")
+@op(**_FUNCTION, lowering=Element("{0} > 0 ? {0} : {0} * {negative_slope}"))
 def leaky_relu(x: Array, *, out: Array, negative_slope: float = 0.2) -> None:
     """x where it is positive, else negative_slope x."""
     np.multiply(x, negative_slope, out=out)
@@ -413,7 +440,7 @@ def _leaky_relu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return where(x > 0, dy, dy * float(y.attributes.get("negative_slope", 0.2)))
 
 
-@leaky_relu.lowering
+@leaky_relu.onnx_lowering
 def _leaky_relu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     slope = graph.constant(made.attributes.get("negative_slope", 0.2), made.dtype)
     given = graph.computed(x, made.dtype)
@@ -421,7 +448,7 @@ def _leaky_relu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Where", positive, given, graph.node("Mul", given, slope), dtype=made.dtype)
 
 
-@op(**_FUNCTION, c="{0} > 0 ? {0} : {alpha} * dp_expm1({0})")
+@op(**_FUNCTION, lowering=Element("{0} > 0 ? {0} : {alpha} * dp_expm1({0})"), expensive=True)
 def elu(x: Array, *, out: Array, alpha: float = 1.0) -> None:
     """x where it is positive, else alpha (e^x - 1)."""
     np.multiply(np.expm1(np.minimum(_exact(x), 0)), alpha, out=out)
@@ -433,7 +460,7 @@ def _elu(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return where(x > 0, dy, dy * (y + float(y.attributes.get("alpha", 1.0))))
 
 
-@elu.lowering
+@elu.onnx_lowering
 def _elu_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     given, zero = graph.computed(x, made.dtype), graph.constant(0, made.dtype)
     power = graph.node("Sub", graph.node("Exp", graph.node("Min", given, zero)), graph.constant(1, made.dtype))
@@ -450,7 +477,14 @@ def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
     return np.dtype(dtype)
 
 
-@op(shape=broadcast_shape, sharing=elementwise, dtype=_cast_dtype, linear="each", c="{0}")
+@op(
+    shape=broadcast_shape,
+    sharing=elementwise,
+    dtype=_cast_dtype,
+    linear="each",
+    lowering=Element("{0}"),
+    operator="cast",
+)
 def cast_to(x: Array, *, out: Array, dtype: TypeName) -> None:
     """x in another type."""
     np.copyto(out, x, casting="unsafe")
@@ -461,7 +495,7 @@ def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
     return cast_to(dy, dtype=x.dtype.name) if x.dtype.kind == "f" else None
 
 
-@cast_to.lowering
+@cast_to.onnx_lowering
 def _cast_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return x  # what a rule returns is cast
 
@@ -488,7 +522,15 @@ def clip(x: Any, x_min: float, x_max: float) -> Tensor:
     return minimum(maximum(x, x_min), x_max)
 
 
-@op(shape=broadcast_shape, sharing=elementwise, dtype=first_dtype, linear="each", is_view=True, ends_gradients=True)
+@op(
+    shape=broadcast_shape,
+    sharing=elementwise,
+    dtype=first_dtype,
+    linear="each",
+    lowering=ViewMap(identity),
+    ends_gradients=True,
+    operator="identity",
+)
 def stop_gradient(variable: Array) -> Array:
     """A variable or a tensor as it is, without a gradient."""
     return variable
@@ -499,6 +541,6 @@ def _stop_gradient(y: Tensor, dy: Tensor, x: Tensor) -> None:
     return None
 
 
-@stop_gradient.lowering
+@stop_gradient.onnx_lowering
 def _stop_gradient_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return x

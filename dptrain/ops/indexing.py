@@ -10,11 +10,11 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.manipulation import reshape, transpose_to
 from dptrain.ops.sharing import Axes
-from dptrain.program.index import in_range, taken
+from dptrain.program.lowering import Element, Gather, Scatter
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Sharing, op
 from dptrain.program.schema import TypeName
-from dptrain.program.shapes import Shape, normalized_axes
+from dptrain.program.shapes import Rows, Shape, normalized_axes
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 
 
@@ -31,6 +31,8 @@ def _take_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: M
     dtype=lambda table, places: table,
     linear="each",
     linear_in=(0,),
+    lowering=Gather(),
+    expensive=True,
 )
 def take_rows(table: Array, places: Array, *, out: Array) -> None:
     """table[places]."""
@@ -42,7 +44,7 @@ def _take_rows(y: Tensor, dy: Tensor, table: Tensor, places: Tensor) -> tuple[Te
     return add_rows(dy, places, length=table.shape[0]), None
 
 
-@take_rows.lowering
+@take_rows.onnx_lowering
 def _take_rows_onnx(graph: OnnxGraph, made: Tensor, table: Value, places: Value) -> Value:
     return graph.node("Gather", table, graph.cast(places, np.int64), axis=0)
 
@@ -51,6 +53,8 @@ def _add_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Ma
     of_values, of_places = axes
     if of_values is None and of_places is None:
         return Sharing((None, None), None)
+    if of_places is None and of_values is not None and of_values >= len(shapes[1]):  # all places, of some features
+        return Sharing((of_values, None), of_values - len(shapes[1]) + 1)
     axis = of_places if of_places is not None else of_values
     return Sharing((axis, axis), "sum")
 
@@ -61,6 +65,7 @@ def _add_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Ma
     dtype=lambda values, places, *, length: values,
     linear="each",
     linear_in=(0,),
+    lowering=Scatter(),
 )
 def add_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
     """Zeros to whose rows `places` the values are added."""
@@ -73,11 +78,40 @@ def _add_rows(y: Tensor, dy: Tensor, values: Tensor, places: Tensor) -> tuple[Te
     return take_rows(dy, places), None
 
 
-@add_rows.lowering
+@add_rows.onnx_lowering
 def _add_rows_onnx(graph: OnnxGraph, made: Tensor, values: Value, places: Value) -> Value:
     zeros = graph.expand(graph.constant(0, made.dtype), made.shape)
     numbers = graph.node("Unsqueeze", graph.cast(places, np.int64), graph.constant([-1], np.int64))
     return graph.node("ScatterND", zeros, numbers, values, reduction="add")
+
+
+def in_range(given: Any, length: int) -> Tensor:
+    """Return places that count from the front; those that are known are checked.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
+    (places,) = as_tensors([given])
+    if places.dtype.kind == "u" or isinstance(length, Rows):
+        return places
+    if places.value is None:
+        return chosen(places < 0, places + int(length), places)
+    value: Array = places.value
+    wrong = value[(value < -length) | (value >= length)]
+    if wrong.size:
+        raise ConfigError(f"index {wrong.flat[0]} is out of range for a length of {int(length)}")
+    return as_tensors([np.where(value < 0, value + int(length), value)])[0] if (value < 0).any() else places
+
+
+def taken(x: Tensor, places: Tensor, axis: int) -> Tensor:
+    """Return the parts of x with these numbers along an axis; their shape stands in the result where the axis was."""
+    if axis == 0:
+        return take_rows(x, places)
+    front = (axis, *(one for one in range(x.ndim) if one != axis))
+    found = take_rows(transpose_to(x, axes=front), places)
+    own = tuple(range(places.ndim))
+    rest = tuple(range(places.ndim, found.ndim))
+    return transpose_to(found, axes=(*rest[:axis], *own, *rest[axis:]))
 
 
 def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
@@ -104,14 +138,14 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     shape=lambda shape, *, classes, dtype: (*shape, classes),
     sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
     dtype=lambda labels, *, classes, dtype: np.dtype(dtype),
-    c="{0} == {last}",
+    lowering=Element("{0} == {last}"),
 )
 def one_hot_last(x: Array, *, classes: int, dtype: TypeName, out: Array) -> None:
     """1 at each label's place along a new last axis, 0 elsewhere; nothing for labels outside."""
     out[...] = np.equal(x[..., None], np.arange(classes))
 
 
-@one_hot_last.lowering
+@one_hot_last.onnx_lowering
 def _one_hot_last_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     labels = graph.node("Unsqueeze", graph.computed(x), graph.constant([-1], np.int64))
     places = graph.constant(np.arange(made.attributes["classes"]), labels.dtype)

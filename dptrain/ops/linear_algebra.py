@@ -8,8 +8,9 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.manipulation import expand_dims, squeeze, transpose_to
 from dptrain.ops.sharing import Axes, common_dtype, unbroadcast
+from dptrain.program.lowering import Product
 from dptrain.program.op import Sharing, op
-from dptrain.program.shapes import Rows, Shape, broadcast
+from dptrain.program.shapes import Rows, Shape, broadcast, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
@@ -40,7 +41,21 @@ def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mappin
     return Sharing(tuple(needed), place)
 
 
-@op(shape=_shape, sharing=_sharing, dtype=common_dtype, linear="each", onnx="MatMul")
+def _operations(made: Tensor) -> int:
+    """Return two for each multiplication."""
+    return 2 * size(made.shape) * int(made.inputs[0].shape[-1])
+
+
+@op(
+    shape=_shape,
+    sharing=_sharing,
+    dtype=common_dtype,
+    linear="each",
+    lowering=Product(),
+    operations=_operations,
+    operator="@",
+    onnx="MatMul",
+)
 def batch_matmul(x1: Array, x2: Array, *, out: Array) -> None:
     """Products of matrices: the last two axes; those before are broadcast."""
     np.matmul(x1, x2, out=out)

@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.sharing import Axes, common_dtype, first_dtype, made_of_nothing, unbroadcast
+from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import Sharing, op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Rows, Shape, broadcast, normalized_axes, size
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.views import IndexMap, aligned_axes, key_maps
 
 # Made of a shape
 
@@ -22,14 +24,15 @@ from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
     shape=lambda *, shape, value, dtype: shape,
     sharing=made_of_nothing,
     dtype=lambda *, shape, value, dtype: np.dtype(dtype),
-    c="{value}",
+    lowering=Element("{value}"),
+    operator="fill",
 )
 def full(*, shape: Shape, value: float, dtype: TypeName, out: Array) -> None:
     """One number everywhere."""
     out.fill(value)
 
 
-@full.lowering
+@full.onnx_lowering
 def _full_onnx(graph: OnnxGraph, made: Tensor) -> Value:
     return graph.expand(graph.constant(made.attributes["value"], made.dtype), made.shape)
 
@@ -77,7 +80,8 @@ def _reshape_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes
     sharing=_reshape_sharing,
     dtype=first_dtype,
     linear="each",
-    is_view=True,
+    lowering=ViewMap(),
+    operator="reshape",
 )
 def reshape_to(x: Array, *, shape: Shape) -> Array:
     """The elements in another shape."""
@@ -89,7 +93,7 @@ def _reshape_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return reshape_to(dy, shape=x.shape)
 
 
-@reshape_to.lowering
+@reshape_to.onnx_lowering
 def _reshape_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.reshape(x, made.shape)
 
@@ -154,7 +158,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     ),
     dtype=first_dtype,
     linear="each",
-    is_view=True,
+    lowering=ViewMap(lambda made: [IndexMap(made.attributes["axes"].index(axis)) for axis in range(made.ndim)]),
 )
 def transpose_to(x: Array, *, axes: tuple[int, ...]) -> Array:
     """The axes in another order."""
@@ -167,7 +171,7 @@ def _transpose_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return transpose_to(dy, axes=tuple(axes.index(axis) for axis in range(len(axes))))
 
 
-@transpose_to.lowering
+@transpose_to.onnx_lowering
 def _transpose_to_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.transpose(x, made.attributes["axes"])
 
@@ -200,7 +204,7 @@ def _broadcast_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attribut
     sharing=_broadcast_sharing,
     dtype=first_dtype,
     linear="each",
-    is_view=True,
+    lowering=ViewMap(lambda made: list(map(IndexMap, aligned_axes(made.inputs[0].shape, made.shape)))),
 )
 def broadcast_along(x: Array, *, shape: Shape) -> Array:
     """The elements repeated to a shape."""
@@ -212,7 +216,7 @@ def _broadcast_along(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return unbroadcast(dy, x)
 
 
-@broadcast_along.lowering
+@broadcast_along.onnx_lowering
 def _broadcast_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.expand(x, made.shape)
 
@@ -259,7 +263,13 @@ def _index(key: Key) -> tuple[Any, ...]:
     return (*(slice(*one) if isinstance(one, tuple) else one for one in key), ...)
 
 
-@op(shape=_sliced_shape, sharing=_slice_sharing, dtype=first_dtype, linear="each", is_view=True)
+@op(
+    shape=_sliced_shape,
+    sharing=_slice_sharing,
+    dtype=first_dtype,
+    linear="each",
+    lowering=ViewMap(lambda made: key_maps(made.attributes["key"])),
+)
 def getitem(x: Array, *, key: Key) -> Array:
     """A part of x: (start, stop, step) or a place for each axis."""
     return np.asarray(x[_index(key)])
@@ -270,7 +280,7 @@ def _getitem(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return put(dy, key=y.attributes["key"], shape=x.shape)
 
 
-@getitem.lowering
+@getitem.onnx_lowering
 def _getitem_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     key, lengths = made.attributes["key"], made.inputs[0].shape
     bounds = [one if isinstance(one, tuple) else (one, one + 1, 1) for one in key]
@@ -294,7 +304,7 @@ def _put_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Ma
     return Sharing((axis,), kept[axis])
 
 
-@op(shape=lambda old, *, key, shape: shape, sharing=_put_sharing, dtype=first_dtype, linear="each")
+@op(shape=lambda old, *, key, shape: shape, sharing=_put_sharing, dtype=first_dtype, linear="each", lowering=Insert())
 def put(x: Array, *, key: Key, shape: Shape, out: Array) -> None:
     """Zeros of a shape with x as the part that `getitem` takes."""
     out.fill(0)
@@ -306,7 +316,7 @@ def _put(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return getitem(dy, key=y.attributes["key"])
 
 
-@put.lowering
+@put.onnx_lowering
 def _put_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     key = made.attributes["key"]
     places = [axis for axis, one in enumerate(key) if not isinstance(one, tuple)]
@@ -339,7 +349,7 @@ def _join_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: M
     return Sharing((axis,) * len(shapes), axis)
 
 
-@op(shape=_joined_shape, sharing=_join_sharing, dtype=common_dtype, linear="joint")
+@op(shape=_joined_shape, sharing=_join_sharing, dtype=common_dtype, linear="joint", lowering=Join())
 def concatenate_along(*xs: Array, axis: int, out: Array) -> None:
     """The inputs one after the other along an axis; along the rows of the batch each rank joins its own."""
     np.concatenate(xs, axis, out=out)
@@ -357,7 +367,7 @@ def _concatenate_along(y: Tensor, dy: Tensor, *xs: Tensor) -> tuple[Tensor, ...]
     return tuple(parts)
 
 
-@concatenate_along.lowering
+@concatenate_along.onnx_lowering
 def _concatenate_along_onnx(graph: OnnxGraph, made: Tensor, *xs: Value) -> Value:
     return graph.node("Concat", *(graph.cast(one, made.dtype) for one in xs), axis=made.attributes["axis"])
 

@@ -22,7 +22,6 @@ from dptrain.ops.elementwise import (
     square,
     where,
 )
-from dptrain.ops.functions import moments
 from dptrain.ops.indexing import one_hot
 from dptrain.ops.linear_algebra import batch_matmul
 from dptrain.ops.manipulation import reshape, stack, transpose, zeros_like
@@ -62,16 +61,24 @@ def layer_normalization(
         raise ConfigError(f"not supported: {next(iter(kwargs))} of layer_normalization; see rms_normalization")
     found = floating(x)
     axes = normalized_axes(axis, found.ndim)
-    center, variance = moments(found, axes, keepdims=True)
-    result = (found - center) / sqrt(variance + (_EPSILON if epsilon is None else epsilon))
-    lengths = [n if one in axes else 1 for one, n in enumerate(found.shape)]
+    centered = found - mean(found, axes, keepdims=True)
+    variance = mean(square(centered), axes, keepdims=True)
+    result = centered / sqrt(variance + (_EPSILON if epsilon is None else epsilon))
+    are_last = axes == tuple(range(found.ndim - len(axes), found.ndim))
 
     def along(vector: Any) -> Tensor:
         own = cast(vector, found.dtype)
-        return own if own.ndim == found.ndim or axes == (found.ndim - 1,) else reshape(own, lengths)
+        is_broadcast = own.ndim == found.ndim or (are_last and len(axes) in (1, own.ndim))
+        return own if is_broadcast else _along(own, found, axes)
 
     result = result if gamma is None else result * along(gamma)
     return result if beta is None else result + along(beta)
+
+
+def _along(vector: Any, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return a vector in x's type, and of a shape that is broadcast along axes of x."""
+    lengths = [1 if n not in axes else -1 if len(axes) == 1 else length for n, length in enumerate(x.shape)]
+    return reshape(cast(vector, x.dtype), lengths)
 
 
 def rms_normalization(
@@ -92,14 +99,10 @@ def batch_normalization(
 ) -> Tensor:
     """Return (x - mean) / sqrt(variance + epsilon) * scale + offset, vectors along an axis of x all of them."""
     found = floating(x)
-    (place,) = normalized_axes(axis, found.ndim)
-
-    def along(vector: Any) -> Tensor:
-        return reshape(cast(vector, found.dtype), [-1 if one == place else 1 for one in range(found.ndim)])
-
-    result = (found - along(mean)) / sqrt(along(variance) + epsilon)
-    result = result if scale is None else result * along(scale)
-    return result if offset is None else result + along(offset)
+    axes = normalized_axes(axis, found.ndim)
+    result = (found - _along(mean, found, axes)) / sqrt(_along(variance, found, axes) + epsilon)
+    result = result if scale is None else result * _along(scale, found, axes)
+    return result if offset is None else result + _along(offset, found, axes)
 
 
 def dot_product_attention(
@@ -138,8 +141,9 @@ def dot_product_attention(
     if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape or q.shape[2] % k.shape[2]:
         shapes = ", ".join(str(one.shape) for one in (q, k, v))
         raise ConfigError(f"dot_product_attention: query, key and value of shapes {shapes}")
-    if groups := int(q.shape[2]) // int(k.shape[2]) - 1:
-        k, v = (repeat(one, groups + 1, 2) for one in (k, v))
+    queries_per_key = int(q.shape[2]) // int(k.shape[2])
+    if queries_per_key != 1:
+        k, v = (repeat(one, queries_per_key, 2) for one in (k, v))
     q, k, v = (transpose(one, (0, 2, 1, 3)) for one in (q, k, v))
     factor = 1 / math.sqrt(int(q.shape[-1])) if scale is None else scale
     logits = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * factor

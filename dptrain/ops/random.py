@@ -2,7 +2,7 @@
 
 So a rank draws for its rows what one device would draw for them, whatever the number of ranks, and an execution that is
 repeated from the same state draws the same again. The bits are those of Philox (`dptrain.random`), in the layout of
-`kernels/dropout.cu`.
+`kernels/random.cuh`.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, cos, floor_divide, greater_equal, log, sqrt, where
 from dptrain.ops.manipulation import concatenate, reshape
 from dptrain.ops.sharing import Axes
+from dptrain.program.lowering import RandomBits
 from dptrain.program.op import Sharing, in_one_call, op
 from dptrain.program.schema import Word
 from dptrain.program.shapes import Rows, Shape, row_axis
@@ -33,6 +34,8 @@ def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mappin
     sharing=_sharing,
     dtype=lambda count, *, shape, seed, purpose, number: np.uint32,
     by_row=True,
+    lowering=RandomBits(),
+    expensive=True,
 )
 def random_bits(
     count: Array, *, shape: Shape, seed: Word, purpose: Word, number: Word, first_row: int = 0, out: Array

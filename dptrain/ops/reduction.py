@@ -24,9 +24,10 @@ from dptrain.ops.elementwise import (
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.rounding import isfinite
 from dptrain.ops.sharing import Axes, common_dtype
+from dptrain.program.lowering import Reduction
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Sharing, in_one_call, op
-from dptrain.program.shapes import Rows, Shape, normalized_axes
+from dptrain.program.shapes import Rows, Shape, normalized_axes, size
 from dptrain.program.tensor import Array, Tensor, as_tensors, constant
 
 
@@ -49,6 +50,11 @@ def _sharing(over: Any) -> Any:
     return sharing
 
 
+def _of_all(made: Tensor) -> int:
+    """Return an operation for each element that is joined."""
+    return size(made.inputs[0].shape)
+
+
 def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
     """The type of a sum: 32 bits at least of integers, as in Keras, which narrower ones would overflow."""
     if dtype.kind == "b":
@@ -56,7 +62,14 @@ def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
     return np.result_type(dtype, np.uint32 if dtype.kind == "u" else np.int32) if dtype.kind in "iu" else dtype
 
 
-@op(shape=_reduced_shape, sharing=_sharing("sum"), dtype=summed_dtype, linear="each")
+@op(
+    shape=_reduced_shape,
+    sharing=_sharing("sum"),
+    dtype=summed_dtype,
+    linear="each",
+    lowering=Reduction("sum"),
+    operations=_of_all,
+)
 def reduce_sum(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The sum over axes."""
     np.add.reduce(x, axis=axes, keepdims=keepdims, dtype=out.dtype, out=out)
@@ -67,7 +80,7 @@ def _reduce_sum(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return _spread(dy, x, y)
 
 
-@reduce_sum.lowering
+@reduce_sum.onnx_lowering
 def _reduce_sum_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return _reduced_onnx(graph, "ReduceSum", made, graph.computed(x, made.dtype))
 
@@ -79,7 +92,7 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:
     return graph.node(kind, x, axes, keepdims=int(made.attributes["keepdims"]))
 
 
-@op(shape=_reduced_shape, sharing=_sharing("max"), dtype=common_dtype)
+@op(shape=_reduced_shape, sharing=_sharing("max"), dtype=common_dtype, lowering=Reduction("max"), operations=_of_all)
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of no elements the least number that there is."""
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
@@ -94,7 +107,7 @@ def _reduce_max(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return _spread(dy, x, y) * chosen / _spread(reduce_sum(chosen, axes=axes, keepdims=y.attributes["keepdims"]), x, y)
 
 
-@reduce_max.lowering
+@reduce_max.onnx_lowering
 def _reduce_max_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return _reduced_onnx(graph, "ReduceMax", made, graph.computed(x))
 
@@ -231,13 +244,14 @@ def _argmax_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes:
     shape=lambda shape, *, axis: tuple(length for one, length in enumerate(shape) if one != axis),
     sharing=_argmax_sharing,
     dtype=lambda dtype, *, axis: np.int64,
+    lowering=Reduction("argmax"),
 )
 def argmax_along(x: Array, *, axis: int, out: Array) -> None:
     """The place of the greatest element along an axis, the first of equal ones."""
     np.argmax(x, axis=axis, out=out)
 
 
-@argmax_along.lowering
+@argmax_along.onnx_lowering
 def _argmax_along_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("ArgMax", graph.computed(x), dtype=np.int64, axis=made.attributes["axis"], keepdims=0)
 

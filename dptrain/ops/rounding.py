@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.ops.sharing import boolean, broadcast_shape, elementwise, floating_dtype
+from dptrain.program.lowering import Element
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
 from dptrain.program.tensor import Array, Tensor
@@ -18,7 +19,7 @@ def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating
         function(x, out=out)
 
     compute.__name__, compute.__doc__ = name, f"numpy.{function.__name__}."
-    made = op(shape=broadcast_shape, sharing=elementwise, dtype=dtype, c=c, onnx=onnx)(compute)
+    made = op(shape=broadcast_shape, sharing=elementwise, dtype=dtype, lowering=Element(c), onnx=onnx)(compute)
     made.gradient(lambda y, dy, x: None)
     return made
 
@@ -35,16 +36,16 @@ def _floating(graph: OnnxGraph, x: Value) -> Value:
     return graph.computed(x, x.dtype if x.dtype.kind == "f" else np.float32)
 
 
-@isnan.lowering
+@isnan.onnx_lowering
 def _isnan_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("IsNaN", _floating(graph, x), dtype=np.bool_)
 
 
-@isinf.lowering
+@isinf.onnx_lowering
 def _isinf_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("IsInf", _floating(graph, x), dtype=np.bool_)
 
 
-@isfinite.lowering
+@isfinite.onnx_lowering
 def _isfinite_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Not", graph.node("Or", _isnan_onnx(graph, made, x), _isinf_onnx(graph, made, x)))

@@ -8,10 +8,9 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import any, ravel
 from dptrain.ops.elementwise import cast, equal, less, less_equal, logical_not, where
-from dptrain.ops.indexing import add_rows
+from dptrain.ops.indexing import add_rows, in_range
 from dptrain.ops.manipulation import expand_dims, reshape
 from dptrain.ops.reduction import sum
-from dptrain.program.index import in_range
 from dptrain.program.tensor import Tensor, as_tensors
 
 

@@ -18,11 +18,12 @@ from dptrain.ops.elementwise import (
     square,
     where,
 )
+from dptrain.program.lowering import Element
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
-@op(**_FUNCTION, c="dp_atan({0})", onnx="Atan")
+@op(**_FUNCTION, lowering=Element("dp_atan({0})"), expensive=True, onnx="Atan")
 def arctan(x: Array, *, out: Array) -> None:
     """The angle in radians, from -pi/2 to pi/2, whose tangent is x."""
     np.arctan(_exact(x), out=out)
@@ -33,7 +34,7 @@ def _arctan(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / (1 + square(x))
 
 
-@op(**_FUNCTION, c="dp_asin({0})", onnx="Asin")
+@op(**_FUNCTION, lowering=Element("dp_asin({0})"), expensive=True, onnx="Asin")
 def arcsin(x: Array, *, out: Array) -> None:
     """The angle in radians, from -pi/2 to pi/2, whose sine is x."""
     np.arcsin(_exact(x), out=out)
@@ -44,7 +45,7 @@ def _arcsin(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
     return dy / sqrt(1 - square(x))
 
 
-@op(**_FUNCTION, c="dp_acos({0})", onnx="Acos")
+@op(**_FUNCTION, lowering=Element("dp_acos({0})"), expensive=True, onnx="Acos")
 def arccos(x: Array, *, out: Array) -> None:
     """The angle in radians, from 0 to pi, whose cosine is x."""
     np.arccos(_exact(x), out=out)

@@ -6,8 +6,10 @@ apart is the degree of a tensor: the power of the number of rows among its facto
 
 from collections.abc import Iterable
 
+from dptrain.program.lowering import is_same
+from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
-from dptrain.program.tensor import OPS, Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable
 
 
 def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
@@ -28,9 +30,9 @@ def sums_over_samples(program: Program, totals: Iterable[Variable]) -> bool:
     def is_sum(variable: Variable, new: Tensor) -> bool:
         if new is program.state[variable]:
             return True
-        if new.op is OPS["stop_gradient"]:
+        if is_same(new):
             return is_sum(variable, new.inputs[0])
-        if new.op is not OPS["add"]:
+        if new.op is not OPERATORS["+"]:
             return False
         old, added = new.inputs
         of_samples = degrees[id(added)] == (0 if id(added) in data else 1)
@@ -46,9 +48,9 @@ def _degree(tensor: Tensor, inputs: list[int | None]) -> int | None:
     if op is None or op.linear is None or None in inputs:
         return None
     known = [one for one in inputs if one is not None]
-    if op in (OPS["divide"], OPS["divide_no_nan"]):
+    if op.quotient:
         return known[0] - known[1]
-    if op in (OPS["multiply"], OPS["batch_matmul"]):
+    if op.linear == "each" and op.linear_in is None:
         return sum(known)
     linear_in = range(len(known)) if op.linear_in is None else op.linear_in
     rest = any(degree for number, degree in enumerate(known) if number not in linear_in)

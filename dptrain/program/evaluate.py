@@ -25,7 +25,7 @@ def evaluate(
 ) -> tuple[dict[str, Array], dict[Variable, Array]]:
     """Return what comes out of a program, and the new values of its state. Collective where it is a placed one.
 
-    Readings are among it unless ranks have summands of the state.
+    Derived outputs are among it unless ranks have summands of the state.
 
     Args:
         program: what is executed.
@@ -62,8 +62,8 @@ def evaluate(
             found |= {id(one): value for one, value in zip(message, sums, strict=True)}
     outputs = {name: found[id(one)] for name, one in program.outputs.items()}
     updates = {variable: found[id(one)] for variable, one in program.updates.items()}
-    if program.readings is not None and not (isinstance(program, PlacedProgram) and program.summed):
-        outputs |= evaluate(program.readings, {}, {**(state or {}), **updates})[0]
+    if program.derived is not None and not (isinstance(program, PlacedProgram) and program.summed):
+        outputs |= evaluate(program.derived, {}, {**(state or {}), **updates})[0]
     return outputs, updates
 
 

@@ -24,7 +24,7 @@ Call = Callable[[], Any]
 
 
 class HostMemory:
-    """The arrays of variables that executables read and write in place; a `Home`."""
+    """The arrays of variables that executables read and write in place; a `Storage`."""
 
     def __init__(self) -> None:
         self._arrays: dict[Variable, Array] = {}
@@ -32,7 +32,7 @@ class HostMemory:
     def adopt(self, variables: Iterable[Variable]) -> None:
         """Let variables live here; those that do already stay as they are."""
         for one in variables:
-            if one.home is not self:
+            if one.storage is not self:
                 self._arrays[one] = aligned(one.shape, one.dtype)
                 np.copyto(self._arrays[one], one.numpy())
                 one.move(self)

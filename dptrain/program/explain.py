@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from dptrain.program.gradient import topological
+from dptrain.program.lowering import Element
 from dptrain.program.messages import count
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
@@ -72,7 +73,7 @@ def grouped(program: Program) -> dict[str, list[Tensor]]:
     update: set[int] = set()
     for one in reversed(tensors):
         assert one.op is not None
-        by_element = one.op.c is not None or one.op.is_view or one.op is ALL_REDUCE or one.shape == ()
+        by_element = isinstance(one.op.lowering, Element) or one.op.is_view or one.op is ALL_REDUCE or one.shape == ()
         ends = all(id(each) in update for each in readers.get(id(one), ()))
         if id(one) in updated or (id(one) not in forward and by_element and ends):
             update.add(id(one))
@@ -197,21 +198,7 @@ def flops(tensor: Tensor) -> int:
     """Return the floating-point operations of the op that makes a tensor, over the global batch."""
     if tensor.op is None or tensor.op.is_view:
         return 0
-    if tensor.op.name == "batch_matmul":
-        return 2 * size(tensor.shape) * int(tensor.inputs[0].shape[-1])
-    if tensor.op.name.startswith("conv2d"):  # y of x and kernel, or either of y and the other: as many products
-        y, kernel = _convolution(tensor)
-        return 2 * size(y.shape) * size(kernel.shape[:-1])
-    return size(tensor.inputs[0].shape) if tensor.op.name.startswith("reduce_") else size(tensor.shape)
-
-
-def _convolution(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return output and kernel of a convolution, or of that whose gradient it is."""
-    assert tensor.op is not None
-    first, second = tensor.inputs
-    if tensor.op.name == "conv2d":
-        return tensor, second
-    return (first, second) if tensor.op.name == "conv2d_input" else (second, tensor)
+    return tensor.op.operations(tensor)
 
 
 def shown(shape: Shape) -> str:

@@ -1,13 +1,13 @@
 """Which ops of a program are computed together: loops, products of matrices, and calls.
 
 A placed program becomes a list of **kernels**. A `Loop` goes once over a space of indices, such as (B, 10), and
-computes any number of tensors there: ops of single elements (`Op.c`), gathered rows, reductions along the last axis,
+computes any number of tensors there: ops of single elements (`Element`), gathered rows, reductions along the last axis,
 whose results other members of the same loop can use (so a softmax is one loop), and sums over other axes, which are
 complete when the loop is. A `Product` is a product of matrices. A `Call` is everything else: one op by its own
 function.
 
 Reshapes, transposes, slices and broadcasts are no kernels: what reads one reads the tensor beneath it, its **root**, at
-other indices (`Source`). Only a reshape across axes that do not lie one behind the other is a copy.
+other indices (a `View`). Only a reshape across axes that do not lie one behind the other is a copy.
 
 Equal ops have become one (`passes.py`). Each op goes into the first loop that it fits and shares something with; then
 what only a later loop reads moves there (`merge.py`), if it can be computed from what lies in memory anyway, as the
@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.program import lowering
 from dptrain.program.kernels import (
     C_TYPES,
     COPY,
-    REDUCTIONS,
     Call,
     Fused,
     FusedStage,
@@ -32,21 +32,19 @@ from dptrain.program.kernels import (
     Loop,
     Member,
     Product,
-    aligned_axes,
     as_member,
     fitting,
     iterated,
     varying,
 )
+from dptrain.program.lowering import lowering_of
 from dptrain.program.merge import merge, sink
 from dptrain.program.messages import stages
-from dptrain.program.op import Op
 from dptrain.program.passes import without_repeats
-from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
+from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows
-from dptrain.program.sources import Key, Offset, Place, Source, compose, is_one, matrix, offset, space_of, whole
 from dptrain.program.tensor import DType, Tensor
+from dptrain.program.views import IndexMap, Key, View, compose, is_one, matrix, space_of, whole
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:
@@ -82,7 +80,7 @@ class _Fusing:
             self.fused.stages.append(FusedStage(self._kernels, messages))
             self._kernels, self._ready, self._loops = [], {}, {}
             for one in (one for message in stage.messages for one in message):
-                self.fused.sources[id(one)] = whole(one)
+                self.fused.views[id(one)] = whole(one)
         if join:
             for fused_stage in self.fused.stages:
                 merge(self.fused, fused_stage.kernels)
@@ -100,61 +98,46 @@ class _Fusing:
                     last[id(read)] = max(last.get(id(read), 0), number, by_view)
         return last
 
-    # Sources
+    # Views
 
-    def _source(self, tensor: Tensor) -> Source:
-        return self.fused.sources[id(tensor)]
+    def _view(self, tensor: Tensor) -> View:
+        return self.fused.views[id(tensor)]
 
     def _add(self, tensor: Tensor) -> None:
-        """Give a tensor a source, and a kernel if it needs one."""
-        op, known = tensor.op, self.fused.sources
+        """Give a tensor a view, and a kernel if it needs one."""
+        op, known = tensor.op, self.fused.views
         if op is not None and op.is_view:
-            known[id(tensor)] = self._view(op, tensor)
+            known[id(tensor)] = self._as_view(tensor)
             return
         known[id(tensor)] = whole(tensor)
         if op is None:
             return
-        inputs = [self._source(one) for one in tensor.inputs]
-        if op.name == "batch_matmul" and tensor.dtype in (np.float32, np.float64):
-            for number, (one, source) in enumerate(zip(tensor.inputs, inputs, strict=True)):
-                if one.dtype != tensor.dtype or matrix(source, one.shape) is None:
+        inputs = [self._view(one) for one in tensor.inputs]
+        if isinstance(op.lowering, lowering.Product) and tensor.dtype in (np.float32, np.float64):
+            for number, (one, view) in enumerate(zip(tensor.inputs, inputs, strict=True)):
+                if one.dtype != tensor.dtype or matrix(view, one.shape) is None:
                     inputs[number] = whole(self._copy(one, tensor.dtype))
             self._append(Product(tensor, (inputs[0], inputs[1])))
         elif _has_code(tensor, inputs):
-            if self._join and space_of(tensor.shape) and _is_uniform(tensor, inputs):
-                inputs = [Source(one.root, tuple(Place(None, place.first) for place in one.places)) for one in inputs]
+            if self._join and op is not COPY and space_of(tensor.shape) and _is_uniform(tensor, inputs):
+                inputs = [
+                    View(one.root, tuple(IndexMap(None, index_map.first) for index_map in one.maps)) for one in inputs
+                ]
                 tensor = self._single(tensor, inputs)
             self._add_member(tensor, inputs)
         else:
             self._append(Call(tensor, tuple(inputs)))
 
-    def _view(self, op: Op, tensor: Tensor) -> Source:
-        beneath = tensor.inputs[0]
-        source, attributes = self._source(beneath), tensor.attributes
-        if op is OWN_ROWS:
-            length = tensor.shape[attributes["axis"]]
-            scale = length.scale if isinstance(length, Rows) else 0
-            own = [Offset(first=scale if n == attributes["axis"] else 0) for n in range(tensor.ndim)]
-            return compose(source, [Place(n, first) for n, first in enumerate(own)])
-        if op.name == "stop_gradient":
-            return source
-        if op.name == "transpose_to":
-            return source.along([attributes["axes"].index(n) for n in range(beneath.ndim)])
-        if op.name == "broadcast_along":
-            return source.along(aligned_axes(beneath.shape, tensor.shape))
-        if op.name == "getitem":
-            places, axis = [], 0
-            for one in attributes["key"]:
-                if isinstance(one, tuple):
-                    places.append(Place(axis, offset(one[0]), one[2]))
-                    axis += 1
-                else:
-                    places.append(Place(None, offset(one)))
-            return compose(source, places)
+    def _as_view(self, tensor: Tensor) -> View:
+        beneath, shown = tensor.inputs[0], lowering_of(tensor)
+        view = self._view(beneath)
+        assert isinstance(shown, lowering.ViewMap)
+        if shown.maps is not None:
+            return compose(view, shown.maps(tensor))
         if space_of(beneath.shape) == space_of(tensor.shape):
             kept = iter([n for n, length in enumerate(tensor.shape) if not is_one(length)])
-            return source.along([None if is_one(length) else next(kept) for length in beneath.shape])
-        root = source.root if source.is_whole(beneath.shape) else self._copy(beneath)
+            return view.along([None if is_one(length) else next(kept) for length in beneath.shape])
+        root = view.root if view.is_whole(beneath.shape) else self._copy(beneath)
         self.fused.aliases[id(tensor)] = root
         self._ready[id(tensor)] = self._ready.get(id(self.fused.memory_of(root)), 0)
         return whole(tensor)
@@ -165,21 +148,21 @@ class _Fusing:
         self._add(made)
         return made
 
-    def _single(self, tensor: Tensor, inputs: Sequence[Source]) -> Tensor:
+    def _single(self, tensor: Tensor, inputs: Sequence[View]) -> Tensor:
         """Return the one element of a tensor whose elements are all the same, and let the tensor be a view of it."""
         stand_ins = [Tensor(None, (), {}, (), one.dtype) for one in tensor.inputs]
-        for one, source in zip(stand_ins, inputs, strict=True):
-            self.fused.sources[id(one)] = source
+        for one, view in zip(stand_ins, inputs, strict=True):
+            self.fused.views[id(one)] = view
         made = Tensor(tensor.op, stand_ins, tensor.attributes, (), tensor.dtype)
-        self.fused.sources[id(made)] = self.fused.sources[id(tensor)] = whole(made)
+        self.fused.views[id(made)] = self.fused.views[id(tensor)] = whole(made)
         return made
 
     def _part(self, reduced: Tensor, stage: int) -> Tensor:
         """Return a root with what an all-reduce sums, see `FusedStage`."""
         part = reduced.inputs[0]
-        source = self._source(part)
-        root = source.root
-        own = root.op is not None and root.op is not ALL_REDUCE and source.is_whole(part.shape)
+        view = self._view(part)
+        root = view.root
+        own = root.op is not None and root.op is not ALL_REDUCE and view.is_whole(part.shape)
         if not own or id(root) in self.fused.aliases or id(root) in self._sent or self._last[id(root)] > stage:
             root = self._copy(part)
         self._sent.add(id(root))
@@ -189,15 +172,15 @@ class _Fusing:
         """Note what comes out, as roots that are not written over before it is read."""
         updated = {id(program.state[variable]) for variable in program.updates}
         for name, one in program.outputs.items():
-            source = self._source(one)
-            old = id(self.fused.memory_of(source.root)) in updated
-            self.fused.outputs[name] = whole(self._copy(one)) if old else source
+            view = self._view(one)
+            old = id(self.fused.memory_of(view.root)) in updated
+            self.fused.outputs[name] = whole(self._copy(one)) if old else view
         for variable, one in program.updates.items():
-            source = self._source(one)
-            if source.root is program.state[variable] and source.is_whole(one.shape):
+            view = self._view(one)
+            if view.root is program.state[variable] and view.is_whole(one.shape):
                 continue
-            made = source.is_whole(one.shape) and self.fused.memory_of(source.root).op is not None
-            self.fused.updates[variable] = source.root if made else self._copy(one)
+            made = view.is_whole(one.shape) and self.fused.memory_of(view.root).op is not None
+            self.fused.updates[variable] = view.root if made else self._copy(one)
 
     # Groups
 
@@ -211,7 +194,7 @@ class _Fusing:
             for found in {key, key[:-1]} if len(key) > 1 else {key}:
                 self._loops.setdefault(found, []).append(number)
 
-    def _add_member(self, tensor: Tensor, inputs: Sequence[Source]) -> None:
+    def _add_member(self, tensor: Tensor, inputs: Sequence[View]) -> None:
         space = iterated(tensor)
         begin = max((self._ready.get(id(one.root), 0) - 1 for one in inputs), default=-1)
         for number in self._loops.get(space_of(space), []) if self._join else []:
@@ -225,7 +208,7 @@ class _Fusing:
         space = tuple(n for n in space if not is_one(n))
         self._append(Loop(space, [as_member(tensor, inputs, space, inner=True)]))
 
-    def _fit(self, loop: Loop, number: int, tensor: Tensor, inputs: Sequence[Source]) -> Member | None:
+    def _fit(self, loop: Loop, number: int, tensor: Tensor, inputs: Sequence[View]) -> Member | None:
         """Return a tensor as a member of a loop, None if it does not fit or has nothing to do with it."""
         made = fitting(loop, tensor, inputs)
         if made is None:
@@ -245,24 +228,25 @@ def _every_step(fused: Fused) -> set[int]:
             members: Sequence[Any] = kernel.members if isinstance(kernel, Loop) else [kernel]
             for member in reversed(members):
                 if id(member.tensor) in needed:
-                    needed |= {id(fused.memory_of(source.root)) for source in member.reads}
+                    needed |= {id(fused.memory_of(view.root)) for view in member.reads}
     return needed
 
 
-def _is_uniform(tensor: Tensor, inputs: Sequence[Source]) -> bool:
-    op = tensor.op
-    return op is not None and op.c is not None and "{last}" not in op.c and all(one.is_single for one in inputs)
+def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:
+    element = lowering_of(tensor)
+    return isinstance(element, lowering.Element) and not element.by_last and all(one.is_single for one in inputs)
 
 
-def _has_code(tensor: Tensor, inputs: Sequence[Source]) -> bool:
+def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:
     """Whether a loop can compute a tensor."""
-    op = tensor.op
-    assert op is not None
     if any(one.dtype.name not in C_TYPES for one in (tensor, *tensor.inputs)):
         return False
-    if op.name == "argmax_along":
-        behind = tensor.inputs[0].shape[tensor.attributes["axis"] :]
-        return not is_one(behind[0]) and all(map(is_one, behind[1:]))
-    if op.name == "take_rows":
-        return inputs[0] == whole(inputs[0].root) and tensor.inputs[1].dtype.kind in "iu"
-    return op.c is not None or op.name in REDUCTIONS
+    match lowering_of(tensor):
+        case lowering.Reduction("argmax"):
+            behind = tensor.inputs[0].shape[tensor.attributes["axis"] :]
+            return not is_one(behind[0]) and all(map(is_one, behind[1:]))
+        case lowering.Gather():
+            return inputs[0] == whole(inputs[0].root) and tensor.inputs[1].dtype.kind in "iu"
+        case lowering.Element() | lowering.Reduction():
+            return True
+    return False

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.program.tensor import OPS, Tensor, Variable, constant
+from dptrain.program.operand import OPERATORS
+from dptrain.program.tensor import Tensor, Variable, constant
 
 
 def topological(outputs: Iterable[Tensor]) -> list[Tensor]:
@@ -44,7 +45,7 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     for tensor in order:
         if any(id(one) in depends for one in tensor.inputs):
             depends.add(id(tensor))
-    seed = OPS["full"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
+    seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
     found: dict[int, Tensor] = {id(target): constant(seed, target.dtype)}
     for tensor in reversed(order):
         dy = found.get(id(tensor))

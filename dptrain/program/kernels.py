@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.op import Op
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape
-from dptrain.program.sources import Place, Source, is_one, space_of
 from dptrain.program.tensor import Array, DType, Tensor, Variable
+from dptrain.program.views import IndexMap, View, aligned_axes, is_one, space_of
 
 
 def copy(x: Array, *, out: Array) -> None:
@@ -25,13 +26,12 @@ def _not_placed(*arguments: Any) -> Any:
     raise AssertionError("kernels are made of programs that have been placed")
 
 
-COPY = Op(copy, _not_placed, _not_placed, _not_placed, c="{0}")
+COPY = Op(copy, _not_placed, _not_placed, _not_placed, lowering=Element("{0}"))
 
 # Types that generated code has, and their names in C++.
 C_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
     f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-REDUCTIONS = ("reduce_sum", "reduce_max", "argmax_along")
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class Member:
 
     tensor: Tensor
     kind: Literal["map", "gather", "reduce", "sum"]
-    reads: tuple[Source, ...]
+    reads: tuple[View, ...]
     axes: tuple[int | None, ...]
     inner: bool
 
@@ -72,9 +72,9 @@ class Loop:
         return [one.tensor for one in self.members]
 
     @property
-    def reads(self) -> list[Source]:
+    def reads(self) -> list[View]:
         """What it reads, its own tensors among it."""
-        return [source for one in self.members for source in one.reads]
+        return [view for one in self.members for view in one.reads]
 
     def member(self, tensor: Tensor) -> Member | None:
         """Return the member that computes a tensor, or None."""
@@ -88,8 +88,8 @@ class Loop:
         found: dict[Member, int] = {}
         for one in self.members:
             own = 0 if one.inner else -1
-            for source in one.reads:
-                read = self.member(source.root)
+            for view in one.reads:
+                read = self.member(view.root)
                 if read is not None:
                     of_row = not read.inner or read.kind == "reduce"
                     own = max(own, found[read] + (1 if of_row and one.inner else 0))
@@ -102,7 +102,7 @@ class Product:
     """A product of matrices: the last two axes; those before are broadcast."""
 
     tensor: Tensor
-    reads: tuple[Source, Source]
+    reads: tuple[View, View]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -115,7 +115,7 @@ class Call:
     """An op by its own function."""
 
     tensor: Tensor
-    reads: tuple[Source, ...]
+    reads: tuple[View, ...]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -128,7 +128,7 @@ Kernel = Loop | Product | Call
 
 @dataclass(eq=False)
 class FusedStage:
-    """What a rank does between two meetings with the others; see `messages.Stage`.
+    """What a rank does between two sync points with the others; see `messages.Stage`.
 
     Attributes:
         kernels: in an order in which they can be executed.
@@ -147,7 +147,7 @@ class Fused:
     Attributes:
         program: its source.
         stages: as above.
-        sources: of every tensor, by its `id`: where its elements lie.
+        views: of every tensor, by its `id`: where its elements lie.
         aliases: roots that are another root's memory in another shape, by their `id`.
         outputs: what comes out, by name; to be read before the updates are copied.
         updates: the roots whose elements are the variables' new values; none of them is a placeholder.
@@ -156,9 +156,9 @@ class Fused:
 
     program: Program
     stages: list[FusedStage]
-    sources: dict[int, Source]
+    views: dict[int, View]
     aliases: dict[int, Tensor]
-    outputs: dict[str, Source]
+    outputs: dict[str, View]
     updates: dict[Variable, Tensor]
     every_step: set[int]
 
@@ -194,15 +194,15 @@ class Fused:
 
 
 def operand_dtypes(tensor: Tensor) -> list[DType]:
-    """Return the types in which the inputs of an op of single elements enter its expression `Op.c`."""
-    assert tensor.op is not None
-    own = [one.dtype for one in tensor.inputs]
-    if not own or tensor.op.name in ("cast_to", "copy"):
-        return own
-    if tensor.op.name == "where":
-        return [np.dtype(bool), tensor.dtype, tensor.dtype]
-    if tensor.op.name == "one_hot_last":
-        return [np.dtype(np.float64 if own[0].kind == "f" else np.int64)]
+    """Return the types in which the inputs of an op of single elements enter its expression `Element.c`."""
+    element, own = lowering_of(tensor), [one.dtype for one in tensor.inputs]
+    if isinstance(element, Element):  # else a reduction over axes of length 1
+        if not own or element.converts:
+            return own
+        if element.conditions:
+            return [np.dtype(bool) if n in element.conditions else tensor.dtype for n in range(len(own))]
+        if element.by_last:
+            return [np.dtype(np.float64 if own[0].kind == "f" else np.int64)]
     common = np.result_type(*own)
     if tensor.dtype.kind == "f" and common.kind != "f":
         common = np.dtype(np.float64)  # as NumPy, which rounds to float32 at the end
@@ -210,7 +210,7 @@ def operand_dtypes(tensor: Tensor) -> list[DType]:
 
 
 def numbers_of(tensor: Tensor) -> dict[str, Any]:
-    """Return the attributes that an op's expression `Op.c` may name, with the defaults of those that are not given."""
+    """Return the attributes that an op's expression may name, with the defaults of those that are not given."""
     assert tensor.op is not None
     defaults = getattr(tensor.op.compute, "__kwdefaults__", None) or {}
     known = {**defaults, **tensor.attributes}
@@ -220,7 +220,7 @@ def numbers_of(tensor: Tensor) -> dict[str, Any]:
 # What fits into a loop
 
 
-def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[Source]) -> Member | None:
+def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> Member | None:
     """Return a tensor as a member of a loop whose other tensors it can read, or None."""
     space = space_of(iterated(tensor))
     inner = space == space_of(loop.space)
@@ -231,29 +231,29 @@ def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[Source]) -> Member | No
         return None
     if made.kind == "sum" and not inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Rows)):
         return None  # the order of the sum would be another one than in a loop of its own
-    for number, source in enumerate(made.reads):
-        read = loop.member(source.root)
-        if read is not None and (not usable(read, source) or (made.kind == "gather" and number == 0)):
+    for number, view in enumerate(made.reads):
+        read = loop.member(view.root)
+        if read is not None and (not usable(read, view) or (made.kind == "gather" and number == 0)):
             return None
     return made
 
 
-def usable(member: Member, source: Source) -> bool:
-    """Whether what a source reads of a member is its value at the same index."""
+def usable(member: Member, view: View) -> bool:
+    """Whether what a view reads of a member is its value at the same index."""
     if member.kind == "sum":
         return False
-    pairs = zip(member.axes, source.places, strict=True)
-    return all(axis is None or place == Place(axis) for axis, place in pairs)
+    pairs = zip(member.axes, view.maps, strict=True)
+    return all(axis is None or index_map == IndexMap(axis) for axis, index_map in pairs)
 
 
-def as_member(tensor: Tensor, inputs: Sequence[Source], space: Shape, *, inner: bool) -> Member:
+def as_member(tensor: Tensor, inputs: Sequence[View], space: Shape, *, inner: bool) -> Member:
     """Return a tensor as a member of a loop, computed for each element of it or for each row."""
     op, shape = tensor.op, iterated(tensor)
     assert op is not None
     count = iter(range(len(space)))
     own = [None if is_one(n) else next(count) for n in shape]
     shapes = [one.shape for one in tensor.inputs]
-    if op.name in REDUCTIONS:
+    if isinstance(op.lowering, Reduction):
         reduced = {axis for axis in reduced_axes(tensor) if own[axis] is not None}
         kind: Any = "map" if not reduced else "sum"
         if {own[axis] for axis in reduced} == {len(space) - 1}:
@@ -264,29 +264,28 @@ def as_member(tensor: Tensor, inputs: Sequence[Source], space: Shape, *, inner: 
             if tensor.attributes.get("keepdims") or axis not in reduced_axes(tensor)
         ]
         return Member(tensor, kind, (inputs[0].along(own),), tuple(kept), inner)
-    if op.name == "take_rows":
+    if isinstance(op.lowering, Gather):
         of_table = [None, *own[len(shapes[1]) :]]
         return Member(
             tensor, "gather", (inputs[0].along(of_table), inputs[1].along(own[: len(shapes[1])])), tuple(own), inner
         )
-    by_last = op.c is not None and "{last}" in op.c
+    by_last = isinstance(op.lowering, Element) and op.lowering.by_last
     aligned = [list(range(len(one))) if by_last else aligned_axes(one, shape) for one in shapes]
     reads = tuple(
-        source.along([None if axis is None else own[axis] for axis in axes])
-        for source, axes in zip(inputs, aligned, strict=True)
+        view.along([None if axis is None else own[axis] for axis in axes])
+        for view, axes in zip(inputs, aligned, strict=True)
     )
     return Member(tensor, "map", reads, tuple(own), inner)
 
 
-def varying(reads: Iterable[Source]) -> set[tuple[int, tuple[Place, ...]]]:
+def varying(reads: Iterable[View]) -> set[tuple[int, tuple[IndexMap, ...]]]:
     """Return what is read, but for single numbers."""
-    return {(id(one.root), one.places) for one in reads if any(place.axis is not None for place in one.places)}
+    return {(id(one.root), one.maps) for one in reads if any(index_map.axis is not None for index_map in one.maps)}
 
 
 def iterated(tensor: Tensor) -> Shape:
     """Return the shape over which an op is computed: of a reduction, its input's."""
-    assert tensor.op is not None
-    return tensor.inputs[0].shape if tensor.op.name in REDUCTIONS else tensor.shape
+    return tensor.inputs[0].shape if isinstance(lowering_of(tensor), Reduction) else tensor.shape
 
 
 def reduced_axes(tensor: Tensor) -> tuple[int, ...]:
@@ -294,8 +293,3 @@ def reduced_axes(tensor: Tensor) -> tuple[int, ...]:
     axis = tensor.attributes.get("axis")
     found: tuple[int, ...] = tensor.attributes["axes"] if axis is None else (axis,)
     return found
-
-
-def aligned_axes(shape: Shape, out: Shape) -> list[int | None]:
-    """Return the axis of a broadcast result that each axis of an operand goes along, None for those that are spread."""
-    return [None if is_one(n) else axis + len(out) - len(shape) for axis, n in enumerate(shape)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.program.lowering import ViewMap, lowering_of
 from dptrain.program.messages import stages
 from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
@@ -71,7 +72,7 @@ def plan(program: Program, rows: int | None = None) -> Plan:
     in_place = _in_place(program, at, last)
     wanted = [one for one in order if roots[id(one)] == id(one) and one.op is not None and id(one) not in in_place]
     # A view that NumPy must copy (a reshape across strides) needs a place as well; it is not known here which do.
-    wanted += [one for one in order if one.op is not None and one.op.is_view and one.op.name == "reshape_to"]
+    wanted += [one for one in order if lowering_of(one) == ViewMap()]
     sizes = {id(one): _bytes(one, rows) for one in wanted}
     offsets, arena = arrange([(sizes[id(one)], at[id(one)], last.get(roots[id(one)], at[id(one)])) for one in wanted])
     places = {id(one): start for one, start in zip(wanted, offsets, strict=True)}

@@ -1,7 +1,7 @@
 """Passes over the kernels of a program that move what loops compute into other loops."""
 
 from dptrain.program.kernels import Fused, Kernel, Loop, Member, fitting, usable, varying
-from dptrain.program.sources import Source, space_of
+from dptrain.program.views import View, space_of
 
 
 def merge(fused: Fused, kernels: list[Kernel]) -> None:
@@ -21,17 +21,17 @@ def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> boo
     if space_of(spaces[0]) not in (space_of(spaces[1]), space_of(spaces[1])[:-1]):
         return False
     made = {id(tensor) for tensor in one.tensors}
-    uses = any(id(source.root) in made for source in other.reads)
+    uses = any(id(view.root) in made for view in other.reads)
     if not uses and one.space and not varying(one.reads) & varying(other.reads):
         return False
     between = kernels[first + 1 : second]
-    needed = {id(fused.memory_of(source.root)) for source in other.reads}
+    needed = {id(fused.memory_of(view.root)) for view in other.reads}
     up = not any(id(tensor) in needed for kernel in between for tensor in kernel.tensors)
-    down = not any(id(fused.memory_of(source.root)) in made for kernel in between for source in kernel.reads)
+    down = not any(id(fused.memory_of(view.root)) in made for kernel in between for view in kernel.reads)
     trial = Loop(spaces[1])
     for member in (*one.members, *other.members) if up or down else []:
-        found = fitting(trial, member.tensor, [fused.sources[id(read)] for read in member.tensor.inputs])
-        if found is None or any(_is_within(fused, source, made) for source in found.reads):
+        found = fitting(trial, member.tensor, [fused.views[id(read)] for read in member.tensor.inputs])
+        if found is None or any(_is_within(fused, view, made) for view in found.reads):
             return False
         trial.members.append(found)
     if up or down:
@@ -40,10 +40,10 @@ def _merged(fused: Fused, kernels: list[Kernel], first: int, second: int) -> boo
     return up or down
 
 
-def _is_within(fused: Fused, source: Source, made: set[int]) -> bool:
-    """Whether a source is another shape of something that is made here."""
-    memory = fused.memory_of(source.root)
-    return memory is not source.root and id(memory) in made
+def _is_within(fused: Fused, view: View, made: set[int]) -> bool:
+    """Whether a view is another shape of something that is made here."""
+    memory = fused.memory_of(view.root)
+    return memory is not view.root and id(memory) in made
 
 
 def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
@@ -52,12 +52,12 @@ def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
     readers: dict[int, list[tuple[Kernel, Member | None]]] = {}
     here = {id(kernel) for kernel in kernels}
     for kernel in fused.kernels:
-        pairs: list[tuple[Member | None, Source]] = [(None, one) for one in kernel.reads]
+        pairs: list[tuple[Member | None, View]] = [(None, one) for one in kernel.reads]
         if isinstance(kernel, Loop):
-            pairs = [(one, source) for one in kernel.members for source in one.reads]
-        for member, source in pairs:
-            memory = fused.memory_of(source.root)
-            readers.setdefault(id(memory), []).append((kernel, member if memory is source.root else None))
+            pairs = [(one, view) for one in kernel.members for view in one.reads]
+        for member, view in pairs:
+            memory = fused.memory_of(view.root)
+            readers.setdefault(id(memory), []).append((kernel, member if memory is view.root else None))
 
     def chain(member: Member, loop: Loop, target: Loop, moving: list[Member]) -> bool:
         """Note a member and what must move with it; whether all that can move."""
@@ -69,8 +69,8 @@ def sink(fused: Fused, kernels: list[Kernel]) -> list[Kernel]:
         if not can or None in own or any(reader not in moving for reader in others):
             return False
         moving.append(member)
-        for source in member.reads:
-            read = loop.member(source.root)
+        for view in member.reads:
+            read = loop.member(view.root)
             if read is None or id(read.tensor) in handed_out:
                 if member.kind == "reduce":
                     return False  # what it reads is more than what it makes
@@ -105,21 +105,21 @@ def _move(
     """Move members from one loop to another, if they fit there."""
     trial = Loop(target.space)
     for one in moving:
-        found = fitting(trial, one.tensor, [fused.sources[id(read)] for read in one.tensor.inputs])
+        found = fitting(trial, one.tensor, [fused.views[id(read)] for read in one.tensor.inputs])
         if found is None:
             return
         trial.members.append(found)
     for one in target.members:
-        for source in one.reads:
-            read = trial.member(source.root)
-            if read is not None and not usable(read, source):
+        for view in one.reads:
+            read = trial.member(view.root)
+            if read is not None and not usable(read, view):
                 return
     for old, new in zip(moving, trial.members, strict=True):
         loop.members.remove(old)
-        for source in old.reads:
-            pairs = readers[id(fused.memory_of(source.root))]
-            pairs[pairs.index((loop, old if fused.memory_of(source.root) is source.root else None))] = (
+        for view in old.reads:
+            pairs = readers[id(fused.memory_of(view.root))]
+            pairs[pairs.index((loop, old if fused.memory_of(view.root) is view.root else None))] = (
                 target,
-                new if fused.memory_of(source.root) is source.root else None,
+                new if fused.memory_of(view.root) is view.root else None,
             )
     target.members[:0] = trial.members

@@ -20,7 +20,7 @@ _GATHERED = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What a rank does between two meetings with the others.
+    """What a rank does between two sync points with the others.
 
     Attributes:
         tensors: what it computes by itself, each after its inputs.
@@ -170,13 +170,13 @@ def separated(flats: Sequence[Array], like: Sequence[Array]) -> list[Array]:
 
 
 def split(program: PlacedProgram) -> tuple[Program, Program]:
-    """Return what a step does before its one meeting with the other ranks, and what after it.
+    """Return what a step does before its one sync point with the other ranks, and what after it.
 
     The first program's outputs are what is summed, under names that are the second's inputs. All updates are the
     second's.
 
     Raises:
-        ConfigError: there is more than one meeting, or what follows needs the rank's own rows again.
+        ConfigError: there is more than one sync point, or what follows needs the rank's own rows again.
     """
     summed = [one for stage in stages(program) for message in stage.messages for one in message]
     known = {id(one): placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}

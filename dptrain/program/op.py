@@ -4,6 +4,7 @@ Outside a trace an op is executed when it is called (*eager*). Inside one, what 
 down; see `program.tensor`.
 """
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
@@ -14,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
-from dptrain.program.operand import OPS
-from dptrain.program.shapes import Rows, Shape, local
-from dptrain.program.tensor import NOT_TRACKED, WATCHED, Array, DType, Kind, Tensor, as_tensors, of_value
+from dptrain.program.lowering import Lowering, UserKernel, ViewMap
+from dptrain.program.operand import OPERATORS, OPS, Operator
+from dptrain.program.shapes import Rows, Shape, local, size
+from dptrain.program.tensor import NOT_TRACKED, WATCHED, Array, DType, ShapeDtype, Tensor, as_tensors, of_value
 
 # How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
 # f(b, d), "each" for linear in one input while the others stand still.
@@ -61,6 +63,11 @@ _quiet = _Quiet()
 SharingRule = Callable[[Sequence[Shape], Sequence[int | None], Shape, Mapping[str, Any]], Sharing]
 
 
+def one_an_element(made: Tensor) -> int:
+    """Return the floating-point operations of an op that takes one for each element."""
+    return size(made.shape)
+
+
 class Op:
     """One entry of the vocabulary. `dptrain.ops` has them by family; how to write one is in `docs/program.md`.
 
@@ -72,19 +79,19 @@ class Op:
         dtype: the output's type, of the inputs' types and the attributes.
         linear: see `Linear`; None for an op that is not.
         linear_in: the inputs in which it is linear; by default all.
-        is_view: the output shares the input's memory.
         in_place: the NumPy function may write over an input that has the output's shape and type.
         ends_gradients: it has no gradient in any input, by intent.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
-        c: of an op of single elements, the element as an expression of C++: of the inputs `{0}`, `{1}`, ... in the
-            types of `program/kernels.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the
-            last axis, which the inputs then do not have. Functions are those of `kernels/scalar.h`.
-        onnx: the operator of ONNX that it is, for the same operands in one type; others have a `lowering`.
+        lowering: what generated code makes of it, see `program/lowering.py`; an op of a `ViewMap` is a view.
+        expensive: it is better stored than computed again for each use, as a root or a gather.
+        quotient: it is its first input over its second, wherever that is not 0.
+        operations: floating-point operations, of the tensor that it makes; views have none.
+        onnx: the operator of ONNX that it is, for the same operands in one type; others have an `onnx_lowering`.
+        keras: the module of `keras.src.ops` that has it as an operation of the same name.
 
     Attributes:
         name: of the NumPy function.
-        cuda: the kernel of an op that a user brings along (`backend.custom.OwnKernel`), or None.
-        output: which of the kernel's outputs it is.
+        is_view: the output shares the input's memory.
     """
 
     def __init__(
@@ -95,31 +102,39 @@ class Op:
         dtype: Callable[..., npt.DTypeLike],
         linear: Linear | None = None,
         linear_in: tuple[int, ...] | None = None,
-        is_view: bool = False,
         in_place: bool = False,
         by_row: bool = False,
         ends_gradients: bool = False,
-        c: str | None = None,
+        lowering: Lowering | None = None,
+        expensive: bool = False,
+        quotient: bool = False,
+        operations: Callable[[Tensor], int] = one_an_element,
         onnx: str | None = None,
+        keras: str | None = None,
     ) -> None:
         self.name = compute.__name__
         self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
         self.linear, self.linear_in = linear, linear_in
-        self.is_view, self.in_place, self.by_row, self.c = is_view, in_place, by_row, c
-        self.onnx, self.ends_gradients = onnx, ends_gradients
+        self.lowering, self.is_view = lowering, isinstance(lowering, ViewMap)
+        self.in_place, self.by_row, self.ends_gradients = in_place, by_row, ends_gradients
+        self.expensive, self.quotient, self.operations = expensive, quotient, operations
+        self.onnx, self.keras = onnx, keras
         self.gradient_rule: Callable[..., Any] | None = None
         self.onnx_rule: Callable[..., Any] | None = None
-        self.cuda: Any = None
-        self.output = 0
         # How many inputs it takes; None for any number, and for functions that do not say.
         code = getattr(compute, "__code__", None)
         self.operands: int | None = None if code is None or code.co_flags & _VARIADIC else code.co_argcount
         # What calls without attributes make of inputs of these `Tensor.kind`s.
-        self._kinds: dict[tuple[Kind | None, ...], Kind] = {}
+        self._kinds: dict[tuple[ShapeDtype | None, ...], ShapeDtype] = {}
         self.__doc__ = compute.__doc__
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
+
+    @property
+    def label(self) -> str:
+        """Name of the function that users call: those of records end in "_to" or "_along" where a function has it."""
+        return re.sub(r"_to$|_along$", "", self.name)
 
     def __deepcopy__(self, memo: Any) -> "Op":
         return self  # it is known by its identity, in copies of layers too
@@ -193,11 +208,11 @@ class Op:
 
     def _computed(self, arrays: Sequence[Any], attributes: Mapping[str, Any], shape: Shape, dtype: DType) -> Array:
         out = np.empty(shape, dtype)
-        if self.cuda is None:
-            _quiet.run(self.compute, *arrays, **attributes, out=out)
-        else:  # a user's function, which may call ops in turn
+        if isinstance(self.lowering, UserKernel):  # whose function may call ops in turn
             with np.errstate(all="ignore"):
                 self.compute(*arrays, **attributes, out=out)
+        else:
+            _quiet.run(self.compute, *arrays, **attributes, out=out)
         return out
 
     def execute(self, arrays: Sequence[Any], made: Tensor, rows: int | None = None, first_row: int = 0) -> Array:
@@ -227,7 +242,7 @@ class Op:
         self.gradient_rule = rule
         return rule
 
-    def lowering(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def onnx_lowering(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Register what it is in ONNX: `rule(graph, made, *inputs)` adds nodes to a `program.onnx_graph.OnnxGraph`.
 
         It takes and returns `Value`s; the result is cast to the type of `made`.
@@ -258,11 +273,18 @@ def _local(value: Any, rows: int) -> Any:
     return value.scale * rows if isinstance(value, Rows) else value
 
 
-def op(**record: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`."""
+def op(*, operator: Operator | None = None, **record: Any) -> Callable[[Callable[..., Any]], Op]:
+    """Return a decorator that makes a built-in op of its NumPy function; the arguments are those of `Op`.
+
+    Args:
+        operator: what of Python it is for tensors, or what the core writes into programs with it.
+        record: as `Op`.
+    """
 
     def make(compute: Callable[..., Any]) -> Op:
         made = OPS[compute.__name__] = Op(compute, **record)
+        if operator is not None:
+            OPERATORS[operator] = made
         return made
 
     return make

@@ -1,7 +1,7 @@
 """What can stand in an expression: the operators of tensors and variables, as calls of ops."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.errors import ConfigError
 from dptrain.program.shapes import Rows
@@ -10,8 +10,17 @@ if TYPE_CHECKING:
     from dptrain.program.op import Op
     from dptrain.program.tensor import Tensor
 
-# All ops by name: the generic tests run over them, and operators find theirs here.
+# All ops by name.
 OPS: dict[str, "Op"] = {}
+# Python's operators, and what the core itself writes into programs.
+# fmt: off
+Operator = Literal[
+    "+", "-", "*", "/", "//", "**", "@", "neg", "abs", "&", "|", "~", "==", "!=", "<", "<=", ">", ">=",
+    "cast", "fill", "identity", "reshape", "select",
+]
+# fmt: on
+# The op of each, as its record says.
+OPERATORS: dict[Operator, "Op"] = {}
 
 
 _BOUNDS = (int, type(None))
@@ -38,101 +47,101 @@ class Operand:
     __array_priority__ = 1000  # `array * tensor` is the tensor's to compute
 
     def __add__(self, other: Any) -> "Tensor":
-        return OPS["add"](self, other)
+        return OPERATORS["+"](self, other)
 
     def __radd__(self, other: Any) -> "Tensor":
-        return OPS["add"](other, self)
+        return OPERATORS["+"](other, self)
 
     def __sub__(self, other: Any) -> "Tensor":
-        return OPS["subtract"](self, other)
+        return OPERATORS["-"](self, other)
 
     def __rsub__(self, other: Any) -> "Tensor":
-        return OPS["subtract"](other, self)
+        return OPERATORS["-"](other, self)
 
     def __mul__(self, other: Any) -> "Tensor":
-        return OPS["multiply"](self, other)
+        return OPERATORS["*"](self, other)
 
     def __rmul__(self, other: Any) -> "Tensor":
-        return OPS["multiply"](other, self)
+        return OPERATORS["*"](other, self)
 
     def __truediv__(self, other: Any) -> "Tensor":
-        return OPS["divide"](self, other)
+        return OPERATORS["/"](self, other)
 
     def __rtruediv__(self, other: Any) -> "Tensor":
-        return OPS["divide"](other, self)
+        return OPERATORS["/"](other, self)
 
     def __floordiv__(self, other: Any) -> "Tensor":
-        return OPS["floor_divide"](self, other)
+        return OPERATORS["//"](self, other)
 
     def __pow__(self, other: Any) -> "Tensor":
-        return OPS["power"](self, other)
+        return OPERATORS["**"](self, other)
 
     def __matmul__(self, other: Any) -> "Tensor":
-        return OPS["batch_matmul"](self, other)
+        return OPERATORS["@"](self, other)
 
     def __rmatmul__(self, other: Any) -> "Tensor":
-        return OPS["batch_matmul"](other, self)
+        return OPERATORS["@"](other, self)
 
     def __rpow__(self, other: Any) -> "Tensor":
-        return OPS["power"](other, self)
+        return OPERATORS["**"](other, self)
 
     def __mod__(self, other: Any) -> "Tensor":
-        return OPS["subtract"](self, OPS["floor_divide"](self, other) * other)
+        return OPERATORS["-"](self, OPERATORS["//"](self, other) * other)
 
     def __rmod__(self, other: Any) -> "Tensor":
-        return OPS["subtract"](other, OPS["floor_divide"](other, self) * self)
+        return OPERATORS["-"](other, OPERATORS["//"](other, self) * self)
 
     def __rfloordiv__(self, other: Any) -> "Tensor":
-        return OPS["floor_divide"](other, self)
+        return OPERATORS["//"](other, self)
 
     def __neg__(self) -> "Tensor":
-        return OPS["negative"](self)
+        return OPERATORS["neg"](self)
 
     def __abs__(self) -> "Tensor":
-        return OPS["absolute"](self)
+        return OPERATORS["abs"](self)
 
     def __and__(self, other: Any) -> "Tensor":
-        return OPS["logical_and"](self, other)
+        return OPERATORS["&"](self, other)
 
     def __rand__(self, other: Any) -> "Tensor":
-        return OPS["logical_and"](other, self)
+        return OPERATORS["&"](other, self)
 
     def __ror__(self, other: Any) -> "Tensor":
-        return OPS["logical_or"](other, self)
+        return OPERATORS["|"](other, self)
 
     def __xor__(self, other: Any) -> "Tensor":
-        return OPS["not_equal"](OPS["logical_not"](self), OPS["logical_not"](other))
+        return OPERATORS["!="](OPERATORS["~"](self), OPERATORS["~"](other))
 
     __rxor__ = __xor__
 
     def __or__(self, other: Any) -> "Tensor":
-        return OPS["logical_or"](self, other)
+        return OPERATORS["|"](self, other)
 
     def __invert__(self) -> "Tensor":
-        return OPS["logical_not"](self)
+        return OPERATORS["~"](self)
 
     def __lt__(self, other: Any) -> "Tensor":
-        return OPS["less"](self, other)
+        return OPERATORS["<"](self, other)
 
     def __le__(self, other: Any) -> "Tensor":
-        return OPS["less_equal"](self, other)
+        return OPERATORS["<="](self, other)
 
     def __gt__(self, other: Any) -> "Tensor":
-        return OPS["greater"](self, other)
+        return OPERATORS[">"](self, other)
 
     def __ge__(self, other: Any) -> "Tensor":
-        return OPS["greater_equal"](self, other)
+        return OPERATORS[">="](self, other)
 
     def __eq__(self, other: Any) -> "Tensor":  # type: ignore[override]  # elements, as Keras' tensors
-        return OPS["equal"](self, other)
+        return OPERATORS["=="](self, other)
 
     def __ne__(self, other: Any) -> "Tensor":  # type: ignore[override]
-        return OPS["not_equal"](self, other)
+        return OPERATORS["!="](self, other)
 
     __hash__ = object.__hash__
 
     def __getitem__(self, key: Any) -> "Tensor":
-        from dptrain.program.index import part
+        from dptrain.ops.parts import part
 
         return part(self, key)
 

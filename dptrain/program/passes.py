@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows
-from dptrain.program.sources import marked
-from dptrain.program.tensor import OPS, Tensor
+from dptrain.program.tensor import Tensor
+from dptrain.program.views import marked
 
 # Of a GPU's products of float32 matrices: as they are, or with factors rounded to TF32's 10 bits of mantissa.
 PRECISIONS = ("float32", "tf32")
@@ -69,7 +70,7 @@ def with_precision(program: Program, precision: str) -> Program:
     """
 
     def chosen(one: Tensor) -> Tensor:
-        if one.op is not OPS["batch_matmul"] or one.dtype != np.float32:
+        if not isinstance(lowering_of(one), Product) or one.dtype != np.float32:
             return one
         attributes = {**one.attributes, "precision": precision}
         return Tensor(one.op, one.inputs, attributes, one.shape, one.dtype, name=one.name)

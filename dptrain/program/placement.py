@@ -24,10 +24,13 @@ from typing import Any, Literal
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.program.lowering import Element, ViewMap
 from dptrain.program.op import Op, Sharing
+from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, row_axis, size
-from dptrain.program.tensor import OPS, Array, Tensor, Variable
+from dptrain.program.tensor import Array, Tensor, Variable
+from dptrain.program.views import IndexMap, Offset
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,16 @@ def _on_one_rank(x: Any, **attributes: Any) -> Any:
     return x
 
 
+def _own_maps(made: Tensor) -> list[IndexMap]:
+    axis, length = made.attributes["axis"], made.shape[made.attributes["axis"]]
+    scale = length.scale if isinstance(length, Rows) else 0
+    return [IndexMap(n, Offset(first=scale if n == axis else 0)) for n in range(made.ndim)]
+
+
 # The two ops that a placed program has besides those of its source; `evaluate` carries them out.
 ALL_REDUCE = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype)
 ALL_REDUCE.name = "all_reduce"
-OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype, is_view=True)
+OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype, lowering=ViewMap(_own_maps))
 OWN_ROWS.name = "own_rows"
 
 
@@ -145,7 +154,7 @@ def place(program: Program, summed: Collection[Variable] = (), *, bucket_bytes: 
         variable: placing.parts[id(one)].tensor if variable in chosen else placing.finished(one)
         for variable, one in program.updates.items()
     }
-    placed = (program.inputs, program.state, outputs, updates, program.readings)
+    placed = (program.inputs, program.state, outputs, updates, program.derived)
     return PlacedProgram(*placed, placing.placements, frozenset(chosen), bucket_bytes)
 
 
@@ -178,9 +187,10 @@ class _Placing:
         return self._whole(self.parts[id(tensor)]).tensor
 
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
-        if op is OPS["cast_to"] and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
+        converts = isinstance(op.lowering, Element) and op.lowering.converts
+        if converts and not self._summed and parts[0].tensor.dtype.itemsize < tensor.dtype.itemsize:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
-        if op in (OPS["divide"], OPS["divide_no_nan"]) and self._can_wait(tensor, *parts):
+        if op.quotient and self._can_wait(tensor, *parts):
             return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
         parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
@@ -264,7 +274,7 @@ class _Placing:
         """Return a partial number without dimensions, so that it can divide whatever becomes of the quotient."""
         if part.tensor.shape == ():
             return part.tensor
-        made = Tensor(OPS["reshape_to"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
+        made = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
         return self._note(made, PARTIAL).tensor
 
     def _common_divisor(self, op: Op, parts: list[_Part]) -> _Divisor | None:

@@ -24,7 +24,7 @@ class Program:
         state: placeholders of the variables that are read or updated.
         outputs: what comes out, by name.
         updates: the new values of variables.
-        readings: what comes out as well, but can be told from the new state alone, such as metrics' results: a program
+        derived: outputs that follow from the new state alone, such as metrics' results: a program
             of that state, to be executed when somebody looks.
     """
 
@@ -32,7 +32,7 @@ class Program:
     state: Mapping[Variable, Tensor]
     outputs: Mapping[str, Tensor]
     updates: Mapping[Variable, Tensor]
-    readings: "Program | None" = None
+    derived: "Program | None" = None
 
     @property
     def results(self) -> list[Tensor]:
@@ -111,13 +111,13 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
         outputs = dict(zip(found, as_tensors(list(found.values())), strict=True))
         for variable in seen.written:
             seen.placeholder_of(variable)
-    readings = _readings(outputs, seen)
+    derived = _derived(outputs, seen)
     updates = {variable: leaf.inputs[0] for variable, leaf in seen.written.items()}
-    own = {name: one for name, one in outputs.items() if name not in readings.outputs}
-    return Program(data, seen.read, own, updates, readings)
+    own = {name: one for name, one in outputs.items() if name not in derived.outputs}
+    return Program(data, seen.read, own, updates, derived)
 
 
-def _readings(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
+def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
     """Return the program of those outputs that follow from the state after the step."""
     unchanged = {variable: one for variable, one in seen.read.items() if variable not in seen.written}
     state = {**unchanged, **seen.written}

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
+from dptrain.program.operand import OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
-from dptrain.program.operand import is_plain
 from dptrain.program.shapes import Rows, Shape
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 DType = np.dtype[Any]
-Kind = tuple[Shape, DType]
+ShapeDtype = tuple[Shape, DType]
 # Which results remember how they were made, outside of a trace: none; while a tape is open that watches a leaf of them;
 # always, as a trainable variable is among their leaves.
 NOT_TRACKED, WATCHED, TRAINABLE = range(3)
@@ -82,7 +82,7 @@ class Tensor(Operand):
         self.op, self.inputs, self.attributes = op, tuple(inputs), dict(attributes)
         self.shape, self.dtype, self.value, self.name = shape, dtype, value, name
         self.tracking = NOT_TRACKED
-        self.kind: Kind | None = None
+        self.kind: ShapeDtype | None = None
         self.variable: Variable | None = None
         self.logits: Tensor | None = None
         self.squashed_by = ""
@@ -183,10 +183,10 @@ class Tensor(Operand):
     __hash__ = object.__hash__
 
     def __eq__(self, other: Any) -> Any:  # elementwise, as by NumPy and Keras; `is` tells tensors apart
-        return NotImplemented if other is None else OPS["equal"](self, other)
+        return NotImplemented if other is None else OPERATORS["=="](self, other)
 
     def __ne__(self, other: Any) -> Any:
-        return NotImplemented if other is None else OPS["not_equal"](self, other)
+        return NotImplemented if other is None else OPERATORS["!="](self, other)
 
     def backward(self, gradient: Any = None) -> None:
         """Add the gradient of this tensor (of its sum, if it is not a single number) to the `grad` of its variables.
@@ -252,7 +252,7 @@ def of_value(value: Array) -> Tensor:
     return made
 
 
-class Home(Protocol):
+class Storage(Protocol):
     """A device's memory, as the variables see it that live there."""
 
     def read(self, variable: "Variable") -> Array:
@@ -283,7 +283,7 @@ class Variable(Operand):
         regularizer: as above.
         constraint: as above.
         aggregation: as above.
-        home: the device that its value lives on, or None for this object's own memory.
+        storage: the device that its value lives on, or None for this object's own memory.
         watched: the `Tensor.tracking` of its value where it is not trainable.
     """
 
@@ -301,7 +301,7 @@ class Variable(Operand):
         self.name = self.path = name
         self.trainable, self.regularizer, self.constraint = trainable, regularizer, constraint
         self.aggregation: Literal["none", "sum"] = aggregation
-        self.home: Home | None = None
+        self.storage: Storage | None = None
         self._grad: Tensor | None = None
         self.watched = NOT_TRACKED
         self._held = self._own(constant(value, dtype).numpy())
@@ -318,7 +318,7 @@ class Variable(Operand):
         trace = TRACE.get()
         if trace is not None:
             return trace.value_of(self)
-        found = self._held if self.home is None else self._own(self.home.read(self))
+        found = self._held if self.storage is None else self._own(self.storage.read(self))
         found.tracking = TRAINABLE if self.trainable else self.watched
         return found
 
@@ -362,8 +362,8 @@ class Variable(Operand):
 
     def numpy(self) -> Array:
         """Return a copy of the value; as `Tensor.numpy`."""
-        if self.home is not None and TRACE.get() is None:
-            return self.home.read(self)
+        if self.storage is not None and TRACE.get() is None:
+            return self.storage.read(self)
         return np.array(self.tensor.numpy())
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
@@ -385,12 +385,12 @@ class Variable(Operand):
         if found.shape != self.shape:
             raise ConfigError(f"variable {self.path!r} has shape {self.shape}; assigned shape {found.shape}")
         if found.dtype != self.dtype:
-            found = OPS["cast_to"](found, dtype=self.dtype.name)
+            found = OPERATORS["cast"](found, dtype=self.dtype.name)
         trace = TRACE.get()
         if trace is not None:
             trace.write(self, found)
-        elif self.home is not None:
-            self.home.write(self, found.numpy())
+        elif self.storage is not None:
+            self.storage.write(self, found.numpy())
         else:
             self._held = self._own(found.numpy())
 
@@ -402,11 +402,11 @@ class Variable(Operand):
         """Subtract from it."""
         self.assign(self - value)
 
-    def move(self, home: Home | None) -> None:
+    def move(self, storage: Storage | None) -> None:
         """Let the value live on a device, which has it already, or (None) come back from there."""
-        if home is None and self.home is not None:
-            self._held = self._own(self.home.read(self))
-        self.home = home
+        if storage is None and self.storage is not None:
+            self._held = self._own(self.storage.read(self))
+        self.storage = storage
 
     def __repr__(self) -> str:
         return f"<variable {self.path} {self.shape} {self.dtype.name}>"
@@ -440,7 +440,7 @@ class Trace:
 
     def write(self, variable: Variable, value: Tensor) -> None:
         """Note a new value; gradients end at it, as they do outside of a trace."""
-        leaf = Tensor(OPS["stop_gradient"], (value,), {}, value.shape, value.dtype, name=variable.path)
+        leaf = Tensor(OPERATORS["identity"], (value,), {}, value.shape, value.dtype, name=variable.path)
         leaf.variable = variable
         self.written[variable] = leaf
 
@@ -513,9 +513,9 @@ def hold(unless: Tensor) -> None:
     for variable, leaf in list(trace.written.items()):
         old = trace.placeholder_of(variable)
         if id(leaf) in behind:  # it has been read on the way to the decision
-            trace.write(variable, OPS["where"](unless, leaf, old))
+            trace.write(variable, OPERATORS["select"](unless, leaf, old))
         else:  # what has been read of it since, such as a metric's result, is that of what is kept
-            leaf.inputs = (OPS["where"](unless, leaf.inputs[0], old),)
+            leaf.inputs = (OPERATORS["select"](unless, leaf.inputs[0], old),)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,15 +19,16 @@ from typing import BinaryIO, NamedTuple
 
 from dptrain.errors import DeviceError, OutputError
 from dptrain.runtime import failure
-from dptrain.runtime.files import replacing, write_new
+from dptrain.runtime.files import replacing_locked, write_new
 from dptrain.runtime.launcher import detect_launch
+from dptrain.runtime.ownership import open_own
+from dptrain.runtime.streams import write_error
 from dptrain.runtime.text import one_line
 
 # Seconds to wait for another process that compiles the same file.
 PATIENCE = 600.0
 _CHECKSUM = ".sha256"
 _MOST_CHECKSUM_BYTES = 512
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Here a process finds the folders that it has open, whoever moves them meanwhile.
 _OPENED = Path("/proc/self/fd")
 
@@ -78,7 +78,7 @@ def own_folder(folder: Path, forbidden: int = 0o077) -> Iterator[Path]:
     """
     for place in [place for place in (folder, *folder.parents) if not place.exists()][::-1]:
         _make_private(place)
-    handle = os.open(folder, _OPEN | os.O_DIRECTORY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
         if found.st_uid != os.geteuid():
@@ -143,7 +143,7 @@ def _found_or_made(place: Path, name: str, make: Callable[[], bytes]) -> bytes:
         pass
     except _DamagedError as error:
         if failure.show_traceback:
-            sys.stderr.write(f"dptrain: {os.path.realpath(place)}/{name}: {error}; compiled again\n")
+            write_error(f"dptrain: {os.path.realpath(place)}/{name}: {error}; compiled again\n")
     with FileLock(place / f"{name}.lock", timeout=PATIENCE):
         with suppress(FileNotFoundError, _DamagedError):
             return _checked(place / name)  # another process was faster
@@ -181,16 +181,11 @@ def _open_own(path: Path) -> BinaryIO:
         _DamagedError: it is something else.
     """
     try:
-        handle = os.open(path, _OPEN | os.O_NONBLOCK)
+        return os.fdopen(open_own(path), "rb")
     except FileNotFoundError:
         raise
     except OSError as error:  # such as a link
         raise _DamagedError(f"it cannot be opened ({error.strerror})") from None
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        os.close(handle)
-        raise _DamagedError("it is no regular file that only this user can have written")
-    return os.fdopen(handle, "rb")
 
 
 def _checksum(name: str, content: bytes) -> bytes:
@@ -199,11 +194,8 @@ def _checksum(name: str, content: bytes) -> bytes:
 
 def _put(path: Path, content: bytes) -> None:
     """Write a file of a folder that is locked."""
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)  # a killed process has left it
-    with replacing(path, part):
+    with replacing_locked(path, path.with_name(f".{path.name}.part"), 0o077) as part:
         write_new(part, [content])
-        part.chmod(0o600)
 
 
 def _temporary(name: str, content: bytes, stack: ExitStack) -> Path:
@@ -226,4 +218,4 @@ def _warn(folder: Path, reason: str) -> None:
     launch = detect_launch()
     if launch is None or launch.rank == 0:
         text = f"{folder}: compiled code is not kept there ({reason}); each process compiles for itself"
-        sys.stderr.write(f"dptrain: warning: {text}; set DPTRAIN_CACHE to a folder of your own\n")
+        write_error(f"dptrain: warning: {text}; set DPTRAIN_CACHE to a folder of your own\n")

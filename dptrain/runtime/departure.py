@@ -105,10 +105,10 @@ class Departure:
                 {"PATH": os.environ.get("PATH", os.defpath)},
                 file_actions=[
                     # First above all numbers that are taken below.
-                    (os.POSIX_SPAWN_DUP2, reading, _FREE),
+                    (os.POSIX_SPAWN_DUP2, reading, FREE),
                     (os.POSIX_SPAWN_DUP2, to_mpirun, 3),
-                    (os.POSIX_SPAWN_DUP2, _FREE, 4),
-                    (os.POSIX_SPAWN_CLOSE, _FREE),
+                    (os.POSIX_SPAWN_DUP2, FREE, 4),
+                    (os.POSIX_SPAWN_CLOSE, FREE),
                 ],
             )
             os.waitpid(child, 0)
@@ -121,4 +121,4 @@ class Departure:
 
 
 # A descriptor that nobody has yet.
-_FREE = 200
+FREE = 200

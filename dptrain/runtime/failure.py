@@ -120,7 +120,7 @@ show_traceback = False
 # Tell the watchdog that this rank waits for the others before it ends the job: in MPI's start, where it has not joined
 # them yet, and then in a barrier. The watchdog puts its own in their place.
 joining_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
-meeting_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
+collective_at_the_end: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) -> int:
@@ -206,7 +206,7 @@ def end_together(error: DptrainError) -> int:
     code = int(error.exit_code)
     world = _world()
     if world is not None and world.size > 1:
-        with meeting_at_the_end():  # a rank whose own sys.excepthook stands before ours never comes
+        with collective_at_the_end():  # a rank whose own sys.excepthook stands before ours never comes
             world.Barrier()  # rank 0 has reported
             if world.rank == 0:
                 _abort(code)
@@ -263,6 +263,14 @@ def install_excepthook() -> None:
             end_job(error, unknown=1)  # as Python itself ends a script
 
     sys.excepthook = hook
+
+
+def report_uncaught() -> None:
+    """Name this rank where an exception ends its script past our hook: the script has one of its own."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # last_exc from Python 3.12 on
+    # Who catches such an error and then calls `sys.exit` (pytest, say) has said what there is to say.
+    if error is not None and not exit_codes.asked and not isinstance(error, AgreedError | KeyboardInterrupt):
+        report(error)
 
 
 def _take_turns() -> None:

@@ -396,6 +396,24 @@ def replacing(path: Path, temporary: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def replacing_locked(path: Path, temporary: Path, forbidden: int) -> Iterator[Path]:
+    """Do as `replacing`, in a folder that is locked: `temporary` may have a fixed name, which a killed process left.
+
+    Args:
+        path: of the file.
+        temporary: in the same folder; what is there is removed.
+        forbidden: mode bits that the file does not get; this user may read and write it.
+
+    Raises:
+        OSError: as `replacing`.
+    """
+    temporary.unlink(missing_ok=True)
+    with replacing(path, temporary):
+        yield temporary
+        temporary.chmod((stat.S_IMODE(temporary.stat().st_mode) | 0o600) & ~forbidden)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and those above it that are not there, so that they survive a power cut.
 

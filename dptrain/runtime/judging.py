@@ -27,7 +27,7 @@ LONGER = 4
 _GRACE = 5.0
 
 
-class Life(StrEnum):
+class ProcessState(StrEnum):
     """What the system says of a process."""
 
     RUNNING = "running"
@@ -54,16 +54,16 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observation:
     """What a judge sees of a rank.
 
     Attributes:
         rank: it.
         host: its node.
         pid: its process; 0 where it is not known.
-        state: where it is in its life.
-        life: of its process.
-        position: 2n - 1 in its n-th meeting with the others, 2n after it.
+        state: where the rank is in its life.
+        process: the state of its process.
+        position: 2n - 1 in its n-th collective, 2n after it.
         call: what it meets the others in, or did last.
         phase: name, epoch and step of what it does; 0 for none.
         rounds: how often it has gone round in work in which ranks do not meet; 0 outside such work.
@@ -76,7 +76,7 @@ class Sight:
     host: str = ""
     pid: int = 0
     state: State = State.JOINED
-    life: Life = Life.RUNNING
+    process: ProcessState = ProcessState.RUNNING
     position: int = 0
     call: str = ""
     phase: tuple[str, int, int] = ("training", 0, 0)
@@ -87,8 +87,9 @@ class Sight:
 
     @property
     def waits(self) -> bool:
-        """Whether it is in a meeting."""
-        return self.state in (State.JOINING, State.JOINED) and self.position % 2 == 1 and self.life != Life.GONE
+        """Whether it is in a collective."""
+        joins = self.state in (State.JOINING, State.JOINED)
+        return joins and self.position % 2 == 1 and self.process != ProcessState.GONE
 
 
 @dataclass(frozen=True)
@@ -102,35 +103,35 @@ class Finding:
         speaker: the rank that is to say so.
     """
 
-    culprit: Sight
+    culprit: Observation
     text: str
     fatal: bool
     speaker: int
 
 
-def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> Finding | None:
+def judge(observations: Sequence[Observation], limits: Limits, *, sees_all: bool = True) -> Finding | None:
     """Return what is wrong with a job, or None where it goes on.
 
     Args:
-        sights: of the ranks that the judge sees, itself among them.
+        observations: of the ranks that the judge sees, itself among them.
         limits: for how long ranks may wait.
-        sees_all: whether `sights` are all ranks there are; who does not see all leaves it to others to speak first.
+        sees_all: whether `observations` are of all ranks; who does not see all leaves it to others to speak first.
     """
-    waiting = [one for one in sights if one.waits]
+    waiting = [one for one in observations if one.waits]
     patient = [one for one in waiting if one.since >= QUIET]
-    able = [one for one in sights if one.life == Life.RUNNING and one.state != State.ABSENT]
+    able = [one for one in observations if one.process == ProcessState.RUNNING and one.state != State.ABSENT]
     if not able:
         return None
 
-    def found(culprit: Sight, text: str, fatal: bool = True) -> Finding:
+    def found(culprit: Observation, text: str, fatal: bool = True) -> Finding:
         others = [one for one in able if one is not culprit]
         speakers = [one for one in others if one.waits] or others or [culprit]
         return Finding(culprit, text, fatal, min(one.rank for one in speakers))
 
-    for one in sights:
+    for one in observations:
         if one.since < QUIET:
             continue
-        if one.life == Life.GONE and one.state != State.LEFT and (one.state == State.JOINED or patient):
+        if one.process == ProcessState.GONE and one.state != State.LEFT and (one.state == State.JOINED or patient):
             if one.state != State.ABSENT:
                 more = f"; {one.more}" if one.more else ""
                 return found(one, f"ended without a word (os._exit, or a signal?){_for(patient)}{more}")
@@ -145,23 +146,23 @@ def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> 
         if len(set(calls)) > 1:
             odd = min(together, key=lambda other: (calls.count(other.call), -other.rank))
             return found(odd, mismatch(together))
-    for one in sights:
+    for one in observations:
         if (
-            one.life == Life.STOPPED
+            one.process == ProcessState.STOPPED
             and one.state != State.LEFT
             and (one.state not in (State.ABSENT, State.STARTED) or patient)
         ):
             text = f"has been stopped for {one.since:.0f} s{_for(patient)}; kill -CONT {one.pid} lets it go on"
             if one.since >= min(limits.timeout or math.inf, limits.warning or math.inf):
                 return found(one, text, one.since >= (limits.timeout or math.inf))
-        if one.life == Life.SILENT and one.since >= limits.of(limits.timeout, ""):
+        if one.process == ProcessState.SILENT and one.since >= limits.of(limits.timeout, ""):
             return found(one, f"may have died{_for(patient)}; {one.more}")
-    stall = _stall(sights, waiting, sees_all) or _lonely(sights)
+    stall = _stall(observations, waiting, sees_all) or _lonely(observations)
     if stall is None:
         return None
     culprit, waited, text = stall
     # What a silent rank was last heard to do may be long past: the others' phase tells more.
-    phase = (patient[0] if culprit.life == Life.SILENT and patient else culprit).phase[0]
+    phase = (patient[0] if culprit.process == ProcessState.SILENT and patient else culprit).phase[0]
     if culprit.state == State.ABSENT:  # it has nothing to compile or to save
         phase = "training"
     if waited >= limits.of(limits.timeout, phase) + (0 if sees_all else _GRACE):
@@ -171,14 +172,17 @@ def judge(sights: Sequence[Sight], limits: Limits, *, sees_all: bool = True) -> 
     return None
 
 
-def _stall(sights: Sequence[Sight], waiting: Sequence[Sight], sees_all: bool) -> tuple[Sight, float, str] | None:
+def _stall(
+    observations: Sequence[Observation], waiting: Sequence[Observation], sees_all: bool
+) -> tuple[Observation, float, str] | None:
     """Return who keeps the others waiting, for how many seconds, and that in words."""
-    live = [one for one in sights if one.state != State.LEFT]
+    live = [one for one in observations if one.state != State.LEFT]
     if not live and sees_all:
-        culprit = min(sights, key=lambda one: one.rank)
-        waited = min(one.since for one in sights)
+        culprit = min(observations, key=lambda one: one.rank)
+        waited = min(one.since for one in observations)
         return culprit, waited, f"has left with all ranks, and MPI does not let them go for {waited:.0f} s"
-    if not waiting or any(one.life in (Life.STOPPED, Life.GONE) for one in live):  # which is reason enough
+    ended = (ProcessState.STOPPED, ProcessState.GONE)  # which is reason enough
+    if not waiting or any(one.process in ended for one in live):
         return None
     culprit = min(live, key=lambda one: (one.position, one.state != State.ABSENT, one.rank))
     behind = [one for one in waiting if one.position > culprit.position]
@@ -195,9 +199,9 @@ def _stall(sights: Sequence[Sight], waiting: Sequence[Sight], sees_all: bool) ->
     return culprit, waited, f"has been with {whom} in {culprit.call} for {waited:.0f} s, and it does not end{more}"
 
 
-def _lonely(sights: Sequence[Sight]) -> tuple[Sight, float, str] | None:
+def _lonely(observations: Sequence[Observation]) -> tuple[Observation, float, str] | None:
     """Return who has stopped going round in work in which nobody waits for it, as `_stall`."""
-    still = [one for one in sights if one.rounds and one.life == Life.RUNNING and not one.waits]
+    still = [one for one in observations if one.rounds and one.process == ProcessState.RUNNING and not one.waits]
     if not still:
         return None
     culprit = max(still, key=lambda one: one.since)
@@ -205,7 +209,7 @@ def _lonely(sights: Sequence[Sight]) -> tuple[Sight, float, str] | None:
     return culprit, culprit.since, f"has not come to an end of what it is doing for {culprit.since:.0f} s{more}"
 
 
-def _for(waiting: Sequence[Sight]) -> str:
+def _for(waiting: Sequence[Observation]) -> str:
     """Return who waits in what, as the end of a sentence."""
     if not waiting:
         return ""
@@ -215,9 +219,9 @@ def _for(waiting: Sequence[Sight]) -> str:
     return f" while rank{'s' * several} {ranks} wait{'s' * (not several)} in {first.call} ({words(*first.phase)})"
 
 
-def mismatch(waiting: Sequence[Sight]) -> str:
+def mismatch(waiting: Sequence[Observation]) -> str:
     """Say who is in what, or has been last."""
-    calls: dict[str, list[Sight]] = {}
+    calls: dict[str, list[Observation]] = {}
     for one in waiting:
         calls.setdefault(one.call, []).append(one)
     found = [

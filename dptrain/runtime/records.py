@@ -12,7 +12,6 @@ import mmap
 import os
 import re
 import signal
-import stat
 import struct
 import sys
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from dptrain.errors import OutputError
 from dptrain.runtime.failure import NAME_BYTES
+from dptrain.runtime.ownership import is_own, open_own
 
 FOLDER = "/dev/shm"
 _BYTES = 512
@@ -30,7 +30,7 @@ _NAME = slice(128, 128 + NAME_BYTES)
 _PLACE = slice(192, 320)
 _SEGMENTS = slice(320, _BYTES)
 
-# Kind, count, dtype.
+# Collective, count, dtype.
 _CALL = struct.Struct("qqq")
 
 # Ranks of a job on a node that a file may have records of: a larger file is none of ours.
@@ -53,7 +53,7 @@ class State(IntEnum):
     LEFT = 4  # it meets the others no more
 
 
-class Kind(IntEnum):
+class Collective(IntEnum):
     """What a rank meets the others in."""
 
     START = 0
@@ -77,7 +77,7 @@ _WORDS = (
 
 
 class Record:
-    """A rank's record: what it writes, and what others read. A context manager for a meeting, see `meeting`."""
+    """A rank's record: what it writes, and what others read. A context manager for a collective, see `collective`."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self._bytes = memoryview(bytearray(_BYTES)) if memory is None else memory
@@ -105,7 +105,7 @@ class Record:
 
     @property
     def position(self) -> int:
-        """2n - 1 in the n-th meeting with the others, 2n after it."""
+        """2n - 1 in the n-th collective, 2n after it."""
         return self._numbers[_POSITION]
 
     @property
@@ -122,8 +122,8 @@ class Record:
         self._bytes[:] = bytes(_BYTES)
         self._numbers[_PID], self._numbers[_STARTED], self._numbers[_STATE] = pid, started, State.STARTED
 
-    def meeting(self, kind: Kind, count: int = 0, dtype: str = "\0") -> "Record":
-        """Say in what the rank is to meet the others: `with record.meeting(...)`.
+    def collective(self, kind: Collective, count: int = 0, dtype: str = "\0") -> "Record":
+        """Say which collective the rank is about to enter: `with record.collective(...)`.
 
         Args:
             kind: of the collective.
@@ -138,9 +138,9 @@ class Record:
         self._numbers[_POSITION] += 1  # the last: who sees it sees what belongs to it
 
     def sums_otherwise(self, other: "Record") -> bool:
-        """Whether another rank is in the same meeting, but sums another number of elements, or of another type.
+        """Whether another rank is in the same collective, but sums another number of elements, or of another type.
 
-        Of two ranks that are not in the same kind of meeting it says nothing.
+        Of two ranks that are not in the same kind of collective it says nothing.
         """
         mine, others = self._numbers, other._numbers
         if others[_POSITION] != mine[_POSITION] or others[_KIND] != mine[_KIND]:
@@ -197,7 +197,7 @@ class Record:
         self._bytes[where] = text.encode()[:size].ljust(size, b"\0")
 
 
-class Table:
+class RecordTable:
     """The records of all ranks of a job, by rank; those of other nodes stay empty here.
 
     Args:
@@ -213,7 +213,7 @@ class Table:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
             found = os.fstat(file)
-            if not _is_ours(found):
+            if not is_own(found):
                 raise PermissionError(f"{path} belongs to somebody else")
             os.posix_fallocate(file, 0, size * _BYTES)  # where the folder is full, now: later it is a bus error
             self._memory = memoryview(mmap.mmap(file, size * _BYTES))
@@ -356,7 +356,7 @@ def sweep() -> None:
     used = _mapped()
     for path in dict.fromkeys(dead):
         with contextlib.suppress(OSError):  # another rank was faster
-            if path not in used and _is_ours(os.lstat(path)):
+            if path not in used and is_own(os.lstat(path)):
                 os.unlink(path)
 
 
@@ -366,21 +366,15 @@ def _content(path: str) -> bytearray:
     Raises:
         OSError: it is gone, or no file of records that only this user can have written.
     """
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = open_own(path)
     try:
-        found = os.fstat(file)
-        if not _is_ours(found) or found.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "somebody else may have written it")
-        if found.st_size > _MOST_RANKS * _BYTES:
-            raise OSError(errno.EFBIG, f"{found.st_size} bytes, too large for records")
-        content = bytearray(found.st_size)
+        size = os.fstat(file).st_size
+        if size > _MOST_RANKS * _BYTES:
+            raise OSError(errno.EFBIG, f"{size} bytes, too large for records")
+        content = bytearray(size)
         return content[: os.readv(file, [content])]
     finally:
         os.close(file)
-
-
-def _is_ours(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
 
 
 def is_alive(found: Process | None, started: int) -> bool:
@@ -429,7 +423,7 @@ def new_segments(before: frozenset[str]) -> frozenset[str]:
     found = set()
     with contextlib.suppress(OSError):
         for name in set(os.listdir(FOLDER)) - before:
-            if _OF_MPI.fullmatch(name) and _is_ours(os.lstat(os.path.join(FOLDER, name))):
+            if _OF_MPI.fullmatch(name) and is_own(os.lstat(os.path.join(FOLDER, name))):
                 found.add(name)
     return frozenset(found)
 

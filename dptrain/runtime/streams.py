@@ -59,7 +59,7 @@ def write_error(text: str) -> None:
     """Write to standard error at once, in one write, past Python's buffers; nowhere where it was closed at start."""
     if sys.__stderr__ is not None:
         with contextlib.suppress(OSError):
-            os.write(2, text.encode())
+            os.write(2, text.encode(errors="backslashreplace"))  # paths may hold any bytes
 
 
 def flush() -> None:

@@ -22,13 +22,13 @@ from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, OutputError, printable
-from dptrain.runtime import children, exit_codes, failure, records, streams
+from dptrain.runtime import children, exit_codes, failure, launcher_guard, records, streams
 from dptrain.runtime.departure import Departure
 from dptrain.runtime.exit_codes import as_status
 from dptrain.runtime.failure import abort, exit_at_once, phase, words
-from dptrain.runtime.judging import LONGER, QUIET, Finding, Life, Limits, Sight, judge, mismatch
+from dptrain.runtime.judging import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge, mismatch
 from dptrain.runtime.launcher import LaunchInfo, detect_launch, end_mpi, has_mpi, is_ours, rank_variable, usable_cores
-from dptrain.runtime.records import Kind, Record, State, Table
+from dptrain.runtime.records import Collective, Record, RecordTable, State
 
 # Seconds between two looks at the others; longer where many ranks look at one another.
 _LOOK = 0.2
@@ -78,12 +78,13 @@ class Watchdog:
         record: this rank's.
     """
 
-    def __init__(self, launch: LaunchInfo, table: Table, variable: str = "") -> None:
+    def __init__(self, launch: LaunchInfo, table: RecordTable, variable: str = "") -> None:
         self.launch, self.record = launch, table.records[launch.rank]
         self.limits = Limits()
         self._table, self._pid, self._host = table, os.getpid(), socket.gethostname()
         self._variable = variable
         self._departure = Departure(launch)
+        self._launcher_guard = launcher_guard.start(launch)
         self._folder_changed, self._before = 0, frozenset[str]()
         self._processes: dict[int, int] = {}  # of this node's ranks that have not imported dptrain: their PIDs
         self._running: set[int] = set()  # those of them that are there
@@ -95,11 +96,11 @@ class Watchdog:
         self._beside: Sequence[Record] = ()  # those of the ranks before and after this one there
         self._leaders: Sequence[int] = ()
         self._post: Post | None = None
-        self._told: dict[int, tuple[float, list[Sight]]] = {}  # by leader: when, and what it sees
+        self._told: dict[int, tuple[float, list[Observation]]] = {}  # by leader: when, and what it sees
         self._posted = -_POST
         self._awake = 0.0
-        # By rank: what it did, its life, its CPU time, and since when that has been so.
-        self._seen: dict[int, tuple[object, Life, int, float]] = {}
+        # By rank: what it did, the state of its process, its CPU time, and since when that has been so.
+        self._seen: dict[int, tuple[object, ProcessState, int, float]] = {}
         self._warned: set[object] = set()
         self._found: tuple[object, float] | None = None
 
@@ -109,7 +110,7 @@ class Watchdog:
         """Say that this rank begins to meet the others, and begin to watch them."""
         self._before = records.new_segments(frozenset())
         self.record.state = State.JOINING
-        self.record.meeting(Kind.START).__enter__()
+        self.record.collective(Collective.START).__enter__()
         self._departure.begin()
         self._end.clear()
         self._thread = threading.Thread(target=self._watch, name="dptrain watchdog", daemon=True)
@@ -130,10 +131,10 @@ class Watchdog:
             leaders: host and PID of the lowest rank of each node.
             post: between them.
         """
-        position = self.record.position + 1  # all leave this meeting
+        position = self.record.position + 1  # all leave this collective
         for rank, (host, pid) in leaders.items():
             if rank not in here:  # it may never be heard from
-                there = Sight(rank, host, pid, State.JOINED, position=position, phase=self.record.phase)
+                there = Observation(rank, host, pid, State.JOINED, position=position, phase=self.record.phase)
                 self._told[rank] = self._awake, [there]
         self._here, self._leaders, self._post = here, sorted(leaders), post
         mine = here.index(self.launch.rank)
@@ -172,7 +173,7 @@ class Watchdog:
             if code == 0:
                 self.leave("os._exit(0)")
             else:
-                mine = replace(self._sight(self._pid, self.launch.rank), place="")
+                mine = replace(self._observe(self._pid, self.launch.rank), place="")
                 self._print(f"{self._name(mine)}: ended with os._exit({code})")
                 self._departure.end()
         exit_at_once(as_status(code))
@@ -180,7 +181,9 @@ class Watchdog:
     def forget(self) -> None:
         """Let go, in a fork, of what is the rank's: to call MPI there would call it in the rank's name."""
         self._departure.close()
-        self.record.meeting = _refuse  # type: ignore[assignment, method-assign]
+        if self._launcher_guard is not None:
+            os.close(self._launcher_guard)
+        self.record.collective = _refuse  # type: ignore[assignment, method-assign]
 
     def check_sum(self) -> None:
         """Compare with the next ranks of this node what this rank is about to sum, before MPI does.
@@ -206,9 +209,9 @@ class Watchdog:
         raise MismatchError(self.who_is_where())
 
     def who_is_where(self) -> str:
-        """Say who of this node is in which meeting, where they are not in the same."""
-        sights = [self._sight(self._table.records[rank].pid, rank) for rank in self._here]
-        return mismatch(sights) if len({one.call for one in sights}) > 1 else ""
+        """Say who of this node is in which collective, where they are not in the same."""
+        observations = [self._observe(self._table.records[rank].pid, rank) for rank in self._here]
+        return mismatch(observations) if len({one.call for one in observations}) > 1 else ""
 
     # What the others do
 
@@ -250,25 +253,25 @@ class Watchdog:
         if absent:
             self._look_for(absent)
         here = [rank for rank in self._here if one_node or rank not in absent or rank in self._processes]
-        mine = [self._sight(table[rank].pid, rank) for rank in here]
+        mine = [self._observe(table[rank].pid, rank) for rank in here]
         sees_all = len(mine) == self.launch.size
         leads = len(self._leaders) > 1 and self.launch.rank == min(self._here)
         if leads and self._post is not None:
             self._exchange(self._post, mine)
-            away = [self._heard(one, at) for at, sights in self._told.values() for one in sights]
+            away = [self._heard(one, at) for at, observations in self._told.values() for one in observations]
             sees_all = len(mine) + len(away) == self.launch.size
             mine += away
         found = judge(sorted(mine, key=lambda one: one.rank), self.limits, sees_all=sees_all)
         if found is not None:
             self._say(found)
 
-    def _sight(self, pid: int, rank: int) -> Sight:
+    def _observe(self, pid: int, rank: int) -> Observation:
         """Return what is seen of a rank of this node."""
         record = self._table.records[rank]
         state = record.state
         if state == State.ABSENT:
             return self._absent(rank)
-        sight = Sight(
+        observation = Observation(
             rank,
             self._host,
             pid,
@@ -281,15 +284,15 @@ class Watchdog:
         )
         # Who moves lives: where ranks are many, asking the system about all of them would take time.
         last = self._seen.get(rank)
-        if last is not None and last[0] != _doing(sight):
-            return self._timed(sight, last[2])
+        if last is not None and last[0] != _doing(observation):
+            return self._timed(observation, last[2])
         found = records.look_up(pid)
         if not records.is_alive(found, record.started):
             same = found is not None and found.started == record.started
-            sight = replace(sight, life=Life.GONE, more=records.end_of(found) if same else "")
+            observation = replace(observation, process=ProcessState.GONE, more=records.end_of(found) if same else "")
         elif found is not None and found.state == "T":
-            sight = replace(sight, life=Life.STOPPED)
-        return self._timed(sight, 0 if found is None else found.ticks)
+            observation = replace(observation, process=ProcessState.STOPPED)
+        return self._timed(observation, 0 if found is None else found.ticks)
 
     def _look_for(self, ranks: Sequence[int]) -> None:
         """Find the processes of ranks that have not imported dptrain, now and then."""
@@ -300,30 +303,31 @@ class Watchdog:
         self._running = set(found) if self.launch.rank in found else set(ranks)  # where the system tells nothing
         self._processes |= {rank: pid for rank, pid in found.items() if rank in ranks}
 
-    def _absent(self, rank: int) -> Sight:
+    def _absent(self, rank: int) -> Observation:
         """Return what is seen of a rank that has not imported dptrain."""
-        pid, life, more = self._processes.get(rank, 0), Life.RUNNING, "it has not imported dptrain"
+        pid, process, more = self._processes.get(rank, 0), ProcessState.RUNNING, "it has not imported dptrain"
         if rank not in self._running:
-            life = Life.GONE
+            process = ProcessState.GONE
         elif pid and (found := records.look_up(pid)) is not None and found.state == "T":
-            life = Life.STOPPED
-        return self._timed(Sight(rank, self._host, pid, State.ABSENT, life, phase=("start-up", 0, 0), more=more), 0)
+            process = ProcessState.STOPPED
+        phase = ("start-up", 0, 0)
+        return self._timed(Observation(rank, self._host, pid, State.ABSENT, process, phase=phase, more=more), 0)
 
-    def _timed(self, sight: Sight, ticks: int) -> Sight:
-        """Return a sight with the time for which it has been the same."""
-        last = self._seen.get(sight.rank)
-        if last is None or last[:2] != (_doing(sight), sight.life):
-            last = self._seen[sight.rank] = _doing(sight), sight.life, ticks, self._awake
+    def _timed(self, observation: Observation, ticks: int) -> Observation:
+        """Return an observation with the time for which it has been the same."""
+        last = self._seen.get(observation.rank)
+        if last is None or last[:2] != (_doing(observation), observation.process):
+            last = self._seen[observation.rank] = _doing(observation), observation.process, ticks, self._awake
         since = self._awake - last[3]
-        more = sight.more
-        if sight.life == Life.RUNNING and sight.pid and not sight.waits:
+        more = observation.more
+        if observation.process == ProcessState.RUNNING and observation.pid and not observation.waits:
             used = (ticks - last[2]) / os.sysconf("SC_CLK_TCK")
             more = f"its process is running, and has used {used:.1f} s of CPU time in {since:.0f} s"
-        return replace(sight, since=since, more=more)
+        return replace(observation, since=since, more=more)
 
     # Other nodes
 
-    def _exchange(self, post: Post, mine: Sequence[Sight]) -> None:
+    def _exchange(self, post: Post, mine: Sequence[Observation]) -> None:
         """Tell the other nodes what is seen here, and take what they tell."""
         if self._awake - self._posted >= _POST:
             self._posted = self._awake
@@ -333,13 +337,14 @@ class Watchdog:
                 if leader != self.launch.rank:
                     post.send(leader, message)
         for sender, message in post.received():
-            self._told[sender] = self._awake, [_sight_of(fact) for fact in json.loads(zlib.decompress(message))]
+            self._told[sender] = self._awake, [_observation_of(fact) for fact in json.loads(zlib.decompress(message))]
 
-    def _heard(self, one: Sight, at: float) -> Sight:
+    def _heard(self, one: Observation, at: float) -> Observation:
         """Return what a node has told of a rank, as long ago as it is."""
         since = self._awake - at
         if since >= _SILENT and one.state != State.LEFT:
-            one = replace(one, life=Life.SILENT, more=f"nothing has been heard from {one.host} for {since:.0f} s")
+            more = f"nothing has been heard from {one.host} for {since:.0f} s"
+            one = replace(one, process=ProcessState.SILENT, more=more)
         return replace(one, since=one.since + since)
 
     # Saying it
@@ -361,13 +366,13 @@ class Watchdog:
         flushing = threading.Thread(target=streams.flush, daemon=True)
         flushing.start()
         flushing.join(0.5)
-        if found.culprit.life == Life.STOPPED and found.culprit.host == self._host:
+        if found.culprit.process == ProcessState.STOPPED and found.culprit.host == self._host:
             # Open MPI's mpirun (5.0.11) hangs at times over a stopped rank when a job ends that has not started MPI.
             with suppress(OSError):
                 os.kill(found.culprit.pid, signal.SIGCONT)
         abort(ExitCode.STUCK)
 
-    def _name(self, one: Sight) -> str:
+    def _name(self, one: Observation) -> str:
         place = f", {'at' if one.state == State.LEFT else 'last seen at'} {one.place}" if one.place else ""
         pid = f" pid {one.pid}" if one.pid else ""  # a process that has ended before anybody looked
         return f"dptrain: rank {one.rank}/{self.launch.size} host {one.host}{pid} {words(*one.phase)}{place}"
@@ -392,14 +397,15 @@ def _refuse(*_: object) -> NoReturn:
     raise RuntimeError("this process was forked by a rank: it cannot meet the other ranks")
 
 
-def _doing(sight: Sight) -> object:
-    return sight.state, sight.position, sight.phase, sight.rounds, sight.pid
+def _doing(observation: Observation) -> object:
+    return observation.state, observation.position, observation.phase, observation.rounds, observation.pid
 
 
-def _sight_of(fact: dict[str, Any]) -> Sight:
-    """Return a sight as JSON has carried it."""
+def _observation_of(fact: dict[str, Any]) -> Observation:
+    """Return an observation as JSON has carried it."""
     name, epoch, step = fact.pop("phase")
-    return Sight(**fact | {"state": State(fact["state"]), "life": Life(fact["life"]), "phase": (name, epoch, step)})
+    states = {"state": State(fact["state"]), "process": ProcessState(fact["process"])}
+    return Observation(**fact | states | {"phase": (name, epoch, step)})
 
 
 def _place() -> str:
@@ -438,7 +444,7 @@ def enlist() -> None:
     if path is None:
         return
     try:
-        table = Table(path, launch.size)
+        table = RecordTable(path, launch.size)
     except OSError as error:
         if launch.rank == 0 and error.errno != errno.ENOSPC:  # a full folder is told when MPI is to start there
             text = f"{path}: {error.strerror or error}: the ranks cannot watch each other, and one that hangs hangs all"
@@ -452,7 +458,7 @@ def enlist() -> None:
     _own = Watchdog(launch, table, variable)
     os._exit = _own._exit  # type: ignore[assignment]
     failure.joining_at_the_end = _joining_at_the_end
-    failure.meeting_at_the_end = lambda: record.meeting(Kind.END)
+    failure.collective_at_the_end = lambda: record.collective(Collective.END)
     os.register_at_fork(after_in_child=_forget)
 
 
@@ -463,7 +469,7 @@ def _forget() -> None:
         _own.forget()
     _own, _is_fork = None, True
     phase.hide()
-    failure.joining_at_the_end = failure.meeting_at_the_end = nullcontext
+    failure.joining_at_the_end = failure.collective_at_the_end = nullcontext
 
 
 @contextmanager
@@ -535,13 +541,13 @@ def joined(here: Sequence[int], leaders: Mapping[int, tuple[str, int]], post: Po
 
 
 def check_sum() -> None:
-    """See `Watchdog.check_sum`; called in the meeting."""
+    """See `Watchdog.check_sum`; called in the collective."""
     if _own is not None:
         _own.check_sum()
 
 
 def who_is_where() -> str:
-    """Say who of this node is in which meeting, or has been last, where that is not the same; else ""."""
+    """Say who of this node is in which collective, or has been last, where that is not the same; else ""."""
     return "" if _own is None else _own.who_is_where()
 
 
@@ -566,6 +572,8 @@ def leave(how: str) -> None:
 
 
 def _leave() -> None:
+    if _own is not None:
+        failure.report_uncaught()
     leave("the end of its script")
     if _is_fork and has_mpi() and not is_ours():
         streams.flush()

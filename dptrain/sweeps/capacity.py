@@ -10,12 +10,12 @@ from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.callbacks.monitor import direction_of
 from dptrain.errors import ConfigError
 from dptrain.sweeps.records import Run, Segment, Setting
+from dptrain.sweeps.round_robin import RoundRobin, threads_for
 from dptrain.sweeps.training import MEASURED, Recipe, Slot, Training, is_of_the_device, is_out_of_memory
-from dptrain.sweeps.turns import Turns, threads_for
 
 T = TypeVar("T")
 
-# Seconds that are measured for a number of runs, and turns at most.
+# Seconds that are measured for a number of runs, and advances at most.
 _SECONDS, _TURNS = 0.3, 200
 # Runs for each core of a CPU, where one on each computes.
 _PER_CORE = 2
@@ -37,7 +37,7 @@ class Capacity:
         steps: of a run; None where nobody knows.
         steps_per_second: of all places together, the evaluation aside.
         threads: of the CPU; None on a GPU.
-        at_once: threads that train runs beside each other, see `Turns`.
+        at_once: threads that train runs beside each other, see `RoundRobin`.
         packs: on a GPU, into which runs of one program are divided; 0 for none.
         directions: "up" or "down" for what is better of each metric; None where nobody knows.
     """
@@ -144,7 +144,7 @@ def _measure(
             slot = stack.enter_context(closing(Slot(len(trainings), threads, packing=packs != 0)))
             training = Training(recipe, Segment(run), setting, slot, b"", lambda run, epoch, logs: None)
             stack.callback(training.close)
-            training.turn()  # allocates
+            training.advance()  # allocates
             trainings.append(training)
             return training
 
@@ -168,15 +168,15 @@ def _measure(
                 trainings.clear()
                 while len(trainings) < at_once:
                     add(1)
-        turns: Turns[Training] = stack.enter_context(closing(Turns(at_once)))
-        speed = _steps_per_second(turns, trainings)
+        schedule: RoundRobin[Training] = stack.enter_context(closing(RoundRobin(at_once)))
+        speed = _steps_per_second(schedule, trainings)
         if places is None:
             places = 1
             while free is not None and 2 * places <= most and (2 * places - 1) * run_bytes <= _USABLE * free:
                 try:
                     while len(trainings) < 2 * places:
                         add()
-                    faster = _steps_per_second(turns, trainings)
+                    faster = _steps_per_second(schedule, trainings)
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
@@ -185,24 +185,24 @@ def _measure(
                     break
                 places, speed = 2 * places, faster
             if packs is None and places > 1:
-                divided = _steps_per_second(Turns(packs=2), trainings[:places])
+                divided = _steps_per_second(RoundRobin(packs=2), trainings[:places])
                 if divided >= _GAIN * speed:
                     packs, speed = 2, divided
         packs = 1 if packs is None else packs
         return Capacity(places, device, run_bytes, free, steps, speed, threads, at_once, packs, directions)
 
 
-def _steps_per_second(turns: Turns[Training], trainings: Sequence[Training]) -> float:
+def _steps_per_second(schedule: RoundRobin[Training], trainings: Sequence[Training]) -> float:
     """Return how many steps of all trainings together the device makes."""
     _wait(trainings)
     begun, before = time.perf_counter(), _steps_done(trainings)
     for _ in range(_TURNS):
-        found = turns.take(trainings)
-        for turn in found:
-            if turn.error is not None and (is_of_the_device(turn.error) or is_out_of_memory(turn.error)):
-                raise turn.error
+        found = schedule.advance(trainings)
+        for outcome in found:
+            if outcome.error is not None and (is_of_the_device(outcome.error) or is_out_of_memory(outcome.error)):
+                raise outcome.error
         # So short a run tells what it can; so does one that diverges or fails: the run itself will be recorded.
-        if any(turn.error is not None or turn.ended is not None for turn in found):
+        if any(outcome.error is not None or outcome.ended is not None for outcome in found):
             break
         if time.perf_counter() - begun > _SECONDS:
             break

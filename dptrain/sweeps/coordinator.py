@@ -7,7 +7,7 @@ from dptrain.comm.base import Mail
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.formatting import counted
 from dptrain.sweeps.keeping import Keeping
-from dptrain.sweeps.messages import Kind, segment_fact, to_ending, to_run, to_segment
+from dptrain.sweeps.messages import Tag, segment_fact, to_ending, to_run, to_segment
 from dptrain.sweeps.progress import Progress
 from dptrain.sweeps.records import Ending, Segment
 from dptrain.sweeps.scheduler import Scheduler
@@ -45,17 +45,17 @@ class Coordinator:
 
     def take(self, mail: Mail) -> None:
         """Take in what a rank says."""
-        kind, fact = Kind(mail.fact["kind"]), mail.fact
-        if kind is Kind.EPOCH:
+        kind, fact = Tag(mail.fact["kind"]), mail.fact
+        if kind is Tag.EPOCH:
             run = to_run(fact["run"])
             self._directory.add_epoch(run, fact["epoch"], fact["logs"])
             self._progress.epoch(run, fact["epoch"], fact["logs"])
-        elif kind is Kind.ENDING:
+        elif kind is Tag.ENDING:
             ending = to_ending(fact["ending"])
             self._out[mail.source].remove(ending.run.number)
             self._write(ending, mail.content or None)
             self._scheduler.ended(ending)
-        elif kind is Kind.RETURNED:
+        elif kind is Tag.RETURNED:
             segment = to_segment(fact["segment"])
             self._out[mail.source].remove(segment.run.number)
             self._places[mail.source] = fact["places"]
@@ -96,7 +96,7 @@ class Coordinator:
         run = segment.run
         state = self._directory.state(run) if segment.begin else b""
         setting = dict(self._scheduler.trials[run.trial].setting)
-        fact = {"kind": Kind.TRAIN, "segment": segment_fact(segment), "setting": setting}
+        fact = {"kind": Tag.TRAIN, "segment": segment_fact(segment), "setting": setting}
         self._ranks.send(rank, fact, state)
         self._out[rank].add(run.number)
         self._progress.started(segment, rank)

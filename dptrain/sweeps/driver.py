@@ -24,7 +24,7 @@ from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import SweepResult, best_trial, conclude
 from dptrain.sweeps.scheduler import ListSource, SettingSource
 from dptrain.sweeps.space import Space
-from dptrain.sweeps.sweep import Plan, Stop, run_sweep
+from dptrain.sweeps.sweep import Stop, SweepPlan, run_sweep
 from dptrain.sweeps.training import Recipe
 from dptrain.train.devices import open_backend
 from dptrain.version import __version__
@@ -50,7 +50,7 @@ class Request:
         runs_per_device: runs that a rank trains at once; None to find out.
         packs: on a GPU, into which a rank's runs of one program are divided, each of which shares launches; 0 for none:
             each run has a stream of its own. None to find out.
-        decides: everything that decides results, as `Plan`.
+        decides: everything that decides results, as `SweepPlan`.
         folds: of cross-validation; 1 for none.
         keep: whose models stay as files.
         max_seconds: after which the sweep stops, to be continued; None for never.
@@ -162,7 +162,7 @@ def execute(
         AgreedError: something of it cannot be done.
     """
     modes = {metric: _mode(metric, mode, capacity) for metric, mode in asked.objectives.items()}
-    plan = Plan(
+    plan = SweepPlan(
         seeds=asked.seeds,
         modes=modes,
         rungs=asked.rungs,

@@ -31,8 +31,8 @@ from dptrain.saving.state import decode, encode, restore
 from dptrain.saving.weights import require_ending, write
 from dptrain.sweeps.arguments import Builder, facts, require_array
 from dptrain.sweeps.members import Member, Members, Progress, train
+from dptrain.sweeps.round_robin import threads_for
 from dptrain.sweeps.space import parse_seeds
-from dptrain.sweeps.turns import threads_for
 from dptrain.train.devices import open_backend
 
 Array = npt.NDArray[Any]

@@ -13,8 +13,8 @@ from dptrain.models import Model
 from dptrain.runtime import watchdog
 from dptrain.runtime.failure import phase
 from dptrain.runtime.terminal import say
+from dptrain.sweeps.round_robin import RoundRobin
 from dptrain.sweeps.training import Slot, is_of_the_device, is_out_of_memory, numbers_of
-from dptrain.sweeps.turns import Turns
 
 # Seconds that a rank with nothing to train waits before it looks for messages again: cores are others'.
 _IDLE = 0.002
@@ -52,7 +52,7 @@ class Member(Callback):
         self._trained.put_on(self._slot.backend(self._trained.device_options))
         self._steps = self._trained.fit_steps(**self._arguments)
 
-    def turn(self) -> bool | None:
+    def advance(self) -> bool | None:
         """Queue the next steps; return True where there are none."""
         try:
             next(self._steps)
@@ -98,12 +98,12 @@ class Members:
     """
 
     def __init__(self, members: Sequence[Member], threads: int) -> None:
-        self._turns: Turns[Member] = Turns(threads)
+        self._schedule: RoundRobin[Member] = RoundRobin(threads)
         self._threads = 1 if threads > 1 else None
         self._waiting, self._going = list(members), list[Member]()
         self._room = len(members)
 
-    def turn(self) -> bool:
+    def advance(self) -> bool:
         """Go on with some steps; return whether there are any left.
 
         Raises:
@@ -112,18 +112,18 @@ class Members:
         while self._waiting and len(self._going) < self._room:
             self._going.append(self._waiting.pop(0))
             self._try(self._going[-1])
-        for turn in self._turns.take(self._going) if self._going else ():
-            member = turn.training
-            if turn.error is not None:
-                self._failed(member, turn.error)
-            elif turn.ended:
+        for outcome in self._schedule.advance(self._going) if self._going else ():
+            member = outcome.training
+            if outcome.error is not None:
+                self._failed(member, outcome.error)
+            elif outcome.ended:
                 self._leave(member)
                 member.tell("ended")
         return bool(self._going or self._waiting)
 
     def close(self) -> None:
         """Let all members leave the device, as far as they have come."""
-        self._turns.close()
+        self._schedule.close()
         for member in list(self._going):
             self._leave(member)
 
@@ -224,7 +224,7 @@ def train(ranks: Communicator, mine: Members, progress: Progress) -> Exception |
                 time.sleep(_IDLE)
                 continue
             try:
-                done = not mine.turn()
+                done = not mine.advance()
             except Exception as error:
                 problem, done = error, True
                 ranks.send(0, {"kind": "failed"})

@@ -7,7 +7,7 @@ from typing import Any
 from dptrain.sweeps.records import Ending, Run, Segment, Status
 
 
-class Kind(StrEnum):
+class Tag(StrEnum):
     """What a message is about."""
 
     # To a rank: train this segment; everything is done.

@@ -262,7 +262,7 @@ def _differences(
     ranked = [summary.trial for summary in rank(summaries, mode)]
     best = ranked[0]
     with_best = sorted(
-        (_turned(row, best) for row in comparisons if best in (row.a, row.b)), key=lambda row: ranked.index(row.b)
+        (_mirrored(row, best) for row in comparisons if best in (row.a, row.b)), key=lambda row: ranked.index(row.b)
     )
     others = sorted((row for row in comparisons if best not in (row.a, row.b)), key=lambda row: row.p)
     header = ["at 5 %", "p corrected", "difference", "95 % interval", "effect", "n", "p"]
@@ -305,7 +305,7 @@ def _difference_cells(row: Comparison) -> list[Any]:
     ]
 
 
-def _turned(row: Comparison, first: int) -> Comparison:
+def _mirrored(row: Comparison, first: int) -> Comparison:
     """Return a comparison with a trial as `a`."""
     if row.a == first:
         return row

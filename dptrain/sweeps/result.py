@@ -13,7 +13,7 @@ from dptrain.sweeps.messages import ending_fact
 from dptrain.sweeps.pareto import front_of
 from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.report import MEASURES, write_report, write_trials_csv
-from dptrain.sweeps.sweep import Plan, Stop
+from dptrain.sweeps.sweep import Stop, SweepPlan
 
 # What a swept field cannot be called, as something else is.
 RESERVED = frozenset({"trial", "run", "seed", "fold", "epoch", "status", "reason", "metrics", *MEASURES})
@@ -81,7 +81,7 @@ class SweepResult:
         )
 
 
-def best_trial(directory: SweepDirectory, plan: Plan) -> int | None:
+def best_trial(directory: SweepDirectory, plan: SweepPlan) -> int | None:
     """Return the number of the best trial that has come to its end; None where there is none."""
     summaries = statistics.summarize(directory.trials, directory.endings, plan.metric, plan.mode)
     best = next(iter(statistics.rank(summaries, plan.mode)), None)
@@ -90,7 +90,7 @@ def best_trial(directory: SweepDirectory, plan: Plan) -> int | None:
 
 def conclude(
     directory: SweepDirectory,
-    plan: Plan,
+    plan: SweepPlan,
     facts: Mapping[str, Any],
     repeat: Callable[[Setting, Run], str] | None = None,
     *,
@@ -170,7 +170,7 @@ def conclude(
     )
 
 
-def _best_run(directory: SweepDirectory, plan: Plan, summaries: Sequence[statistics.Summary]) -> Run | None:
+def _best_run(directory: SweepDirectory, plan: SweepPlan, summaries: Sequence[statistics.Summary]) -> Run | None:
     """Return the run of the best trial with the best value."""
     best = next((one for one in statistics.rank(summaries, plan.mode) if one.n), None)
     if best is None:
@@ -181,7 +181,7 @@ def _best_run(directory: SweepDirectory, plan: Plan, summaries: Sequence[statist
     return runs[chosen]
 
 
-def _test(directory: SweepDirectory, plan: Plan) -> dict[str, Any] | None:
+def _test(directory: SweepDirectory, plan: SweepPlan) -> dict[str, Any] | None:
     """Return what the best trial's models make of the test set: over seeds, of each the mean over its folds."""
     best, key = best_trial(directory, plan), plan.metric.removeprefix("val_")
     runs = {ending.run.number: ending.run for ending in directory.endings if ending.run.trial == best}
@@ -197,7 +197,7 @@ def _test(directory: SweepDirectory, plan: Plan) -> dict[str, Any] | None:
     return {"trial": best, "metric": key, "n": len(means), "mean": mean, "ci_low": low, "ci_high": high}
 
 
-def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: Plan) -> list[str]:
+def _test_sentences(directory: SweepDirectory, test: Mapping[str, Any], plan: SweepPlan) -> list[str]:
     number = formatting.number
     over = f"n = {test['n']} seeds" if test["n"] > 1 else "one seed, so no interval"
     between = "" if test["ci_low"] is None else f"95 % interval {number(test['ci_low'])} to {number(test['ci_high'])}, "

@@ -17,7 +17,7 @@ from dptrain.sweeps import formatting
 from dptrain.sweeps.coordinator import Coordinator
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.keeping import Keep, Keeping
-from dptrain.sweeps.messages import Kind, to_segment
+from dptrain.sweeps.messages import Tag, to_segment
 from dptrain.sweeps.progress import Progress, make_progress
 from dptrain.sweeps.scheduler import Scheduler, SettingSource
 from dptrain.sweeps.training import Recipe
@@ -32,7 +32,7 @@ _PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep is to do, the same on all ranks.
 
     Attributes:
@@ -94,7 +94,7 @@ class Stop:
 def run_sweep(
     ranks: Communicator,
     recipe: Recipe,
-    plan: Plan,
+    plan: SweepPlan,
     source: Callable[[], SettingSource],
     out: Path,
     places: int,
@@ -210,31 +210,31 @@ def _work(
         stop: Stop | None = None
         for mail in ranks.received():
             kind = mail.fact["kind"]
-            if kind == Kind.FINISH:
+            if kind == Tag.FINISH:
                 return None if mail.fact["stop"] is None else Stop(**mail.fact["stop"])
-            if kind == Kind.TRAIN:
+            if kind == Tag.TRAIN:
                 worker.start(to_segment(mail.fact["segment"]), mail.fact["setting"], mail.content)
-            elif kind == Kind.SIGNAL:
+            elif kind == Tag.SIGNAL:
                 stop = _stop_of(mail.fact["number"])
-            elif kind == Kind.BROKEN:
+            elif kind == Tag.BROKEN:
                 tell.last()
-                ranks.send(mail.source, {"kind": Kind.FINISH, "stop": None})
+                ranks.send(mail.source, {"kind": Tag.FINISH, "stop": None})
                 time.sleep(_PATIENCE)  # it ends the job
             elif coordinator is not None and not told:
                 coordinator.take(mail)
         if (number := signals.caught()) is not None and not signalled:
             signalled = True
-            ranks.send(0, {"kind": Kind.SIGNAL, "number": number})
+            ranks.send(0, {"kind": Tag.SIGNAL, "number": number})
         if coordinator is not None and not told:
             if seconds is not None and time.monotonic() - begun >= seconds:
                 stop = Stop("the time is over", int(ExitCode.PREEMPTED))
             if stop is not None or not coordinator.hand_out():
                 told = True
                 for rank in range(ranks.size):
-                    ranks.send(rank, {"kind": Kind.FINISH, "stop": None if stop is None else asdict(stop)})
+                    ranks.send(rank, {"kind": Tag.FINISH, "stop": None if stop is None else asdict(stop)})
                 continue
             tell.now_and_then()
-        going_on = worker.turn()
+        going_on = worker.advance()
         phase.enter("sweep")  # not what the last run did
         if not going_on:
             time.sleep(_IDLE)
@@ -252,10 +252,10 @@ def _break(ranks: Communicator, error: BaseException, tell: "_Reports") -> None:
     if ranks.rank == 0:
         tell.last()
         return
-    ranks.send(0, {"kind": Kind.BROKEN})
+    ranks.send(0, {"kind": Tag.BROKEN})
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
-        if any(mail.fact["kind"] == Kind.FINISH for mail in ranks.received()):
+        if any(mail.fact["kind"] == Tag.FINISH for mail in ranks.received()):
             return
         time.sleep(_IDLE)
 

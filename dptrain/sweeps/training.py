@@ -137,8 +137,8 @@ class Training:
         self.model = recipe.build(setting, segment.run.seed, segment.run)
         self.model.put_on(slot.backend(self.model.device_options))
         self._keeper = _Keeper(segment, state, report, self._seconds_now)
-        self._turns = recipe.train(self.model, setting, [self._keeper], segment.run)
-        # What this segment has taken of the rank's time, and when the turn at hand has begun.
+        self._fit = recipe.train(self.model, setting, [self._keeper], segment.run)
+        # What this segment has taken of the rank's time, and when the advance at hand has begun.
         self._seconds, self._begun = 0.0, time.perf_counter()
 
     @property
@@ -157,11 +157,11 @@ class Training:
         """Whether an epoch has been reported."""
         return self._keeper.epochs > self.segment.begin
 
-    def turn(self) -> tuple[Ending, bytes] | None:
+    def advance(self) -> tuple[Ending, bytes] | None:
         """Queue the next steps; where there are none, return how the segment ended, and a waiting run's state."""
         self._begun = time.perf_counter()
         try:
-            next(self._turns)
+            next(self._fit)
         except StopIteration:
             if self._keeper.state is not None:
                 return self._ending(Status.PAUSED), self._keeper.state
@@ -172,17 +172,17 @@ class Training:
         return None
 
     def launch_waiting(self) -> None:
-        """Let the device begin with what `turn` has queued, together with what others have."""
+        """Let the device begin with what `advance` has queued, together with what others have."""
         self.slot.launch_waiting()
 
     def failed(self, error: Exception) -> Ending:
-        """Return the ending that an error of `turn` makes."""
+        """Return the ending that an error of `advance` makes."""
         status = Status.DIVERGED if exit_code_of(error) == ExitCode.DIVERGED else Status.FAILED
         return self._ending(status, describe(error), exit_code_of(error))
 
     def close(self) -> None:
         """Give back what the run holds."""
-        self._turns.close()
+        self._fit.close()
         self.model.release()
 
     def _seconds_now(self) -> float:

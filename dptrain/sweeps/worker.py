@@ -10,10 +10,10 @@ from typing import Any
 from dptrain.callbacks import Logs
 from dptrain.comm import Communicator
 from dptrain.runtime.failure import describe, exit_code_of
-from dptrain.sweeps.messages import Kind, ending_fact, run_fact, segment_fact
+from dptrain.sweeps.messages import Tag, ending_fact, run_fact, segment_fact
 from dptrain.sweeps.records import Ending, Run, Segment, Setting, Status
+from dptrain.sweeps.round_robin import RoundRobin
 from dptrain.sweeps.training import Recipe, Slot, Training, is_of_the_device, is_out_of_memory
-from dptrain.sweeps.turns import Turns
 
 
 class Worker:
@@ -38,7 +38,7 @@ class Worker:
     ) -> None:
         self._ranks, self._recipe, self._packing, self._metrics = ranks, recipe, packs > 0, metrics
         self._threads_of_a_run = 1 if threads > 1 else None
-        self._turns: Turns[Training] = Turns(threads, max(packs, 1))
+        self._schedule: RoundRobin[Training] = RoundRobin(threads, max(packs, 1))
         self._trainings: list[Training] = []
         self._free: list[Slot] = []
 
@@ -61,26 +61,26 @@ class Worker:
             reason, code = describe(error), exit_code_of(error)
             self._tell(Ending(segment.run, Status.FAILED, segment.begin, 0.0, {}, reason, code))
 
-    def turn(self) -> bool:
+    def advance(self) -> bool:
         """Go on with some steps; return whether there was any run."""
         if not self._trainings:
             return False
-        for turn in self._turns.take(self._trainings):
-            training = turn.training
-            if turn.error is not None:
-                self._require_usable(turn.error)
+        for outcome in self._schedule.advance(self._trainings):
+            training = outcome.training
+            if outcome.error is not None:
+                self._require_usable(outcome.error)
                 self._leave(training)
                 others = 0 if training.has_reported else len(self._trainings)
-                if not self._give_back(training.segment, turn.error, others):
-                    self._tell(training.failed(turn.error))
-            elif turn.ended is not None:
+                if not self._give_back(training.segment, outcome.error, others):
+                    self._tell(training.failed(outcome.error))
+            elif outcome.ended is not None:
                 self._leave(training)
-                self._tell(*turn.ended)
+                self._tell(*outcome.ended)
         return bool(self._trainings)
 
     def close(self) -> None:
         """Give the device back; what is still trained is lost."""
-        self._turns.close()
+        self._schedule.close()
         for training in list(self._trainings):
             self._leave(training)
         for slot in self._free:
@@ -95,7 +95,7 @@ class Worker:
         """Give a segment back, if it failed because other runs need the memory; return whether it was so."""
         if not others or not is_out_of_memory(error):
             return False
-        self._ranks.send(0, {"kind": Kind.RETURNED, "segment": segment_fact(segment), "places": others})
+        self._ranks.send(0, {"kind": Tag.RETURNED, "segment": segment_fact(segment), "places": others})
         return True
 
     def _require_usable(self, error: Exception) -> None:
@@ -103,8 +103,8 @@ class Worker:
             raise error
 
     def _report(self, run: Run, epoch: int, logs: Logs) -> None:
-        self._ranks.send(0, {"kind": Kind.EPOCH, "run": run_fact(run), "epoch": epoch, "logs": logs})
+        self._ranks.send(0, {"kind": Tag.EPOCH, "run": run_fact(run), "epoch": epoch, "logs": logs})
 
     def _tell(self, ending: Ending, state: bytes = b"") -> None:
-        fact: dict[str, Any] = {"kind": Kind.ENDING, "ending": ending_fact(ending)}
+        fact: dict[str, Any] = {"kind": Tag.ENDING, "ending": ending_fact(ending)}
         self._ranks.send(0, fact, state)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.base import Backend, Executable, amount
-from dptrain.batches.feed import Rows
+from dptrain.batches.feed import BatchRows
 from dptrain.batches.sampling import Shard
 from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
@@ -118,7 +118,7 @@ class Programs:
         return self._traced[id(self.placed(step, batch, batch_rows))].depends_on_batches
 
     def run(
-        self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
+        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], *, alone: bool = False
     ) -> None:
         """Run a step as often as there are lists of shards. Collective unless `alone`.
 
@@ -174,8 +174,8 @@ class Programs:
         """Return what comes out of a step as it stands now, as numbers by name: waits for the device."""
         placed, outputs = self._last.get(step, (None, {}))
         found: dict[str, Any] = dict(outputs)
-        if placed is not None and placed.readings is not None:
-            found |= evaluate(placed.readings, {})[0]
+        if placed is not None and placed.derived is not None:
+            found |= evaluate(placed.derived, {})[0]
         names = found if placed is None else self._traced[id(placed)].names
         return {name: _number(step, name, found[name]) for name in names if name in found}
 
@@ -243,7 +243,7 @@ class Programs:
             self._prepared.popitem()[1][0].close()
 
     def _executable(
-        self, program: Program, batch: Batch, rows: Rows, shard: Shard, comm: Communicator | None
+        self, program: Program, batch: Batch, rows: BatchRows, shard: Shard, comm: Communicator | None
     ) -> Executable:
         key = (id(program), shard.rows, shard.first_row, id(rows.order), *map(id, rows.arrays), comm is None)
         if key not in self._prepared:
@@ -272,7 +272,7 @@ class Programs:
         return None
 
     def _run_shards(
-        self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
+        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
     ) -> None:
         """Run a step for each of a batch's fixed shards on this rank, whose sums are added in a fixed binary tree.
 
@@ -296,7 +296,7 @@ class Programs:
             self._last[step.name] = placed, halves.finish(dict(zip(names, sums, strict=True)))
 
     def _run_eagerly(
-        self, step: Step, batch: Batch, rows: Rows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
+        self, step: Step, batch: Batch, rows: BatchRows, steps: Sequence[Sequence[Shard]], comm: Communicator | None
     ) -> None:
         order = self.backend.download(rows.order)
         arrays = [self.backend.download(one) for one in rows.arrays]
@@ -355,7 +355,7 @@ def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collect
 
 
 class _Halves:
-    """What a step does before and after its one meeting with the other ranks."""
+    """What a step does before and after its one sync point with the other ranks."""
 
     def __init__(self, placed: PlacedProgram, backend: Backend) -> None:
         self.before, after = messages.split(placed)

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.base import Batches
-from dptrain.batches.feed import KeptFeeds, Rows, padded_rows
+from dptrain.batches.feed import BatchRows, KeptFeeds, padded_rows
 from dptrain.batches.sampling import Shard
 from dptrain.callbacks import CallbackList, Logs, StepLogs
 from dptrain.program.messages import all_reduced
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
 from dptrain.runtime.failure import phase
-from dptrain.train.inspection import Inspection, OnNonfinite, digest_every, refuse_validation
-from dptrain.train.meetings import Meetings
+from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
 from dptrain.train.programs import Programs, Step
 from dptrain.train.replicas import Shared
+from dptrain.train.sync_points import SyncPoints
 
 T = TypeVar("T")
 # A piece of work that yields when a step has been queued, so that others can have a turn.
@@ -75,7 +75,7 @@ class Trainer:
         self._steps = self._samples = self.steps_done = 0
         self._finished: Timing | None = Timing(0.0, 0, 0)
         self._first: tuple[int, int] = (0, 0)
-        self._inspection: Inspection | None = None
+        self._health: HealthCheck | None = None
         self._shared: Shared | None = None
         self._kept_feeds = KeptFeeds(self.backend)
 
@@ -129,41 +129,41 @@ class Trainer:
             self.comm.require_same("the ranks look at their states differently", facts)
         self.share(self.model.variables_on_device)
         data = {"train": train} | ({} if validation is None else {"test": validation})
-        with self._opened(data), self._inspecting(), Meetings(self.comm, hooks, self._look) as meetings:
+        with self._opened(data), self._checking(), SyncPoints(self.comm, hooks, self._look) as sync_points:
             hooks.set_trainer(self)
             hooks.model.stop_training = False
             logs: Logs = {}
-            resumed = meetings.resume()
+            resumed = sync_points.resume()
             self.go_to(initial_epoch)
             if resumed is not None:
                 self.go_to(epochs if resumed.ended else resumed.epoch, resumed.step)
                 logs, hooks.model.stop_training = resumed.logs, resumed.stops
             hooks.on_train_begin()
-            meetings.load()
-            self._inspection = self._inspected(train, on_nonfinite, every)
+            sync_points.load()
+            self._health = self._health_check(train, on_nonfinite, every)
             first_epoch, first_step = self._first
             if (first_epoch, first_step) != (initial_epoch, 0) and first_epoch < epochs:
                 train.resume(first_epoch - initial_epoch, first_step)
             for epoch in range(first_epoch, epochs):
                 done = first_step if epoch == first_epoch else 0
-                meetings.begin_epoch(epoch)
+                sync_points.begin_epoch(epoch)
                 hooks.on_epoch_begin(epoch)
                 if done:
-                    meetings.load(begun=True)
+                    sync_points.load(begun=True)
                 ended = resumed is not None and resumed.stops and epoch == first_epoch
-                logs = yield from self._train_epoch(train, epoch, hooks, meetings, done, ended=ended)
+                logs = yield from self._train_epoch(train, epoch, hooks, sync_points, done, ended=ended)
                 if validation is not None and _is_due(epoch, validation_freq):
                     mine = (validation.steps or 0) if validation.alone else None
                     stops = hooks.model.stop_training
-                    meetings.begin_validation(epoch, done + self._steps, stops=stops, steps=mine)
+                    sync_points.begin_validation(epoch, done + self._steps, stops=stops, steps=mine)
                     with phase.during("validation"):
-                        validated = yield from self._evaluate(validation, hooks, meetings)
+                        validated = yield from self._evaluate(validation, hooks, sync_points)
                     if on_nonfinite != "ignore":
                         refuse_validation(self.comm.size, epoch, validated)
                     logs |= {f"val_{key}": value for key, value in validated.items()}
                 hooks.on_epoch_end(epoch, logs)
                 stopped = self._stopped(hooks.model, "stop_training")
-                meetings.after_epoch(epoch, logs, ended=stopped, ahead=self._at_once)
+                sync_points.after_epoch(epoch, logs, ended=stopped, ahead=self._at_once)
                 if stopped:
                     break
             self.model.finalize_weights()
@@ -308,16 +308,23 @@ class Trainer:
             self._shared = Shared(self.backend, self.comm, variables)
         self._shared.give()
 
-    def _inspected(self, batches: Batches, on_nonfinite: OnNonfinite, every: int) -> Inspection | None:
+    def _health_check(self, batches: Batches, on_nonfinite: OnNonfinite, every: int) -> HealthCheck | None:
         """Return what looks at the state, if there is anything to look for."""
         if on_nonfinite == "ignore" and (self.comm.size == 1 or not every):
             return None
         if not self.model.has_own_steps:  # so that a copy of the state has the slots from the first step on
             self.model.optimizer.build(self.model.trainable_weights)
-        return Inspection(self.model, self.programs, batches, every=every, on_nonfinite=on_nonfinite)
+        return HealthCheck(self.model, self.programs, batches, every=every, on_nonfinite=on_nonfinite)
 
     def _train_epoch(
-        self, batches: Batches, epoch: int, hooks: CallbackList, meetings: Meetings, first_step: int, *, ended: bool
+        self,
+        batches: Batches,
+        epoch: int,
+        hooks: CallbackList,
+        sync_points: SyncPoints,
+        first_step: int,
+        *,
+        ended: bool,
     ) -> StepIterator[Logs]:
         phase.enter("training")
         phase.epoch = epoch + 1
@@ -325,14 +332,14 @@ class Trainer:
         if not first_step:
             self.model.reset_metrics()
         self._begin()
-        skipped = meetings.skipped_at_begin
+        skipped = sync_points.skipped_at_begin
         # A step's hooks may stop the training on one rank; where no rank has any, there is nothing to agree on.
         watched = self._any(hooks.has_batch_hooks("train"))
         done = first_step
-        if self._inspection is not None:
-            self._inspection.begin(epoch, first_step)
+        if self._health is not None:
+            self._health.begin(epoch, first_step)
         for shards, rows in self._chunks(
-            batches, batches.epoch(epoch), watched, lambda most: self._most(meetings, most)
+            batches, batches.epoch(epoch), watched, lambda most: self._most(sync_points, most)
         ):
             if ended:  # before the interruption
                 break
@@ -347,13 +354,13 @@ class Trainer:
             yield  # before anything is read: others may queue the same, to be executed with it
             # A pack is launched when all its runs have had their turn, not in `run`.
             self._adapt(len(shards), time.perf_counter() - begun if self.programs.backend.joins_packs else seconds)
-            if self._inspection is not None:
-                self._inspection.after(shards)
+            if self._health is not None:
+                self._health.after(shards)
             hooks.on_train_batch_end(done - 1, StepLogs(lambda: self.programs.logs("train")))
-            meetings.count(len(shards))
+            sync_points.count(len(shards))
             if watched and self._stopped(hooks.model, "stop_training"):
                 break
-            meetings.after_steps(epoch, done, ahead=self._at_once)
+            sync_points.after_steps(epoch, done, ahead=self._at_once)
         self._look()
         if first_step and not self._steps:  # all were done before the interruption
             self.programs.note(step, batches.about)
@@ -365,22 +372,22 @@ class Trainer:
         return logs
 
     @contextmanager
-    def _inspecting(self) -> Iterator[None]:
-        """Give back in the end what an inspection takes of the device's memory."""
+    def _checking(self) -> Iterator[None]:
+        """Give back in the end what the health check takes of the device's memory."""
         try:
             yield
         finally:
-            self._inspection = None
+            self._health = None
 
     def _look(self) -> None:
         """Look at the state, where anything looks: before it is saved, say. Collective."""
-        if self._inspection is not None:
-            self._inspection.look()
+        if self._health is not None:
+            self._health.look()
 
-    def _most(self, meetings: Meetings, steps: int) -> int:
+    def _most(self, sync_points: SyncPoints, steps: int) -> int:
         """Return how many of so many steps may be run together before ranks meet, or look at their states."""
-        left = None if self._inspection is None else self._inspection.left
-        return meetings.most(steps if left is None else min(steps, left))
+        left = None if self._health is None else self._health.left
+        return sync_points.most(steps if left is None else min(steps, left))
 
     def _begin(self) -> None:
         self._started, self._steps, self._samples, self._finished = time.perf_counter(), 0, 0, None
@@ -400,7 +407,7 @@ class Trainer:
         epoch: Iterator[Sequence[Shard]],
         watched: bool,
         limited: Callable[[int], int] = lambda most: most,
-    ) -> Iterator[tuple[list[Sequence[Shard]], Rows]]:
+    ) -> Iterator[tuple[list[Sequence[Shard]], BatchRows]]:
         """Yield the steps of an epoch, as many together as are alike, lie in memory and may run unobserved.
 
         Args:
@@ -432,8 +439,10 @@ class Trainer:
             fitting = int(_CHUNK_SECONDS * steps / seconds) if seconds > 0 else _MOST_STEPS
             self._chunk = max(1, min(2 * steps, fitting, _MOST_STEPS))
 
-    def _evaluate(self, batches: Batches, hooks: CallbackList, meetings: Meetings | None = None) -> StepIterator[Logs]:
-        """Evaluate; `meetings` are those of the training whose validation it is. Collective."""
+    def _evaluate(
+        self, batches: Batches, hooks: CallbackList, sync_points: SyncPoints | None = None
+    ) -> StepIterator[Logs]:
+        """Evaluate; `sync_points` are those of the training whose validation it is. Collective."""
         batches.resume(0, 0)  # with validation_steps each validation sees the same first batches, as in Keras
         self.model.reset_metrics()
         step = self.model.step("test")
@@ -444,7 +453,7 @@ class Trainer:
         timing = self._finished
         self._begin()
         done = 0
-        limited = (lambda most: most) if meetings is None else meetings.most
+        limited = (lambda most: most) if sync_points is None else sync_points.most
         for shards, rows in self._chunks(batches, batches.epoch(0), watched, limited):
             hooks.on_test_batch_begin(done)
             self.programs.run(step, batches.about, rows, shards, alone=batches.alone)
@@ -455,11 +464,11 @@ class Trainer:
                 hooks.on_test_batch_end(done - 1, logs)
                 if self._stopped(hooks.model, "stop_evaluating"):
                     break
-            if meetings is not None:
-                meetings.after_evaluated(len(shards), ahead=self._at_once)
+            if sync_points is not None:
+                sync_points.after_evaluated(len(shards), ahead=self._at_once)
             yield
-        if meetings is not None:
-            meetings.end_validation(ahead=self._at_once)
+        if sync_points is not None:
+            sync_points.end_validation(ahead=self._at_once)
         seen = self._any(self._samples > 0)
         if seen and not self._samples:  # of which this rank has had none, and so has not run the step
             self.programs.note(step, batches.about)

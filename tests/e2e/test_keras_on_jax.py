@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.launching import run
+from tests.launching import COMPILES_QUICKLY, run
 
 
 def test_trajectories():
@@ -16,7 +16,7 @@ def test_trajectories():
             pytest.skip(f"{package} is not installed")
     tests = ROOT / "tests" / "against_keras" / "test_trajectories.py"
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", str(tests)]
-    done = run(command, cwd=ROOT, timeout=300, KERAS_BACKEND="jax")
+    done = run(command, cwd=ROOT, timeout=300, KERAS_BACKEND="jax", XLA_FLAGS=COMPILES_QUICKLY)
     assert done.code == 0, done.out + done.err
     passed = re.search(r"(\d+) passed", done.out)
     assert passed is not None

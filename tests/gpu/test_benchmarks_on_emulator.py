@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.emulated import emulated, inside_emulator
-from tests.launching import run
+from tests.launching import COMPILES_QUICKLY, run
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 BENCHMARKS = ROOT / "benchmarks"
@@ -82,7 +82,7 @@ def test_many_runs_beside_what_is_installed(tmp_path):
     output = tmp_path / "out.md"
     arguments = ["--quick", "--device", "cpu", "--rounds", "1", "--runs", "2", "--output", str(output)]
     command = [sys.executable, str(BENCHMARKS / "sweep.py"), *arguments]
-    done = run(command, timeout=300, PYTHONPATH=str(ROOT), PYTHONWARNINGS="")
+    done = run(command, timeout=300, PYTHONPATH=str(ROOT), PYTHONWARNINGS="", XLA_FLAGS=COMPILES_QUICKLY)
     assert (done.code, done.err) == (0, ""), done.out
     for one in json.loads(output.with_suffix(".json").read_text())["measured"]:
         expected = one["rows"]["dptrain"]["check"]

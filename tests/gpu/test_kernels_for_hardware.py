@@ -19,6 +19,8 @@ from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]
+# No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
+_QUICKLY = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
 ENTRY = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
     r".*?Used (\d+) registers(.*?)$",
@@ -105,8 +107,10 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
         names.append(name)
         place = tmp_path / f"{name}.cu"
         place.write_text(text)
-        line = [*command(nvcc, place, tmp_path / f"{name}.cubin", architecture), "-Xptxas", "-v", "-Werror"]
-        done = subprocess.run([*line, "all-warnings"], capture_output=True, text=True, check=False)
+        line = [*command(nvcc, place, tmp_path / f"{name}.cubin", architecture), "-Xptxas", "-v"]
+        if name == "every_op":
+            line += _QUICKLY
+        done = subprocess.run([*line, "-Werror", "all-warnings"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         for kernel, stores, loads, registers, rest in ENTRY.findall(done.stderr):
             shared = re.search(r"(\d+) bytes smem", rest)
@@ -116,6 +120,5 @@ def test_compiles_without_spills(nvcc, architecture, tmp_path, record_property):
     for name, kernel, registers, shared_bytes, spills in sorted(rows):
         table.append(f"{name:20} {kernel[:62]:62}  {registers:9}  {shared_bytes:13}  {spills:6}")
     record_property("table", "\n".join(table))
-    # No training computes in float64 on a GPU, nor a map of every op at once.
-    spilling = {name for name, *_, spills in rows if spills and not name.startswith("every_op")}
+    spilling = {name for name, *_, spills in rows if spills and name != "every_op"}
     assert not spilling

@@ -13,6 +13,8 @@ SCRIPT = """
 import numpy as np
 from dptrain.backend.cuda.backend import CudaBackend
 from dptrain.program.evaluate import evaluate
+from dptrain.program.program import trace
+from tests.ops.test_products_of_views import step_of
 from tests.ops.test_programs_on_cuda import check, check_state, mlp, shapes_program
 backend, rng = CudaBackend(gemm="cublaslt"), np.random.default_rng(0)
 for rows in (700, 0):
@@ -30,6 +32,15 @@ for start in (0, 6, 12, 18):
     state |= new
 backend.executable(program, data | {"rows": order}).run([0, 6, 12, 18])
 check_state(state)
+chains = [("transpose", "reshape"), ("reshape", "transpose"), ("transpose", "fold")]
+shapes = {"x": (4, 6, 8), "y": (12, 8), "left": (8, 192), "right": (192, 8)}
+values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+program = trace(step_of(chains), {name: (shape, "float32") for name, shape in shapes.items()})
+executable = backend.executable(program, values)
+executable.run()
+expected, _ = evaluate(program, values)
+for name in program.outputs:
+    np.testing.assert_allclose(executable.outputs[name], expected[name], rtol=1e-3, atol=1e-2, err_msg=name)
 print(backend.numerics)
 """
 

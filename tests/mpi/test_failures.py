@@ -53,6 +53,23 @@ def test_a_rank_with_an_excepthook_of_its_own_does_not_leave_the_others_at_the_e
 
 
 @pytest.mark.parametrize("bad", [0, 1])
+def test_an_exception_past_an_excepthook_of_its_own_names_the_rank(tmp_path, bad):
+    script = tmp_path / "hook.py"
+    script.write_text(
+        "import sys, numpy as np, dptrain as dp\n"
+        "model = dp.Sequential([dp.layers.Dense(2, input_shape=(5,))])\nmodel.compile('sgd', 'mse')\n"
+        "model.fit(np.ones((8, 5)), np.ones((8, 2)), verbose=0)\n"
+        f"if dp.rank() == {bad}:\n    sys.excepthook = sys.__excepthook__\n    raise ValueError('at the end')\n"
+    )
+    done = mpirun(2, str(script), timeout=30)
+    assert done.code in (1, 77)
+    assert "Traceback" in done.err
+    (line,) = [one for one in done.messages if "ValueError" in one]
+    assert line.startswith(f"dptrain: rank {bad}/2 host ")
+    assert line.endswith("user code: ValueError: at the end (hook.py:7)")
+
+
+@pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize(
     ("way", "code", "message"),
     [

@@ -126,7 +126,7 @@ def test_an_error_of_rank_1_itself_ends_all_with_one_line(small_npz, tmp_path):
         "from dptrain.sweeps import worker\n"
         "def fail(self): raise RuntimeError('the device is lost')\n"
         "from dptrain.comm import current\n"
-        "if current().rank == 1: worker.Worker.turn = fail\n"
+        "if current().rank == 1: worker.Worker.advance = fail\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     done = mpirun(2, "-c", script, *SWEEP, "--data", str(small_npz), "--out", str(tmp_path / "s"), "--verbose", "0")
@@ -146,7 +146,7 @@ def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_np
         "from dptrain.comm import current\n"
         "from dptrain.sweeps import coordinator, worker\n"
         f"done, how = {str(tmp_path / 'done')!r}, {how!r}\n"
-        "write, turn = coordinator.Coordinator._write, worker.Worker.turn\n"
+        "write, advance = coordinator.Coordinator._write, worker.Worker.advance\n"
         "def written(self, ending, state):\n"
         "    write(self, ending, state)\n"
         "    open(done, 'w').close()\n"
@@ -154,9 +154,9 @@ def test_what_there_is_is_reported_when_rank_1_fails_or_is_told_to_stop(small_np
         "    if os.path.exists(done):\n"
         "        if how == 'error': raise RuntimeError('the device is lost')\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return turn(self)\n"
+        "    return advance(self)\n"
         "coordinator.Coordinator._write = written\n"
-        "if current().rank == 1: worker.Worker.turn = fail\n"
+        "if current().rank == 1: worker.Worker.advance = fail\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     arguments = (*SWEEP, "--seeds", "0-9", "--data", str(small_npz), "--out", str(out), "--verbose", "0")

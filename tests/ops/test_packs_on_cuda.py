@@ -137,6 +137,6 @@ def test_who_shares_a_pack(backends):
     usual = [Run(backends(), seed).executable for seed in (1, 2)]
     others = [Run(backends(), 1, rows=B + 1).executable, Run(backends(), 1, hidden=HIDDEN + 1).executable]
     assert usual[0].source == usual[1].source
-    assert usual[0].likeness == usual[1].likeness
-    assert len({one.likeness for one in (*usual, *others)}) == 3
+    assert usual[0].pack_key == usual[1].pack_key
+    assert len({one.pack_key for one in (*usual, *others)}) == 3
     assert others[0].source == usual[0].source, "the number of rows is an argument"

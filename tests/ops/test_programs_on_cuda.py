@@ -192,9 +192,9 @@ def test_source_is_the_same_for_any_number_of_rows(cuda_backend):
 
 def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
     rng = np.random.default_rng(0)
-    names = ("a", "b", "turned", "shifted", "number", "kept", "early")
+    names = ("a", "b", "transposed", "shifted", "number", "kept", "early")
     shapes = ((4, 4), (4, 4), (4, 4), (6,), (), (3,), (5,))
-    a, b, turned, shifted, number, kept, early = (
+    a, b, transposed, shifted, number, kept, early = (
         Variable(rng.normal(size=shape).astype(np.float32), name, trainable=False)
         for name, shape in zip(names, shapes, strict=True)
     )
@@ -204,7 +204,7 @@ def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
         first, second = a.value, b.value
         a.assign(second)
         b.assign(first)
-        turned.assign(ops.transpose(turned.value) * 0.9 + turned.value @ turned.value * 0.1)
+        transposed.assign(ops.transpose(transposed.value) * 0.9 + transposed.value @ transposed.value * 0.1)
         shifted.assign(ops.concatenate([again[1:], again[:1]], -1))
         number.assign(number.value * 0.5 + ops.sum(x) * ops.sum(again * number.value))
         kept.assign(old + number.value)
@@ -293,11 +293,11 @@ def check_products(cuda_backend, length, tolerance):
     """Compare the corners of products with an uneven number of terms, of factors that TF32 would cut off unevenly."""
     rng, terms = np.random.default_rng(0), 37
 
-    def step(a, b, turned_a, turned_b):
-        left, right = ops.transpose(turned_a), ops.transpose(turned_b)
+    def step(a, b, a_t, b_t):
+        left, right = ops.transpose(a_t), ops.transpose(b_t)
         return {"nn": ops.relu(a @ b), "nt": a @ right, "tn": left @ b, "tt": left @ right}
 
-    shapes = {"a": (length, terms), "b": (terms, length), "turned_a": (terms, length), "turned_b": (length, terms)}
+    shapes = {"a": (length, terms), "b": (terms, length), "a_t": (terms, length), "b_t": (length, terms)}
     values = {name: rng.random(shape).astype(np.float32) + 1 for name, shape in shapes.items()}
     program = trace(step, {name: (shape, "float32") for name, shape in shapes.items()})
     _, found, expected, _ = both(cuda_backend, program, values)

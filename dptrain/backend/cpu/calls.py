@@ -1,11 +1,12 @@
 """C++ for ops that are no loops over single elements; what has none here is executed by its NumPy function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from dptrain.program.kernels import C_TYPES, Call
+from dptrain.program.lowering import Insert, Join, RandomBits, Scatter, Windows
 from dptrain.program.shapes import Rows, Shape, row_axis
-from dptrain.program.sources import Offset, Place, Source, extent, index, is_one, length_text, offset
+from dptrain.program.views import IndexMap, Offset, View, extent, index, is_one, key_maps, length_text, offset
 
 Address = Callable[[Any, bool], str]
 
@@ -21,28 +22,24 @@ def call_text(call: Call, address: Address) -> str | None:
     assert op is not None
     if any(one.dtype.name not in C_TYPES for one in (tensor, *tensor.inputs)):
         return None
-    if op.name == "concatenate_along":
+    if isinstance(op.lowering, Join):
         return _joined(call, address)
-    if op.name == "put":
-        places, kept = [], 0
-        for one in tensor.attributes["key"]:
-            places.append(Place(kept, offset(one[0]), one[2]) if isinstance(one, tuple) else Place(None, offset(one)))
-            kept += isinstance(one, tuple)
-        scalar = C_TYPES[tensor.dtype.name]
+    if isinstance(op.lowering, Insert):
+        scalar, part = C_TYPES[tensor.dtype.name], View(tensor, tuple(key_maps(tensor.attributes["key"])))
         fill = f"  dp_fill<{scalar}>({address(tensor, True)}, {length_text(extent(tensor.shape))}, 0);\n"
-        return fill + _copied(Source(tensor, tuple(places)), call.reads[0], tensor.inputs[0].shape, address)
-    if not all(source.is_whole(one.shape) for source, one in zip(call.reads, tensor.inputs, strict=True)):
+        return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, address)
+    if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
         return None
-    write = _ARGUMENTS.get(op.name)
+    write = _ARGUMENTS.get(type(op.lowering))
     arguments = None if write is None else write(call)
     if arguments is None:
         return None
-    pointers = [address(source.root, False) for source in call.reads]
+    pointers = [address(view.root, False) for view in call.reads]
     return "  " + arguments.format(*pointers, out=address(tensor, True)) + "\n"
 
 
-def _copied(to: Source, of: Source, shape: Shape, address: Address) -> str:
-    """Return loops that copy elements from one source to another, both read along the same axes."""
+def _copied(to: View, of: View, shape: Shape, address: Address) -> str:
+    """Return loops that copy elements from one view to another, both read along the same axes."""
     axes = [axis for axis, n in enumerate(shape) if not is_one(n)]
     lines = [
         f"{'  ' * depth}for (int64_t i{axis} = 0; i{axis} < {length_text(extent((shape[axis],)))}; ++i{axis})\n"
@@ -58,9 +55,9 @@ def _copied(to: Source, of: Source, shape: Shape, address: Address) -> str:
 def _joined(call: Call, address: Address) -> str:
     tensor, axis = call.tensor, call.tensor.attributes["axis"]
     start, lines = Offset(), []
-    for source, one in zip(call.reads, tensor.inputs, strict=True):
-        places = [Place(n, start if n == axis else Offset()) for n in range(tensor.ndim)]
-        lines.append(_copied(Source(tensor, tuple(places)), source, one.shape, address))
+    for view, one in zip(call.reads, tensor.inputs, strict=True):
+        maps = [IndexMap(n, start if n == axis else Offset()) for n in range(tensor.ndim)]
+        lines.append(_copied(View(tensor, tuple(maps)), view, one.shape, address))
         start = start.plus(offset(one.shape[axis]))
     return "".join(lines)
 
@@ -88,47 +85,25 @@ def _add_rows(call: Call) -> str:
     return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]});"
 
 
-def _window(image: Shape, out: Shape, size: Shape, own: Mapping[str, Any]) -> str:
-    numbers = (*image[1:3], *out[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
-    return f"dp_Window{{{{{', '.join(str(int(n)) for n in numbers)}}}}}"
-
-
-def _convolution(call: Call) -> str | None:
+def _windows(call: Call) -> str | None:
     tensor = call.tensor
-    op, (one, other), own = tensor.op, tensor.inputs, tensor.attributes
+    op, own = tensor.op, tensor.attributes
     assert op is not None
-    if any(x.dtype != tensor.dtype for x in tensor.inputs) or tensor.dtype.kind != "f":
+    assert isinstance(op.lowering, Windows)
+    image, places, kernel = op.lowering.shapes(tensor)
+    if any(one.dtype != tensor.dtype for one in tensor.inputs) or (kernel and tensor.dtype.kind != "f"):
         return None
-    image, kernel, out = {
-        "conv2d": (one.shape, other.shape, tensor.shape),
-        "conv2d_input": (tensor.shape, other.shape, one.shape),
-        "conv2d_kernel": (one.shape, tensor.shape, other.shape),
-    }[op.name]
-    window, scalar = _window(image, out, kernel[:2], own), C_TYPES[tensor.dtype.name]
-    sizes = f"{length_text(extent(image[:1]))}, {int(kernel[2])}, {int(kernel[3])}"
-    return f"dp_{op.name}<{scalar}>(c, {window}, {sizes}, {{0}}, {{1}}, {{out}});"
+    size = kernel[:2] or own["window"]
+    numbers = (*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
+    window = f"dp_Window{{{{{', '.join(str(int(n)) for n in numbers)}}}}}"
+    sizes = ", ".join([length_text(extent(image[:1])), *(str(int(n)) for n in kernel[2:] or image[3:])])
+    given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
+    context = "c, " if kernel else ""
+    return f"dp_{op.name}<{C_TYPES[tensor.dtype.name]}>({context}{window}, {sizes}, {given}, {{out}});"
 
 
-def _max_pool(call: Call) -> str | None:
-    tensor = call.tensor
-    op, own, x = tensor.op, tensor.attributes, tensor.inputs[0]
-    assert op is not None
-    if any(one.dtype != tensor.dtype for one in tensor.inputs):
-        return None
-    forward = op.name == "max_pool2d"
-    out = tensor.shape if forward else tensor.inputs[1].shape
-    window, scalar = _window(x.shape, out, own["window"], own), C_TYPES[tensor.dtype.name]
-    given = "{0}" if forward else "{0}, {1}, {2}"
-    sizes = f"{length_text(extent(x.shape[:1]))}, {int(x.shape[3])}"
-    return f"dp_{op.name}<{scalar}>({window}, {sizes}, {given}, {{out}});"
-
-
-_ARGUMENTS: dict[str, Callable[[Call], str | None]] = {
-    "random_bits": _random_bits,
-    "add_rows": _add_rows,
-    "conv2d": _convolution,
-    "conv2d_input": _convolution,
-    "conv2d_kernel": _convolution,
-    "max_pool2d": _max_pool,
-    "max_pool2d_input": _max_pool,
+_ARGUMENTS: dict[type, Callable[[Call], str | None]] = {
+    RandomBits: _random_bits,
+    Scatter: _add_rows,
+    Windows: _windows,
 }

@@ -1,8 +1,8 @@
 """C++ for a CPU from the kernels of a program.
 
-One function a kernel; the functions between two calls or messages make a segment, and a program without either is one
-function that executes many steps. A loop over what a product has just made is its tail: each thread executes it on the
-rows that it has computed and has in its cache.
+One function a kernel; one native function calls those between two calls or messages, and a program without either is
+one function that executes many steps. Loops that consume a product run as its epilogue: each thread executes them on
+the rows that it has just computed and still has in its cache.
 
 Nothing in the text depends on the batch size: rows, and where arrays lie, are read from the `Context` of
 `kernels/native.h`.
@@ -20,12 +20,14 @@ import numpy as np
 
 from dptrain.backend.cpu.calls import call_text
 from dptrain.program.kernels import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, numbers_of, operand_dtypes
+from dptrain.program.lowering import Element, Reduction, lowering_of
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Rows
-from dptrain.program.sources import (
+from dptrain.program.tensor import DType, Tensor
+from dptrain.program.views import (
     NOTHING,
     ONE,
-    Source,
+    View,
     extent,
     index,
     index_text,
@@ -37,7 +39,6 @@ from dptrain.program.sources import (
     times,
     whole,
 )
-from dptrain.program.tensor import DType, Tensor
 
 # Elements of a row that are computed before a reduction takes them up, where a row may be longer.
 _BLOCK = 1024
@@ -47,12 +48,12 @@ _LONG = 32
 # A sum over rows of at most so many elements is made of the sums of blocks of rows (`dp_block` of native.h), which
 # threads can share.
 _SUMMED = 1 << 16
-# Rows that are shorter go through a loop as one, which a tail cannot.
+# Rows that are shorter go through a loop as one, which an epilogue cannot.
 _WIDE = 64
 
 
 @dataclass
-class Segment:
+class NativeFunction:
     """Kernels that are executed without Python in between.
 
     Attributes:
@@ -70,17 +71,17 @@ class Code:
         source: its text, without the headers.
         roots: what the pointers of the context point to.
         tables: roots whose first lengths are in the context.
-        parts: what is executed in this order: segments, calls, and messages (parts and sums).
+        parts: what is executed in this order: native functions, calls, and messages (parts and sums).
         stored: `id`s of tensors that have memory.
-        tails: `id`s of the loops that are executed with the product before them.
+        epilogues: `id`s of the loops that are executed with the product before them.
     """
 
     source: str = ""
     roots: list[Tensor] = field(default_factory=list)
     tables: list[Tensor] = field(default_factory=list)
-    parts: list[Segment | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
+    parts: list[NativeFunction | Call | list[tuple[Tensor, Tensor]]] = field(default_factory=list)
     stored: set[int] = field(default_factory=set)
-    tails: set[int] = field(default_factory=set)
+    epilogues: set[int] = field(default_factory=set)
 
 
 def generate(fused: Fused) -> Code:
@@ -103,7 +104,7 @@ class _Writer:
             calls: list[str] = []
             for number, kernel in enumerate(stage.kernels):
                 follower = stage.kernels[number + 1] if number + 1 < len(stage.kernels) else None
-                call = "" if id(kernel) in self.code.tails else self._call(kernel, follower)
+                call = "" if id(kernel) in self.code.epilogues else self._call(kernel, follower)
                 if call is not None:
                     calls += [f"  {call}"] if call else []
                     continue
@@ -127,8 +128,8 @@ class _Writer:
             else:
                 called = f"{name}(c);"
         elif isinstance(kernel, Product):
-            tail = self._tail(kernel, follower) if isinstance(follower, Loop) else None
-            called = f"{self._define(self._product(kernel, tail))}(c);"
+            epilogue = self._epilogue(kernel, follower) if isinstance(follower, Loop) else None
+            called = f"{self._define(self._product(kernel, epilogue))}(c);"
         else:
             body = call_text(kernel, self._address)
             if body is None:
@@ -152,7 +153,7 @@ class _Writer:
         """Whether a kernel is executed in every step, not in the last alone."""
         return any(id(tensor) in self.fused.every_step for tensor in kernel.tensors)
 
-    def _tail(self, product: Product, loop: Loop) -> tuple[str, str, str] | None:
+    def _epilogue(self, product: Product, loop: Loop) -> tuple[str, str, str] | None:
         """Write the function of a loop that a product's threads can go on with.
 
         Returns:
@@ -169,7 +170,7 @@ class _Writer:
         text = _LoopText(self, loop, collapse=False)
         if text.shared_axis != 0 or tensor.shape[1] < _WIDE or self._is_needed(loop) != self._is_needed(product):
             return None
-        self.code.tails.add(id(loop))
+        self.code.epilogues.add(id(loop))
         name, ending = self._define_loop(text)
         if ending is not None:
             return "dp_product_summed", f"{name}, {ending}", f"{text.operations}, {text.summed}"
@@ -181,10 +182,10 @@ class _Writer:
     def _close(self, calls: list[str]) -> None:
         if not calls:
             return
-        name, lengths = f"segment{len(self.code.parts)}", "  const int64_t R = c.R, G = c.G;\n"
+        name, lengths = f"native{len(self.code.parts)}", "  const int64_t R = c.R, G = c.G;\n"
         body = "\n".join(calls)
         self._functions.append(f'extern "C" void {name}(Context &c, int last) {{\n{lengths}{body}\n}}\n')
-        self.code.parts.append(Segment(name))
+        self.code.parts.append(NativeFunction(name))
 
     def _run(self) -> str:
         """Return the function that executes many steps, where nothing else has to be done between them."""
@@ -193,7 +194,7 @@ class _Writer:
         window = f"    c.p[{slot}] = order + 8 * starts[n];\n" if slot is not None else ""
         first = f"  char *order = c.p[{slot}];\n" if slot is not None else ""
         last = f"  c.p[{slot}] = order;\n" if slot is not None else ""
-        calls = [f"    {one.name}(c, n == steps - 1);\n" for one in self.code.parts if isinstance(one, Segment)]
+        calls = [f"    {one.name}(c, n == steps - 1);\n" for one in self.code.parts if isinstance(one, NativeFunction)]
         moves = []
         for variable, new in self.fused.updates.items():  # what does not lie in the state itself
             old = self.fused.program.state[variable]
@@ -223,7 +224,7 @@ class _Writer:
         """Return what tells a tensor's names from others'."""
         return self._numbers.setdefault(id(tensor), len(self._numbers))
 
-    def _product(self, product: Product, tail: tuple[str, str, str] | None) -> str:
+    def _product(self, product: Product, epilogue: tuple[str, str, str] | None) -> str:
         tensor, (x1, x2) = product.tensor, product.reads
         a, b = tensor.inputs
         rank, scalar = tensor.ndim, C_TYPES[tensor.dtype.name]
@@ -252,16 +253,16 @@ class _Writer:
             lines.append(f"{indent}for (int64_t i{axis} = 0; i{axis} < {length}; ++i{axis})\n")
             indent += "  "
         pointers = []
-        for source, own in zip((*reads, whole(tensor)), (*strides, whole(tensor).strides(rank)), strict=True):
-            pointers.append(f"{self._address(source.root, source.root is tensor)} + {index(source, own, outer)}")
+        for view, own in zip((*reads, whole(tensor)), (*strides, whole(tensor).strides(rank)), strict=True):
+            pointers.append(f"{self._address(view.root, view.root is tensor)} + {index(view, own, outer)}")
         settings = ", ".join(
             (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
         operands = f"{pointers[0]}, {length_text(of_a[1])}, {pointers[1]}, {length_text(of_b[1])}, {pointers[2]}"
-        if tail is None:
+        if epilogue is None:
             lines.append(f"{indent}dp_product<{scalar}>(c, {settings}, {operands});\n")
         else:
-            function, loops, last = tail
+            function, loops, last = epilogue
             lines.append(f"{indent}{function}<{scalar}, {loops}>(c, {settings}, {operands}, {last});\n")
         return "".join(lines)
 
@@ -412,8 +413,8 @@ class _LoopText:
         """Return the members whose row is kept: for a later pass, or for a reduction."""
         found = set()
         for member in self._loop.members:
-            for source in member.reads:
-                read = self._loop.member(source.root)
+            for view in member.reads:
+                read = self._loop.member(view.root)
                 if read is None or not read.inner or read.kind in ("reduce", "sum"):
                     continue
                 later = self._passes[read] < self._passes[member] and id(read.tensor) not in self._writer.code.stored
@@ -433,7 +434,7 @@ class _LoopText:
 
     def _collapse(self) -> None:
         """Let axes be one that lie one behind the other in all arrays."""
-        arrays = [source.strides(self._rank) for source in self._loop.reads]
+        arrays = [view.strides(self._rank) for view in self._loop.reads]
         arrays += [whole(one.tensor).along(one.axes).strides(self._rank) for one in self._loop.members]
         for axis in reversed(range(self._rank - 1)):
             inner = axis + 1
@@ -447,8 +448,8 @@ class _LoopText:
     def _number(self, member: Member) -> int:
         return self._writer.number(member.tensor)
 
-    def _index(self, source: Source) -> str:
-        return index(source, source.strides(self._rank), self._outer)
+    def _index(self, view: View) -> str:
+        return index(view, view.strides(self._rank), self._outer)
 
     def _array(self, root: Tensor, *, written: bool = False) -> str:
         slot, scalar = self._writer.slot(root), C_TYPES[root.dtype.name]
@@ -459,9 +460,9 @@ class _LoopText:
             self._note("top", f"{const}{scalar} *{name} = ({const}{scalar} *)c.p[{slot}];")
         return name
 
-    def _value(self, source: Source, number: int, *, inner: bool) -> str:
-        """Return what stands for an element of a source in a pass, for each element of a row or for a whole row."""
-        root = source.root
+    def _value(self, view: View, number: int, *, inner: bool) -> str:
+        """Return what stands for an element of a view in a pass, for each element of a row or for a whole row."""
+        root = view.root
         if (literal := _literal_of(root)) is not None:
             return literal
         read = self._loop.member(root)
@@ -471,27 +472,27 @@ class _LoopText:
                 return name
             if id(root) in self._buffers:
                 return f"r{self._number(read)}[j]"
-        stride = source.strides(self._rank)[self._row] if self._rank else NOTHING
-        scalar, key = C_TYPES[root.dtype.name], (id(root), source.places)
+        stride = view.strides(self._rank)[self._row] if self._rank else NOTHING
+        scalar, key = C_TYPES[root.dtype.name], (id(root), view.maps)
         if not inner or stride == NOTHING:
             if key not in self._known:
                 self._known[key] = f"v{len(self._known)}"
                 where = "head" if self._rank else "loads"
-                self._note(where, f"const {scalar} {self._known[key]} = {self._array(root)}[{self._index(source)}];")
+                self._note(where, f"const {scalar} {self._known[key]} = {self._array(root)}[{self._index(view)}];")
             return self._known[key]
-        base = self._base(source)
+        base = self._base(view)
         if (key, number) not in self._known:
             self._known[key, number] = name = f"v{len(self._known)}"
             self._note("loads", f"const {scalar} {name} = {base}[{index_text('j', stride)}];", number)
         return self._known[key, number]
 
-    def _base(self, source: Source) -> str:
-        """Return the name of where a row of a source begins."""
-        key = (id(source.root), source.places, "base")
+    def _base(self, view: View) -> str:
+        """Return the name of where a row of a view begins."""
+        key = (id(view.root), view.maps, "base")
         if key not in self._known:
             self._known[key] = name = f"b{len(self._known)}"
-            scalar = C_TYPES[source.root.dtype.name]
-            self._note("head", f"const {scalar} *{name} = {self._array(source.root)} + {self._index(source)};")
+            scalar = C_TYPES[view.root.dtype.name]
+            self._note("head", f"const {scalar} *{name} = {self._array(view.root)} + {self._index(view)};")
         return self._known[key]
 
     # What is computed
@@ -504,7 +505,9 @@ class _LoopText:
         tensor, name = member.tensor, f"t{self._number(member)}"
         scalar = C_TYPES[tensor.dtype.name]
         value = self._gathered(member, number) if member.kind == "gather" else self._mapped(member, number)
-        self._note(part, f"const {scalar} {name} = ({scalar})({value});", number)
+        is_cast = member.kind == "map" and _expression(member) == "{0}"
+        made = self._converted(value, member.reads[0], tensor.dtype) if is_cast else f"({scalar})({value})"
+        self._note(part, f"const {scalar} {name} = {made};", number)
         self._store(member, name, part, number)
         if id(tensor) in self._buffers:
             length = self._lengths[self._row]
@@ -516,15 +519,21 @@ class _LoopText:
         tensor = member.tensor
         dtypes = operand_dtypes(tensor)
         operands = []
-        for source, dtype in zip(member.reads, dtypes, strict=True):
-            value = self._value(source, number, inner=member.inner)
-            operands.append(value if source.root.dtype == dtype else f"(({C_TYPES[dtype.name]}){value})")
+        for view, dtype in zip(member.reads, dtypes, strict=True):
+            value = self._value(view, number, inner=member.inner)
+            operands.append(value if view.root.dtype == dtype else self._converted(value, view, dtype))
         last = "0" if not member.axes or member.axes[-1] is None else f"i{member.axes[-1]}"
         if member.inner and member.axes and member.axes[-1] == self._row:
             last = "j"
         kind = dtypes[0] if dtypes else tensor.dtype
         numbers = {name: literal(value, kind) for name, value in numbers_of(tensor).items()}
         return _expression(member).format(*operands, last=last, **numbers)
+
+    def _converted(self, value: str, view: View, to: DType) -> str:
+        """Return an element of a view in another type."""
+        # Of a fraction that becomes a whole number and then a fraction again, GCC makes one truncation: -0 of -0.5.
+        is_whole = view.root.dtype.kind in "iu" and to.kind == "f" and self._loop.member(view.root) is not None
+        return f"dp_number<{C_TYPES[to.name]}>({value})" if is_whole else f"(({C_TYPES[to.name]})({value}))"
 
     def _gathered(self, member: Member, number: int) -> str:
         table, places = member.reads
@@ -552,21 +561,20 @@ class _LoopText:
         tensor = member.tensor
         if id(tensor) not in self._writer.code.stored:
             return
-        source = whole(tensor).along(member.axes)
+        view = whole(tensor).along(member.axes)
         array, stride = (
             self._array(tensor, written=True),
-            source.strides(self._rank)[self._row] if self._rank else NOTHING,
+            view.strides(self._rank)[self._row] if self._rank else NOTHING,
         )
         if part == "body" and stride != NOTHING:
             scalar, own = C_TYPES[tensor.dtype.name], f"o{self._number(member)}"
-            self._note("head", f"{scalar} *{own} = {array} + {self._index(source)};")
+            self._note("head", f"{scalar} *{own} = {array} + {self._index(view)};")
             self._note(part, f"{own}[{index_text('j', stride)}] = {name};", number)
         else:
-            self._note(part, f"{array}[{self._index(source)}] = {name};", number)
+            self._note(part, f"{array}[{self._index(view)}] = {name};", number)
 
     def _reduce(self, member: Member, number: int) -> None:
-        tensor, op, own = member.tensor, member.tensor.op, self._number(member)
-        assert op is not None
+        tensor, own, join = member.tensor, self._number(member), _join(member)
         dtype, scalar = _accumulated(member), C_TYPES[tensor.dtype.name]
         if not self._takes(member):
             value = f"({scalar})({self._value(member.reads[0], number, inner=member.inner)})"
@@ -574,10 +582,10 @@ class _LoopText:
             return
         length = self._lengths[self._row]
         lanes = 1 if not length[1] and length[0] < _LONG else _LANES
-        kind = {"reduce_sum": "dp_Sum", "reduce_max": "dp_Max", "argmax_along": "dp_Argmax"}[op.name]
-        settings = C_TYPES[dtype.name] if op.name == "argmax_along" else f"{C_TYPES[dtype.name]}, {lanes}"
+        kind = {"sum": "dp_Sum", "max": "dp_Max", "argmax": "dp_Argmax"}[join]
+        settings = C_TYPES[dtype.name] if join == "argmax" else f"{C_TYPES[dtype.name]}, {lanes}"
         declared = f"{kind}<{settings}> s{own}"
-        if self._rank == 1 and length[1] and op.name == "reduce_sum":  # in the order of a sum in a loop over rows
+        if self._rank == 1 and length[1] and join == "sum":  # in the order of a sum in a loop over rows
             declared = f"dp_RowSum<{C_TYPES[dtype.name]}> s{own}({self.rows})"
         self._note("before", f"{declared};", number)
         self._note("taken", f"s{own}.add({self._vector(member, dtype, number)}, m);", number)
@@ -589,23 +597,23 @@ class _LoopText:
 
     def _vector(self, member: Member, dtype: DType, number: int) -> str:
         """Return where the elements of a row lie side by side that a reduction takes up."""
-        source = member.reads[0]
-        read = self._loop.member(source.root)
+        view = member.reads[0]
+        read = self._loop.member(view.root)
         if read is not None and read.inner and read.kind != "reduce" and read.tensor.dtype == dtype:
             return self._direct(member, read) or f"r{self._number(read)}"
-        beside = source.strides(self._rank)[self._row] == ONE and _literal_of(source.root) is None
-        if read is None and beside and source.root.dtype == dtype:
-            return f"{self._base(source)} + jb"
+        beside = view.strides(self._rank)[self._row] == ONE and _literal_of(view.root) is None
+        if read is None and beside and view.root.dtype == dtype:
+            return f"{self._base(view)} + jb"
         own, scalar = f"q{self._number(member)}", C_TYPES[dtype.name]
         self._note("top", f"{scalar} {own}[{_BLOCK if self._blocked else self._lengths[self._row][0]}];")
-        self._note("body", f"{own}[j - jb] = ({scalar})({self._value(source, number, inner=True)});", number)
+        self._note("body", f"{own}[j - jb] = ({scalar})({self._value(view, number, inner=True)});", number)
         return own
 
     def _accumulate(self, member: Member, value: str, part: str, number: int) -> None:
         """Take a value up in a sum that is complete after the loop."""
         tensor, op = member.tensor, member.tensor.op
         assert op is not None
-        source, scalar = whole(tensor).along(member.axes), C_TYPES[tensor.dtype.name]
+        view, scalar = whole(tensor).along(member.axes), C_TYPES[tensor.dtype.name]
         start, first, last = self._start(member), "top", "bottom"
         if member in self._offsets:
             array, first, last = f"p{self._number(member)}", "begin", "end"
@@ -620,37 +628,38 @@ class _LoopText:
             self._note(last, f"*{array} = {target};")
         else:
             self._note(first, f"dp_fill<{scalar}>({array}, {length_text(extent(tensor.shape))}, {start});")
-            target = f"{array}[{self._index(source)}]"
+            target = f"{array}[{self._index(view)}]"
             if part == "body":
                 name = f"o{self._number(member)}"
-                self._note("head", f"{scalar} *{name} = {array} + {self._index(source)};")
-                target = f"{name}[{index_text('j', source.strides(self._rank)[self._row])}]"
+                self._note("head", f"{scalar} *{name} = {array} + {self._index(view)};")
+                target = f"{name}[{index_text('j', view.strides(self._rank)[self._row])}]"
         self._note(part, f"{target} = {self._joined(member, target, value)};", number)
 
     def _start(self, member: Member) -> str:
         """Return what a reduction begins with."""
-        op, scalar = member.tensor.op, C_TYPES[member.tensor.dtype.name]
-        assert op is not None
-        return "0" if op.name == "reduce_sum" else f"dp_lowest<{scalar}>()"
+        return "0" if _join(member) == "sum" else f"dp_lowest<{C_TYPES[member.tensor.dtype.name]}>()"
 
     def _joined(self, member: Member, one: str, other: str) -> str:
         """Return what a reduction makes of two values."""
-        op, scalar = member.tensor.op, C_TYPES[member.tensor.dtype.name]
-        assert op is not None
-        return f"{one} + {other}" if op.name == "reduce_sum" else f"dp_maximum<{scalar}>({one}, {other})"
+        scalar = C_TYPES[member.tensor.dtype.name]
+        return f"{one} + {other}" if _join(member) == "sum" else f"dp_maximum<{scalar}>({one}, {other})"
 
 
 def _expression(member: Member) -> str:
-    op = member.tensor.op
-    assert op is not None
-    return op.c if op.c is not None else "{0}"  # a reduction over axes of length 1
+    element = lowering_of(member.tensor)
+    return element.c if isinstance(element, Element) else "{0}"  # a reduction over axes of length 1
+
+
+def _join(member: Member) -> str:
+    """Return how a reduction joins what it reads."""
+    reduction = lowering_of(member.tensor)
+    assert isinstance(reduction, Reduction)
+    return reduction.join
 
 
 def _accumulated(member: Member) -> DType:
     """Return the type in which a reduction takes up what it reads."""
-    op = member.tensor.op
-    assert op is not None
-    return member.tensor.dtype if op.name == "reduce_sum" else member.tensor.inputs[0].dtype
+    return member.tensor.dtype if _join(member) == "sum" else member.tensor.inputs[0].dtype
 
 
 def _is_blocked(loop: Loop) -> bool:
@@ -666,8 +675,8 @@ def _between_passes(loop: Loop) -> set[int]:
     """Return the tensors that must lie in memory because a row of them is too long to be kept from pass to pass."""
     passes, found = loop.passes(), set()
     for member in loop.members if _is_blocked(loop) else []:
-        for source in member.reads:
-            read = loop.member(source.root)
+        for view in member.reads:
+            read = loop.member(view.root)
             if read is not None and read.inner and read.kind != "reduce" and passes[read] < passes[member]:
                 found.add(id(read.tensor))
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cpu.codegen import Code, Segment, generate
+from dptrain.backend.cpu.codegen import Code, NativeFunction, generate
 from dptrain.backend.cpu.compile import library, threads_and_products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.comm.base import Communicator
@@ -21,9 +21,9 @@ from dptrain.program.passes import without_ranks
 from dptrain.program.placement import constant_of
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
-from dptrain.program.sources import Extent, Source, whole
 from dptrain.program.tensor import Array, Tensor
-from dptrain.runtime.in_turn import aside
+from dptrain.program.views import Extent, View, whole
+from dptrain.runtime.python_lock import released
 
 
 class Context(ctypes.Structure):
@@ -97,7 +97,7 @@ class CompiledExecutable:
         own = (self._rows, first_row, whole_batch)
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data)
         self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *threads_and_products())
-        self._is_one_call = all(isinstance(one, Segment) for one in self.code.parts)
+        self._is_one_call = all(isinstance(one, NativeFunction) for one in self.code.parts)
         self.bind(arrays)
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
@@ -125,7 +125,7 @@ class CompiledExecutable:
             self._lengths[number] = len(self._array(root))
         self._steps = [self._step(part) for part in self.code.parts]
         outputs = self.fused.program.outputs
-        self._results = {name: self._view(source, outputs[name]) for name, source in self.fused.outputs.items()}
+        self._results = {name: self._strided(view, outputs[name]) for name, view in self.fused.outputs.items()}
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
@@ -149,7 +149,7 @@ class CompiledExecutable:
         with flush_to_zero():
             if self._is_one_call:
                 run, steps = self._library.run, ctypes.c_int64(positions.size)
-                with aside():
+                with released():
                     run(ctypes.byref(self._context), ctypes.c_void_p(positions.ctypes.data), steps)
             else:
                 for number, start in enumerate(positions, 1):
@@ -160,7 +160,8 @@ class CompiledExecutable:
         if self._outside[0]:
             self._outside[0] = 0
             raise DataError("a row is asked for that is not there: a number outside the table")
-        self.outputs = {name: view.copy() for name, view in self._results.items()}
+        if positions.size:
+            self.outputs = {name: view.copy() for name, view in self._results.items()}
 
     def close(self) -> None:
         """Nothing is held."""
@@ -170,9 +171,9 @@ class CompiledExecutable:
         """Where `code.roots` lie."""
         return [int(one) for one in self._pointers[: len(self.code.roots)]]
 
-    def _step(self, part: Segment | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
+    def _step(self, part: NativeFunction | Call | list[tuple[Tensor, Tensor]]) -> Callable[[bool], None]:
         """Return what executes a part of a step, told whether it is that of the last step."""
-        if isinstance(part, Segment):
+        if isinstance(part, NativeFunction):
             function, context = getattr(self._library, part.name), ctypes.byref(self._context)
             return lambda last: function(context, int(last))
         if isinstance(part, Call):
@@ -186,7 +187,7 @@ class CompiledExecutable:
         tensor, op = call.tensor, call.tensor.op
         assert op is not None
         attributes = op.local_attributes(tensor, self._rows, self._first_row)
-        inputs = [self._view(source, one) for source, one in zip(call.reads, tensor.inputs, strict=True)]
+        inputs = [self._strided(view, one) for view, one in zip(call.reads, tensor.inputs, strict=True)]
         out, every = self._array(tensor), id(tensor) in self.fused.every_step
 
         def execute(last: bool) -> None:
@@ -202,16 +203,16 @@ class CompiledExecutable:
             self._arrays[id(beneath)] = np.asarray(constant_of(beneath, self._rows), order="C")
         return self._arrays[id(beneath)].reshape(local(root.shape, self._rows))
 
-    def _view(self, source: Source, tensor: Tensor) -> Array:
+    def _strided(self, view: View, tensor: Tensor) -> Array:
         """Return the elements of a tensor."""
-        array, shape = self._array(source.root), local(tensor.shape, self._rows)
+        array, shape = self._array(view.root), local(tensor.shape, self._rows)
         if 0 in shape or not array.size:
             return np.empty(shape, array.dtype)
         start = sum(
             (first.plain + first.rows * self._rows + first.first * self._first_row) * self._number(step)
-            for first, step in source.start()
+            for first, step in view.start()
         )
-        strides = [self._number(one) * array.itemsize for one in source.strides(len(shape))]
+        strides = [self._number(one) * array.itemsize for one in view.strides(len(shape))]
         flat = array.reshape(-1)[start:]
         return np.lib.stride_tricks.as_strided(flat, shape, strides)
 
@@ -230,7 +231,7 @@ class CompiledExecutable:
                 for (part, reduced), place in zip(message, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
                     self._messages[id(reduced)] = flat
                     self._arrays[id(part)] = self._arrays[id(reduced)] = place.reshape(local(part.shape, self._rows))
-        kernels = numbered(self.fused, self.code.tails)
+        kernels = numbered(self.fused, self.code.epilogues)
         replaced = in_place(self.fused, kernels)
         made = [(number, one) for number, kernel in kernels for one in kernel.tensors]
         wanted = [(number, one) for number, one in made if id(one) in self.code.stored]
@@ -250,9 +251,9 @@ class CompiledExecutable:
         self.nbytes = size
 
 
-def numbered(fused: Fused, tails: Set[int]) -> list[tuple[int, Kernel]]:
-    """Return the kernels with the numbers of their steps: a tail's is that of the product it is executed with."""
-    numbers = itertools.accumulate(int(id(kernel) not in tails) for kernel in fused.kernels)
+def numbered(fused: Fused, epilogues: Set[int]) -> list[tuple[int, Kernel]]:
+    """Return the kernels with the numbers of their steps: an epilogue's is that of the product it is executed with."""
+    numbers = itertools.accumulate(int(id(kernel) not in epilogues) for kernel in fused.kernels)
     return list(zip(numbers, fused.kernels, strict=True))
 
 
@@ -260,8 +261,8 @@ def last_reads(fused: Fused, kernels: Sequence[tuple[int, Kernel]]) -> dict[int,
     """Return the last step that reads each root's memory; what is handed out is read after all of them."""
     found: dict[int, int] = {}
     for number, kernel in kernels:
-        for source in kernel.reads:
-            found[id(fused.memory_of(source.root))] = number
+        for view in kernel.reads:
+            found[id(fused.memory_of(view.root))] = number
     for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
         found[id(fused.memory_of(root))] = len(kernels) + 1
     return found
@@ -275,8 +276,8 @@ def in_place(fused: Fused, kernels: Sequence[tuple[int, Kernel]]) -> dict[int, T
     readers: dict[int, list[tuple[int, Any]]] = {}
     for number, kernel in kernels:
         for one in kernel.members if isinstance(kernel, Loop) else [kernel]:
-            for source in one.reads:
-                readers.setdefault(id(fused.memory_of(source.root)), []).append((number, (one, source)))
+            for view in one.reads:
+                readers.setdefault(id(fused.memory_of(view.root)), []).append((number, (one, view)))
     handed_out = {id(fused.memory_of(one.root)) for one in fused.outputs.values()}
     found: dict[int, Tensor] = {}
     taken = {id(part) for stage in fused.stages for message in stage.messages for part, _ in message}
@@ -296,12 +297,12 @@ def in_place(fused: Fused, kernels: Sequence[tuple[int, Kernel]]) -> dict[int, T
     return found
 
 
-def _reads_itself(loop: Loop, writer: Member, reader: Member | Kernel, source: Source) -> bool:
-    """Whether a loop that writes a member over what a source reads has read each element before."""
+def _reads_itself(loop: Loop, writer: Member, reader: Member | Kernel, view: View) -> bool:
+    """Whether a loop that writes a member over what a view reads has read each element before."""
     if not isinstance(reader, Member) or writer.kind != "map" or reader.kind not in ("map", "gather"):
         return False
     if any(loop.passes().values()):
         return False
     rank = len(loop.space)
-    same = source.strides(rank) == whole(writer.tensor).along(writer.axes).strides(rank) and not source.start()
+    same = view.strides(rank) == whole(writer.tensor).along(writer.axes).strides(rank) and not view.start()
     return same and reader.inner and writer.inner

@@ -6,9 +6,11 @@ from dataclasses import replace
 from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
 from dptrain.backend.cuda.groups import Group, Grouping
 from dptrain.program.messages import stages
+from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_precision, without_ranks
+from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
-from dptrain.program.tensor import OPS, Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable
 
 # Elements from which on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
@@ -28,7 +30,7 @@ class Composition:
     Attributes:
         program: with results that are all computed, and none of them twice.
         sizes: of the batch.
-        stages: kernels, in order, between two meetings with the other ranks.
+        stages: kernels, in order, between two sync points with the other ranks.
         messages: what is then summed, see `messages.Stage`.
         stored: tensors that kernels leave in memory.
         targets: those that become the value of a variable.
@@ -57,8 +59,8 @@ class Composition:
         self.wide_index = max((self.sizes.count(one.shape) for one in tensors), default=0) >= _WIDE
         grouping = Grouping(program, library)
         self.messages = [stage.messages for stage in stages(program)]
-        sent = {one for meeting in self.messages for message in meeting for one in message}
-        self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.roots}
+        sent = {one for messages in self.messages for message in messages for one in message}
+        self.stored = {one for one in {*program.results, *grouping.used, *sent} if one in grouping.anchors}
         self.targets = {one: variable for variable, one in program.updates.items()}
         labels = {one: name for name, one in program.outputs.items()}
         labels |= {one: f"new {variable.path}" for variable, one in program.updates.items()}
@@ -66,7 +68,7 @@ class Composition:
         generator = Generator(grouping, self.sizes, self.stored, names, library)
         functions = {group: generator.function(group) for group in grouping.groups}
         for copied, variable in self._waiting(grouping, functions).items():
-            moved = Tensor(OPS["stop_gradient"], (copied,), {}, copied.shape, copied.dtype)
+            moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
             names[moved] = f"moved_{names[copied]}"
             self.stored.add(moved)
             del self.targets[copied]
@@ -107,14 +109,17 @@ class Composition:
 
 
 def _with_own_results(program: Program) -> Program:
-    """Return a program whose results are all computed, and none of them twice."""
+    """Return a program whose results are all computed, and none of them twice.
+
+    A sum over the ranks is copied as well: it lies in its message, not where a result is read.
+    """
     taken: set[int] = set()
 
     def own(one: Tensor) -> Tensor:
-        if one.op is not None and id(one) not in taken:
+        if one.op is not None and one.op is not ALL_REDUCE and id(one) not in taken:
             taken.add(id(one))
             return one
-        return Tensor(OPS["stop_gradient"], (one,), {}, one.shape, one.dtype)
+        return Tensor(OPERATORS["identity"], (one,), {}, one.shape, one.dtype)
 
     updates = {variable: own(one) for variable, one in program.updates.items()}
     outputs: dict[int, Tensor] = {}

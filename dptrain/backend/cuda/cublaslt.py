@@ -31,7 +31,7 @@ _ALIGNMENT = 256
 
 
 @dataclass
-class _Plan:
+class _Matmul:
     """What one shape needs: opaque handles and the algorithm."""
 
     operation: int
@@ -69,8 +69,8 @@ class CublasLt:
         self._float32 = int(CudaDataType.CUDA_R_32F)
         compute = cublas.ComputeType
         self._compute = int(compute.COMPUTE_32F if precision == "float32" else compute.COMPUTE_32F_FAST_TF32)
-        self._keep, self._turn = int(cublas.Operation.N), int(cublas.Operation.T)
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._keep, self._transpose = int(cublas.Operation.N), int(cublas.Operation.T)
+        self._matmuls: dict[tuple[Any, ...], _Matmul] = {}
         try:
             self._handle: int | None = cublasLt.create()
             version = cublasLt.get_version()
@@ -80,11 +80,11 @@ class CublasLt:
         self._workspace = allocate(WORKSPACE_BYTES)
         self._one, self._zero = np.ones(1, np.float32), np.zeros(1, np.float32)
 
-    def product(self, turned: tuple[bool, bool], a: int, b: int, c: int, sizes: tuple[int, int, int]) -> None:
+    def product(self, transposed: tuple[bool, bool], a: int, b: int, c: int, sizes: tuple[int, int, int]) -> None:
         """Queue c = op(a) op(b); all arrays are float32, dense and row-major.
 
         Args:
-            turned: whether a is (K, M) instead of (M, K), and b (N, K) instead of (K, N).
+            transposed: whether a is (K, M) instead of (M, K), and b (N, K) instead of (K, N).
             a: device address, as those that follow.
             b: of the second factor.
             c: of (M, N) results, overwritten.
@@ -95,21 +95,21 @@ class CublasLt:
         """
         # Slices of a batch begin anywhere; an algorithm for aligned matrices would read them wrongly.
         alignments = tuple(min(pointer & -pointer, _ALIGNMENT) for pointer in (a, b, c))
-        key = (turned, sizes, alignments)
+        key = (transposed, sizes, alignments)
         try:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan = self._plans[key] = self._plan(turned, sizes, alignments)
+            matmul = self._matmuls.get(key)
+            if matmul is None:
+                matmul = self._matmuls[key] = self._prepare(transposed, sizes, alignments)
             self._lt.matmul(
                 self._handle,
-                plan.operation,
+                matmul.operation,
                 self._one.ctypes.data,
-                *(b, plan.layout_b),
-                *(a, plan.layout_a),
+                *(b, matmul.layout_b),
+                *(a, matmul.layout_a),
                 self._zero.ctypes.data,
-                *(c, plan.layout_c),
-                *(c, plan.layout_c),
-                plan.algorithm.ctypes.data,
+                *(c, matmul.layout_c),
+                *(c, matmul.layout_c),
+                matmul.algorithm.ctypes.data,
                 self._workspace,
                 WORKSPACE_BYTES,
                 self._stream,
@@ -121,11 +121,11 @@ class CublasLt:
 
     def close(self) -> None:
         """Give back what the library holds; all queued work has ended."""
-        for plan in self._plans.values():
-            for layout in (plan.layout_a, plan.layout_b, plan.layout_c):
+        for matmul in self._matmuls.values():
+            for layout in (matmul.layout_a, matmul.layout_b, matmul.layout_c):
                 self._lt.matrix_layout_destroy(layout)
-            self._lt.matmul_desc_destroy(plan.operation)
-        self._plans.clear()
+            self._lt.matmul_desc_destroy(matmul.operation)
+        self._matmuls.clear()
         if self._handle is not None:
             self._lt.destroy(self._handle)
             self._handle = None
@@ -135,15 +135,17 @@ class CublasLt:
         with contextlib.suppress(Exception):  # one could reach nobody from here
             self.close()
 
-    def _plan(self, turned: tuple[bool, bool], sizes: tuple[int, int, int], alignments: tuple[int, ...]) -> _Plan:
+    def _prepare(
+        self, transposed: tuple[bool, bool], sizes: tuple[int, int, int], alignments: tuple[int, ...]
+    ) -> _Matmul:
         lt = self._lt
         M, N, K = sizes
         operation = lt.matmul_desc_create(self._compute, self._float32)
-        self._set(operation, lt.MatmulDescAttribute.TRANSA, self._turn if turned[1] else self._keep)
-        self._set(operation, lt.MatmulDescAttribute.TRANSB, self._turn if turned[0] else self._keep)
+        self._set(operation, lt.MatmulDescAttribute.TRANSA, self._transpose if transposed[1] else self._keep)
+        self._set(operation, lt.MatmulDescAttribute.TRANSB, self._transpose if transposed[0] else self._keep)
         # Rows and columns as stored, which by columns is the other way round.
-        layout_a = self._matrix(*((K, M) if turned[0] else (M, K)))
-        layout_b = self._matrix(*((N, K) if turned[1] else (K, N)))
+        layout_a = self._matrix(*((K, M) if transposed[0] else (M, K)))
+        layout_b = self._matrix(*((N, K) if transposed[1] else (K, N)))
         layout_c = self._matrix(M, N)
         preference = lt.matmul_preference_create()
         names = lt.MatmulPreferenceAttribute
@@ -168,7 +170,7 @@ class CublasLt:
         if count[0] == 0 or found["state"][0] != 0:
             raise DeviceError(f"gemm = 'cublaslt': no algorithm for M, N, K = {M}, {N}, {K}; use --gemm dptrain")
         # The algorithm is the result's first field: one address serves for both.
-        return _Plan(operation, layout_a, layout_b, layout_c, found)
+        return _Matmul(operation, layout_a, layout_b, layout_c, found)
 
     def _matrix(self, rows: int, columns: int) -> int:
         handle: int = self._lt.matrix_layout_create(self._float32, columns, rows, columns)

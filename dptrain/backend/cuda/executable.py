@@ -23,12 +23,13 @@ from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_o
 from dptrain.backend.cuda.graphs import Graph, capture
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.own import own_launch
-from dptrain.backend.cuda.packs import Starts, Table
+from dptrain.backend.cuda.packs import RunTable, Starts
 from dptrain.backend.cuda.state import ALIGNMENT
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import Exchange
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
+from dptrain.program.lowering import UserKernel, lowering_of
 from dptrain.program.memory import arrange
 from dptrain.program.messages import all_reduce
 from dptrain.program.program import ROWS, Program
@@ -47,7 +48,7 @@ Launch = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class _Segment:
+class _Launches:
     """Launches, and the numbers of the messages that they complete."""
 
     launches: list[Launch]
@@ -71,7 +72,7 @@ class CudaExecutable:
         outputs: what the last step made, by name; who reads one waits for it.
         nbytes: of its memory, state and inputs aside.
         backend: the device.
-        likeness: equal for executables that differ in what is in a `Run` alone, and can be executed as a pack; None for
+        pack_key: equal for executables that differ in what is in a `Run` alone, and can be executed as a pack; None for
             one that never is: it meets other ranks, or calls kernels that are not generated.
 
     Raises:
@@ -101,8 +102,8 @@ class CudaExecutable:
         self._bind_inputs(made.program, arrays)
         named = self._of_run()
         row = np.array([named[name] for name in made.fields], np.uint64)
-        self._table = Table(backend, row)
-        self.likeness = self._load()
+        self._table = RunTable(backend, row)
+        self.pack_key = self._load()
         self._graphs: dict[tuple[int, int, int], Graph] = {}
         buffers = {name: self._results[one] for name, one in made.program.outputs.items()}
         self.outputs: Mapping[str, Array] = Outputs(buffers, backend.download)
@@ -125,7 +126,7 @@ class CudaExecutable:
         for one, buffer in known.items():
             backend.write(buffer, np.asarray(one.value))
         self._messages: list[tuple[str, Exchange]] = []
-        for message in (one for meeting in self._made.messages for one in meeting):
+        for message in (one for messages in self._made.messages for one in messages):
             self._exchange(message)
         lives: dict[Any, tuple[int, int, int]] = {}  # bytes, first and last kernel
         counters = 0
@@ -208,19 +209,19 @@ class CudaExecutable:
     # Launches
 
     def _load(self) -> Hashable:
-        """Compile the kernels, and prepare their launches; return the likeness."""
+        """Compile the kernels, and prepare their launches; return the pack key."""
         backend, sizes = self.backend, self._sizes
         gpu = backend.gpu_record
         cubin = compiled_text("program", self.source, gpu.architecture)
         batch = (sizes.rows, sizes.first_row, sizes.global_rows)
         index = "q" if self._made.wide_index else "i"
-        self._segments: list[list[_Segment]] = []
+        self._stages: list[list[_Launches]] = []
         alike: list[Hashable] = [cubin.path]
         is_generated = True
         numbers = iter(range(len(self._messages)))
         try:
             module = gpu.module(cubin)
-            for stage, meetings in zip(self._made.stages, self._made.messages, strict=True):
+            for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
                 own: list[Launch] = []
                 written: dict[Tensor, int] = {}  # by how many launches a tensor is complete
                 for kernel in stage:
@@ -241,8 +242,8 @@ class CudaExecutable:
                         own.append(partial(_launch, call, blocks, kernel.threads, backend.stream, self._table, values))
                         alike.append((kernel.name, blocks, values))
                     written |= {one: len(own) for function in kernel.functions for one in function.writes}
-                ready = [(next(numbers), max(written.get(one, 0) for one in message)) for message in meetings]
-                self._segments.append(_cut(own, ready))
+                ready = [(next(numbers), max(written.get(one, 0) for one in message)) for message in messages]
+                self._stages.append(_cut(own, ready))
         except cuda.Error as error:
             raise DeviceError(
                 f"{gpu.name}: the kernels of a program do not load ({error}); remove {cubin.path.parent}"
@@ -261,7 +262,7 @@ class CudaExecutable:
         return [
             partial(
                 self.backend.library.product,
-                call.turned,
+                call.transposed,
                 *(start + n * step for start, step in zip(starts, steps, strict=True)),
                 call.sizes,
             )
@@ -276,15 +277,17 @@ class CudaExecutable:
             DeviceError: it does not compile, or does not load.
         """
         tensor, memory = call.tensor, self._memories[0]
+        user = lowering_of(tensor)
         assert tensor.op is not None
-        kernel: OwnKernel = tensor.op.cuda
+        assert isinstance(user, UserKernel)
+        kernel: OwnKernel = user.kernel
 
         def buffer(one: Tensor) -> DeviceArray:
             return DeviceArray(memory, self._pointers[one], self._shape(one), one.dtype)
 
         if any(one.dtype == np.float64 for one in (*tensor.inputs, tensor)):
             raise ConfigError(f"op {kernel.name!r}: its kernel computes in float32, not in float64")
-        outputs = {tensor.op.output: buffer(tensor)}
+        outputs = {user.output: buffer(tensor)}
         scratch = self._scratch.get((function.name, "others"), 0)
         for number, (shape, start) in call.scratch.items():
             own = tuple(shape) if self._rows is None else local(shape, self._rows)
@@ -315,7 +318,7 @@ class CudaExecutable:
     @property
     def launches(self) -> int:
         """How many kernels a step launches."""
-        return sum(len(segment.launches) for stage in self._segments for segment in stage)
+        return sum(len(one.launches) for stage in self._stages for one in stage)
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Queue as many steps as there are starts. Collective where the program is a placed one.
@@ -325,7 +328,7 @@ class CudaExecutable:
         """
         for begin in range(0, len(starts), _STEPS):
             chunk = np.asarray(starts[begin : begin + _STEPS], np.int64)
-            if self.backend.joins_packs and self.likeness is not None:
+            if self.backend.joins_packs and self.pack_key is not None:
                 self.backend.gpu_record.packs.add(self, chunk)
             else:
                 self.execute([(self, chunk)])
@@ -355,13 +358,13 @@ class CudaExecutable:
             other.wait_for(self.backend)
 
     def _run_step(self, runs: int) -> None:
-        for number, segments in enumerate(self._segments):
-            for part, segment in enumerate(segments):
-                self._queue((number, part, runs), segment.launches)
-                for message in segment.ready:
+        for number, stage in enumerate(self._stages):
+            for part, some in enumerate(stage):
+                self._queue((number, part, runs), some.launches)
+                for message in some.ready:
                     self._messages[message][1].begin()  # on its way while what follows is computed
             # In one order on all ranks: one without rows launches less, and so completes them otherwise.
-            for message in sorted(one for segment in segments for one in segment.ready):
+            for message in sorted(one for some in stage for one in some.ready):
                 over, exchange = self._messages[message]
                 assert self._comm is not None
                 all_reduce(exchange.values(), over, self._comm)
@@ -371,8 +374,8 @@ class CudaExecutable:
         """Queue what is between two points at which messages leave: one graph, recorded when it is first queued.
 
         Args:
-            place: number of the stage, of the segment, and of runs.
-            launches: of the segment.
+            place: number of the stage, of its part, and of runs.
+            launches: of the part.
         """
         stream, runs = self.backend.stream, place[-1]
         if self.backend.graph and len(launches) > 1:
@@ -401,7 +404,7 @@ class CudaExecutable:
 
 
 def _launch(
-    call: Callable[..., None], blocks: int, threads: int, stream: Any, table: Table, values: Sequence[int], runs: int
+    call: Callable[..., None], blocks: int, threads: int, stream: Any, table: RunTable, values: Sequence[int], runs: int
 ) -> None:
     call((blocks, runs), (threads, 1, 1), stream, table.rows.pointer, *values)
 
@@ -411,7 +414,7 @@ def _call_alone(call: Callable[[], None], runs: int) -> None:
     call()
 
 
-def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]]) -> list[_Segment]:
+def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]]) -> list[_Launches]:
     """Return launches cut where messages are complete.
 
     Args:
@@ -420,7 +423,7 @@ def _cut(launches: list[Launch], ready: Sequence[tuple[int, int]]) -> list[_Segm
     """
     ends = sorted({len(launches), *(count for _, count in ready)})
     return [
-        _Segment(launches[begin:end], [one for one, count in ready if count == end])
+        _Launches(launches[begin:end], [one for one, count in ready if count == end])
         for begin, end in pairwise([0, *ends])
     ]
 

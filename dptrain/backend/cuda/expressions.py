@@ -1,8 +1,8 @@
 """Tensors as C++: the statements that compute an element of one at an index, pulled from what is in memory.
 
 `Writer.value(tensor, index)` writes what computes one element: views become arithmetic on indices, ops of single
-elements their `Op.c`, other ops a function of `kernels/`. What is stored is loaded. A statement stands in the outermost
-scope in which its operands are known, and what is written once is used again.
+elements their expression, other ops a function of `kernels/`. What is stored is loaded. A statement stands in the
+outermost scope in which its operands are known, and what is written once is used again.
 """
 
 import math
@@ -14,11 +14,24 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.program.kernels import numbers_of, reduced_axes
-from dptrain.program.op import Op
-from dptrain.program.placement import ALL_REDUCE, OWN_ROWS
+from dptrain.program.lowering import (
+    Element,
+    Gather,
+    Insert,
+    Join,
+    Product,
+    RandomBits,
+    Reduction,
+    Scatter,
+    ViewMap,
+    Windows,
+    lowering_of,
+)
+from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Rows, Shape
 from dptrain.program.tensor import DType, Tensor
+from dptrain.program.views import IndexMap, is_one
 
 # C++'s names of the types that tensors can have on a GPU.
 TYPES = {
@@ -234,13 +247,13 @@ class Writer:
 
     def spread(self, index: Index, shape: Shape) -> Index:
         """Return the place in an input that is broadcast to an output of this index."""
-        if _same(index.shape, shape):
+        if same(index.shape, shape):
             return index
         missing, found, axis = len(index.shape) - len(shape), list[tuple[Ex, Shape]](), 0
         for ex, lengths in index.segments:
             own = shape[max(axis - missing, 0) : max(axis + len(lengths) - missing, 0)]
             axis += len(lengths)
-            if len(own) == len(lengths) and _same(own, lengths):
+            if len(own) == len(lengths) and same(own, lengths):
                 found.append((ex, lengths))
             elif weight(own) == (0, 1):
                 found.append((ZERO, own))
@@ -279,10 +292,12 @@ class Writer:
     def _computed(self, tensor: Tensor, index: Index) -> Ex:
         if tensor.op is None:
             return self._constant(tensor, index)
-        if tensor.op.name in _RULES:
-            return _RULES[tensor.op.name](self, tensor, index)
-        if tensor.op.c is not None:
-            return self._element(tensor.op, tensor, index)
+        if tensor.op is ALL_REDUCE:
+            return self.value(tensor.inputs[0], index)
+        if isinstance(tensor.op.lowering, Element):
+            return self._element(tensor.op.lowering, tensor, index)
+        if type(tensor.op.lowering) in _RULES:
+            return _RULES[type(tensor.op.lowering)](self, tensor, index)
         raise ConfigError(f"op {tensor.op.name!r} has no kernel: use --device cpu")
 
     def load(self, tensor: Tensor, index: Index) -> Ex:
@@ -322,12 +337,11 @@ class Writer:
             return literal(value, dtype)
         return self._number_name(tensor, attribute, value, dtype)
 
-    def _element(self, op: Op, tensor: Tensor, index: Index) -> Ex:
+    def _element(self, element: Element, tensor: Tensor, index: Index) -> Ex:
         """Return what an op of single elements makes."""
-        assert op.c is not None
         dtypes = [one.dtype for one in tensor.inputs]
         numbers = {name: self.number(tensor, name, value, tensor.dtype) for name, value in numbers_of(tensor).items()}
-        if "{last}" in op.c:
+        if element.by_last:
             *_, last = self.parts(index)
             segments = [(part, (n,)) for part, n in zip(self.parts(index)[:-1], index.shape[:-1], strict=True)]
             own = self.reshaped(Index(*segments), tensor.inputs[0].shape)
@@ -338,17 +352,17 @@ class Writer:
             wanted = tensor.dtype if tensor.dtype.kind != "b" else np.result_type(*dtypes) if dtypes else tensor.dtype
             found = [
                 Ex(literal(one.numpy().reshape(()), one.dtype))  # compilers know shorter ways: x * x
-                if op.name == "power" and n == 1 and _is_whole(one)
+                if n in element.exponents and _is_whole(one)
                 else self.value(one, self.spread(index, one.shape))
                 for n, one in enumerate(tensor.inputs)
             ]
-            types = [np.dtype(bool) if op.name == "where" and n == 0 else wanted for n in range(len(found))]
-            if op.name == "cast_to":
+            types = [np.dtype(bool) if n in element.conditions else wanted for n in range(len(found))]
+            if element.converts:
                 types = dtypes
             cast = [self.cast(one, dtype, to) for one, dtype, to in zip(found, dtypes, types, strict=True)]
             inputs, depth = [one.text for one in cast], max((one.depth for one in cast), default=0)
-        text = op.c.format(*inputs, **numbers)
-        if op.name == "cast_to":
+        text = element.c.format(*inputs, **numbers)
+        if element.converts:
             text = self.cast(Ex(text), dtypes[0], tensor.dtype).text
         return self.let(ctype(tensor.dtype), text, depth)
 
@@ -410,7 +424,7 @@ def differs_by_run(value: Any, dtype: DType) -> bool:
 _LEAST_THRESHOLD = 2**16
 
 
-def _same(a: Sequence[int], b: Sequence[int]) -> bool:
+def same(a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether shapes are the same for every number of rows."""
     return len(a) == len(b) and all(weight((n,)) == weight((m,)) for n, m in zip(a, b, strict=True))
 
@@ -437,42 +451,37 @@ def _split(parts: Sequence[Ex], shape: Shape) -> Index:
     return Index(*((part, (n,)) for part, n in zip(parts, shape, strict=True)))
 
 
-def _same_place(w: Writer, t: Tensor, index: Index) -> Ex:
-    return w.value(t.inputs[0], index)
+def _view(w: Writer, t: Tensor, index: Index) -> Ex:
+    x, shown = t.inputs[0], lowering_of(t)
+    assert isinstance(shown, ViewMap)
+    if shown.maps is None:
+        return w.value(x, w.reshaped(index, x.shape))
+    maps, missing = shown.maps(t), t.ndim - x.ndim
+    if missing >= 0 and all(
+        is_one(n) or (one == IndexMap(axis + missing) and same((n,), (t.shape[axis + missing],)))
+        for axis, (one, n) in enumerate(zip(maps, x.shape, strict=True))
+    ):
+        return w.value(x, w.spread(index, x.shape))
+    parts = w.parts(index)
+    return w.value(x, _split([_mapped(w, one, parts) for one in maps], x.shape))
 
 
-def _broadcast_along(w: Writer, t: Tensor, index: Index) -> Ex:
-    return w.value(t.inputs[0], w.spread(index, t.inputs[0].shape))
-
-
-def _reshape_to(w: Writer, t: Tensor, index: Index) -> Ex:
-    return w.value(t.inputs[0], w.reshaped(index, t.inputs[0].shape))
-
-
-def _transpose_to(w: Writer, t: Tensor, index: Index) -> Ex:
-    parts, axes = w.parts(index), t.attributes["axes"]
-    return w.value(t.inputs[0], _split([parts[axes.index(n)] for n in range(len(axes))], t.inputs[0].shape))
-
-
-def _own_rows(w: Writer, t: Tensor, index: Index) -> Ex:
-    parts, axis = w.parts(index), t.attributes["axis"]
-    length = t.shape[axis]
-    assert isinstance(length, Rows)
-    w.needs.add("first_row")
-    parts[axis] = w.place(f"{parts[axis].text} + {length.scale} * first_row", parts[axis])
-    return w.value(t.inputs[0], _split(parts, t.inputs[0].shape))
-
-
-def _getitem(w: Writer, t: Tensor, index: Index) -> Ex:
-    parts, found = iter(w.parts(index)), list[Ex]()
-    for one in t.attributes["key"]:
-        if not isinstance(one, tuple):
-            found.append(Ex(str(one)))
-            continue
-        (start, _, step), part = one, next(parts)
-        text = part.text if step == 1 else f"{part.text} * {step}"
-        found.append(part if start == 0 and step == 1 else w.place(f"{extent(start)} + {text}", part))
-    return w.value(t.inputs[0], _split(found, t.inputs[0].shape))
+def _mapped(w: Writer, one: IndexMap, parts: Sequence[Ex]) -> Ex:
+    """Return the place along an axis of what a view shows, whose own places these are."""
+    part = None if one.axis is None else parts[one.axis]
+    if part is not None and one == IndexMap(one.axis):
+        return part
+    first, terms = one.first, list[str]()
+    if first.plain or not (first.rows or first.first):
+        terms.append(str(first.plain))
+    if first.rows:
+        terms.append("B" if first.rows == 1 else f"{first.rows} * B")
+    if part is not None:
+        terms.append(part.text if one.step == 1 else f"{part.text} * {one.step}")
+    if first.first:
+        w.needs.add("first_row")
+        terms.append(f"{first.first} * first_row")
+    return Ex(terms[0]) if part is None and len(terms) == 1 else w.place(" + ".join(terms), *([part] if part else []))
 
 
 def _put(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -482,7 +491,7 @@ def _put(w: Writer, t: Tensor, index: Index) -> Ex:
         own = []
         if not (isinstance(start, int) and start == 0 and not isinstance(start, Rows)):
             own.append(f"{part.text} >= {extent(start)}")
-        if not (_same((stop,), (n,))):
+        if not (same((stop,), (n,))):
             own.append(f"{part.text} < {extent(stop)}")
         if step != 1:
             own.append(f"({part.text} - {extent(start)}) % {step} == 0")
@@ -562,58 +571,51 @@ def operand(w: Writer, t: Tensor, index: Index, at: Ex) -> Ex:
     return w.value(x, _split([next(inner) if axis in axes else next(kept) for axis in range(x.ndim)], x.shape))
 
 
-JOINS = {"reduce_sum": "Sum", "reduce_max": "Greatest", "argmax_along": "First"}
+_JOINS = {"sum": "Sum", "max": "Greatest", "argmax": "First"}
+
+
+def join_of(t: Tensor) -> str | None:
+    """Return what joins a reduction's terms in C++; None for other tensors."""
+    reduction = lowering_of(t)
+    return _JOINS[reduction.join] if isinstance(reduction, Reduction) else None
 
 
 def join_type(t: Tensor) -> str:
     """Return the C++ type in which a reduction joins its terms within a thread."""
-    assert t.op is not None
-    return f"Best<{ctype(t.inputs[0].dtype)}>" if t.op.name == "argmax_along" else ctype(t.dtype)
+    return f"Best<{ctype(t.inputs[0].dtype)}>" if join_of(t) == "First" else ctype(t.dtype)
 
 
 def term(w: Writer, t: Tensor, index: Index, at: Ex) -> Ex:
     """Return what a reduction joins: the element, for an argmax with its place."""
-    assert t.op is not None
     found = operand(w, t, index, at)
-    if t.op.name != "argmax_along":
+    if join_of(t) != "First":
         return found
     return Ex(f"{join_type(t)}{{{found.text}, {at.text}}}", max(found.depth, at.depth))
 
 
 def _reduce(w: Writer, t: Tensor, index: Index) -> Ex:
     """A reduction whose element one thread computes alone."""
+    lengths, how = tuple(t.inputs[0].shape[axis] for axis in reduced_axes(t)), join_of(t)
+    assert how is not None
+    found = w.joined(join_type(t), how, lengths, lambda at: term(w, t, index, at))
+    return Ex(f"{found.text}.place", found.depth) if how == "First" else found
+
+
+def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
+    """An op of kernels/windows.cuh, which takes whole inputs, and the place of an element."""
     assert t.op is not None
-    lengths = tuple(t.inputs[0].shape[axis] for axis in reduced_axes(t))
-    found = w.joined(join_type(t), JOINS[t.op.name], lengths, lambda at: term(w, t, index, at))
-    return Ex(f"{found.text}.place", found.depth) if t.op.name == "argmax_along" else found
-
-
-def _window(t: Tensor, image: Shape, made: Shape, kernel: Shape) -> str:
-    """Return how a kernel goes over images, as kernels/windows.cuh has it."""
-    given = t.attributes
-    numbers = [*image[1:3], *made[1:3], *kernel, *given["strides"], *given.get("dilation", (1, 1)), *given["before"]]
-    return f"Window{{{', '.join(str(int(n)) for n in numbers)}}}"
-
-
-def _windows(*order: str) -> Rule:
-    """Return the rule of an op of kernels/windows.cuh; `order` says which shapes are the image's and the output's."""
-
-    def rule(w: Writer, t: Tensor, index: Index) -> Ex:
-        assert t.op is not None
-        shapes = {"made": t.shape} | {str(n): one.shape for n, one in enumerate(t.inputs)}
-        image, made, kernel = (shapes.get(one, ()) for one in order)
-        w.needs.add("windows.cuh")
-        parts = w.parts(index)
-        size = t.attributes["window"] if not kernel else kernel[:2]
-        if t.op.name == "conv2d_kernel":
-            counts = [extent(t.inputs[0].shape[0]), *(str(int(n)) for n in kernel[2:])]
-        else:
-            counts = [str(int(n)) for n in kernel[2:]] or [str(int(t.shape[-1]))]
-        arguments = [*(w.pointer(one) for one in t.inputs), _window(t, image, made, size), *counts]
-        call = f"{t.op.name}({', '.join([*arguments, *(one.text for one in parts)])})"
-        return w.let(ctype(t.dtype), call, max(one.depth for one in parts))
-
-    return rule
+    assert isinstance(t.op.lowering, Windows)
+    image, places, kernel = t.op.lowering.shapes(t)
+    w.needs.add("windows.cuh")
+    parts, own = w.parts(index), t.attributes
+    size = kernel[:2] or own["window"]
+    numbers = [*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"]]
+    window = f"Window{{{', '.join(str(int(n)) for n in numbers)}}}"
+    counts = [str(int(n)) for n in kernel[2:] or t.shape[-1:]]
+    if t.op.lowering.kernel == -1:  # a sum over all images
+        counts.insert(0, extent(image[0]))
+    arguments = [*(w.pointer(one) for one in t.inputs), window, *counts, *(one.text for one in parts)]
+    return w.let(ctype(t.dtype), f"{t.op.name}({', '.join(arguments)})", max(one.depth for one in parts))
 
 
 def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -627,20 +629,14 @@ def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     return w.let(ctype(t.dtype), call, max(parts[0].depth, feature.depth))
 
 
-_RULES: dict[str, Rule] = {
-    **{"stop_gradient": _same_place, ALL_REDUCE.name: _same_place, OWN_ROWS.name: _own_rows},
-    **{"broadcast_along": _broadcast_along, "reshape_to": _reshape_to, "transpose_to": _transpose_to},
-    **{"getitem": _getitem, "put": _put, "concatenate_along": _concatenate_along, "take_rows": _take_rows},
-    **{"random_bits": _random_bits, "batch_matmul": _batch_matmul, "add_rows": _add_rows},
-    **dict.fromkeys(JOINS, _reduce),
-    **{"conv2d": _windows("0", "made", "1"), "conv2d_input": _windows("made", "0", "1")},
-    **{"conv2d_kernel": _windows("0", "1", "made"), "max_pool2d": _windows("0", "made", "")},
-    **{"max_pool2d_input": _windows("made", "2", ""), "max_pool2d_take": _windows("0", "made", "")},
+_RULES: dict[type, Rule] = {
+    ViewMap: _view,
+    Insert: _put,
+    Join: _concatenate_along,
+    Gather: _take_rows,
+    RandomBits: _random_bits,
+    Product: _batch_matmul,
+    Reduction: _reduce,
+    Scatter: _add_rows,
+    Windows: _windows,
 }
-# Ops that read whole inputs in an order of their own, and are worth storing.
-WHOLE = frozenset({"add_rows", "conv2d", "conv2d_input", "conv2d_kernel"} | {n for n in _RULES if n.startswith("max_")})
-# Ops whose result is rather computed once than for each element of something larger.
-EXPENSIVE = frozenset(
-    {"power", "exp", "log", "log1p", "sqrt", "sin", "cos", "tanh", "sigmoid", "softplus", "divide", "floor_divide"}
-    | {"elu", "random_bits", "take_rows"}
-)

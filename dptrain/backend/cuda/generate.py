@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cuda.expressions import JOINS, Ex, Writer, ctype, extents, join_type, weight
+from dptrain.backend.cuda.expressions import Ex, Writer, ctype, extents, join_of, join_type, weight
 from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
 from dptrain.backend.cuda.products import THREADS, product_plan
+from dptrain.program.lowering import UserKernel, lowering_of
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
 
@@ -78,13 +79,13 @@ class LibraryCall:
     """A product that a library computes.
 
     Attributes:
-        turned: whether the factors lie transposed in memory.
+        transposed: whether the factors lie transposed in memory.
         tensors: both factors and the result.
         sizes: M, N and K.
         batch: how many matrices, and the steps in bytes from one to the next of the three.
     """
 
-    turned: tuple[bool, bool]
+    transposed: tuple[bool, bool]
     tensors: tuple[Tensor, Tensor, Tensor]
     sizes: tuple[int, int, int]
     batch: tuple[int, int, int, int]
@@ -159,7 +160,7 @@ class Generator:
     Args:
         grouping: of its tensors.
         sizes: of the batch.
-        stored: which roots are kept in memory.
+        stored: which anchors are kept in memory.
         names: what tensors are called.
         library: products are a library's.
     """
@@ -242,15 +243,15 @@ class Generator:
                 accumulators = {one: w.fresh("best") for one in reductions}
                 with w.scope(2) as body:
                     for one, name in accumulators.items():
-                        body.append(f"{name} = {_join(one)}::join({name}, {self._term(w, places, one)});")
+                        body.append(f"{name} = {join_of(one)}::join({name}, {self._term(w, places, one)});")
                 row += [
-                    f"{join_type(one)} {name} = {_join(one)}::identity<{join_type(one)}>();"
+                    f"{join_type(one)} {name} = {join_of(one)}::identity<{join_type(one)}>();"
                     for one, name in accumulators.items()
                 ]
                 row += [loop, *_indented(body), "}"]
                 for one, name in accumulators.items():
                     shared = ", shared" if long else ""
-                    row.append(f"{name} = {join}<{_join(one)}>({name}{shared});")
+                    row.append(f"{name} = {join}<{join_of(one)}>({name}{shared});")
                     place = f"{name}.place" if join_type(one).startswith("Best") else name
                     w.known[id(one), places.of(one, "reduce").text] = Ex(place, 1)
             by_row = {one for one in sums if places.is_of_rows(one)}
@@ -266,7 +267,7 @@ class Generator:
             for number, one in enumerate(sums):
                 if one in by_row:
                     term, name = self._term(w, places, one), f"sum_{number}"
-                    ends.append(f"{name} = {_join(one)}::join({name}, {term});")
+                    ends.append(f"{name} = {join_of(one)}::join({name}, {term});")
             for one, value in values:
                 if one in self._stored:
                     ends.append(f"{self._target(made, one, places.of(one, 'row'))} = {value.text};")
@@ -306,7 +307,7 @@ class Generator:
         several: list[str] = []
         for number, one in enumerate(sums):
             wide = _wide(one)
-            w.write(f"{wide} total_{number} = column_join<{_join(one)}>(({wide})sum_{number}, shared);")
+            w.write(f"{wide} total_{number} = column_join<{join_of(one)}>(({wide})sum_{number}, shared);")
             made.arguments.append(Argument(f"{wide} *", f"parts_{number}", 8 * chunks * columns))
             several.append(
                 f"if (threadIdx.x < WARP && column < {count}) "
@@ -314,20 +315,19 @@ class Generator:
             )
         several.append("if (!is_last_block(arrived + block % tiles, chunks, shared)) return;")
         for number, one in enumerate(sums):
-            several.append(
-                f"total_{number} = join_chunks<{_join(one)}>(parts_{number}, chunks, column, (Index)({count}), shared);"
-            )
+            given = f"parts_{number}, chunks, column, (Index)({count}), shared"
+            several.append(f"total_{number} = join_chunks<{join_of(one)}>({given});")
             w.known[id(one), places.final.text] = Ex(f"(({ctype(one.dtype)})total_{number})", 0)
         w.write("if (chunks > 1) {", *_indented(several), "}")
         self._finals(made, w, places, group, f"threadIdx.x < WARP && column < {count}")
 
     def _product(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         (result,) = [one for one in group.roles if is_product(one)]
-        (a, turned_a), (b, turned_b) = map(operand_of, result.inputs)
+        (a, transposed_a), (b, transposed_b) = map(operand_of, result.inputs)
         batch = self._sizes.count(result.shape[:-2])
         M, N, K = (self._sizes.count((n,)) for n in (*result.shape[-2:], result.inputs[0].shape[-1]))
         batch_a, batch_b = (self._sizes.count(one.shape[:-2]) for one in result.inputs)
-        if batch_b == 1 and batch > 1 and not turned_a:
+        if batch_b == 1 and batch > 1 and not transposed_a:
             M, batch, batch_a = M * batch, 1, 1  # rows of all matrices are those of one
         steps = (M * K if batch_a > 1 else 0, K * N if batch_b > 1 else 0)
         names = [made.pointers.setdefault(one, self._names[one]) for one in (a, b)]
@@ -336,7 +336,7 @@ class Generator:
         if self._library and min(M, N, K) > 0:
             self._target(made, result, Ex("everywhere"))
             bytes_of = (4 * steps[0], 4 * steps[1], 4 * M * N)
-            made.call = LibraryCall((turned_a, turned_b), (a, b, result), (M, N, K), (batch, *bytes_of))
+            made.call = LibraryCall((transposed_a, transposed_b), (a, b, result), (M, N, K), (batch, *bytes_of))
             return
         tile, slices, depth = product_plan(M, N, K)
         tiles = -(-M // tile) * -(-N // tile) * batch
@@ -347,11 +347,11 @@ class Generator:
         made.needs.add("product_tf32.cuh" if tf32 else "product.cuh")
         inner = _TF32_TILES[tile] if tf32 else _TILES[tile]
         sizes = ", ".join(str(n) for n in (tile, tile, *inner))
-        turned = ", ".join("true" if one else "false" for one in (turned_a, turned_b))
+        transposed = ", ".join("true" if one else "false" for one in (transposed_a, transposed_b))
         made.shared = (
-            f"(Tf32Shape<{sizes}, {turned}>::SHARED * 4)" if tf32 else f"PRODUCT_SHARED({tile}, {tile}, {inner[0]})"
+            f"(Tf32Shape<{sizes}, {transposed}>::SHARED * 4)" if tf32 else f"PRODUCT_SHARED({tile}, {tile}, {inner[0]})"
         )
-        wide = [(M if turned_a else K) % 4 == 0, (K if turned_b else N) % 4 == 0]
+        wide = [(M if transposed_a else K) % 4 == 0, (K if transposed_b else N) % 4 == 0]
         cells = tile * tile * tiles * slices if slices > 1 else 0
         made.arguments += [
             *(Argument("int", name, value) for name, value in (("M", M), ("N", N), ("K", K))),
@@ -368,7 +368,7 @@ class Generator:
         w.write(
             f"const Product of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
             f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
-            f"{'product_tf32' if tf32 else 'product'}<{sizes}, {turned}>"
+            f"{'product_tf32' if tf32 else 'product'}<{sizes}, {transposed}>"
             "(shared, of, block, [&](Index r, Index c, float sum) {",
             *_indented(body),
             "});",
@@ -376,15 +376,16 @@ class Generator:
 
     def _call(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         (tensor,) = group.roles
-        assert tensor.op is not None
+        user = lowering_of(tensor)
+        assert isinstance(user, UserKernel)
         for one in tensor.inputs:
             w.pointer(one)
         self._target(made, tensor, Ex("everywhere"))
-        shapes = tensor.op.cuda.output_shapes([one.shape for one in tensor.inputs])
+        shapes = user.kernel.output_shapes([one.shape for one in tensor.inputs])
         others: dict[int, tuple[Shape, int]] = {}
         end = 0
         for number, shape in enumerate(shapes):
-            if number != tensor.op.output:
+            if number != user.output:
                 others[number] = shape, end
                 end += -(-self._sizes.count(shape) * tensor.dtype.itemsize // 256) * 256
         made.arguments.append(Argument("char *", "others", end))
@@ -394,13 +395,13 @@ class Generator:
 
     def _begin_sums(self, w: Writer, sums: Sequence[Tensor]) -> None:
         for number, one in enumerate(sums):
-            w.write(f"{join_type(one)} sum_{number} = {_join(one)}::identity<{join_type(one)}>();")
+            w.write(f"{join_type(one)} sum_{number} = {join_of(one)}::identity<{join_type(one)}>();")
 
     def _join_terms(self, w: Writer, places: Places, sums: Sequence[Tensor]) -> None:
         numbers = {one: number for number, one in enumerate(places.group.of("sum"))}
         for one in sums:
             name, term = f"sum_{numbers[one]}", self._term(w, places, one)
-            w.write(f"{name} = {_join(one)}::join({name}, {term});")
+            w.write(f"{name} = {join_of(one)}::join({name}, {term});")
 
     def _term(self, w: Writer, places: Places, one: Tensor) -> str:
         x, found = one.inputs[0], places.term(one)
@@ -419,10 +420,10 @@ class Generator:
             wide = _wide(one)
             made.arguments.append(Argument(f"{wide} *", f"parts_{number}", 8 * made.blocks))
             w.write(
-                f"const {wide} of_block_{number} = block_join<{_join(one)}>(({wide})sum_{number}, shared);",
+                f"const {wide} of_block_{number} = block_join<{join_of(one)}>(({wide})sum_{number}, shared);",
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
-            last.append(f"const {wide} total_{number} = join_parts<{_join(one)}>(parts_{number}, blocks, shared);")
+            last.append(f"const {wide} total_{number} = join_parts<{join_of(one)}>(parts_{number}, blocks, shared);")
             w.known[id(one), places.final.text] = Ex(f"(({ctype(one.dtype)})total_{number})", 0)
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
         self._finals(made, w, places, group, "threadIdx.x == 0")
@@ -657,14 +658,9 @@ def _needs(tensor: Tensor, others: set[Tensor], group: Group) -> bool:
     return False
 
 
-def _join(tensor: Tensor) -> str:
-    assert tensor.op is not None
-    return JOINS[tensor.op.name]
-
-
 def _wide(tensor: Tensor) -> str:
     """Return the type in which sums go on beyond one thread."""
-    return "double" if tensor.dtype == np.float32 and _join(tensor) == "Sum" else ctype(tensor.dtype)
+    return "double" if tensor.dtype == np.float32 and join_of(tensor) == "Sum" else ctype(tensor.dtype)
 
 
 def _used(lines: list[str]) -> list[str]:

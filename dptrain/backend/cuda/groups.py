@@ -1,9 +1,9 @@
 """Which tensors of a program one kernel function computes together: fusion, as it suits a GPU.
 
-Few tensors are *roots*: results, sums, products, what products and convolutions read, and what is dear and used for
-many elements. All others are computed where they are used. A root joins the group of what it reads where an element
-needs only elements that the same thread (or the threads of the same row) has at that moment, and everything else is
-there before the group begins. Groups that do not wait for each other share a launch.
+Few tensors are *anchors*: results, sums, products, what products and convolutions read, and what is expensive and used
+for many elements. All others are computed where they are used. An anchor joins the group of what it reads where an
+element needs only elements that the same thread (or the threads of the same row) has at that moment, and everything
+else is there before the group begins. Groups that do not wait for each other share a launch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,26 +13,38 @@ from typing import Literal
 import numpy as np
 
 from dptrain.backend.cuda.expressions import (
-    EXPENSIVE,
-    JOINS,
-    WHOLE,
     ZERO,
     Ex,
     Index,
     Writer,
+    join_of,
+    same,
     weight,
 )
 from dptrain.program.kernels import reduced_axes
+from dptrain.program.lowering import (
+    Product,
+    Reduction,
+    Scatter,
+    UserKernel,
+    ViewMap,
+    Windows,
+    axes_of,
+    is_same,
+    lowering_of,
+)
 from dptrain.program.messages import stages
 from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, size
-from dptrain.program.tensor import OPS, Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable
 
+# Ops that read whole inputs in an order of their own, and are worth storing.
+_WHOLE = (Scatter, Windows)
 # How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows;
 # "product" by tiles of a matrix product, whose results it gets.
 # "call" by a kernel of a user's own.
-Kind = Literal["map", "rows", "columns", "product", "call"]
+GroupKind = Literal["map", "rows", "columns", "product", "call"]
 # What a member is to its group: "main" has an element at each place of the group, "row" one for each row, "reduce"
 # one of each row's joined terms; "sum" joins terms of all places, of all rows for each column; "final" is computed from
 # these.
@@ -41,20 +53,20 @@ Role = Literal["main", "row", "reduce", "sum", "final"]
 
 @dataclass(eq=False)
 class Group:
-    """Roots that one function computes.
+    """Anchors that one function computes.
 
     Attributes:
-        kind: see `Kind`.
+        kind: see `GroupKind`.
         lead: lengths of all axes of a map, of the rows otherwise.
         inner: lengths of the axes within a row, of the columns.
-        stage: between which meetings with other ranks it runs.
+        stage: between which sync points with other ranks it runs.
         level: groups of lower levels run before it.
         roles: of its members, in the order in which they can be computed.
         after: groups that must have run before.
         copied: of a group that only copies: the update, and the variable that it becomes.
     """
 
-    kind: Kind
+    kind: GroupKind
     lead: Shape
     inner: Shape
     stage: int
@@ -73,27 +85,26 @@ class Group:
 
 
 def operand_of(tensor: Tensor) -> tuple[Tensor, bool]:
-    """Return the tensor whose memory a factor of a product is, and whether its last two axes are exchanged there."""
-    turned = False
-    while tensor.op is not None:
-        axes = tensor.attributes.get("axes")
+    """Return the tensor whose memory a factor of a product is, and whether its last two axes are exchanged there.
+
+    A transpose is looked through where what stands outside of it has left its matrices as they are: a reshape to others
+    reads the elements in the order of the transpose, which is nowhere in memory. Inside of it any reshape will do.
+    """
+    matrix, transposed = tensor.shape[-2:], False
+    while tensor.op is not None and tensor.op.is_view:
         last = tensor.ndim - 1
-        if tensor.op is OPS["transpose_to"] and axes == (*range(last - 1), last, last - 1) and not turned:
-            turned, tensor = True, tensor.inputs[0]
-        elif tensor.op is OPS["stop_gradient"] or (tensor.op is OPS["reshape_to"] and _keeps_matrix(tensor, turned)):
-            tensor = tensor.inputs[0]
-        else:
+        exchanges = axes_of(tensor) == (*range(last - 1), last, last - 1)
+        if exchanges and not transposed and same(tensor.shape[-2:], matrix):
+            transposed = True
+        elif not is_same(tensor) and lowering_of(tensor) != ViewMap():
             break
-    return tensor, turned
-
-
-def _keeps_matrix(tensor: Tensor, turned: bool) -> bool:
-    return not turned or tuple(tensor.shape[-2:]) == tuple(tensor.inputs[0].shape[-2:])
+        tensor = tensor.inputs[0]
+    return tensor, transposed
 
 
 def is_product(tensor: Tensor) -> bool:
     """Whether the tiled kernels compute it: float32 matrices, of which both factors have a batch, or one."""
-    if tensor.op is not OPS["batch_matmul"] or any(one.dtype != np.float32 for one in tensor.inputs):
+    if not isinstance(lowering_of(tensor), Product) or any(one.dtype != np.float32 for one in tensor.inputs):
         return False
     batch = weight(tensor.shape[:-2])
     return all(weight(one.shape[:-2]) in (batch, (0, 1)) for one in tensor.inputs)
@@ -101,7 +112,7 @@ def is_product(tensor: Tensor) -> bool:
 
 def is_call(tensor: Tensor) -> bool:
     """Whether a kernel of a user's own makes it."""
-    return tensor.op is not None and tensor.op.cuda is not None
+    return isinstance(lowering_of(tensor), UserKernel)
 
 
 class Grouping:
@@ -113,11 +124,11 @@ class Grouping:
 
     Attributes:
         groups: in an order in which they can run.
-        roots: tensors that groups compute.
+        anchors: tensors that groups compute.
         used: those that other groups than their own read.
-        group_of: the group of each root.
+        group_of: the group of each anchor.
         updates: what becomes of variables.
-        stage_count: how many times the ranks meet, and one.
+        stage_count: the number of sync points, and one.
     """
 
     def __init__(self, program: Program, library: bool = False) -> None:
@@ -128,59 +139,60 @@ class Grouping:
         self._library = library
         self._new = {id(one) for one in program.updates.values()}
         tensors = [one for one in program.tensors if one.op is not None]
-        self.roots: dict[Tensor, None] = {}
-        self._find_roots(program, tensors)
+        self.anchors: dict[Tensor, None] = {}
+        self._find_anchors(program, tensors)
         order = stages(program)
         self.stage_count = len(order)
         self._floor = 0
         for stage, found in enumerate(order):
             for one in found.order:
-                if one in self.roots:
+                if one in self.anchors:
                     self._add(one, stage)
             self._floor = max((one.level for one in self.groups), default=0)
 
-    # Roots
+    # Anchors
 
-    def _find_roots(self, program: Program, tensors: Sequence[Tensor]) -> None:
+    def _find_anchors(self, program: Program, tensors: Sequence[Tensor]) -> None:
         wanted = dict.fromkeys(one for one in program.results if one.op is not None)
         for one in tensors:
             if one.op is None:
                 continue
-            if one.op.name in JOINS or one.op is ALL_REDUCE:
+            lowering = one.op.lowering
+            if isinstance(lowering, Reduction) or one.op is ALL_REDUCE:
                 wanted[one] = None
-            elif one.op is OPS["batch_matmul"]:
+            elif isinstance(lowering, Product):
                 wanted |= dict.fromkeys(
                     [one, *(base for base, _ in map(operand_of, one.inputs) if base.op is not None)]
                 )
-            elif one.op.name in WHOLE or is_call(one):
+            elif isinstance(lowering, _WHOLE) or is_call(one):
                 wanted |= dict.fromkeys([one, *(read for read in one.inputs if read.op is not None)])
-        self.roots = wanted
+        self.anchors = wanted
         for one in tensors:
             for read in one.inputs:
-                if size(read.shape) < size(one.shape) and (dear := self._dear(read)) is not None:
-                    wanted[dear] = None
+                if size(read.shape) < size(one.shape) and (expensive := self._expensive(read)) is not None:
+                    wanted[expensive] = None
 
-    def _dear(self, tensor: Tensor) -> Tensor | None:
+    def _expensive(self, tensor: Tensor) -> Tensor | None:
         """Return what should be computed once where a smaller tensor is used for many elements, or None."""
         while tensor.op is not None and tensor.op.is_view:
             if weight(tensor.inputs[0].shape) != weight(tensor.shape):
                 return None  # of which that view's own input is judged
             tensor = tensor.inputs[0]
-        if tensor.op is None or tensor in self.roots or self._cheap(tensor):
+        if tensor.op is None or tensor in self.anchors or self._cheap(tensor):
             return None
         return tensor
 
     def _cheap(self, tensor: Tensor) -> bool:
-        if tensor.op is None or tensor in self.roots:
+        if tensor.op is None or tensor in self.anchors:
             return True
-        if tensor.op.name in EXPENSIVE:
-            return tensor.op.name == "divide" and all(one.op is None and one.value is not None for one in tensor.inputs)
+        if tensor.op.expensive:  # but of numbers that are known, which wait for nothing
+            return all(one.op is None and one.value is not None for one in tensor.inputs)
         return all(self._cheap(one) for one in tensor.inputs)
 
     # Groups
 
     def _add(self, tensor: Tensor, stage: int) -> None:
-        """Put a root into the group that suits it, or into one of its own."""
+        """Put an anchor into the group that suits it, or into one of its own."""
         own = self._own_group(tensor, stage)
         read = self._reads(tensor, own)
         before = max((self.group_of[one].level for one in read if one in self.group_of), default=0)
@@ -208,21 +220,21 @@ class Grouping:
         return Group("map", tensor.shape, (), stage, 0)
 
     def _reads(self, tensor: Tensor, group: Group) -> set[Tensor]:
-        """Return the roots that a root is computed of."""
+        """Return the anchors that an anchor is computed of."""
         if is_product(tensor):
-            return {base for base, _ in map(operand_of, tensor.inputs)} & self.roots.keys()
+            return {base for base, _ in map(operand_of, tensor.inputs)} & self.anchors.keys()
         found: set[Tensor] = set()
         rest = list(tensor.inputs)
         while rest:
             one = rest.pop()
-            if one in self.roots:
+            if one in self.anchors:
                 found.add(one)
             elif one not in found:
                 rest += one.inputs
         return found
 
     def _joins(self, tensor: Tensor, group: Group) -> bool:
-        """Make a root a member of a group, if it can be one."""
+        """Make an anchor a member of a group, if it can be one."""
         for role in roles_in(tensor, group):
             probe = Writer(lambda one: one is not tensor and self.is_stored(one), lambda one: "x")
             places = Places(probe, group)
@@ -258,7 +270,7 @@ class Grouping:
 
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is in memory for those groups that do not compute it."""
-        return tensor in self.roots or (tensor.op is None and (tensor.value is None or tensor.value.size != 1))
+        return tensor in self.anchors or (tensor.op is None and (tensor.value is None or tensor.value.size != 1))
 
 
 # Whose values a member can use that its own group has computed.
@@ -273,8 +285,8 @@ _KNOWN_BY: dict[Role, tuple[Role, ...]] = {
 
 def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns"], Shape, Shape] | None:
     """Return how a reduction is computed, with the lengths of rows and columns; None where a thread does it alone."""
-    assert tensor.op is not None
-    if tensor.op.name not in JOINS:
+    how = join_of(tensor)
+    if how is None:
         return None
     shape, axes = tensor.inputs[0].shape, reduced_axes(tensor)
     long = [axis for axis, n in enumerate(shape) if n != 1 or isinstance(n, Rows)]
@@ -282,17 +294,17 @@ def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns"], Shape,
     kept = [axis for axis in long if axis not in axes]
     if not over:
         return None
-    if not kept and tensor.op.name != "argmax_along":
+    if not kept and how != "First":
         return "all", shape, ()
     if not kept or over[0] > kept[-1]:
         return "rows", shape[: over[0]], shape[over[0] :]
-    if over[-1] < kept[0] and tensor.op.name != "argmax_along":
+    if over[-1] < kept[0] and how != "First":
         return "columns", shape[: kept[0]], shape[kept[0] :]
     return None
 
 
 def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
-    """Yield the roles that a root could have in a group by its shape."""
+    """Yield the roles that an anchor could have in a group by its shape."""
     how, own = reduction(tensor), weight(tensor.shape)
     lead, inner = weight(group.lead), weight(group.inner)
     if how is not None:

@@ -27,22 +27,22 @@ class Packs:
         """Let steps wait until their backend is asked for something else, at the latest.
 
         Args:
-            executable: what is executed; one with a likeness.
+            executable: what is executed; one with a pack key.
             starts: of each step.
         """
         executable.backend.launch_waiting()
-        self._waiting.setdefault(executable.likeness, []).append((executable, starts))
-        executable.backend.postpone(lambda: self.launch(executable.likeness))
+        self._waiting.setdefault(executable.pack_key, []).append((executable, starts))
+        executable.backend.postpone(lambda: self.launch(executable.pack_key))
 
-    def launch(self, likeness: Hashable) -> None:
+    def launch(self, pack_key: Hashable) -> None:
         """Queue what waits and is alike, for all runs together."""
         # Those with the most steps come first: as runs end, those that go on are the table's first rows.
-        pack = sorted(self._waiting.pop(likeness, ()), key=lambda one: -len(one[1]))
+        pack = sorted(self._waiting.pop(pack_key, ()), key=lambda one: -len(one[1]))
         if pack:
             pack[0][0].execute(pack)
 
 
-class Table:
+class RunTable:
     """The array of `Run`s that an executable's kernels read.
 
     Args:

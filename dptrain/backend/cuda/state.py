@@ -13,7 +13,7 @@ ALIGNMENT = 256
 
 
 class DeviceState:
-    """Where variables live that executables read and write in place; a `Home`.
+    """Where variables live that executables read and write in place; a `Storage`.
 
     Args:
         heap: the GPU's memory.
@@ -29,7 +29,7 @@ class DeviceState:
 
     def adopt(self, variables: Iterable[Variable]) -> None:
         """Let variables live here, those that are new in one piece of memory; the others stay as they are."""
-        new = [one for one in dict.fromkeys(variables) if one.home is not self]
+        new = [one for one in dict.fromkeys(variables) if one.storage is not self]
         if not new:
             return
         values = [np.asarray(one.numpy(), order="C") for one in new]

@@ -10,7 +10,7 @@ import numpy as np
 import dptrain as dp
 from dptrain.backend.cuda.executable import CudaExecutable
 from dptrain.sweeps import capacity, worker
-from dptrain.sweeps.turns import Turns
+from dptrain.sweeps.round_robin import RoundRobin
 
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(50, 6)).astype(np.float32), rng.integers(0, 3, 50)
@@ -61,7 +61,7 @@ differing = {
 sizes_found = {name: one for name, (*_, one) in found.items()}
 # Measured: two runs at once are faster than one, four are not, and two packs of one run each are faster still.
 speeds, chosen = iter([10.0, 20.0, 21.0, 40.0]), []
-capacity._steps_per_second = lambda turns, trainings: next(speeds)
-worker.Turns = lambda threads, packs: chosen.append(packs) or Turns(threads, packs)
+capacity._steps_per_second = lambda schedule, trainings: next(speeds)
+worker.RoundRobin = lambda threads, packs: chosen.append(packs) or RoundRobin(threads, packs)
 sizes_found["measured"] = trained()[-1]
 print(json.dumps({"chosen": chosen, "differing": differing, "sizes": sizes_found, "statuses": statuses}))

@@ -19,16 +19,16 @@ def build(units):
 
 
 held = []
-turn = worker.Worker.turn
+advance = worker.Worker.advance
 
 
 def look(self):
-    going_on = turn(self)
+    going_on = advance(self)
     held.append({memory.source.nbytes: memory.pointer for memory in device._gpu.samples.values()})
     return going_on
 
 
-worker.Worker.turn = look
+worker.Worker.advance = look
 result = dp.sweep(build, {"units": [3, 5]}, seeds=range(3), x=x, y=y, epochs=2, runs_per_device=3, verbose=0)
 assert [run["status"] for run in result.runs] == ["done"] * 6, result.runs
 # Features and labels, each at one place, as long as any run needs them.

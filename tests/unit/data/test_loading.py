@@ -54,3 +54,16 @@ def test_whole_numbers_may_be_asked_to_be_something_else(tmp_path, task):
 def test_targets_that_are_not_of_the_task_are_refused(tmp_path, y, task, message):
     with pytest.raises(AgreedError, match=message):
         loaded(tmp_path, y, task=task)
+
+
+@pytest.mark.parametrize("label", [1_000_000, 1 << 40, 2**63 - 1])
+def test_a_label_with_a_flipped_bit_is_damage_not_a_huge_model(tmp_path, label):
+    with pytest.raises(AgreedError, match=f"y_train: label {label} at index 2; 1000000 classes allow 0-999999"):
+        loaded(tmp_path, np.array([0, 1, label, 1]))
+    assert loaded(tmp_path, np.array([0, 1, 999_999, 1])).num_classes == 1_000_000
+
+
+def test_as_many_classes_as_samples_are_no_damage(tmp_path):
+    y = np.arange(1_000_001)
+    np.savez(tmp_path / "set.npz", x_train=np.zeros((len(y), 1), np.uint8), y_train=y, x_test=X[:1, :1], y_test=y[:1])
+    assert load_dataset(str(tmp_path / "set.npz"), SoloCommunicator()).num_classes == len(y)

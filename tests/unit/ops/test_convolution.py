@@ -83,6 +83,9 @@ def test_what_does_not_fit():
         ops.conv(image, kernel, padding="causal")
     with pytest.raises(ConfigError, match="strides = 0"):
         ops.max_pool(image, 2, strides=0)
+    for pool in (ops.max_pool, ops.average_pool):
+        with pytest.raises(ConfigError, match=rf"^{pool.__name__}: expected images \(B, H, W, C\), found \(4, 4, 2\)$"):
+            pool(image[0], 2)
 
 
 def test_channels_first():

@@ -133,6 +133,6 @@ def test_what_nobody_can_know_is_said():
     program = trace(lambda x: {"y": total(x)}, {"x": ((Rows(7), 3), np.float64)})
     with pytest.raises(ConfigError, match=r"op 'total': its output of shape .* is no row for each .* sharing='sum'"):
         place(program)
-    turned = trace(lambda x: {"y": halves(ops.transpose(x))[0]}, {"x": ((Rows(7), 3), np.float64)})
+    transposed = trace(lambda x: {"y": halves(ops.transpose(x))[0]}, {"x": ((Rows(7), 3), np.float64)})
     with pytest.raises(ConfigError, match="op 'halves': the rows of the batch are along another axis"):
-        place(turned)
+        place(transposed)

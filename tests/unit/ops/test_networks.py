@@ -5,6 +5,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.layers import LayerNormalization
 from dptrain.program.tensor import Variable
 
 RNG = np.random.default_rng(4)
@@ -20,6 +21,16 @@ def test_layers_are_normalised_over_axes():
     np.testing.assert_allclose(found, (X - row[0]) / np.sqrt(row[1] + 0.1) * G[:3, None], rtol=1e-12)
     with pytest.raises(ConfigError, match="not supported: rms_scaling"):
         ops.layer_normalization(X, rms_scaling=True)
+
+
+def test_a_layer_has_the_bits_of_the_op():
+    x, gamma = X.astype(np.float32), RNG.normal(size=(3, 4)).astype(np.float32)
+    layer = LayerNormalization([1, 2], beta_initializer="ones", epsilon=0.01)
+    layer(x)
+    layer.gamma.assign(gamma)
+    for given in (gamma, gamma.reshape(1, 3, 4), gamma.ravel()):
+        expected = ops.layer_normalization(x, given, np.ones(12), axis=(1, 2), epsilon=0.01)
+        np.testing.assert_array_equal(layer(x), expected)
 
 
 def test_by_the_root_of_the_mean_square():

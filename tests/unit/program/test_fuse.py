@@ -97,12 +97,12 @@ def test_views_are_no_kernels():
     w = Variable(np.zeros((4, 3), np.float32), "w")
 
     def step(x):
-        turned = ops.transpose(x) + 1
+        transposed = ops.transpose(x) + 1
         return {
             "product": ops.matmul(ops.transpose(x), x @ ops.transpose(w)),
             "slice": x[:, 1:] * 2,
             "flat": ops.reshape(x, (-1,)) * 2,
-            "turned": ops.reshape(turned, (-1,)),
+            "transposed": ops.reshape(transposed, (-1,)),
         }
 
     found, _ = kernels(step, {"x": ((B, 3), "float32")})

@@ -1,5 +1,6 @@
 """What calling an op outside of a trace costs nothing of: marks of rows, bits, warnings, watchers."""
 
+import re
 import threading
 import warnings
 
@@ -13,9 +14,10 @@ from dptrain.errors import ConfigError, DivergenceError
 from dptrain.ops import random
 from dptrain.program import op as calls
 from dptrain.program.evaluate import evaluate
+from dptrain.program.lowering import Element
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
-from dptrain.program.tensor import Tensor, Variable, constant, watching
+from dptrain.program.tensor import OPS, Tensor, Variable, constant, watching
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
@@ -149,3 +151,20 @@ def test_a_part_that_is_not_there(key):
 
 def test_a_part_up_to_the_number_of_rows_counts_them():
     assert isinstance(constant(X)[: Rows(3)].shape[0], Rows)
+
+
+# What records say
+
+
+def test_functions_and_divisions_are_expensive():
+    """Or a GPU computes them again wherever they are used."""
+    cheap = {"dp_absolute", "dp_maximum", "dp_minimum", "dp_sign", "ceil", "floor", "rint"}
+    elements = {name: op for name, op in OPS.items() if isinstance(op.lowering, Element)}
+    costly = {
+        name
+        for name, op in elements.items()
+        if " / " in op.lowering.c or set(re.findall(r"(\w+)\(", op.lowering.c)) - cheap
+    }
+    assert costly == {name for name, op in elements.items() if op.expensive}
+    assert {"erf", "divide", "divide_no_nan", "power"} <= costly
+    assert {"add", "relu", "maximum"}.isdisjoint(costly)

@@ -232,7 +232,7 @@ def test_the_number_of_rows_is_a_constant_that_says_so():
     (counted,) = [one for one in program.outputs["mean"].inputs if one.op is None]
     assert (counted.counts_rows, counted.attributes["rows"], float(counted)) == (True, 2, 16)
     assert program.outputs["rows"].op.name == "cast_to"
-    assert not program.readings.outputs["more"].counts_rows
+    assert not program.derived.outputs["more"].counts_rows
 
 
 def test_what_depends_on_no_placeholder_is_computed_once():

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +124,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_what_is_damaged_or_may_be_forged_is_compiled_again_silently(folder, damage, capsys):
+def test_what_is_damaged_or_may_be_forged_is_compiled_again_silently(folder, damage, capfd):
     damage(folder / NAME)
     again = Maker()
     assert load(folder, again) == CODE
@@ -130,15 +132,15 @@ def test_what_is_damaged_or_may_be_forged_is_compiled_again_silently(folder, dam
     assert again.calls == (0 if may_read else 1)
     assert load(folder, again) == CODE
     assert again.calls <= 1, "it is good again"
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
 
 
-def test_debug_says_what_was_wrong(folder, capsys, monkeypatch):
+def test_debug_says_what_was_wrong(folder, capfd, monkeypatch):
     monkeypatch.setattr(failure, "show_traceback", True)
     flip(folder / NAME)
     load(folder, Maker())
     expected = f"dptrain: {folder}/{NAME}: its {len(CODE)} bytes are not those that were written; compiled again\n"
-    assert capsys.readouterr().err == expected
+    assert capfd.readouterr().err == expected
 
 
 def test_an_own_folder_that_others_may_write_to_is_closed_to_them(folder):
@@ -148,14 +150,14 @@ def test_an_own_folder_that_others_may_write_to_is_closed_to_them(folder):
     assert (mode(folder), again.calls) == (0o700, 0)
 
 
-def test_another_users_folder_is_not_used(folder, monkeypatch, capsys):
+def test_another_users_folder_is_not_used(folder, monkeypatch, capfd):
     there = {path: path.read_bytes() for path in folder.iterdir()}
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     again = Maker()
     assert load(folder, again) == CODE
     assert load(folder, again) == CODE
     assert again.calls == 1, "once a process"
-    assert capsys.readouterr().err == (
+    assert capfd.readouterr().err == (
         f"dptrain: warning: {folder}: compiled code is not kept there (the folder belongs to another user); "
         "each process compiles for itself; set DPTRAIN_CACHE to a folder of your own\n"
     )
@@ -171,26 +173,26 @@ def test_what_truly_is_another_users_is_not_loaded(folder, which):
     assert again.calls == 1
 
 
-def test_a_folder_through_a_link_is_not_written_to(tmp_path, capsys):
+def test_a_folder_through_a_link_is_not_written_to(tmp_path, capfd):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "native").symlink_to("elsewhere")
     assert load(tmp_path / "native", Maker()) == CODE
     assert not list((tmp_path / "elsewhere").iterdir())
-    assert "compiled code is not kept there (Not a directory)" in capsys.readouterr().err
+    assert "compiled code is not kept there (Not a directory)" in capfd.readouterr().err
 
 
-def test_a_lock_that_is_a_pipe_or_a_link(folder, capsys):
+def test_a_lock_that_is_a_pipe_or_a_link(folder, capfd):
     """A pipe can be locked; through a link nothing is opened."""
     (folder / NAME).unlink()
     pipe(folder / f"{NAME}.lock")
     assert load(folder, Maker()) == CODE
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
     (folder / NAME).unlink()
     (folder / f"{NAME}.lock").unlink()
     (folder / f"{NAME}.lock").symlink_to("elsewhere")
     assert load(folder, Maker()) == CODE
     assert not (folder / "elsewhere").exists()
-    assert "compiled code is not kept there (Too many levels of symbolic links)" in capsys.readouterr().err
+    assert "compiled code is not kept there (Too many levels of symbolic links)" in capfd.readouterr().err
 
 
 def test_what_is_moved_away_meanwhile_is_not_loaded_from_its_name(folder, tmp_path):
@@ -202,7 +204,31 @@ def test_what_is_moved_away_meanwhile_is_not_loaded_from_its_name(folder, tmp_pa
         assert found.path.read_bytes() == CODE
 
 
-def test_a_full_disk(folder, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["file", os.fsdecode(b"file \xff")])
+def test_a_standard_error_that_was_closed_at_start(tmp_path, name):
+    """Nor does a path that is no UTF-8 keep the warning from being written."""
+    (tmp_path / name).write_text("")
+    program = f"""
+import pathlib
+from dptrain.runtime import failure
+from dptrain.runtime.cache import compiled
+failure.show_traceback = True
+for folder in (pathlib.Path({str(tmp_path / name)!r}), pathlib.Path({str(tmp_path / "cache")!r})):
+    for _ in range(2):
+        with compiled(folder, "name", lambda: b"made") as found:
+            print(found.content.decode())
+        if folder.is_dir():
+            (folder / "name").write_bytes(b"damaged")
+"""
+    for closed in ("2>&-", ""):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
+        done = subprocess.run(command, check=False, capture_output=True)
+        assert (done.returncode, done.stdout) == (0, b"made\n" * 4)
+    assert b"is not kept there" in done.stderr
+    assert b"compiled again" in done.stderr
+
+
+def test_a_full_disk(folder, monkeypatch, capfd):
     (folder / NAME).unlink()
 
     def full(*_):
@@ -211,7 +237,7 @@ def test_a_full_disk(folder, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(cache, "_put", full)
         assert load(folder, Maker()) == CODE
-        assert "is not kept there (No space left on device)" in capsys.readouterr().err
+        assert "is not kept there (No space left on device)" in capfd.readouterr().err
         patch.setattr(cache, "write_new", full)
         with pytest.raises(OutputError, match=r"no place for compiled code in .* either \(No space left on device\)"):
             load(folder, Maker())
@@ -257,14 +283,14 @@ def test_of_several_that_find_damage_one_compiles(folder):
     assert slow.calls == 1
 
 
-def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capsys):
+def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capfd):
     from filelock import FileLock
 
     (folder / NAME).unlink()
     monkeypatch.setattr(cache, "PATIENCE", 0.01)
     with FileLock(folder / f"{NAME}.lock"):
         assert load(folder, Maker()) == CODE
-    assert "is not kept there (" in capsys.readouterr().err
+    assert "is not kept there (" in capfd.readouterr().err
 
 
 def test_data_may_stay_readable(tmp_path):

@@ -17,6 +17,7 @@ from dptrain.runtime.files import (
     is_plain_name,
     open_directory,
     open_regular,
+    replacing_locked,
     sweep_temporaries,
     write_atomically,
 )
@@ -214,6 +215,28 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path, ca
     write_atomically(tmp_path / "link", b"x")
     assert not (tmp_path / "link").is_symlink()
     assert canary.read_bytes() == b"alive"
+
+
+@pytest.mark.parametrize(("forbidden", "mode"), [(0o077, 0o600), (0o022, 0o644)])
+def test_a_file_of_a_locked_folder_is_replaced_past_what_a_killed_writer_left(tmp_path, canary, forbidden, mode):
+    path, part = tmp_path / "file", tmp_path / "part"
+    part.symlink_to(canary)
+    before = os.umask(0)
+    try:
+        with replacing_locked(path, part, forbidden) as given:
+            given.write_bytes(b"new")
+    finally:
+        os.umask(before)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", mode)
+
+    def write_half():
+        with replacing_locked(path, part, forbidden) as given:
+            given.write_bytes(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
+    assert (path.read_bytes(), canary.read_bytes(), part.exists()) == (b"new", b"alive", False)
 
 
 def test_a_file_is_replaced_only_by_what_was_read_back(tmp_path, monkeypatch):

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dptrain.runtime.judging import LONGER, QUIET, Finding, Life, Limits, Sight, judge
+from dptrain.runtime.judging import LONGER, QUIET, Finding, Limits, Observation, ProcessState, judge
 from dptrain.runtime.records import State
 
 LIMITS = Limits(warning=60, timeout=300)
-AT_WORK = Sight(1, "b", 11, position=4, phase=("training", 1, 3))
+AT_WORK = Observation(1, "b", 11, position=4, phase=("training", 1, 3))
 WAITING = replace(AT_WORK, rank=0, host="a", pid=10, position=5, call="an all-reduce of 8 float32", since=2.0)
 
 
-def found(*sights: Sight, sees_all: bool = True) -> Finding | None:
-    return judge(sights, LIMITS, sees_all=sees_all)
+def found(*observations: Observation, sees_all: bool = True) -> Finding | None:
+    return judge(observations, LIMITS, sees_all=sees_all)
 
 
-def with_time(one: Sight, since: float) -> Sight:
+def with_time(one: Observation, since: float) -> Observation:
     return replace(one, since=since)
 
 
@@ -34,10 +34,13 @@ def test_ranks_at_work_and_ranks_that_wait_for_a_while_are_left_alone():
     [
         (replace(AT_WORK, state=State.LEFT), "left while rank 0 waits in an all-reduce of 8 float32 (training, epoch"),
         (
-            replace(AT_WORK, life=Life.GONE),
+            replace(AT_WORK, process=ProcessState.GONE),
             "ended without a word (os._exit, or a signal?) while rank 0 waits in an all",
         ),
-        (replace(AT_WORK, life=Life.GONE, state=State.STARTED), "ended without a word (os._exit, or a signal?) while"),
+        (
+            replace(AT_WORK, process=ProcessState.GONE, state=State.STARTED),
+            "ended without a word (os._exit, or a signal?) while",
+        ),
     ],
 )
 def test_who_has_left_or_is_gone_is_found_at_once(one, text):
@@ -72,7 +75,7 @@ def test_who_stops_going_round_where_ranks_do_not_meet():
 
 
 def test_a_process_that_never_met_the_others_may_end_as_it_likes():
-    gone = replace(AT_WORK, life=Life.GONE, state=State.STARTED, position=0, since=9.0)
+    gone = replace(AT_WORK, process=ProcessState.GONE, state=State.STARTED, position=0, since=9.0)
     assert found(replace(AT_WORK, rank=0, state=State.STARTED, position=0), gone) is None
 
 
@@ -98,7 +101,8 @@ def test_who_moves_on_is_slow_and_not_stuck_but_not_for_ever():
 
 def test_a_stopped_process_is_stuck_wherever_it_stands():
     for position in (4, 5, 6):
-        stopped = replace(AT_WORK, position=position, life=Life.STOPPED, phase=("saving", 0, 0), call=WAITING.call)
+        stopped = replace(AT_WORK, position=position, phase=("saving", 0, 0), call=WAITING.call)
+        stopped = replace(stopped, process=ProcessState.STOPPED)
         assert found(with_time(WAITING, 500), with_time(stopped, 59)) is None
         assert found(WAITING, with_time(stopped, 60)).fatal is False  # type: ignore[union-attr]
         fatal = found(WAITING, with_time(stopped, 300))
@@ -132,7 +136,8 @@ def test_all_in_the_same_call_that_does_not_end():
 
 
 def test_of_a_silent_node_the_others_phase_says_how_long_to_wait():
-    silent = replace(AT_WORK, life=Life.SILENT, phase=("fit", 0, 0), since=999.0, more="nothing has been heard from b")
+    silent = replace(AT_WORK, process=ProcessState.SILENT, phase=("fit", 0, 0), since=999.0)
+    silent = replace(silent, more="nothing has been heard from b")
     fatal = found(with_time(WAITING, 300), silent)
     assert fatal is not None
     assert fatal.fatal
@@ -142,18 +147,18 @@ def test_of_a_silent_node_the_others_phase_says_how_long_to_wait():
     assert "may have died" in alone.text
 
 
-sights = st.builds(
-    Sight,
+observations = st.builds(
+    Observation,
     rank=st.integers(0, 3),
     pid=st.just(7),
     state=st.sampled_from(State),
-    life=st.sampled_from(Life),
+    process=st.sampled_from(ProcessState),
     position=st.integers(0, 6),
     call=st.sampled_from(["a", "b"]),
     phase=st.tuples(st.sampled_from(["training", "saving"]), st.integers(0, 2), st.integers(0, 2)),
     since=st.floats(0, 2000),
 )
-jobs = st.lists(sights, max_size=4, unique_by=lambda one: one.rank)
+jobs = st.lists(observations, max_size=4, unique_by=lambda one: one.rank)
 
 
 @given(jobs, st.booleans())
@@ -162,9 +167,9 @@ def test_a_finding_is_said_by_one_that_can_and_names_one_that_is_there(job, sees
     if finding is not None:
         assert finding.culprit in job
         (speaker,) = (one for one in job if one.rank == finding.speaker)
-        assert speaker.life == Life.RUNNING
+        assert speaker.process == ProcessState.RUNNING
         assert speaker.state != State.ABSENT
-        others = [one for one in job if one is not finding.culprit and one.life == Life.RUNNING]
+        others = [one for one in job if one is not finding.culprit and one.process == ProcessState.RUNNING]
         assert speaker is not finding.culprit or all(one.state == State.ABSENT for one in others)
 
 
@@ -179,7 +184,7 @@ def test_what_is_wrong_stays_wrong_as_time_passes(job):
 
 @given(jobs)
 def test_nothing_is_wrong_with_ranks_that_all_live_and_move(job):
-    moving = [replace(one, life=Life.RUNNING, state=State.JOINED, since=0.0) for one in job]
+    moving = [replace(one, process=ProcessState.RUNNING, state=State.JOINED, since=0.0) for one in job]
     assert judge(moving, LIMITS) is None
 
 
@@ -204,13 +209,13 @@ def test_who_has_not_imported_dptrain_is_named_before_those_that_have():
 
 
 def test_who_has_ended_before_it_imported_dptrain_is_found_once_it_can_no_longer_be_starting():
-    gone = replace(ABSENT, life=Life.GONE)
+    gone = replace(ABSENT, process=ProcessState.GONE)
     assert found(IN_START, with_time(gone, 4.9)) is None
     assert found(with_time(gone, 9)) is None, "nobody waits"
     finding = found(IN_START, with_time(gone, 5))
     assert finding is not None
     assert finding.text == "ended before it imported dptrain while rank 0 waits in the start of MPI (user code)"
-    stopped = replace(ABSENT, life=Life.STOPPED)
+    stopped = replace(ABSENT, process=ProcessState.STOPPED)
     assert found(with_time(stopped, 400)) is None, "nobody waits"
     finding = found(IN_START, with_time(stopped, 400))
     assert finding is not None

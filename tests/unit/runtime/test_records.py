@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dptrain.errors import OutputError
 from dptrain.runtime import records
 from dptrain.runtime.failure import Phase
-from dptrain.runtime.records import Kind, Record, State, Table
+from dptrain.runtime.records import Collective, Record, RecordTable, State
 
 
 @pytest.fixture(autouse=True)
@@ -23,14 +23,14 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_what_one_process_writes_another_reads(folder):
-    ours, theirs = (Table(str(folder / "job"), 3).records[1] for _ in range(2))
+    ours, theirs = (RecordTable(str(folder / "job"), 3).records[1] for _ in range(2))
     assert theirs.state == State.ABSENT
     ours.own(17, 99)
     assert (theirs.pid, theirs.started, theirs.state, theirs.position) == (17, 99, State.STARTED, 0)
-    with ours.meeting(Kind.ALL_REDUCE, 8, np.dtype(np.float32).char):
+    with ours.collective(Collective.ALL_REDUCE, 8, np.dtype(np.float32).char):
         assert (theirs.position, theirs.call) == (1, "an all-reduce of 8 float32")
     assert theirs.position == 2
-    with ours.meeting(Kind.ALL_GATHER):
+    with ours.collective(Collective.ALL_GATHER):
         assert theirs.call == "an all-gather"
     phase = Phase("training")
     phase.epoch = 2
@@ -53,10 +53,10 @@ def test_the_file_of_somebody_else_is_refused(folder, monkeypatch):
     (folder / "target").touch()
     (folder / "link").symlink_to(folder / "target")
     with pytest.raises(OSError, match="link"):
-        Table(str(folder / "link"), 1)
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
+        RecordTable(str(folder / "link"), 1)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(PermissionError, match="somebody else"):
-        Table(str(folder / "target"), 1)
+        RecordTable(str(folder / "target"), 1)
 
 
 def test_processes():
@@ -115,7 +115,7 @@ def test_ranks_are_found_before_they_import_dptrain(folder):
 def leave_behind(folder, pid, started, *segments):
     """Plant what a job of a launcher has left."""
     path = folder / f"{records._prefix()}-{pid}-{started}"
-    record = Table(str(path), 2).records[1]
+    record = RecordTable(str(path), 2).records[1]
     record.own(2**22 + 1, 5)  # no such process
     record.segments = list(segments)
     return path
@@ -169,7 +169,7 @@ def test_a_job_that_runs_on_without_its_launcher_is_left_alone(folder):
     own = records.look_up(os.getpid())
     assert own is not None
     path = leave_behind(folder, 2**22 + 2, 3)
-    Table(str(path), 2).records[0].own(os.getpid(), own.started)
+    RecordTable(str(path), 2).records[0].own(os.getpid(), own.started)
     records.sweep()
     assert path.exists()
 

@@ -10,14 +10,14 @@ from dptrain.runtime import children, records, watchdog
 from dptrain.runtime.failure import Phase
 from dptrain.runtime.judging import Limits
 from dptrain.runtime.launcher import LaunchInfo
-from dptrain.runtime.records import Kind, State, Table
+from dptrain.runtime.records import Collective, RecordTable, State
 from dptrain.runtime.watchdog import Watchdog
 
 
 @pytest.fixture
 def pair(tmp_path, monkeypatch):
     """The watchdog of rank 0, the record of rank 1, and what is printed and how the job is ended."""
-    table = Table(str(tmp_path / "job"), 2)
+    table = RecordTable(str(tmp_path / "job"), 2)
     own = records.look_up(os.getpid())
     assert own is not None
     for record in table.records:
@@ -44,7 +44,7 @@ def test_a_peer_that_leaves_while_this_rank_waits_ends_the_job(pair):
     peer.state, peer.place = State.LEFT, "the end of its script"
     look(dog, 5)
     assert said == [], "nobody waits"
-    with dog.record.meeting(Kind.ALL_REDUCE, 8, "f"):
+    with dog.record.collective(Collective.ALL_REDUCE, 8, "f"):
         look(dog, 0.8)
         assert said == []
         look(dog, 0.4)
@@ -58,23 +58,23 @@ def test_a_peer_that_leaves_while_this_rank_waits_ends_the_job(pair):
 @pytest.mark.parametrize(
     ("position", "kind", "count", "dtype", "differs"),
     [
-        (1, Kind.ALL_REDUCE, 9, "f", True),
-        (1, Kind.ALL_REDUCE, 8, "d", True),
-        (1, Kind.ALL_REDUCE, 8, "f", False),
-        (1, Kind.ALL_GATHER, 0, "\0", False),  # who is in another call stays there, and is found by looking
-        (0, Kind.ALL_REDUCE, 9, "f", False),
-        (3, Kind.ALL_REDUCE, 9, "f", False),
+        (1, Collective.ALL_REDUCE, 9, "f", True),
+        (1, Collective.ALL_REDUCE, 8, "d", True),
+        (1, Collective.ALL_REDUCE, 8, "f", False),
+        (1, Collective.ALL_GATHER, 0, "\0", False),  # who is in another call stays there, and is found by looking
+        (0, Collective.ALL_REDUCE, 9, "f", False),
+        (3, Collective.ALL_REDUCE, 9, "f", False),
     ],
 )
 def test_sums_of_other_sizes_are_found_before_mpi_makes_them(pair, position, kind, count, dtype, differs):
     dog, peer, _ = pair
     dog._beside = [peer]
     for _ in range((position + 1) // 2):
-        peer.meeting(kind, count, dtype).__enter__()
+        peer.collective(kind, count, dtype).__enter__()
         if position > 1:
             peer.__exit__()
             position -= 2
-    with dog.record.meeting(Kind.ALL_REDUCE, 8, "f"):
+    with dog.record.collective(Collective.ALL_REDUCE, 8, "f"):
         if not differs:
             dog.check_sum()
             return
@@ -87,7 +87,7 @@ def test_sums_of_other_sizes_are_found_before_mpi_makes_them(pair, position, kin
 def test_a_peer_that_does_not_come_is_warned_of_once_and_then_ends_the_job(pair):
     dog, _, said = pair
     dog.limits = Limits(warning=2, timeout=4)
-    with dog.record.meeting(Kind.ALL_GATHER):
+    with dog.record.collective(Collective.ALL_GATHER):
         look(dog, 3)
         (warning,) = said
         assert str(warning).endswith("(a warning)")
@@ -100,9 +100,9 @@ def test_progress_of_the_peer_is_no_stall(pair):
     dog, peer, said = pair
     dog.limits = Limits(warning=1, timeout=2)
     for _ in range(10):
-        with dog.record.meeting(Kind.ALL_GATHER):
+        with dog.record.collective(Collective.ALL_GATHER):
             look(dog, 0.8)
-            with peer.meeting(Kind.ALL_GATHER):
+            with peer.collective(Collective.ALL_GATHER):
                 look(dog, 0.2)
     assert said == []
 
@@ -115,7 +115,7 @@ def test_a_judge_that_slept_itself_counts_a_moment_only(pair, monkeypatch):
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: next(times))
     waits = iter([False, False, False, True])
     monkeypatch.setattr(dog, "_sleep", lambda pause: next(waits))
-    with dog.record.meeting(Kind.ALL_GATHER):
+    with dog.record.collective(Collective.ALL_GATHER):
         dog._watch()
     assert dog._awake == 3.0
     assert said == []
@@ -143,7 +143,7 @@ def test_what_another_node_tells_is_judged_as_what_is_seen_here(pair):
     for one in (dog, other):
         one._here, one._leaders, one._post = [one.launch.rank], (0, 1), Post(one.launch.rank)
     dog.limits = Limits(warning=0, timeout=6)
-    dog.record.meeting(Kind.ALL_GATHER).__enter__()
+    dog.record.collective(Collective.ALL_GATHER).__enter__()
     for _ in range(10):
         look(dog, 0.2)
         look(other, 0.2)
@@ -172,9 +172,9 @@ def test_who_is_on_another_node_and_never_heard_from_is_named(pair, monkeypatch)
     dog, _, said = pair
     monkeypatch.setattr(os, "_exit", os._exit)  # `joined` replaces it
     dog.limits = Limits(warning=0, timeout=2)
-    dog.record.meeting(Kind.START).__enter__()
+    dog.record.collective(Collective.START).__enter__()
     dog.joined([0], {0: ("here", os.getpid()), 1: ("there", 4711)}, Post())
-    with dog.record.meeting(Kind.ALL_GATHER):
+    with dog.record.collective(Collective.ALL_GATHER):
         look(dog, 3)
     assert str(said[0]).startswith("dptrain: rank 1/2 host there pid 4711 ")
     assert "nothing has been heard from there" in str(said[0])
@@ -236,7 +236,7 @@ def test_ranks_that_cannot_watch_each_other_say_so(monkeypatch, capfd):
     for name, value in {"PMI_SIZE": "2", "PMI_RANK": "0", children.VARIABLE: ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(watchdog.atexit, "register", lambda function: None)
-    monkeypatch.setattr(watchdog, "Table", somebody_elses)
+    monkeypatch.setattr(watchdog, "RecordTable", somebody_elses)
     watchdog.enlist()
     assert watchdog._own is None
     line = capfd.readouterr().err

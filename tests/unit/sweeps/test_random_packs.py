@@ -13,8 +13,8 @@ import dptrain as dp
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.comm import SoloCommunicator
-from dptrain.runtime.in_turn import aside
-from dptrain.sweeps.messages import Kind, to_ending
+from dptrain.runtime.python_lock import released
+from dptrain.sweeps.messages import Tag, to_ending
 from dptrain.sweeps.records import Run, Segment, Status
 from dptrain.sweeps.training import Recipe
 from dptrain.sweeps.worker import Worker
@@ -107,7 +107,7 @@ def test_a_run_has_the_bits_of_the_run_alone(runs, places, threads, order):
 
         def late(self, starts=(0,)):
             execute(self, starts)
-            with aside():
+            with released():
                 time.sleep(chance.choice([0, 0, 0.0005]))
 
         patch.setattr(CompiledExecutable, "run", late)
@@ -119,9 +119,9 @@ def test_a_run_has_the_bits_of_the_run_alone(runs, places, threads, order):
                     worker.start(segment, plan[segment.run.number], state)
                     begun += 1
                 chance.shuffle(worker._trainings)
-                worker.turn()
+                worker.advance()
                 for mail in ranks.received():
-                    if mail.fact["kind"] == Kind.ENDING:
+                    if mail.fact["kind"] == Tag.ENDING:
                         ending, begun = to_ending(mail.fact["ending"]), begun - 1
                         endings[ending.run.number] = ending
                         if ending.status is Status.PAUSED:

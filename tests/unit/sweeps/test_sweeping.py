@@ -76,9 +76,9 @@ def test_a_run_has_the_bits_of_the_same_run_alone(tmp_path, places):
 
 def test_runs_are_trained_a_step_each_in_turn(monkeypatch):
     order = []
-    turn = Training.turn
-    monkeypatch.setattr(Training, "turn", lambda self: (order.append(self.segment.run.number), turn(self))[1])
-    monkeypatch.setattr(capacity, "_steps_per_second", lambda turns, trainings: 1.0)
+    advance = Training.advance
+    monkeypatch.setattr(Training, "advance", lambda self: (order.append(self.segment.run.number), advance(self))[1])
+    monkeypatch.setattr(capacity, "_steps_per_second", lambda schedule, trainings: 1.0)
     sweep({"units": [4]}, runs_per_device=3)
     assert order[1:10] == [0, 1, 2] * 3  # the first is the measurement's
 
@@ -305,18 +305,18 @@ def test_the_frame_of_runs():
 def test_memory_is_given_back_when_a_run_ends():
     recipe = _Recipe(build, Space(grid={"units": [4]}), X, Y, None, FIT)
     training = Training(recipe, Segment(Run(0, 0, 1)), {"units": 4}, Slot(), b"", lambda *told: None)
-    while (ended := training.turn()) is None:
+    while (ended := training.advance()) is None:
         pass
     programs = training.trainer.programs
     assert programs.nbytes > 0
     assert ended[0].status is Status.DONE
     variables = training.model.variables_on_device()
-    homes = {one.home for one in variables}
-    assert None not in homes
+    storages = {one.storage for one in variables}
+    assert None not in storages
     training.close()
     assert programs.nbytes == 0
-    for home in homes:
-        assert all(one not in home._arrays for one in variables)
+    for storage in storages:
+        assert all(one not in storage._arrays for one in variables)
 
 
 def test_runs_of_which_some_diverge_at_once_or_make_no_model():

@@ -40,9 +40,9 @@ def trained(recipe: Recipe, *ends: int | None) -> tuple[list[np.ndarray], float]
     begin, state, slot = 0, b"", Slot()
     for end in ends:
         training = Training(recipe, Segment(Run(0, 0, 7), begin, end), {}, slot, state, lambda *told: None)
-        while (turn := training.turn()) is None:
+        while (ended := training.advance()) is None:
             pass
-        ending, state = turn
+        ending, state = ended
         assert (ending.status, ending.epochs) == ((Status.DONE, EPOCHS) if end is None else (Status.PAUSED, end))
         result = training.model.get_weights(), training.model.optimizer.learning_rate
         training.close()

@@ -43,10 +43,10 @@ def test_logs_fetch_no_weights():
     """Reading the means of a step needs their totals alone, wherever the weights are."""
     model = dp.Sequential([Dense(8, "relu", input_shape=(6,)), Dense(3, "softmax")])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    readings = placed(model).readings
-    assert sorted(readings.outputs) == ["accuracy", "loss"]
-    assert {one.name for one in readings.state} == {"total", "count"}
-    assert len(readings.state) == 4
+    derived = placed(model).derived
+    assert sorted(derived.outputs) == ["accuracy", "loss"]
+    assert {one.name for one in derived.state} == {"total", "count"}
+    assert len(derived.state) == 4
 
 
 class SmallBackend(CpuBackend):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
-from dptrain.backend.cpu.codegen import Segment, generate
+from dptrain.backend.cpu.codegen import NativeFunction, generate
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
@@ -16,6 +16,7 @@ from dptrain.ops.indexing import take_rows
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
+from dptrain.program.gradient import gradients
 from dptrain.program.passes import without_ranks
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS as ORDER
@@ -58,8 +59,8 @@ def compare(program, steps=2, data=DATA, close=CLOSE):
         for wanted in expected:
             executable.run()
             found.append(executable.outputs)
-            readings = program.readings.outputs if program.readings is not None else {}
-            assert executable.outputs.keys() == wanted.keys() - readings.keys()
+            derived = program.derived.outputs if program.derived is not None else {}
+            assert executable.outputs.keys() == wanted.keys() - derived.keys()
             for name, value in executable.outputs.items():
                 assert (value.dtype, value.shape) == (wanted[name].dtype, wanted[name].shape)
                 np.testing.assert_allclose(value, wanted[name], **close, err_msg=name)
@@ -292,8 +293,8 @@ def test_reductions_of_any_length(length):
         }
 
     compare(trace(step, {"x": ((4, length), "float32")}), 1, data, {"rtol": 2e-5, "atol": 2e-5})
-    turned = trace(lambda x: {"softmax": ops.softmax(ops.transpose(x))}, {"x": ((Rows(4), length), "float32")})
-    compare(turned, 1, data, {"rtol": 1e-5})
+    transposed = trace(lambda x: {"softmax": ops.softmax(ops.transpose(x))}, {"x": ((Rows(4), length), "float32")})
+    compare(transposed, 1, data, {"rtol": 1e-5})
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 1025])
@@ -323,7 +324,7 @@ def test_sums_over_rows_of_no_columns_and_of_many():
     np.testing.assert_array_equal(compare(program, 1, data)[0]["many"], 40)
 
 
-def test_a_tail_leaves_alone_what_its_product_reads():
+def test_an_epilogue_leaves_alone_what_its_product_reads():
     """Though nobody reads it later: other parts of the product do. The output could lie in the place of `2 * w`."""
     rows, features = 128, 128
     rng = np.random.default_rng(5)
@@ -349,7 +350,7 @@ def test_products_of_every_kind():
         cube = ops.reshape(ops.concatenate([x, x * 2, x - 1], -1), (x.shape[0], 3, 4))
         return {
             "batch": cube @ w,
-            "turned": ops.transpose(cube, (0, 2, 1)) @ cube,
+            "transposed": ops.transpose(cube, (0, 2, 1)) @ cube,
             "vector": ops.matmul(x, w[:, 1]),
             "columns": ops.matmul(x[:, ::2], w[::2]),
             "spread": ops.matmul(ops.broadcast_to(x[:, :1], (x.shape[0], 4)), w),
@@ -385,7 +386,22 @@ def test_images():
             executable = CompiledExecutable(place(program), HostMemory(), data, rows=0)
             executable.run()
             assert executable.outputs["second"].shape == (0, *program.outputs["second"].shape[1:])
-        assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [Segment]
+        assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
+
+
+def test_the_gradient_of_a_gradient_of_pooling():
+    """The first of equals is taken, and nothing of a window whose greatest is not a number."""
+
+    def step(x):
+        (dx,) = gradients(ops.sum(ops.max_pool(x, (2, 3), (1, 2), "same") ** 3), [x])
+        (ddx,) = gradients(ops.sum(ops.square(dx)), [x])
+        return {"dx": dx, "ddx": ddx}
+
+    x = np.random.default_rng(1).integers(-2, 3, (5, 6, 7, 2)).astype(float)
+    x[3, 2, 3, 1] = np.nan
+    program = trace(step, {"x": ((Rows(5), 6, 7, 2), "float64")})
+    compare(program, 1, {"x": x})
+    assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
 
 
 def test_many_images():
@@ -412,7 +428,7 @@ def test_rows_of_a_table_that_is_trained():
     data = {"x": np.random.default_rng(1).integers(-9, 9, (12, 2))}
     program = trace(step, {"x": ((Rows(12), 2), "int64")})
     compare(program, 3, data)
-    assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [Segment]
+    assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
 
 
 def test_state():
@@ -510,6 +526,14 @@ def test_without_a_compiler(monkeypatch):
     compiling.library.cache_clear()
     with pytest.raises(DeviceError, match="no C\\+\\+ compiler"):
         compiling.library("int x;")
+
+
+def test_no_steps_leave_no_outputs():
+    executable = CompiledExecutable(
+        trace(lambda x: {"twice": x * 2}, {"x": ((3,), "float32")}), HostMemory(), {"x": np.ones(3)}
+    )
+    executable.run([])
+    assert not executable.outputs
 
 
 def test_inputs_that_nothing_reads():

@@ -21,10 +21,10 @@ TOLERANCE = {"float32": 1e-6, "float64": 1e-15}  # of an element, by sqrt(k)
 RANGE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
-def product(a, b, *, threads=1, out=None, tail=None, step=1, function=None):
+def product(a, b, *, threads=1, out=None, epilogue=None, step=1, function=None):
     """Return a times b, each as it lies in memory or transposed; or add it to `out`.
 
-    A tail is called as tail(the product so far, low, high); None is returned if it has been left to the caller. The
+    An epilogue is called as epilogue(the product so far, low, high); None is returned if it was left to the caller. The
     function is the one that programs call unless another library's is given.
     """
     (m, k), n = a.shape, b.shape[1]
@@ -34,7 +34,7 @@ def product(a, b, *, threads=1, out=None, tail=None, step=1, function=None):
     kinds = [ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
     kinds += [ctypes.c_void_p, ctypes.c_int64] * 2 + [ctypes.c_void_p, ctypes.c_bool]
     kinds += [RANGE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    then = RANGE() if tail is None else RANGE(lambda _, low, high: tail(found, low, high))
+    then = RANGE() if epilogue is None else RANGE(lambda _, low, high: epilogue(found, low, high))
     (at, of_a), (bt, of_b) = (
         (not one.flags.c_contiguous, one.T if not one.flags.c_contiguous else one) for one in (a, b)
     )
@@ -42,7 +42,7 @@ def product(a, b, *, threads=1, out=None, tail=None, step=1, function=None):
     address = ctypes.cast(function, ctypes.c_void_p).value
     call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(address)
     executed = call(threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
-    return found if tail is None or executed else None
+    return found if epilogue is None or executed else None
 
 
 def matrices(m, n, k, at, bt, dtype, seed=0):
@@ -82,14 +82,14 @@ def test_threads_have_one_threads_bits(m, n, k, bt):
 @pytest.mark.parametrize("step", [1, 16])
 @pytest.mark.parametrize(("m", "n", "k"), [(700, 1100, 600), (70, 640, 300), (300, 40, 2000)])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_tail_finds_its_rows_complete(m, n, k, threads, step):
+def test_an_epilogue_finds_its_rows_complete(m, n, k, threads, step):
     a, b = matrices(m, n, k, False, False, "float32")
     expected, seen = product(a, b), []
 
-    def tail(found, low, high):
+    def epilogue(found, low, high):
         seen.append((low, high, np.array_equal(found[low:high], expected[low:high])))
 
-    np.testing.assert_array_equal(product(a, b, threads=threads, tail=tail, step=step), expected)
+    np.testing.assert_array_equal(product(a, b, threads=threads, epilogue=epilogue, step=step), expected)
     ends = [0, *(high for _, high, _ in sorted(seen))]
     assert [low for low, *_ in sorted(seen)] == ends[:-1]  # each once
     assert all(low % step == 0 for low in ends[:-1])
@@ -98,9 +98,9 @@ def test_a_tail_finds_its_rows_complete(m, n, k, threads, step):
     assert (threads > 1) == (len(seen) > 1)
 
 
-def test_few_rows_are_shared_by_columns_and_their_tail_is_left():
+def test_few_rows_are_shared_by_columns_and_their_epilogue_is_left():
     a, b = matrices(32, 512, 784, False, False, "float32")
-    assert product(a, b, threads=2, tail=lambda *_: None) is None
+    assert product(a, b, threads=2, epilogue=lambda *_: None) is None
 
 
 def test_callers_do_not_meet():

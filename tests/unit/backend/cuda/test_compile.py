@@ -118,14 +118,14 @@ def test_nvcc_from_wheels(monkeypatch, tmp_path):
     assert compiling.find_nvcc() == str(tmp_path / "nvidia" / "cu12" / "bin" / "nvcc")
 
 
-def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path, capsys):
+def test_a_cache_that_cannot_be_written(nvcc, monkeypatch, tmp_path, capfd):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DPTRAIN_CACHE", str(tmp_path / "file"))
     assert compiling.compiled_text("program", "text", "sm_90").content
     assert compiling.compiled_text("program", "text", "sm_90").content
     assert calls(nvcc) == 1
     assert "compiled code is not kept there (Not a directory); each process compiles for itself; set DPTRAIN_CACHE" in (
-        capsys.readouterr().err
+        capfd.readouterr().err
     )
 
 

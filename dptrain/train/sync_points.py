@@ -1,4 +1,4 @@
-"""Where ranks meet between steps to save a checkpoint, or to leave after a signal: all after the same step."""
+"""Where ranks synchronize between steps to save a checkpoint, or to leave after a signal: all after the same step."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,12 +19,12 @@ from dptrain.runtime.failure import phase
 Array = npt.NDArray[Any]
 
 
-class Meetings:
-    """The meetings of one training, a context while it lasts; there are none where no callback keeps checkpoints.
+class SyncPoints:
+    """The sync points of one training, a context while it lasts; there are none where no callback keeps checkpoints.
 
-    Between two of them ranks go ahead by themselves: how many steps they queue at once is each rank's own choice. So a
-    meeting says after which step the next is. Rank 0's clock decides when it is time to save, any rank's signal that
-    the training ends. That costs one message of a few numbers in as many steps as rank 0 queues at once.
+    Between two of them ranks go ahead by themselves: how many steps they queue at once is each rank's own choice. So
+    each sync point says after which step the next is. Rank 0's clock decides when it is time to save, any rank's
+    signal that the training ends. That costs one message of a few numbers in as many steps as rank 0 queues at once.
 
     Args:
         comm: the ranks.
@@ -42,8 +42,8 @@ class Meetings:
         self._source: Checkpointing | None = None
         self._position = Position(0, 0, 0)
         self._made = 0
-        # Steps of the training and of validations since it began here, and after how many the next meeting is, and
-        # the last in a validation may be.
+        # Steps of the training and of validations since it began here, and after how many the next sync point is,
+        # and the last in a validation may be.
         self._queued = self._next = self._last = 0
         self._before: tuple[Position, list[tuple[Variable, Array]]] | None = None
         self._rate_at_begin = 0.0
@@ -94,7 +94,7 @@ class Meetings:
             self._rate_at_begin = before.rate_at_begin if resumed else float(model.optimizer.learning_rate)
 
     def most(self, steps: int) -> int:
-        """Return how many of so many steps may be queued before the next meeting."""
+        """Return how many of so many steps may be queued before the next sync point."""
         return min(steps, max(self._next - self._queued, 1)) if self._keepers else steps
 
     def count(self, steps: int) -> None:
@@ -103,12 +103,12 @@ class Meetings:
         self._queued += steps
 
     def after_steps(self, epoch: int, done: int, *, ahead: int) -> None:
-        """Meet if it is time to. Collective.
+        """Synchronize if it is time to. Collective.
 
         Args:
             epoch: at hand, counted from 0.
             done: steps of it.
-            ahead: steps that rank 0 may queue before the next meeting.
+            ahead: steps that rank 0 may queue before the next sync point.
 
         Raises:
             PreemptedError: a signal has come; a checkpoint is saved.
@@ -117,7 +117,7 @@ class Meetings:
         if not self._keepers or self._queued < self._next:
             return
         due = [one for one in self._keepers if one.steps is not None and self._made % one.steps == 0]
-        self._meet(self._within(epoch, done), due, ahead)
+        self._synchronize(self._within(epoch, done), due, ahead)
 
     def begin_validation(self, epoch: int, done: int, *, stops: bool, steps: int | None) -> None:
         """Note where the training stands, which a checkpoint is to hold that is saved before the validation ends.
@@ -138,7 +138,7 @@ class Meetings:
             self._before = replace(self._within(epoch, done), stops=stops), state
 
     def after_evaluated(self, steps: int, *, ahead: int) -> None:
-        """Meet if it is time to, after so many steps of a validation. Collective.
+        """Synchronize if it is time to, after so many steps of a validation. Collective.
 
         Args:
             steps: that were queued just now.
@@ -161,7 +161,7 @@ class Meetings:
         self._save(position, self._keepers, number)
 
     def end_validation(self, *, ahead: int) -> None:
-        """Attend the meetings of other ranks, which may have more steps in the validation. Collective.
+        """Attend the sync points of other ranks, which may have more steps in the validation. Collective.
 
         Args:
             ahead: as of `after_steps`.
@@ -174,7 +174,7 @@ class Meetings:
             self.after_evaluated(self._next - self._queued, ahead=ahead)
 
     def after_epoch(self, epoch: int, logs: Logs, *, ended: bool, ahead: int) -> None:
-        """Meet after all hooks of an epoch's end. Collective.
+        """Synchronize after all hooks of an epoch's end. Collective.
 
         Args:
             epoch: that has ended, counted from 0.
@@ -188,13 +188,13 @@ class Meetings:
         """
         if self._keepers:
             due = [one for one in self._keepers if one.epochs]
-            self._meet(Position(epoch + 1, 0, self._made, ended=ended, logs=logs), due, ahead)
+            self._synchronize(Position(epoch + 1, 0, self._made, ended=ended, logs=logs), due, ahead)
 
     def _within(self, epoch: int, done: int) -> Position:
         """Return where the training stands after so many steps of an epoch."""
         return Position(epoch, done, self._made, self._rate_at_begin, skipped_at_begin=self.skipped_at_begin)
 
-    def _meet(self, position: Position, due: list[Checkpointing], ahead: int) -> None:
+    def _synchronize(self, position: Position, due: list[Checkpointing], ahead: int) -> None:
         left = [steps for one in self._keepers if (steps := one.steps_left(self._made)) is not None]
         number, wanted = self._agree(min([max(ahead, 1), *left]))
         saving = [

@@ -1,11 +1,11 @@
-"""Python is one thread's at a time, but for what is aside."""
+"""Python is one thread's at a time, but for what has released the lock."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dptrain.runtime.in_turn import aside, in_turn
+from dptrain.runtime.python_lock import acquired, released
 
 
 def test_python_is_one_threads_at_a_time():
@@ -13,13 +13,13 @@ def test_python_is_one_threads_at_a_time():
 
     def count(_):
         nonlocal inside
-        with in_turn():
+        with acquired():
             for _ in range(20):
                 inside += 1
                 most.append(inside)
                 threading.Event().wait(0.0001)  # where another thread could come in
                 inside -= 1
-                with aside():
+                with released():
                     pass
 
     with ThreadPoolExecutor(4) as pool:
@@ -27,11 +27,11 @@ def test_python_is_one_threads_at_a_time():
     assert most == [1] * 160
 
 
-def test_aside_threads_meet():
+def test_threads_that_released_the_lock_meet():
     met = threading.Barrier(3)
 
     def meet(_):
-        with in_turn(), aside():
+        with acquired(), released():
             met.wait(20)
         return True
 
@@ -39,11 +39,11 @@ def test_aside_threads_meet():
         assert all(pool.map(meet, range(3)))
 
 
-def test_a_turn_comes_back_after_an_error():
-    with in_turn():
-        with pytest.raises(KeyError), aside():
+def test_the_lock_is_taken_back_after_an_error():
+    with acquired():
+        with pytest.raises(KeyError), released():
             raise KeyError
-        with pytest.raises(ValueError, match="mine"), aside():
+        with pytest.raises(ValueError, match="mine"), released():
             raise ValueError("mine")
-    with aside(), in_turn():  # nobody's turn is given away
+    with released(), acquired():  # releases nobody's lock
         pass

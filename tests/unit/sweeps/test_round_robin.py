@@ -9,9 +9,9 @@ from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.sweeps.api import _Recipe
 from dptrain.sweeps.capacity import measure
 from dptrain.sweeps.records import Run
+from dptrain.sweeps.round_robin import RoundRobin
 from dptrain.sweeps.space import Space
 from dptrain.sweeps.training import Training
-from dptrain.sweeps.turns import Turns
 from dptrain.sweeps.worker import Worker
 from dptrain.train import devices
 from tests.unit.sweeps.test_sweeping import FIT, X, Y, alone, build, epochs_of, sweep
@@ -58,23 +58,23 @@ def test_runs_have_their_bits_alone(tmp_path, monkeypatch):
 
 
 class Noted:
-    """A training that notes when it has a turn, and when the device is to begin with it."""
+    """A training that notes when it advances, and when the device is to begin with it."""
 
     def __init__(self, place, log):
         self.place, self._log = place, log
 
-    def turn(self):
-        self._log.append(("turn", self.place))
+    def advance(self):
+        self._log.append(("advance", self.place))
 
     def launch_waiting(self):
         self._log.append(("begin", self.place))
 
 
-def test_a_pack_begins_when_its_trainings_have_had_their_turn():
+def test_a_pack_begins_when_its_trainings_have_advanced():
     log = []
     trainings = [Noted(place, log) for place in (3, 0, 2)]
-    assert [turn.training.place for turn in Turns(packs=2).take(trainings)] == [0, 2, 3]
-    assert log == [("turn", 0), ("turn", 2), ("begin", 0), ("begin", 2), ("turn", 3), ("begin", 3)]
+    assert [outcome.training.place for outcome in RoundRobin(packs=2).advance(trainings)] == [0, 2, 3]
+    assert log == [("advance", 0), ("advance", 2), ("begin", 0), ("begin", 2), ("advance", 3), ("begin", 3)]
 
 
 def test_two_runs_for_each_core():
@@ -85,17 +85,17 @@ def test_two_runs_for_each_core():
 
 
 def test_an_interrupted_sweep_waits_for_its_threads(tmp_path, monkeypatch):
-    turn, turns = Worker.turn, []
+    advance, results = Worker.advance, []
 
     def interrupt(self):
-        turns.append(turn(self))
-        if len(turns) == 5:
+        results.append(advance(self))
+        if len(results) == 5:
             raise KeyboardInterrupt
-        return turns[-1]
+        return results[-1]
 
     closed = []
     close = Training.close
-    monkeypatch.setattr(Worker, "turn", interrupt)
+    monkeypatch.setattr(Worker, "advance", interrupt)
     monkeypatch.setattr(Training, "close", lambda self: (closed.append(self), close(self)))
     with pytest.raises(KeyboardInterrupt):
         sweep({"units": [4]}, out=tmp_path / "s", seeds="0-5")

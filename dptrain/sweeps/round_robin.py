@@ -1,4 +1,4 @@
-"""Who of several trainings goes on: each in turn, or on a CPU's cores at once; on a GPU, who joins a pack."""
+"""A round-robin schedule of concurrent trainings: on a CPU one a core, on a GPU in packs."""
 
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -8,11 +8,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dptrain.backend.base import Backend
 from dptrain.backend.cpu.backend import CpuBackend
-from dptrain.runtime.in_turn import aside, in_turn
+from dptrain.runtime.python_lock import acquired, released
 
 
-class TakesTurns(Protocol):
-    """A training that goes on by some steps when it is asked to.
+class Advances(Protocol):
+    """A training that makes some steps when it is asked to.
 
     Attributes:
         place: its number among those that are trained at once.
@@ -20,24 +20,24 @@ class TakesTurns(Protocol):
 
     place: int
 
-    def turn(self) -> Any:
+    def advance(self) -> Any:
         """Queue the next steps; return how the training has ended, None where it goes on."""
 
     def launch_waiting(self) -> None:
         """Let the device begin with what waits to be executed together with others' steps."""
 
 
-T = TypeVar("T", bound=TakesTurns)
+T = TypeVar("T", bound=Advances)
 
 
 @dataclass(frozen=True)
-class Turn(Generic[T]):
-    """What a training's turn has come to.
+class Outcome(Generic[T]):
+    """What one `advance` of a training came to.
 
     Attributes:
         training: whose it was.
-        ended: what its `turn` returned; None where the training goes on, or failed.
-        error: that the turn raised.
+        ended: what its `advance` returned; None where the training goes on, or failed.
+        error: that it raised.
     """
 
     training: T
@@ -57,44 +57,44 @@ def threads_for(backend: Backend, most: int) -> int:
     return min(backend.threads, most) if isinstance(backend, CpuBackend) and backend.compiles else 1
 
 
-class Turns(Generic[T]):
-    """Gives trainings their turns.
+class RoundRobin(Generic[T]):
+    """Advances trainings one after the other, or several at once.
 
     Args:
         threads: that compute at once. With several, compiled steps of as many trainings do, each in one thread; Python
-            stays one thread's at a time. With one, turns are taken one after the other, and a GPU begins when all have
-            been: what then waits and is the same program is a pack, and packs go on beside each other.
-        packs: into which trainings of one program are divided. With several, a GPU begins when one in so many has had
-            its turn, and computes while the host looks after the others: at the ends of epochs, say.
+            stays one thread's at a time. With one, trainings advance one after the other, and a GPU begins when all
+            have: what then waits and is the same program is a pack, and packs go on beside each other.
+        packs: into which trainings of one program are divided. With several, a GPU begins when one in so many has
+            advanced, and computes while the host looks after the others: at the ends of epochs, say.
     """
 
     def __init__(self, threads: int = 1, packs: int = 1) -> None:
         self._packs = packs
         self._pool = ThreadPoolExecutor(threads, "training") if threads > 1 else None
-        self._running: dict[Future[Turn[T]], T] = {}
+        self._running: dict[Future[Outcome[T]], T] = {}
         self._stack = ExitStack()
         if self._pool is not None:
-            self._stack.enter_context(in_turn())
+            self._stack.enter_context(acquired())
 
-    def take(self, trainings: Sequence[T]) -> list[Turn[T]]:
-        """Let those have a turn that have none at hand; return the turns that have ended, at least one.
+    def advance(self, trainings: Sequence[T]) -> list[Outcome[T]]:
+        """Advance the trainings that are not advancing already; return what has finished, at least one.
 
         Args:
-            trainings: all that there are; those that have gone are in no turn.
+            trainings: all that there are; those that have gone are not advancing.
         """
         if self._pool is None:
-            turns = []
+            outcomes = []
             for number in range(self._packs):
                 pack = [training for training in trainings if training.place % self._packs == number]
-                turns += [_turn(training) for training in pack]
+                outcomes += [_advance(training) for training in pack]
                 for training in pack:
                     training.launch_waiting()
-            return turns
+            return outcomes
         at_work = {id(training) for training in self._running.values()}
         for training in trainings:
             if id(training) not in at_work:
-                self._running[self._pool.submit(_turn_in_thread, training)] = training
-        with aside():
+                self._running[self._pool.submit(_advance_in_thread, training)] = training
+        with released():
             done, _ = wait(self._running, return_when=FIRST_COMPLETED)
         ended = [future for future in self._running if future in done]
         for future in ended:
@@ -102,21 +102,21 @@ class Turns(Generic[T]):
         return [future.result() for future in ended]
 
     def close(self) -> None:
-        """Wait until no training is in a turn."""
+        """Wait until no training is advancing."""
         if self._pool is not None:
-            with aside():
+            with released():
                 self._pool.shutdown(cancel_futures=True)
         self._running.clear()
         self._stack.close()
 
 
-def _turn(training: T) -> Turn[T]:
+def _advance(training: T) -> Outcome[T]:
     try:
-        return Turn(training, training.turn())
+        return Outcome(training, training.advance())
     except Exception as error:
-        return Turn(training, error=error)
+        return Outcome(training, error=error)
 
 
-def _turn_in_thread(training: T) -> Turn[T]:
-    with in_turn():
-        return _turn(training)
+def _advance_in_thread(training: T) -> Outcome[T]:
+    with acquired():
+        return _advance(training)

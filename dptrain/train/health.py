@@ -1,4 +1,4 @@
-"""Looking at the state of a training every so many steps: is it finite, and do all ranks have the same.
+"""Health checks of a training every so many steps: is its state finite, and do all ranks have the same.
 
 Where something is wrong, the last steps are made again, one by one, from a copy of the state as it was before them: so
 the step is found, and in it the samples, or the op and its layer, where the first NaN comes from.
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.batches.base import Batches
-from dptrain.batches.feed import Rows
+from dptrain.batches.feed import BatchRows
 from dptrain.batches.sampling import Shard
 from dptrain.errors import AgreedError, ConfigError, DivergenceError, ExitCode
 from dptrain.program.tensor import Tensor, Variable, watching
@@ -63,11 +63,11 @@ class _Bad:
 
     step: int
     shards: Sequence[Shard]
-    rows: Rows
+    rows: BatchRows
 
 
-class Inspection:
-    """Looks at the state of a training.
+class HealthCheck:
+    """Checks the health of a training: looks at its state.
 
     Args:
         model: this rank's replica.

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
-from dptrain.program.operand import OPS
+from dptrain.ops.indexing import in_range, take_rows, taken
+from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
 from dptrain.program.shapes import Rows
-from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.program.tensor import Tensor, as_tensors
 
 Slice = tuple[int, int, int]
 _WHOLE = slice(None)
@@ -45,7 +46,7 @@ def _viewed(x: Tensor, given: Sequence[Any]) -> Tensor:
     for one, length in zip(given, shape, strict=False):
         found.append(_bounds(one, length) if isinstance(one, slice) else _place(one, length))
     found += [(0, length, 1) for length in shape[len(given) :]]
-    return OPS["getitem"](x, key=tuple(found))
+    return getitem(x, key=tuple(found))
 
 
 def _bounds(one: slice, length: int) -> Slice:
@@ -77,7 +78,7 @@ def _general(x: Tensor, given: list[Any]) -> Tensor:
     given[at : at + 1] = [_WHOLE] * (x.ndim - named)
     if any(one is None for one in given):
         lengths = iter(x.shape)
-        x = OPS["reshape_to"](x, shape=tuple(1 if one is None else next(lengths) for one in given))
+        x = reshape_to(x, shape=tuple(1 if one is None else next(lengths) for one in given))
         given = [_WHOLE if one is None else one for one in given]
     arrays = any(not isinstance(one, slice | int) for one in given)
     slices: list[slice | int] = []
@@ -152,41 +153,12 @@ def _gathered(x: Tensor, given: list[Any]) -> Tensor:
         raise ConfigError(f"not supported: several arrays index {x} along the rows of a batch; use one, or ops.take")
     rest = [axis for axis in range(x.ndim) if axis not in axes]
     lengths = [int(x.shape[axis]) for axis in axes]
-    front = OPS["transpose_to"](x, axes=(*axes, *rest))
-    flat = OPS["reshape_to"](front, shape=(math.prod(lengths), *front.shape[len(axes) :]))
+    front = transpose_to(x, axes=(*axes, *rest))
+    flat = reshape_to(front, shape=(math.prod(lengths), *front.shape[len(axes) :]))
     number = places[0]
     for one, length in zip(places[1:], lengths[1:], strict=True):
         number = number * length + one
-    found = OPS["take_rows"](flat, number)
+    found = take_rows(flat, number)
     before = sum(axis < axes[0] for axis in rest) if together else 0  # NumPy puts them first where they are apart
     order = (*range(number.ndim, number.ndim + before), *range(number.ndim), *range(number.ndim + before, found.ndim))
-    return found if order == tuple(range(found.ndim)) else OPS["transpose_to"](found, axes=order)
-
-
-def in_range(given: Any, length: int) -> Tensor:
-    """Return places that count from the front; those that are known are checked.
-
-    Raises:
-        ConfigError: one is out of range.
-    """
-    (places,) = as_tensors([given])
-    if places.dtype.kind == "u" or isinstance(length, Rows):
-        return places
-    if places.value is None:
-        return OPS["where"](places < 0, places + int(length), places)
-    value: Array = places.value
-    wrong = value[(value < -length) | (value >= length)]
-    if wrong.size:
-        raise ConfigError(f"index {wrong.flat[0]} is out of range for a length of {int(length)}")
-    return as_tensors([np.where(value < 0, value + int(length), value)])[0] if (value < 0).any() else places
-
-
-def taken(x: Tensor, places: Tensor, axis: int) -> Tensor:
-    """Return the parts of x with these numbers along an axis; their shape stands in the result where the axis was."""
-    if axis == 0:
-        return OPS["take_rows"](x, places)
-    front = (axis, *(one for one in range(x.ndim) if one != axis))
-    found = OPS["take_rows"](OPS["transpose_to"](x, axes=front), places)
-    own = tuple(range(places.ndim))
-    rest = tuple(range(places.ndim, found.ndim))
-    return OPS["transpose_to"](found, axes=(*rest[:axis], *own, *rest[axis:]))
+    return found if order == tuple(range(found.ndim)) else transpose_to(found, axes=order)

@@ -45,6 +45,12 @@ def times(*extents: Extent) -> Extent:
     return number, power if number else 0
 
 
+def _sum(one: Extent, other: Extent) -> Extent:
+    """Return a sum; of two that grow with the rows in other ways there is none."""
+    assert NOTHING in (one, other) or one[1] == other[1], "a diagonal along the rows of a batch"
+    return one[0] + other[0], max(one[1], other[1])
+
+
 @dataclass(frozen=True)
 class Offset:
     """A number that may depend on the batch: `plain` + `rows` x the rank's rows + `first` x its first row."""
@@ -66,7 +72,7 @@ def offset(n: int) -> Offset:
 
 
 @dataclass(frozen=True)
-class Place:
+class IndexMap:
     """The index along one axis of a root: `first` + `step` x the reader's index along `axis` (None: `first` alone)."""
 
     axis: int | None
@@ -75,77 +81,100 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """Where the elements of a tensor lie. Equal to another of the same root, told by identity, and equal places.
+class View:
+    """Where the elements of a tensor lie. Equal to another of the same root, told by identity, and of equal maps.
 
     Attributes:
         root: the tensor that has memory, contiguous in the order of its axes.
-        places: of each axis of the root.
+        maps: one of each axis of the root.
     """
 
     root: Tensor
-    places: tuple[Place, ...]
+    maps: tuple[IndexMap, ...]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Source) and self.root is other.root and self.places == other.places
+        return isinstance(other, View) and self.root is other.root and self.maps == other.maps
 
     def __hash__(self) -> int:
-        return hash((self.root, self.places))
+        return hash((self.root, self.maps))
 
-    def along(self, axes: Sequence[int | None]) -> "Source":
+    def along(self, axes: Sequence[int | None]) -> "View":
         """Return it as it is read by something whose axis `axes[n]` is this tensor's axis n."""
-        moved = [one if one.axis is None else Place(axes[one.axis], one.first, one.step) for one in self.places]
-        return Source(self.root, tuple(moved))
+        moved = [one if one.axis is None else IndexMap(axes[one.axis], one.first, one.step) for one in self.maps]
+        return View(self.root, tuple(moved))
 
     def is_whole(self, shape: Shape) -> bool:
         """Whether a tensor of this shape has its root's elements in their order."""
         if space_of(self.root.shape) != space_of(shape):
             return False
-        places = [one for n, one in zip(self.root.shape, self.places, strict=True) if not is_one(n)]
-        return places == [Place(axis) for axis, n in enumerate(shape) if not is_one(n)]
+        maps = [one for n, one in zip(self.root.shape, self.maps, strict=True) if not is_one(n)]
+        return maps == [IndexMap(axis) for axis, n in enumerate(shape) if not is_one(n)]
 
     @property
     def is_single(self) -> bool:
         """Whether all elements of a tensor are one and the same."""
-        return all(one.axis is None or is_one(n) for n, one in zip(self.root.shape, self.places, strict=True))
+        return all(one.axis is None or is_one(n) for n, one in zip(self.root.shape, self.maps, strict=True))
 
     def strides(self, rank: int) -> list[Extent]:
         """Return how many elements of the root lie between neighbours along each of the reader's axes."""
         found = [NOTHING] * rank
-        for n, place in enumerate(self.places):
-            if place.axis is not None and not is_one(self.root.shape[n]):
-                found[place.axis] = times(extent(self.root.shape[n + 1 :]), (place.step, 0))
+        for n, index_map in enumerate(self.maps):
+            if index_map.axis is not None and not is_one(self.root.shape[n]):
+                own = times(extent(self.root.shape[n + 1 :]), (index_map.step, 0))
+                found[index_map.axis] = _sum(found[index_map.axis], own)  # of a diagonal, of several axes
         return found
 
     def start(self) -> list[tuple[Offset, Extent]]:
         """Return where in the root the reader's element 0 lies, as products to be added up."""
-        steps = [(place.first, extent(self.root.shape[n + 1 :])) for n, place in enumerate(self.places)]
+        steps = [(index_map.first, extent(self.root.shape[n + 1 :])) for n, index_map in enumerate(self.maps)]
         return [(first, step) for first, step in steps if first != Offset()]
 
 
-def whole(tensor: Tensor) -> Source:
-    """Return the source of a tensor that has memory of its own."""
-    return Source(tensor, tuple(map(Place, range(tensor.ndim))))
+def identity(tensor: Tensor) -> tuple[IndexMap, ...]:
+    """Return the maps of a tensor of the same elements at the same places."""
+    return tuple(map(IndexMap, range(tensor.ndim)))
 
 
-def compose(source: Source, places: Sequence[Place]) -> Source:
-    """Return the source of a view of a view: `places` are those of the upper one in the lower one."""
+def whole(tensor: Tensor) -> View:
+    """Return the view of a tensor that has memory of its own."""
+    return View(tensor, identity(tensor))
+
+
+def aligned_axes(shape: Shape, out: Shape) -> list[int | None]:
+    """Return the axis of a broadcast result that each axis of an operand goes along, None for those that are spread."""
+    return [None if is_one(n) else axis + len(out) - len(shape) for axis, n in enumerate(shape)]
+
+
+def compose(view: View, maps: Sequence[IndexMap]) -> View:
+    """Return a view of a view as one: `maps` are those of the upper one in the lower one."""
     found = []
-    for one in source.places:
+    for one in view.maps:
         if one.axis is None:
             found.append(one)
         else:
-            upper = places[one.axis]
-            found.append(Place(upper.axis, one.first.plus(upper.first, one.step), one.step * upper.step))
-    return Source(source.root, tuple(found))
+            upper = maps[one.axis]
+            found.append(IndexMap(upper.axis, one.first.plus(upper.first, one.step), one.step * upper.step))
+    return View(view.root, tuple(found))
 
 
-def matrix(source: Source, shape: Shape) -> tuple[bool, Extent] | None:
+def key_maps(key: Iterable[tuple[int, int, int] | int]) -> list[IndexMap]:
+    """Return the maps of the part that a key says: (start, stop, step) or a place for each axis."""
+    maps, axis = [], 0
+    for one in key:
+        if isinstance(one, tuple):
+            maps.append(IndexMap(axis, offset(one[0]), one[2]))
+            axis += 1
+        else:
+            maps.append(IndexMap(None, offset(one)))
+    return maps
+
+
+def matrix(view: View, shape: Shape) -> tuple[bool, Extent] | None:
     """Return whether BLAS is to transpose a matrix (the last two axes), and the elements between its lines.
 
     None: neither along its rows nor along its columns the elements lie side by side.
     """
-    of_rows, of_columns = source.strides(len(shape))[-2:]
+    of_rows, of_columns = view.strides(len(shape))[-2:]
     rows, columns = extent(shape[-2:-1]), extent(shape[-1:])
     if (of_columns == ONE or columns == ONE) and (of_rows != NOTHING or rows == ONE):
         return False, columns if rows == ONE else of_rows
@@ -175,8 +204,8 @@ def _offset_text(one: Offset, step: Extent) -> str:
     return f"({' + '.join(terms)})*{length_text(step)}"
 
 
-def index(source: Source, strides: Sequence[Extent], axes: Sequence[int]) -> str:
+def index(view: View, strides: Sequence[Extent], axes: Sequence[int]) -> str:
     """Return the place in a root of a reader's element at `axes`, and at 0 along the others."""
-    terms = [_offset_text(first, step) for first, step in source.start()]
+    terms = [_offset_text(first, step) for first, step in view.start()]
     terms += [index_text(f"i{axis}", strides[axis]) for axis in axes if strides[axis] != NOTHING]
     return " + ".join(terms) or "0"

@@ -1,0 +1,157 @@
+"""What generated code makes of an op: the part of its record on which backends dispatch.
+
+Each backend has one table from these classes to its own code, so that a new op of a class needs no line there. An op
+that has none of them is computed by its NumPy function, on a CPU alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dptrain.program.tensor import Tensor
+from dptrain.program.views import IndexMap, marked
+
+Maps = Callable[[Tensor], Sequence[IndexMap]]
+
+
+@dataclass(frozen=True)
+class Element:
+    """Single elements of operands that are broadcast together.
+
+    Attributes:
+        c: the element as an expression of C++: of the operands `{0}`, `{1}`, ... in the types of
+            `program/kernels.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last axis,
+            which the operand then does not have. Functions are those of `kernels/scalar.h`.
+        conditions: operands that enter as truth values; the others then have the output's type.
+        exponents: operands that are part of the code where they are positive whole numbers that are known, since
+            compilers know shorter ways: `x * x`.
+    """
+
+    c: str
+    conditions: tuple[int, ...] = ()
+    exponents: tuple[int, ...] = ()
+
+    @property
+    def by_last(self) -> bool:
+        """Whether it depends on the place along the last axis."""
+        return "{last}" in self.c
+
+    @property
+    def converts(self) -> bool:
+        """Whether the operand comes out as it is, in another type."""
+        return self.c == "{0}"
+
+
+@dataclass(frozen=True)
+class ViewMap:
+    """The operand's own elements, in its memory.
+
+    Attributes:
+        maps: of the tensor that the op makes: where along each axis of the operand its elements lie, as functions of
+            its own indices; None where they keep their order, in another shape.
+    """
+
+    maps: Maps | None = None
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Elements joined over the axes that the attribute "axes" or "axis" says.
+
+    Attributes:
+        join: "argmax" is the place of the first of the greatest elements, along one axis.
+    """
+
+    join: Literal["sum", "max", "argmax"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of matrices: the last two axes; those before are broadcast."""
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Rows of the first operand at the places of the second."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Zeros, to whose rows at the places of the second operand the first is added."""
+
+
+@dataclass(frozen=True)
+class Insert:
+    """Zeros, with the operand as the part that the attribute "key" says."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """The operands one after the other along the attribute "axis"."""
+
+
+@dataclass(frozen=True)
+class RandomBits:
+    """Bits of Philox of (rows, features), by the attributes "seed", "purpose" and "number" and a count of draws."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Sums or choices over windows of images, by the function of `kernels/` of the op's name.
+
+    Attributes:
+        image: the number of the operand that has the shape of the images; -1 for what the op makes.
+        places: of that with an element for each place of the window.
+        kernel: of that with an element for each place within it, whose shape is else the attribute "window".
+    """
+
+    image: int
+    places: int
+    kernel: int | None = None
+
+    def shapes(self, made: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of images, places and kernel, () where there is none."""
+        shapes = [*(one.shape for one in made.inputs), made.shape]
+        return shapes[self.image], shapes[self.places], () if self.kernel is None else shapes[self.kernel]
+
+
+@dataclass(frozen=True)
+class UserKernel:
+    """What a kernel of a user's own makes on a GPU, and on a CPU the NumPy function alone.
+
+    Attributes:
+        kernel: a `backend.custom.OwnKernel`.
+        output: which of the kernel's outputs it is.
+    """
+
+    kernel: Any
+    output: int
+
+
+Lowering = (
+    Element | ViewMap | Reduction | Product | Gather | Scatter | Insert | Join | RandomBits | Windows | UserKernel
+)
+
+
+def lowering_of(tensor: Tensor) -> Lowering | None:
+    """Return how a tensor is made; None for inputs, constants and ops without one."""
+    return None if tensor.op is None else tensor.op.lowering
+
+
+def axes_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return which axis of a view each axis of its operand is, if it shows all elements; None of other tensors."""
+    shown = lowering_of(tensor)
+    if not isinstance(shown, ViewMap) or shown.maps is None:
+        return None
+    maps, lengths = shown.maps(tensor), tensor.inputs[0].shape
+    axes = tuple(one.axis for one in maps if one == IndexMap(one.axis) and one.axis is not None)
+    if len(set(axes)) < max(tensor.ndim, len(lengths)) or marked(tensor.shape[axis] for axis in axes) != marked(
+        lengths
+    ):
+        return None
+    return axes
+
+
+def is_same(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of all elements of another, at the same places."""
+    return axes_of(tensor) == tuple(range(tensor.ndim))

@@ -1,0 +1,117 @@
+"""Open MPI's mpirun may wait for itself for ever: a guard ends it.
+
+Where a rank leaves before MPI_Init while another is in it, a thread of mpirun (prterun of Open MPI 5.0) may block on a
+lock of its own; all ranks end, but mpirun never does, and no rank is left that could say or do anything. So the first
+ranks of each node start a guard, a shell in a session of its own that sleeps until its rank has ended. Then it looks
+whether all threads of the launcher wait for locks, for seconds on end: none is left that could release one. A launcher
+that works waits in poll for ranks, nodes or a slow reader of its output.
+"""
+
+import os
+from contextlib import suppress
+
+from dptrain.runtime import children, records
+from dptrain.runtime.departure import FREE
+from dptrain.runtime.launcher import LaunchInfo
+
+# More than one on a node: a rank that fails before it imports dptrain has none.
+_RANKS = 2
+# Seconds between looks at a launcher's threads, and how many in a row find all of them waiting for locks.
+_BETWEEN, _LOOKS = 0.5, 10
+# Arguments: the launcher's PID and start time, looks, seconds between them. Descriptor 3: a pipe whose other end closes
+# with the rank.
+_GUARD = """
+guard() {
+    trap '' HUP INT QUIT TERM USR1 USR2
+    read -r word <&3
+    looks=0
+    while read -r about <"/proc/$1/stat"; do
+        fields=${about##*) }
+        started=$(set -- $fields; echo "${20}")
+        [ "$started" = "$2" ] || exit
+        case $fields in [ZX]*) exit ;; esac
+        looks=$((looks + 1))
+        for task in /proc/"$1"/task/*; do
+            where=
+            read -r where <"$task/wchan"
+            case $where in *futex*) ;; *) looks=0 ;; esac
+        done
+        if [ "$looks" -ge "$3" ]; then
+            echo "dptrain: warning: mpirun (PID $1) waits for itself, its ranks have ended: killed" >>"/proc/$1/fd/2"
+            kill -KILL "$1"
+            exit
+        fi
+        sleep "$4"
+    done
+}
+guard "$@" </dev/null >/dev/null 2>&1 &
+"""
+_SHELL = "/bin/sh"
+
+
+def start(launch: LaunchInfo) -> int | None:
+    """Start the guard of this rank, if it is to have one.
+
+    Args:
+        launch: how this rank was launched.
+
+    Returns:
+        The descriptor whose closing the guard waits for: a fork of the rank must close it.
+    """
+    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "")
+    if launch.launcher != "Open MPI" or not local.isdecimal() or int(local) >= _RANKS:
+        return None
+    with suppress(OSError, IndexError, NotImplementedError):  # no /proc, no shell, no sessions
+        for pid, name in children.ancestors():
+            if children.is_launcher(name):
+                return guard(pid)
+    return None
+
+
+def guard(launcher: int, looks: int = _LOOKS, between: float = _BETWEEN) -> int | None:
+    """Start a guard of a launcher, for the time after this process.
+
+    Args:
+        launcher: its PID.
+        looks: how many in a row find all of its threads waiting for locks before it is killed.
+        between: seconds between looks.
+
+    Returns:
+        As `start`; None where the launcher has ended.
+
+    Raises:
+        OSError: there is no shell.
+        NotImplementedError: the system has no sessions for what it spawns.
+    """
+    found = records.look_up(launcher)
+    if found is None:
+        return None
+    words = [str(launcher), str(found.started), str(looks), str(between)]
+    reading, writing = os.pipe()
+    try:
+        # The launcher waits until nobody has the rank's output open.
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        try:
+            child = os.posix_spawn(
+                _SHELL,
+                ["dptrain-launcher-guard", "-c", _GUARD, "dptrain-launcher-guard", *words],
+                {"PATH": os.environ.get("PATH", os.defpath)},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, reading, FREE),  # first above all numbers that are taken below
+                    *((os.POSIX_SPAWN_DUP2, nowhere, one) for one in range(3)),
+                    (os.POSIX_SPAWN_DUP2, FREE, 3),
+                    (os.POSIX_SPAWN_CLOSE, FREE),
+                ],
+                setsid=True,  # launchers kill the groups of their ranks
+            )
+        finally:
+            os.close(nowhere)
+        os.waitpid(
+            child, 0
+        )  # the shell leaves the guard to itself, and is no child that a rank's own wait() would find
+    except (OSError, NotImplementedError):
+        os.close(writing)
+        raise
+    finally:
+        os.close(reading)
+    return writing

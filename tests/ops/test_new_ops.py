@@ -1,0 +1,247 @@
+"""New ops, a record each here and no line elsewhere: fused, placed, differentiated, packed and run as built-in ones."""
+
+import re
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cpu import compile as compiling
+from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.backend.cuda.compose import Composition
+from dptrain.layers import Layer
+from dptrain.ops.sharing import broadcast_shape, elementwise, first_dtype, floating_dtype
+from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import HostMemory
+from dptrain.program.fuse import fuse
+from dptrain.program.gradient import gradients
+from dptrain.program.kernels import Loop
+from dptrain.program.lowering import Element, ViewMap
+from dptrain.program.op import Op, Sharing
+from dptrain.program.placement import place
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
+from dptrain.program.views import IndexMap, Offset
+from tests.unit.program.virtual_ranks import run_on_ranks
+
+B, N = 7, 5
+
+
+# An expensive function of single elements
+
+
+def bent(x, *, out):
+    """x / sqrt(1 + x^2)."""
+    np.divide(x, np.sqrt(1 + x * x), out=out)
+
+
+def bent_op(expensive=True):
+    element = Element("{0} / dp_sqrt(1 + {0} * {0})")
+    made = Op(bent, broadcast_shape, elementwise, floating_dtype, lowering=element, expensive=expensive)
+
+    @made.gradient
+    def rule(y, dy, x):
+        return dy / (1 + x * x) ** 1.5
+
+    return made
+
+
+# Views that no built-in op is: the diagonals of matrices, and vectors backwards
+
+
+def diagonals(x):
+    """x[..., i, i]."""
+    return np.einsum("...ii->...i", x)
+
+
+def _diagonal_maps(made):
+    return [*map(IndexMap, range(made.ndim)), IndexMap(made.ndim - 1)]
+
+
+diagonals_op = Op(
+    diagonals,
+    shape=lambda shape: shape[:-1],
+    sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
+    dtype=first_dtype,
+    linear="each",
+    lowering=ViewMap(_diagonal_maps),
+)
+
+
+@diagonals_op.gradient
+def _diagonals(y, dy, x):
+    return ops.where(np.eye(N, dtype=bool), ops.expand_dims(dy, -1), 0)
+
+
+backwards_op = Op(
+    lambda x: x[..., ::-1],
+    shape=lambda shape: shape,
+    sharing=elementwise,
+    dtype=first_dtype,
+    linear="each",
+    lowering=ViewMap(lambda made: [*map(IndexMap, range(made.ndim - 1)), IndexMap(made.ndim - 1, Offset(N - 1), -1)]),
+)
+
+
+@backwards_op.gradient
+def _backwards(y, dy, x):
+    return backwards_op(dy)
+
+
+# A layer that reduces two axes
+
+
+class Standardized(Layer):
+    """Each sample with mean 0 and variance 1 over both of its axes."""
+
+    def call(self, inputs):
+        centered = inputs - ops.mean(inputs, axis=(1, 2), keepdims=True)
+        return centered / ops.sqrt(ops.mean(ops.square(centered), axis=(1, 2), keepdims=True) + 1e-3)
+
+
+def training(function=None, seed=0):
+    """Return a step of a batch of matrices that uses all of them, and the data."""
+
+    def view(x):
+        return backwards_op(diagonals_op(x))
+
+    function = function or bent_op()
+    rng = np.random.default_rng(seed)
+    w = Variable(rng.normal(size=(N, 3)).astype(np.float32), "w")
+    layer = Standardized()
+
+    def step(x):
+        rows = function(ops.sum(x, axis=2, keepdims=True))  # (B, N, 1), used for N elements each
+        y = layer(x + rows) * rows
+        loss = ops.mean(ops.square(function(view(y)) @ w))
+        loss.backward()
+        w.assign(w - 0.1 * w.grad)
+        return {"loss": loss, "dx": gradients(loss, [x])[0], "y": y, "view": view(y) + 1}
+
+    return trace(step, {"x": ((Rows(B), N, N), "float32")}), {"x": rng.normal(size=(B, N, N)).astype(np.float32)}
+
+
+def assert_close(found, expected):
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_gradients_are_those_of_central_differences():
+    x = np.random.default_rng(1).normal(size=(2, N, N))
+    weights = np.random.default_rng(2).normal(size=(2, N))
+    layer, function = Standardized(dtype="float64"), bent_op()
+
+    def step(x):
+        y = function(backwards_op(diagonals_op(layer(x))))
+        return {"y": y, "dx": gradients(y, [x], weights)[0]}
+
+    program = trace(step, {"x": (x.shape, x.dtype)})
+
+    def value(x):
+        return float(np.sum(weights * evaluate(program, {"x": x})[0]["y"]))
+
+    found = evaluate(program, {"x": x})[0]["dx"]
+    for at in [(0, 1, 1), (1, 2, 4), (1, 4, 4)]:
+        up, down = x.copy(), x.copy()
+        up[at], down[at] = x[at] + 1e-6, x[at] - 1e-6
+        np.testing.assert_allclose(found[at], (value(up) - value(down)) / 2e-6, rtol=1e-5, atol=1e-8)
+
+
+def test_three_ranks_compute_what_one_does():
+    program, data = training()
+    placed = place(program)
+    whole, updates = evaluate(program, data)
+    for rank, (outputs, updated) in enumerate(run_on_ranks(placed, data, [3, 0, 4], {"x": 0})[0]):
+        own = slice(*[(0, 3), (3, 3), (3, 7)][rank])
+        for name in ("dx", "y", "view"):
+            np.testing.assert_allclose(outputs[name], whole[name][own], rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-5)
+        for variable, value in updates.items():
+            np.testing.assert_allclose(updated[variable], value, rtol=1e-5)
+
+
+# The same treatment as built-in ones
+
+
+def kernels(program):
+    """Return what each kernel of a CPU computes: loops by the names of their ops."""
+    return [
+        [one.op.name.replace("bent", "tanh") for one in kernel.tensors] if isinstance(kernel, Loop) else type(kernel)
+        for kernel in fuse(program).kernels
+    ]
+
+
+def without_gradient(function, view):
+    return trace(
+        lambda x, w: {"y": function(view(function(x) * 2) @ w) + 1},
+        {"x": ((Rows(B), N, N), "float32"), "w": ((N, 3), "float32")},
+    )
+
+
+def test_a_cpu_fuses_them_as_built_in_ones():
+    own, built_in = without_gradient(bent_op(), diagonals_op), without_gradient(ops.tanh, lambda x: x[:, :, 1])
+    assert kernels(own) == kernels(built_in)
+    names = [name for one in kernels(training()[0]) if isinstance(one, list) for name in one]
+    assert not {"diagonals", "<lambda>"} & set(names)
+
+
+def about(program):
+    """Return what each function of a GPU computes, without numbers that only tell names apart."""
+    found = [one.about for stage in Composition(program).stages for kernel in stage for one in kernel.functions]
+    return [re.sub(r"_\d+\b", "", one).replace("bent", "tanh").replace("diagonals", "getitem") for one in found]
+
+
+def test_a_gpu_stores_what_is_expensive_and_no_view():
+    def step(function):
+        # A row's number, which all its elements use.
+        return trace(lambda x: {"y": x * function(x[:, :1] * 2)}, {"x": ((Rows(B), N), "float32")})
+
+    assert about(step(bent_op())) == about(step(ops.tanh)) == ["map: tanh", "map: y"]
+    assert about(step(bent_op(expensive=False))) == about(step(ops.square)) == ["map: y"]
+    program = without_gradient(bent_op(), diagonals_op)
+    assert about(program) == about(without_gradient(ops.tanh, lambda x: x[:, 1]))
+
+
+# Both backends
+
+
+@pytest.mark.skipif(compiling.compiler() is None, reason="no C++ compiler")
+def test_compiled_for_a_cpu():
+    program, data = training()
+    expected, _ = evaluate(program, data)
+    executable = CompiledExecutable(program, HostMemory(), data)
+    executable.run()
+    assert_close(executable.outputs, expected)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_on_a_gpu(cuda_backend, rows):
+    program, data = training()
+    own = {"x": data["x"][:rows]}
+    expected, _ = evaluate(program, own, rows=rows)
+    executable = cuda_backend.executable(program, own, rows=rows)
+    executable.run()
+    assert_close(executable.outputs, expected)
+
+
+def test_in_a_pack(cuda_backend):
+    """Two runs that are launched together have the bits of the runs alone."""
+    found = []
+    for together in (True, False):
+        backends = [type(cuda_backend)() for _ in range(2)]
+        runs = []
+        for seed, backend in enumerate(backends):
+            backend.joins_packs = together
+            program, data = training(seed=seed)
+            runs.append((program, backend.executable(program, data)))
+        assert len({one.pack_key for _, one in runs}) == 1
+        for _, one in runs:
+            one.run([0, 0])
+        for backend in backends if together else []:
+            backend.launch_waiting()
+        found.append([[one.outputs[name].tobytes() for name in ("loss", "dx", "view")] for _, one in runs])
+        found[-1].append([variable.numpy().tobytes() for program, _ in runs for variable in program.state])
+        for backend in backends:
+            backend.close()
+    assert found[0] == found[1]

@@ -1,0 +1,98 @@
+"""No op is known by its name outside of `dptrain/ops/`: what others need of an op stands in its record.
+
+The syntax trees of all modules are searched for text that is an op's name, and for `op.name` where it is compared,
+looked up, or asked for its parts; in messages and labels it may stand.
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import dptrain.ops.random  # with `dptrain.ops`, all ops
+from dptrain.program.tensor import OPS
+
+PACKAGE = Path(dptrain.__file__).parent
+
+# Text that is an op's name as well, and means something else.
+OTHER_WORDS = {
+    # Activations by their names, as Keras has them, and what they made.
+    "cli/building.py": {"sigmoid": 3},
+    "cli/config.py": {"relu": 2, "sigmoid": 1, "tanh": 1},
+    "losses/base.py": {"sigmoid": 1},
+    # Keras' functions that make layers.
+    "layers/__init__.py": {"add": 1, "maximum": 1, "minimum": 1, "multiply": 1, "subtract": 1},
+    # A learning rate's schedule.
+    "cli/schedule.py": {"power": 2},
+    # Axes of pictures and of spaces; words of sentences.
+    "sweeps/drawing.py": {"log": 1},
+    "sweeps/field_pictures.py": {"log": 2},
+    "sweeps/space.py": {"log": 2},
+    "sweeps/pareto.py": {"less": 1},
+    "sweeps/pictures.py": {"less": 1},
+    "sweeps/report.py": {"less": 1},
+}
+
+
+def names_in(module: ast.Module) -> Counter[str]:
+    """Count the places of a module that know an op by its name."""
+    docs = {id(one.value) for one in ast.walk(module) if isinstance(one, ast.Expr)}
+    found = Counter(
+        one.value
+        for one in ast.walk(module)
+        if isinstance(one, ast.Constant) and one.value in OPS and id(one) not in docs
+    )
+    for one in ast.walk(module):
+        asked: list[ast.expr] = []
+        if isinstance(one, ast.Compare):
+            asked = [one.left, *one.comparators]
+        elif isinstance(one, ast.Subscript):
+            asked = [one.slice]
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute):
+            asked = [] if ast.unparse(one.func.value) == "OPS" else [one.func.value, *one.args]
+        found.update(ast.unparse(part) for part in asked if is_name_of_op(part))
+    return found
+
+
+def is_name_of_op(expression: ast.expr) -> bool:
+    """Whether it is `op.name`, of whatever it is an attribute."""
+    if not isinstance(expression, ast.Attribute) or expression.attr != "name":
+        return False
+    holder = expression.value
+    return (holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")) == "op"
+
+
+def test_no_op_is_known_by_its_name():
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        own = path.relative_to(PACKAGE)
+        if own.parts[0] == "ops":
+            continue
+        names = names_in(ast.parse(path.read_text(encoding="utf-8"))) - Counter(OTHER_WORDS.get(str(own), {}))
+        if names:
+            found[str(own)] = dict(names)
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("OPS['add'](x, y)", 1),
+        ("OPS.get('add')", 1),
+        ("made.op is OPS['add']", 1),
+        ("tensor.op.name == kind", 1),
+        ("op.name in TABLE", 1),
+        ("TABLE[one.op.name]", 1),
+        ("TABLE.get(op.name)", 1),
+        ("op.name.startswith('reduce_')", 1),
+        ("TABLE = {'conv2d': 1, 'conv2d_input': 2}", 2),
+        ("frozenset({'exp'} | {'log'})", 2),
+        ("f'op {tensor.op.name!r} has no kernel'", 0),
+        ("layer.name == other", 0),
+        ("OPS.get(one.op.name) is one.op", 0),
+        ("def f():\n    'exp'", 0),
+    ],
+)
+def test_what_is_found(code, count):
+    assert names_in(ast.parse(code)).total() == count
