@@ -1,0 +1,112 @@
+"""Random programs by every backend: do C++ and CUDA compute what NumPy does in float64?
+
+    python benchmarks/fuzz_programs.py --minutes 60 --seed 1000
+    tests/emulator/run python benchmarks/fuzz_programs.py --minutes 60 --device cuda
+    python benchmarks/fuzz_programs.py --only 1234    # one program, with its text
+
+Programs are drawn from `--seed` on, one number each (`tests/programs`), and executed alone, on simulated ranks and, on
+CUDA, in packs. What is wrong is made small and printed as text that `tests/programs/corpus.py` takes. The last lines
+say how many programs there were, what of all that must be drawn was not, and which lines of the generators none of them
+reached (`--coverage`, which needs coverage.py and takes longer). The exit code is 1 if anything was wrong.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+# Whose lines `--coverage` counts.
+GENERATORS = {
+    "cpu": ("program/fuse.py", "program/merge.py", "program/kernels.py", "program/views.py", "backend/cpu/codegen.py"),
+    "cuda": tuple(f"backend/cuda/{name}.py" for name in ("compose", "expressions", "generate", "groups", "products")),
+}
+
+
+def checker(device: str, stack: ExitStack) -> Callable[[Any], str]:
+    """Return what says what is wrong with a case on a device."""
+    from tests.programs.check import wrong_on_cpu, wrong_on_cuda
+
+    if device == "cpu":
+        return lambda case: wrong_on_cpu(case, thorough=case.seed % 4 == 0)  # optimizing takes most of the time
+    from dptrain.backend.cuda.backend import CudaBackend
+
+    backend = CudaBackend()
+    stack.callback(backend.close)
+
+    def wrong(case: Any) -> str:
+        with ExitStack() as opened:
+
+            def another() -> CudaBackend:
+                made = CudaBackend()
+                made.joins_packs = True
+                opened.callback(made.close)
+                return made
+
+            return wrong_on_cuda(case, backend, another)
+
+    return wrong
+
+
+def main() -> int:
+    """Draw, execute, compare, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--only", type=int, help="this program alone")
+    parser.add_argument("--coverage", action="store_true", help="of the generators' branches")
+    given = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    warnings.simplefilter("ignore")
+    measured = _coverage(given.device) if given.coverage else None  # before the generators are imported
+    from tests.programs.draw import program
+    from tests.programs.features import WANTED, features
+    from tests.programs.shrink import shrunk
+
+    found: Counter[str] = Counter()
+    findings, seed = 0, given.seed if given.only is None else given.only
+    end = time.monotonic() + 60 * given.minutes
+    first = seed
+    with ExitStack() as stack:
+        wrong = checker(given.device, stack)
+        while seed == first or (given.only is None and time.monotonic() < end):
+            case = program(seed, given.device)
+            if given.only is not None:
+                print(case)
+            said = wrong(case)
+            if said:
+                findings += 1
+                print(f"program {seed}: {said}", flush=True)
+                small = shrunk(case, wrong)
+                print(f"{wrong(small)}\n{small}\n", flush=True)
+            else:
+                found.update(features(case))
+            seed += 1
+    print(f"{seed - first} programs from {first} on {given.device}, {findings} wrong")
+    if given.only is None:
+        print(f"not drawn: {', '.join(sorted(WANTED - set(found))) or 'nothing'}")
+    if measured is not None:
+        measured.stop()
+        measured.report(show_missing=True, skip_empty=True)
+    return int(findings > 0)
+
+
+def _coverage(device: str) -> Any:
+    """Return what counts the generators' branches."""
+    import coverage
+
+    made = coverage.Coverage(
+        branch=True, data_file=None, include=[str(ROOT / "dptrain" / name) for name in GENERATORS[device]]
+    )
+    made.start()
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Random programs on the CUDA backend: alone, on ranks and in packs; see `tests/programs`."""
+
+import os
+
+import pytest
+
+from tests.programs.check import wrong_on_cuda
+from tests.programs.corpus import CORPUS
+from tests.programs.draw import program
+
+# Programs in each of four tests; more of them by DPTRAIN_PROGRAMS.
+EACH = int(os.environ.get("DPTRAIN_PROGRAMS", "3"))
+
+
+@pytest.fixture
+def another(cuda_backend):
+    """Return a function that opens a further backend, whose runs join packs."""
+    opened = []
+
+    def backend():
+        opened.append(type(cuda_backend)())
+        opened[-1].joins_packs = True
+        return opened[-1]
+
+    yield backend
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_programs(cuda_backend, another, part):
+    for seed in range(part * EACH, (part + 1) * EACH):
+        case = program(seed, "cuda")
+        assert not (said := wrong_on_cuda(case, cuda_backend, another)), f"{said}\n{case}"
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_corpus(cuda_backend, another, name):
+    assert not wrong_on_cuda(CORPUS[name], cuda_backend, another)

@@ -1,0 +1,12 @@
+"""Random programs: drawn from a seed, executed by every backend, compared, and made small where one is wrong.
+
+- `case.py`: a program as a few lines of Python text, with its inputs and what becomes of its state.
+- `draw.py`: `program(seed)` draws one; which lengths, ops and situations it must draw.
+- `exact.py`: what a program computes in float64, and how much of that rounding may change.
+- `check.py`: executes a case by C++ or CUDA, alone, on ranks and in packs, and says what is wrong.
+- `shrink.py`: makes a wrong case small.
+- `corpus.py`: cases that were wrong once.
+
+The idea is NNSmith's (J. Liu et al., "NNSmith: Generating diverse and valid test cases for deep learning compilers",
+ASPLOS 2023): grow a valid program op by op, keep its numbers sane, execute it by two means, compare.
+"""

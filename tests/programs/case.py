@@ -1,0 +1,157 @@
+"""A program as data: lines of Python over named tensors, which can be read, made smaller and pasted into a test."""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+import dptrain.ops.random
+from dptrain import ops
+from dptrain.ops.indexing import take_rows
+from dptrain.program.gradient import gradients
+from dptrain.program.program import ROWS, Program, trace
+from dptrain.program.shapes import Rows, Shape
+from dptrain.program.tensor import Tensor, Variable
+from dptrain.random import Purpose
+
+# NumPy's numbers that are none, and what is near the ends of what float32 counts.
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, 1e30, -1e30)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training step, and how it is executed.
+
+    Attributes:
+        lengths: by name; "n" is the number of rows of the batch.
+        leaves: by name, what the step reads: "input" or "variable", lengths ("2n" is two for each row), type, and how
+            it is filled: "normal"; "whole", small whole numbers; "special", with NaN and infinities among them;
+            "below K", whole numbers from 0 to K - 1. The input `rows` has those of many steps.
+        lines: assignments, of which each may use `environment`, the leaves, and names before.
+        outputs: names that come out.
+        updates: new values of variables, as expressions.
+        steps: how often it is executed in one call.
+        shards: rows of each rank; none for one rank.
+        pack: it is executed alone, in a pack, and alone again.
+        seed: of the numbers.
+    """
+
+    lengths: Mapping[str, int]
+    leaves: Mapping[str, str]
+    lines: tuple[str, ...]
+    outputs: tuple[str, ...]
+    updates: Mapping[str, str] = field(default_factory=dict)
+    steps: int = 1
+    shards: tuple[int, ...] = ()
+    pack: bool = False
+    seed: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Those of the batch."""
+        return self.lengths["n"]
+
+    def __str__(self) -> str:
+        """Return Python text, which makes the case."""
+        shown = []
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name == "lines":
+                shown.append("lines=(\n" + "".join(f"        {line!r},\n" for line in value) + "    )")
+            elif value != (one.default if one.default_factory is MISSING else one.default_factory()):
+                shown.append(f"{one.name}={value!r}")
+        return "Case(\n" + "".join(f"    {one},\n" for one in shown) + ")"
+
+    def shape(self, name: str, rows: int | None = None) -> Shape:
+        """Return the shape of a leaf, for so many rows: marked without."""
+        words = self.leaves[name].split()
+        words = words[1 : next(n for n, word in enumerate(words) if word in _TYPES)]
+        return tuple(self._length(word, rows) for word in words)
+
+    def _length(self, word: str, rows: int | None) -> int:
+        if word in ("n", "2n"):
+            scale = len(word)
+            return Rows(self.rows, scale) if rows is None else scale * rows
+        return self.lengths[word] if word in self.lengths else int(word)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Return the type of a leaf."""
+        return np.dtype(next(word for word in self.leaves[name].split() if word in _TYPES))
+
+    def named(self, kind: str) -> list[str]:
+        """Return the names of inputs, or of variables."""
+        return [name for name, text in self.leaves.items() if text.split()[0] == kind]
+
+    def value(self, name: str, run: int = 0) -> np.ndarray:
+        """Return what a leaf holds in one of several runs; of the input `rows`, that of all steps."""
+        text, dtype = self.leaves[name].split(), self.dtype(name)
+        shape = self.shape(name, self.rows)
+        if name == ROWS:
+            shape = (max(1, self.steps) * shape[0],)
+        rng = np.random.default_rng((self.seed, run, zlib.crc32(name.encode())))
+        fill = text[text.index(dtype.name) + 1 :]
+        if fill[0] == "below":
+            top = self.lengths[fill[1]] if fill[1] in self.lengths else int(fill[1])
+            return rng.integers(0, top, shape).astype(dtype)
+        if dtype.kind == "b":
+            return rng.random(shape) < 0.5
+        if dtype.kind in "iu" or fill[0] == "whole":
+            return rng.integers(0 if dtype.kind == "u" else -3, 4, shape).astype(dtype)
+        made = rng.normal(size=shape).astype(dtype)
+        if fill[0] == "special" and made.size:
+            places = rng.integers(0, made.size, 1 + made.size // 8)
+            made.reshape(-1)[places] = rng.choice(SPECIAL, len(places))
+        return made
+
+    def values(self, run: int = 0) -> dict[str, np.ndarray]:
+        """Return what inputs hold."""
+        return {name: self.value(name, run) for name in self.named("input")}
+
+    def starts(self, rows: int | None = None) -> list[int]:
+        """Return where in the input `rows` the rows of each step begin, of a rank that has so many."""
+        return [number * (self.rows if rows is None else rows) for number in range(self.steps)]
+
+    def of_rank(self, values: Mapping[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
+        """Return what inputs hold on a rank."""
+        first, rows = sum(self.shards[:rank]), self.shards[rank]
+        found = {}
+        for name, value in values.items():
+            axis = next((n for n, length in enumerate(self.shape(name)) if isinstance(length, Rows)), None)
+            if name == ROWS:
+                found[name] = value.reshape(max(1, self.steps), self.rows)[:, first : first + rows].reshape(-1)
+            elif axis is None:
+                found[name] = value
+            else:
+                scale = self.shape(name)[axis].scale  # type: ignore[attr-defined]
+                found[name] = np.take(value, range(scale * first, scale * (first + rows)), axis)
+        return found
+
+    def trace(self, run: int = 0) -> Program:
+        """Return the program, with variables of its own."""
+        variables = {name: Variable(self.value(name, run), name, trainable=False) for name in self.named("variable")}
+        seeds = dptrain.ops.random.SeedGenerator(self.seed + run, "seeds", purpose=Purpose.DROPOUT)
+
+        def step(*given: Tensor) -> dict[str, Any]:
+            known = environment(seeds)
+            known |= dict(zip(self.named("input"), given, strict=True))
+            known |= {name: one.value for name, one in variables.items()}
+            for line in self.lines:
+                exec(line, known)
+            made = {name: eval(text, known) for name, text in self.updates.items()}
+            for name, one in made.items():
+                variables[name].assign(one)
+            return {name: known[name] for name in self.outputs}
+
+        return trace(step, {name: (self.shape(name), self.dtype(name)) for name in self.named("input")})
+
+
+_TYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "float32", "float64")
+
+
+def environment(seeds: dptrain.ops.random.SeedGenerator) -> dict[str, Any]:
+    """Return what lines may use beside tensors."""
+    return {"ops": ops, "np": np, "take_rows": take_rows, "gradients": gradients, "seeds": seeds} | {
+        "dropout": dptrain.ops.random.dropout
+    }

@@ -1,0 +1,275 @@
+"""Executing a case by each means that there is: what is wrong with it, in a line."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dptrain.backend.cpu import compile as compiling
+from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import Executable, HostMemory
+from dptrain.program.placement import PlacedProgram, place
+from dptrain.program.program import ROWS, Program
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Array
+from tests.programs.case import Case
+from tests.programs.exact import Expected
+from tests.unit.program.virtual_ranks import VirtualComm, on_ranks
+
+# What an executable is made by: of a program, of what its inputs hold, and of rows, first row and communicator.
+Make = Callable[..., Any]
+
+
+def expected(case: Case, run: int = 0) -> Expected:
+    """Return what a case computes."""
+    return Expected(case.trace(run), case.values(run), case.starts(), ROWS, case.seed)
+
+
+def results(case: Case, program: Program, executable: Any) -> dict[str, Array]:
+    """Return what came out, and the state; after no steps the state alone."""
+    found = {name: np.array(executable.outputs[name]) for name in program.outputs if case.steps}
+    return found | {f"state {variable.name}": variable.numpy() for variable in program.state}
+
+
+def run_alone(case: Case, make: Make, run: int = 0) -> dict[str, Array]:
+    """Return what an executable computes of a case, in one call."""
+    program = case.trace(run)
+    executable = make(program, case.values(run))
+    executable.run(case.starts())
+    return results(case, program, executable)
+
+
+def run_on_ranks(case: Case, make: Make) -> dict[str, Array]:
+    """Return what ranks compute together: rows joined, the rest of rank 0, which must have what the others have.
+
+    Raises:
+        AssertionError: it has not.
+    """
+    values = case.values()
+
+    def work(comm: VirtualComm) -> dict[str, Array]:
+        program = place(case.trace())
+        rows, first = case.shards[comm.rank], sum(case.shards[: comm.rank])
+        executable = make(program, case.of_rank(values, comm.rank), rows=rows, first_row=first, comm=comm)
+        executable.run(case.starts(rows))
+        return results(case, program, executable)
+
+    found = on_ranks(len(case.shards), work)
+    ends = [joined(case, found, rank) for rank in range(len(found))]
+    for rank, own in enumerate(ends):
+        for name, one in own.items():
+            assert np.array_equal(one, ends[0][name], equal_nan=one.dtype.kind == "f"), (
+                f"rank {rank} has another {name}"
+            )
+    return ends[0]
+
+
+def joined(case: Case, found: Sequence[Mapping[str, Array]], rank: int) -> dict[str, Array]:
+    """Return what ranks have as one has it; of what all of them have, that of one rank."""
+    outputs, whole = case.trace().outputs, dict(found[rank])
+    for name in whole:
+        parts = [one[name] for one in found]
+        shape = outputs[name].shape if name in outputs else ()
+        axis = next((n for n, length in enumerate(shape) if isinstance(length, Rows)), None)
+        if axis is None:
+            continue
+        blocks = []
+        for number, scale in enumerate(shape[axis].blocks):  # type: ignore[attr-defined]
+            before = sum(shape[axis].blocks[:number])  # type: ignore[attr-defined]
+            for rows, one in zip(case.shards, parts, strict=True):
+                blocks.append(np.take(one, range(before * rows, (before + scale) * rows), axis))
+        whole[name] = np.concatenate(blocks, axis)
+    return whole
+
+
+def by_numpy(program: Program, values: Mapping[str, Array], **place: Any) -> Executable:
+    """Return a program prepared for NumPy."""
+    return Executable(program, HostMemory(), values, **place)
+
+
+def compiled(threads: int = 1, join: bool = True) -> Make:
+    """Return what makes compiled executables."""
+
+    def make(program: Program, values: Mapping[str, Array], **place: Any) -> CompiledExecutable:
+        return CompiledExecutable(program, HostMemory(), values, threads=threads, join=join, **place)
+
+    return make
+
+
+def hardly_optimized(execute: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+    """Return what `execute` does, compiled in a fifth of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "OPTIONS", ("-O1", *compiling.OPTIONS[1:]))
+        return execute()
+
+
+def unlike(found: Mapping[str, Array], others: Mapping[str, Array], judged: Expected) -> str:
+    """Return which results have not the same bits, or an empty string."""
+    for name in judged.values:
+        if not np.array_equal(found[name], others[name], equal_nan=found[name].dtype.kind == "f"):
+            return f"{name} has other bits"
+    return ""
+
+
+def wrong_on_cpu(case: Case, thorough: bool = True) -> str:
+    """Return what is wrong with a case by NumPy or by C++, alone or on ranks; an empty string if nothing is.
+
+    Args:
+        case: what is executed.
+        thorough: compile it with all optimizations, and without fusion as well, which must have the same bits.
+    """
+    try:
+        right = expected(case)
+    except Exception as error:
+        return f"trace: {type(error).__name__}: {error}"
+    ways: dict[str, Callable[[], Mapping[str, Array]]] = {
+        "NumPy": lambda: run_alone(case, by_numpy),
+        "C++": lambda: run_alone(case, compiled()),
+        "C++ by three threads": lambda: run_alone(case, compiled(threads=3)),
+        "C++ without fusion": lambda: run_alone(case, compiled(join=False)),
+        "NumPy on ranks": lambda: run_on_ranks(case, by_numpy),
+        "C++ on ranks": lambda: run_on_ranks(case, compiled()),
+    }
+    if not thorough:
+        del ways["C++ without fusion"]
+    if not case.shards:
+        del ways["NumPy on ranks"], ways["C++ on ranks"]
+    found: dict[str, Mapping[str, Array]] = {}
+    for way, execute in ways.items():
+        try:
+            optimized = thorough and way in ("C++", "C++ by three threads")
+            found[way] = execute() if optimized else hardly_optimized(execute)
+            said = right.wrong(found[way])
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        if not said and way in ("C++ by three threads", "C++ without fusion"):
+            said = unlike(found["C++"], found[way], right)
+        if said:
+            return f"{way}: {said}"
+    return ""
+
+
+class Replayed:
+    """The communicator of a rank whose others have been executed before, by `evaluate`: sums are of their parts.
+
+    Args:
+        case: of which step of which rank.
+        rank: this one's number.
+        sums: for each message of all steps, what the other ranks have added.
+    """
+
+    def __init__(self, case: Case, rank: int, sums: Sequence[Array]) -> None:
+        self.rank, self.size = rank, len(case.shards)
+        self._sums, self._next = sums, 0
+
+    def allreduce_sum(self, buffer: Array) -> None:
+        """Add what the others have."""
+        others = self._sums[self._next]
+        assert (others.shape, others.dtype) == (buffer.shape, buffer.dtype), "another message than `evaluate` sends"
+        self._next += 1
+        with np.errstate(all="ignore"):
+            buffer += others
+
+    def sums_in_a_tree(self, nbytes: int) -> bool:
+        """Whether sums are in an order of their own."""
+        return False
+
+
+class _Recording(VirtualComm):
+    """A communicator that notes what the other ranks add to each message."""
+
+    def __init__(self, comm: Any) -> None:
+        super().__init__(comm._ranks, comm.rank)
+        self.sums: list[Array] = []
+
+    def allreduce_sum(self, buffer: Array) -> None:
+        own = buffer.copy()
+        super().allreduce_sum(buffer)
+        others = [one for rank, one in enumerate(self._last) if rank != self.rank]
+        self.sums.append(np.sum(others, axis=0, dtype=own.dtype).reshape(own.shape))
+        self._ranks.barrier.wait()
+
+    @property
+    def _last(self) -> list[Array]:
+        return self._ranks.parts
+
+
+def messages_of_others(case: Case) -> list[list[Array]]:
+    """Return for each rank what the others add to its messages, in all steps."""
+    values = case.values()
+
+    def work(comm: Any) -> list[Array]:
+        program: PlacedProgram = place(case.trace())
+        rows, first = case.shards[comm.rank], sum(case.shards[: comm.rank])
+        own, recording = case.of_rank(values, comm.rank), _Recording(comm)
+        state = {variable: variable.numpy() for variable in program.state}
+        for start in case.starts(rows):
+            given = {name: one[start : start + rows] if name == ROWS else one for name, one in own.items()}
+            with np.errstate(all="ignore"):
+                state |= evaluate(program, given, state, rows=rows, first_row=first, comm=recording)[1]  # type: ignore[arg-type]
+        return recording.sums
+
+    return on_ranks(len(case.shards), work)
+
+
+def wrong_on_cuda(case: Case, backend: Any, another: Callable[[], Any] | None = None) -> str:
+    """Return what is wrong with a case on a GPU; an empty string if nothing is.
+
+    Args:
+        case: what is executed.
+        backend: the device.
+        another: opens a further backend that joins packs; packs are left out without.
+    """
+    try:
+        right = expected(case)
+    except Exception as error:
+        return f"trace: {type(error).__name__}: {error}"
+
+    def make(program: Program, values: Mapping[str, Array], **place: Any) -> Any:
+        return backend.executable(program, dict(values), **place)
+
+    try:
+        if said := right.wrong(run_alone(case, make)):
+            return f"CUDA: {said}"
+        if case.shards:
+            others, values, found = messages_of_others(case), case.values(), []
+            for rank, rows in enumerate(case.shards):
+                program = place(case.trace())
+                comm = Replayed(case, rank, others[rank])
+                first = sum(case.shards[:rank])
+                executable = make(program, case.of_rank(values, rank), rows=rows, first_row=first, comm=comm)
+                executable.run(case.starts(rows))
+                found.append(results(case, program, executable))
+            # Each rank has sums of its own parts by CUDA, and the others' by NumPy.
+            for rank in range(len(found)):
+                if said := right.wrong(joined(case, found, rank)):
+                    return f"CUDA on rank {rank}: {said}"
+        if case.pack and another is not None and (said := _wrong_in_pack(case, make, another)):
+            return f"CUDA in a pack: {said}"
+    except Exception as error:
+        return f"CUDA: {type(error).__name__}: {error}"
+    return ""
+
+
+def _wrong_in_pack(case: Case, make: Make, another: Callable[[], Any]) -> str:
+    """Return which of two runs has other bits on devices that are alone, in a pack, and alone again, than alone."""
+    starts = case.starts()
+    runs = []
+    for run in range(2):
+        program, reference = case.trace(run), case.trace(run)
+        packed, alone = another().executable(program, case.values(run)), make(reference, case.values(run))
+        runs.append((program, packed, reference, alone))
+    for turn in ("alone", "in a pack", "alone again"):
+        for program, packed, _, alone in runs:
+            packed.run(starts)
+            alone.run(starts)
+            if turn != "in a pack":
+                results(case, program, packed)  # which does not wait for the other
+        for number, (program, packed, reference, alone) in enumerate(runs):
+            found, others = results(case, program, packed), results(case, reference, alone)
+            for name, one in found.items():
+                if one.tobytes() != others[name].tobytes():
+                    return f"{name} of run {number} has other bits {turn}"
+    return ""

@@ -1,0 +1,65 @@
+"""Programs that were wrong once, as `shrink.py` left them: executed in every run of the tests.
+
+Paste what `benchmarks/fuzz_programs.py` prints, with a name that says what was wrong.
+"""
+
+from tests.programs.case import Case
+
+CORPUS = {
+    "a sum over the ranks that comes out": Case(
+        lengths={"n": 3, "a": 2},
+        leaves={"x0": "input n a float32 normal", "w1": "variable a float32 normal"},
+        lines=("t0 = ops.sum(x0 * x0, 0)", "t1 = ops.mean(x0) * x0"),
+        outputs=("t0", "t1"),
+        updates={"w1": "ops.sum(x0, 0)"},
+        shards=(1, 2),
+    ),
+    "a reshape of a number that stands at every place": Case(
+        lengths={"n": 2, "a": 2},
+        leaves={"x0": "input n a float32 normal"},
+        lines=("t0 = ops.reshape(x0, (-1,))", "t1 = gradients(ops.sum(t0), [x0])[0]"),
+        outputs=("t1",),
+    ),
+    "a product with a number that stands at every place": Case(
+        lengths={"n": 3, "a": 2},
+        leaves={"x0": "input n a float64 normal", "w1": "variable a a float64 normal"},
+        lines=("t0 = x0 @ w1", "t1 = gradients(ops.sum(t0), [w1])[0]"),
+        outputs=("t1",),
+    ),
+    "the gradient of a slice backwards on ranks": Case(
+        lengths={"n": 5, "a": 4},
+        leaves={"x0": "input n a float32 normal"},
+        lines=("t0 = x0[:, ::-1]", "t1 = gradients(ops.sum(t0 * t0), [x0])[0]"),
+        outputs=("t1",),
+        shards=(2, 0, 3),
+    ),
+    "no steps": Case(
+        lengths={"n": 2, "a": 3},
+        leaves={"x0": "input n a float32 normal", "w1": "variable a float32 normal"},
+        lines=("t0 = x0 * w1",),
+        outputs=("t0",),
+        updates={"w1": "w1 * 0.5"},
+        steps=0,
+        shards=(1, 1),
+    ),
+    "a reshape outside of a transpose": Case(
+        lengths={"n": 3, "a": 4, "b": 2, "c": 5},
+        leaves={"x0": "input n a b float32 normal", "w1": "variable c 8 float32 normal"},
+        lines=(
+            "t0 = ops.transpose(x0, (0, 2, 1))",
+            "t1 = ops.reshape(t0, (x0.shape[0], -1)) @ ops.transpose(w1, (1, 0))",
+        ),
+        outputs=("t1",),
+    ),
+    "the sign of a fraction that was cut off": Case(
+        lengths={"n": 40},
+        leaves={"x0": "input n 3 float32 normal"},
+        lines=(
+            "t0 = ops.cast(x0 * 0.25, 'int64')",
+            "t1 = ops.cast(t0, 'float32')",
+            "t2 = 1 / t1",
+            "t3 = 1.0 / (t0 * 2.5)",
+        ),
+        outputs=("t2", "t3"),
+    ),
+}

@@ -1,0 +1,210 @@
+"""What a program computes in float64, and how far from that rounding may take it.
+
+Every tensor of float32 is computed in float64, from what float32 holds at the beginning. How much the results may
+differ is found as in Monte Carlo arithmetic (D. S. Parker, "Monte Carlo arithmetic: exploiting randomness in
+floating-point arithmetic", 1997): the program is executed again, with each result of an op that rounds moved at random
+by a few units in the last place of its own type, sums by some of the magnitude of their terms; and once with each
+rounded. What then moves by more than it is worth, such as a comparison of two nearly equal numbers, cannot be judged.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain.program.placement import constant_of
+from dptrain.program.program import Program
+from dptrain.program.tensor import Array, Tensor, Variable
+from tests.tolerances import TOLERANCES
+
+_GREATEST, _LEAST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+_SUMS = ("reduce_sum", "batch_matmul", "conv2d", "conv2d_input", "conv2d_kernel", "add_rows")
+# What ops may be off by, in units of the type's epsilon: functions of C++ and CUDA by a few.
+_UNITS = 4
+# Executions with noise; results may be off by so many times as much as they were.
+RUNS, TIMES = 6, 8
+# What an element may move by under noise, for each 1 of its magnitude, before it can no longer be judged.
+_JUDGED = 0.01
+
+
+class Exact:
+    """Values of tensors.
+
+    Args:
+        values: of inputs, by their tensor's `id`.
+        noise: random numbers, None for none.
+        rounds: results are rounded to their type.
+
+    Attributes:
+        found: what is known, by `id`.
+    """
+
+    def __init__(
+        self, values: Mapping[int, Array], noise: np.random.Generator | None = None, rounds: bool = False
+    ) -> None:
+        self._noise, self._rounds = noise, rounds
+        self.found = {one: _wide(value) for one, value in values.items()}
+
+    def __call__(self, tensor: Tensor) -> Array:
+        """Return the value of a tensor, computed with all that it is made of."""
+        rest = [tensor]
+        while rest:
+            one = rest[-1]
+            missing = [read for read in one.inputs if id(read) not in self.found]
+            if id(one) not in self.found and missing:
+                rest += missing
+                continue
+            rest.pop()
+            if id(one) not in self.found:
+                self.found[id(one)] = self._computed(one)
+        return self.found[id(tensor)]
+
+    def _computed(self, tensor: Tensor) -> Array:
+        if tensor.op is None:
+            return _wide(constant_of(tensor, None))
+        inputs = [self.found[id(one)] for one in tensor.inputs]
+        attributes = tensor.op.local_attributes(tensor, None, 0)
+        if tensor.op.is_view:
+            return np.asarray(tensor.op.compute(*inputs, **attributes))
+        rounds = tensor.dtype.kind == "f"
+        out = np.empty(tensor.shape, np.float64 if rounds else tensor.dtype)
+        with np.errstate(all="ignore"):
+            tensor.op.compute(*inputs, **attributes, out=out)
+            if rounds and self._noise is not None:
+                self._move(tensor, inputs, attributes, out)
+            if tensor.dtype == np.float32:
+                out[np.abs(out) > _GREATEST] *= np.inf
+                out[np.abs(out) < _LEAST] *= 0
+                if self._rounds:
+                    out[...] = out.astype(np.float32)
+        return out
+
+    def _move(self, tensor: Tensor, inputs: list[Array], attributes: Mapping[str, Any], out: Array) -> None:
+        """Move what has been computed, but what the type holds exactly: of sums, those of numbers of few digits."""
+        assert tensor.op is not None
+        assert self._noise is not None
+        scale, units = np.abs(out), float(_UNITS)
+        if tensor.op.name in _SUMS:
+            numbers = [np.abs(_finite(one)) if one.dtype.kind == "f" else one for one in inputs]
+            scale = np.empty_like(out)
+            tensor.op.compute(*numbers, **attributes, out=scale)
+            units *= max(1.0, np.sqrt(max(1, sum(one.size for one in inputs) / max(1, out.size))) / 4)
+        epsilon = float(np.finfo(tensor.dtype).eps)
+        moves = np.isfinite(scale) & np.isfinite(out)
+        if tensor.dtype == np.float32:
+            moves &= (out != out.astype(np.float32)) | (tensor.op.name in _SUMS and not all(map(_is_short, inputs)))
+            out[np.isfinite(scale) & (scale > _GREATEST / 4) & (tensor.op.name in _SUMS)] = np.nan  # parts overflow
+        noise = self._noise.uniform(-1, 1, out.shape) * epsilon * units
+        out[moves] += (noise * scale)[moves]
+
+
+def _is_short(value: Array) -> bool:
+    return np.array_equal(value, value.astype(np.float16), equal_nan=value.dtype.kind == "f")
+
+
+def _finite(value: Array) -> Array:
+    return np.where(np.isfinite(value), value, 0)
+
+
+def _wide(value: Array) -> Array:
+    return value.astype(np.float64, copy=False) if value.dtype.kind == "f" else value
+
+
+def states_of(
+    program: Program,
+    values: Mapping[str, Array],
+    starts: list[int],
+    order: str,
+    noise: np.random.Generator | None = None,
+    rounds: bool = False,
+) -> dict[str, Array]:
+    """Return what comes out of the last step, and the state after it, by name.
+
+    Args:
+        program: executed once for each start.
+        values: of its inputs; of the one called `order`, those of all steps.
+        starts: where the rows of each step begin there.
+        order: name of that input.
+        noise: see `Exact`, as what follows.
+        rounds: each result.
+    """
+    state: dict[Variable, Array] = {variable: _wide(variable.numpy()) for variable in program.state}
+    outputs: dict[str, Array] = {}
+    for start in starts:
+        known = {id(one): state[variable] for variable, one in program.state.items()}
+        for name, one in program.inputs.items():
+            value = values[name]
+            known[id(one)] = value[start : start + one.shape[0]] if name == order else value
+        exact = Exact(known, noise, rounds)
+        outputs = {name: exact(one) for name, one in program.outputs.items()}
+        state |= {variable: exact(one) for variable, one in program.updates.items()}
+    return outputs | {f"state {variable.name}": value for variable, value in state.items()}
+
+
+class Expected:
+    """Values, and how far from them is right.
+
+    Args:
+        program: what is executed.
+        values: as `states_of`, as those that follow.
+        starts: of the steps.
+        order: name of the input with all rows.
+        seed: of the noise.
+
+    Attributes:
+        values: in float64, by name.
+        tolerances: of each element; NaN where it cannot be judged.
+        dtypes: of what is compared.
+    """
+
+    def __init__(self, program: Program, values: Mapping[str, Array], starts: list[int], order: str, seed: int) -> None:
+        self.values = states_of(program, values, starts, order)
+        self.dtypes = {name: one.dtype for name, one in program.outputs.items() if starts}
+        self.dtypes |= {f"state {variable.name}": variable.dtype for variable in program.state}
+        runs = 2 if len(starts) > 100 else RUNS
+        moved = {name: np.zeros(value.shape) for name, value in self.values.items()}
+        for run in range(runs):
+            noise = np.random.default_rng((seed, run)) if run else None
+            noisy = states_of(program, values, starts, order, noise, rounds=not run)
+            for name, value in self.values.items():
+                moved[name] = np.fmax(moved[name], _distance(noisy[name], value))
+        self.tolerances = {}
+        for name, value in self.values.items():
+            rtol, atol = TOLERANCES.get(self.dtypes[name].name, (0.0, 0.0))
+            size = np.where(np.isfinite(value), np.abs(value.astype(np.float64)), 0)
+            allowed = np.asarray(TIMES * moved[name] + rtol * size + atol)
+            allowed[~(moved[name] <= _JUDGED * (1 + size))] = np.nan
+            self.tolerances[name] = allowed
+
+    @property
+    def judged(self) -> tuple[int, int]:
+        """How many elements can be judged, of how many."""
+        return (
+            sum(int(np.isfinite(one).sum()) for one in self.tolerances.values()),
+            sum(one.size for one in self.tolerances.values()),
+        )
+
+    def wrong(self, found: Mapping[str, Array]) -> str:
+        """Return what is wrong with results, or an empty string."""
+        for name, value in self.values.items():
+            own = found[name]
+            if own.shape != value.shape or own.dtype != self.dtypes[name]:
+                return f"{name} is {own.dtype} of shape {own.shape}: expected {self.dtypes[name]} of {value.shape}"
+            allowed = self.tolerances[name]
+            off = _distance(own, value)
+            bad = np.isfinite(allowed) & ~(off <= allowed)
+            if bad.any():
+                place = tuple(int(n) for n in np.argwhere(bad)[0])
+                where = f"{name}{list(place)}" if place else name
+                return f"{where} is {own[place]}: expected {value[place]} ({bad.sum()} of {bad.size} elements)"
+        return ""
+
+
+def _distance(found: Array, value: Array) -> Array:
+    """Return how far numbers are from others: infinitely where one of both is no number, or another infinity."""
+    with np.errstate(all="ignore"):
+        a, b = found.astype(np.float64), value.astype(np.float64)
+        off = np.asarray(np.abs(a - b))
+        off[(a == b) | (np.isnan(a) & np.isnan(b))] = 0
+        off[np.isnan(off)] = np.inf
+    return off

@@ -1,0 +1,124 @@
+"""Making a wrong case small: as long as it stays wrong, leave things out and make lengths shorter."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tests.programs.case import Case
+
+# What is wrong with a case, or an empty string.
+Wrong = Callable[[Case], str]
+
+
+def shrunk(case: Case, wrong: Wrong, attempts: int = 200) -> Case:
+    """Return a small case that is wrong in the same way, as far as so many attempts lead.
+
+    Args:
+        case: a wrong one.
+        wrong: says what is wrong; the way it is wrong is what stands before the first colon, and the error's name.
+        attempts: cases that are tried at most.
+    """
+    way = _way(wrong(case))
+    found, left = case, attempts
+    while left > 0:
+        before = found
+        for other in _smaller(found):
+            if left <= 0:
+                break
+            left -= 1
+            try:
+                said = wrong(other)
+            except Exception:  # no program any more: a length that does not fit, a name that is not there
+                continue
+            if _way(said) == way:
+                found = other
+                break
+        if found is before:
+            break
+    return found
+
+
+def _way(said: str) -> tuple[str, str]:
+    parts = [*said.split(": "), ""]
+    return parts[0], parts[1] if parts[1].endswith("Error") else ""
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Yield cases that have less of something, those first that have much less."""
+    if len(case.outputs) > 1:
+        for half in (case.outputs[: len(case.outputs) // 2], case.outputs[len(case.outputs) // 2 :]):
+            yield _used(replace(case, outputs=half, updates={}))
+            if case.updates:
+                yield _used(replace(case, outputs=half))
+    if case.updates:
+        yield _used(replace(case, updates={}))
+        for name in case.updates:
+            yield _used(replace(case, updates={one: text for one, text in case.updates.items() if one != name}))
+    for one in case.outputs if len(case.outputs) + len(case.updates) > 1 else ():
+        yield _used(replace(case, outputs=tuple(other for other in case.outputs if other != one)))
+    if case.steps > 1:
+        yield replace(case, steps=1)
+        yield replace(case, steps=case.steps // 2)
+    if case.pack:
+        yield replace(case, pack=False)
+    if case.shards:
+        yield replace(case, shards=())
+        if len(case.shards) > 2:
+            yield replace(case, shards=(case.shards[0] + case.shards[1], *case.shards[2:]))
+    for number in reversed(range(len(case.lines))):  # what a line makes is one of the things that it was made of
+        made, _, text = case.lines[number].partition(" = ")
+        for name in dict.fromkeys(one.id for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Name)):
+            before = name in case.leaves or any(line.startswith(f"{name} = ") for line in case.lines[:number])
+            if before and text != name:
+                yield _used(_renamed(case, number, made, name))
+    for name, length in case.lengths.items():
+        shards = case.shards
+        for less in dict.fromkeys((0, 1, 2, 3, length // 2, length - 1)):
+            if less < length and less >= (name != "n"):
+                if name == "n" and shards:
+                    first = min(shards[0], less)
+                    shards = (first, *([0] * (len(case.shards) - 2)), less - first)
+                yield replace(case, lengths={**case.lengths, name: less}, shards=shards)
+    for name, text in case.leaves.items():
+        if "special" in text:
+            yield replace(case, leaves={**case.leaves, name: text.replace("special", "normal")})
+        elif "normal" in text:
+            yield replace(case, leaves={**case.leaves, name: text.replace("normal", "whole")})
+
+
+def _renamed(case: Case, number: int, made: str, name: str) -> Case:
+    """Return a case without a line, whose result is another's."""
+
+    def changed(text: str) -> str:
+        tree = ast.parse(text)
+        for one in ast.walk(tree):
+            if isinstance(one, ast.Name) and one.id == made:
+                one.id = name
+        return ast.unparse(tree)
+
+    lines = (*case.lines[:number], *(changed(line) for line in case.lines[number + 1 :]))
+    outputs = tuple(dict.fromkeys(name if one == made else one for one in case.outputs))
+    return replace(
+        case, lines=lines, outputs=outputs, updates={key: changed(text) for key, text in case.updates.items()}
+    )
+
+
+def _used(case: Case) -> Case:
+    """Return a case without lines, leaves and lengths that nothing reads."""
+    wanted = set(case.outputs) | set(case.updates)
+    for text in case.updates.values():
+        wanted |= _names(text)
+    lines: list[str] = []
+    for line in reversed(case.lines):
+        made, _, text = line.partition(" = ")
+        if made in wanted:
+            wanted |= _names(text)
+            lines.insert(0, line)
+    leaves = {name: text for name, text in case.leaves.items() if name in wanted}
+    words = {word for text in leaves.values() for word in text.split()} | {"n"}
+    lengths = {name: length for name, length in case.lengths.items() if name in words}
+    return replace(case, lines=tuple(lines), leaves=leaves, lengths=lengths)
+
+
+def _names(text: str) -> set[str]:
+    return {one.id for one in ast.walk(ast.parse(text)) if isinstance(one, ast.Name)}

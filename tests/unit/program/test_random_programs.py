@@ -1,0 +1,110 @@
+"""Random programs by NumPy and C++, alone and on ranks; see `tests/programs`."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+from dptrain.backend.cpu import codegen
+from dptrain.backend.cpu.compile import compiler
+from dptrain.backend.cuda import generate, products
+from tests.programs.case import Case
+from tests.programs.check import by_numpy, expected, run_alone, wrong_on_cpu
+from tests.programs.corpus import CORPUS
+from tests.programs.draw import THRESHOLDS, program
+from tests.programs.features import WANTED, features
+from tests.programs.shrink import shrunk
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+# Programs in each of twelve tests; more of them by DPTRAIN_PROGRAMS.
+EACH = int(os.environ.get("DPTRAIN_PROGRAMS", "4"))
+PARTS = 12
+
+
+@needs_compiler
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_programs(part):
+    for seed in range(part * EACH, (part + 1) * EACH):
+        case = program(seed)
+        assert not (said := wrong_on_cpu(case, thorough=seed % 4 == 0)), f"{said}\n{case}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CORPUS)
+def test_corpus(name):
+    assert not wrong_on_cpu(CORPUS[name], thorough=False)
+
+
+def test_all_that_must_be_is_drawn():
+    """Within so many seeds, on either device."""
+    for device, others in (("cpu", {"alone, pack, alone"}), ("cuda", set())):
+        missing = set(WANTED) - others
+        for seed in range(1000):
+            missing -= features(program(seed, device))
+            if not missing:
+                break
+        assert not missing, device
+
+
+def test_lengths_are_drawn_on_both_sides_of_what_generators_decide_by():
+    chosen = {codegen._BLOCK, codegen._WIDE, generate._MAPPED, generate._SUMMED, generate._LONG_ROW}
+    chosen |= {generate._CHUNK_ROWS, products._LEAST_SPLIT, *products.TILES}
+    assert chosen <= set(THRESHOLDS)
+    drawn = {length for seed in range(600) for length in program(seed).lengths.values()}
+    assert {length + more for length in chosen - {4096} for more in (-1, 1)} <= drawn
+
+
+def test_a_seed_has_one_program():
+    assert [str(program(seed)) for seed in range(20)] == [str(program(seed)) for seed in range(20)]
+
+
+def test_the_text_of_a_case_makes_it():
+    for seed in range(20):
+        case = program(seed)
+        assert eval(str(case), {"Case": Case}) == case
+
+
+SMALL = Case(
+    lengths={"n": 5, "a": 4, "b": 9},
+    leaves={"x": "input n a float32 normal", "w": "variable a b float32 normal", "v": "variable float32 normal"},
+    lines=("t0 = ops.tanh(x)", "t1 = t0 @ w", "t2 = t1 * v", "t3 = ops.sum(t2)", "t4 = ops.exp(-v)"),
+    outputs=("t1", "t3", "t4"),
+    updates={"v": "v * 0.5 + t3"},
+    steps=3,
+)
+
+
+def test_a_wrong_case_becomes_small():
+    def wrong(case):
+        program = case.trace()  # or it is none any more
+        return "a product: of a and b" if any("@" in line for line in case.lines) and program.outputs else ""
+
+    assert shrunk(SMALL, wrong) == Case(
+        lengths={"n": 0, "a": 1, "b": 1},
+        leaves={"x": "input n a float32 whole", "w": "variable a b float32 whole"},
+        lines=("t1 = x @ w",),
+        outputs=("t1",),
+    )
+
+
+@pytest.mark.parametrize("name", ["t1", "t3", "state v"])
+def test_an_error_is_seen_and_rounding_is_not(name):
+    right = expected(SMALL)
+    found = run_alone(SMALL, by_numpy)
+    assert right.wrong(found) == ""
+    assert right.wrong({**found, name: found[name] + np.float32(0.001) * (1 + abs(found[name]))}).startswith(name)
+    assert "shape" in right.wrong({**found, name: found[name][None]})
+
+
+def test_what_rounding_decides_is_not_judged():
+    lines = ("t0 = ops.sum(x, -1)", "t1 = ops.cast(t0 > ops.sum(x[:, ::-1], -1), 'float32')", "t2 = t0 * 2")
+    case = dataclasses.replace(SMALL, lines=lines, outputs=("t1", "t2"), updates={})
+    right = expected(case)
+    assert np.isnan(right.tolerances["t1"]).any()
+    assert np.isfinite(right.tolerances["t2"]).all()
+
+
+def test_nearly_everything_is_judged():
+    judged, elements = np.sum([expected(program(seed)).judged for seed in range(40)], axis=0)
+    assert judged > 0.95 * elements
