@@ -73,11 +73,13 @@ struct First {
     }
 };
 
+// Shuffles move 4 or 8 bytes: narrower types travel as int.
 template <class T> __device__ __forceinline__ T from_lane(T value, int distance) {
-    return __shfl_xor_sync(ALL_LANES, value, distance);
+    if constexpr (sizeof(T) < 4) return (T)__shfl_xor_sync(ALL_LANES, (int)value, distance);
+    else return __shfl_xor_sync(ALL_LANES, value, distance);
 }
 template <class T> __device__ __forceinline__ Best<T> from_lane(Best<T> best, int distance) {
-    return Best<T>{__shfl_xor_sync(ALL_LANES, best.score, distance), __shfl_xor_sync(ALL_LANES, best.place, distance)};
+    return Best<T>{from_lane(best.score, distance), from_lane(best.place, distance)};
 }
 
 // Over the lanes of a warp, the same on all lanes: each step joins the same two numbers on both sides.

@@ -53,12 +53,13 @@ def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def erf(x: Array, *, out: Array) -> None:
     """The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x.
 
-    NumPy has none. With t = 1 / (1 + |x| / 2), erf(x) = sign(x) (1 - t exp(-x^2 + p(t))), where p is smooth.
+    NumPy has none. With t = 1 / (1 + |x| / 2), erf(x) = sign(x) (1 - t exp(-x^2 + p(t))), where p is smooth. At 0
+    only the rounding of p would be left.
     """
     size = np.minimum(np.abs(x.astype(out.dtype)), _ERF_IS_ONE)
     t = 1 / (1 + size / 2)
     p = np.polyval(_erf_coefficients(out.dtype), (t - 0.25) / 0.375 - 1)
-    np.copysign(1 - t * np.exp(p - size * size), x, out=out)
+    np.copysign(np.where(size == 0, 0, 1 - t * np.exp(p - size * size)), x, out=out)
 
 
 @erf.gradient

@@ -229,6 +229,9 @@ def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> Member | None
     made = as_member(tensor, inputs, loop.space, inner=inner)
     if made.kind == "reduce" and not inner:
         return None
+    reduction = lowering_of(tensor)
+    if made.kind == "sum" and isinstance(reduction, Reduction) and reduction.join == "argmax":
+        return None  # a place is known at the end of a row of its own, not joined from terms that come one by one
     if made.kind == "sum" and not inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Rows)):
         return None  # the order of the sum would be another one than in a loop of its own
     for number, view in enumerate(made.reads):

@@ -17,6 +17,7 @@ from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
+from tests.programs.corpus import CORPUS
 
 ARCHITECTURES = ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"]
 # No training computes in float64 on a GPU, nor a map of every op at once: that source may spill, but is to compile.
@@ -59,14 +60,15 @@ def products(length, precision, layouts=("nn", "nt", "tn", "tt")):
 def sources(architecture):
     """Yield names and sources: a training step and the product of each precision that needs the most registers.
 
-    For sm_90 also sums of all kinds, products with every tile, of the largest in every layout, and once every op. No
-    kernel has code of its own for an architecture: what one compiles without a warning all do, and what they differ in
-    is how registers are given out.
+    For sm_90 also sums of all kinds, extremes of narrow types, products with every tile, of the largest in every
+    layout, and once every op. No kernel has code of its own for an architecture: what one compiles without a warning
+    all do, and what they differ in is how registers are given out.
     """
     lengths, layouts = (2048,), {"float32": ("tn",), "tf32": ("nn",)}
     if architecture == "sm_90":
         lengths, layouts = (64, 512, 2048), dict.fromkeys(layouts, ("nn", "nt", "tn", "tt"))
         yield "every_op", apart(Composition(program_of_all("float32")[0]))
+        yield "narrow_types", Composition(CORPUS["extremes of narrow types"].trace()).source()
         yield "sums", Composition(shapes_program(np.random.default_rng(0), 700)[0]).source()
     step, _ = mlp(np.random.default_rng(0), 784, 128, 10, 128, 60_000)
     for precision in ("float32", "tf32"):

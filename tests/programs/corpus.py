@@ -62,4 +62,29 @@ CORPUS = {
         ),
         outputs=("t2", "t3"),
     ),
+    "the place of the greatest of sums in their own loop": Case(
+        lengths={"n": 3, "a": 4},
+        leaves={"x0": "input n a float32 normal"},
+        lines=("t0 = ops.sum(x0 * x0, 1)", "t1 = ops.argmax(t0, 0)"),
+        outputs=("t0", "t1"),
+    ),
+    "the error function of nothing": Case(
+        lengths={"n": 3},
+        leaves={"x0": "input n float32 normal"},
+        lines=("t0 = ops.erf(x0 * 0.0)", "t1 = 1 / t0"),
+        outputs=("t0", "t1"),
+    ),
+    "extremes of narrow types": Case(
+        lengths={"n": 40, "a": 3},
+        leaves={"x0": "input n a float32 normal"},
+        lines=(
+            "t0 = ops.cast(x0 * 30, 'int8')",
+            "t1 = ops.argmax(t0, -1)",
+            "t2 = ops.max(t0, -1)",
+            "t3 = ops.argmax(x0 > 0, -1)",
+            "t4 = ops.max(t0)",
+            "t5 = ops.argmax(ops.cast(t0, 'int16'), 0)",
+        ),
+        outputs=("t1", "t2", "t3", "t4", "t5"),
+    ),
 }
