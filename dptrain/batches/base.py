@@ -98,7 +98,7 @@ class ArrayBatches(Batches):
         sampler: which rows make up which step.
         steps_per_epoch: as Keras: epochs end after that many steps, the next one goes on where the last has ended, and
             a pass through the data that ends earlier ends the epoch as well, with a warning. None: a pass an epoch.
-        restarts: every epoch begins with the first step, as evaluations do.
+        restarts: every epoch begins a pass, as evaluations do.
     """
 
     looks_ahead = True
@@ -164,7 +164,7 @@ class ArrayBatches(Batches):
     def resume(self, epochs: int, step: int) -> None:
         """Go on in the pass and at the step where the interrupted training was."""
         self._pass, self._done = 0, 0
-        if self._steps_per_epoch is not None:
+        if self._steps_per_epoch is not None and not self._restarts:
             for _ in range(epochs):
                 self._done = self._end()
                 self._begin_next_pass()

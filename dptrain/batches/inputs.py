@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,19 @@ import numpy.typing as npt
 from dptrain.batches.adapters import BatchSource, GeneratorSource, LoaderSource, PyDatasetSource
 from dptrain.batches.base import ArrayBatches
 from dptrain.batches.fingerprint import fingerprint
-from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, LocalSampler
+from dptrain.batches.sampling import (
+    EVALUATION_ROWS,
+    GlobalSampler,
+    LocalSampler,
+    PartSampler,
+    Sampler,
+    StaticSampler,
+)
 from dptrain.batches.stream import StreamBatches, What
 from dptrain.batches.structure import Batch
 from dptrain.comm import Communicator
 from dptrain.data.checks import check_labels, whole_labels
+from dptrain.data.loading import Split
 from dptrain.data.parts import cut
 from dptrain.errors import ArgumentTypeError, ConfigError, DataError
 from dptrain.program import tree
@@ -60,16 +68,28 @@ class Samples:
         y: (rows, ...) targets, nested as its outputs, or None.
         weights: (rows,) of the samples in the loss, or None for ones.
         dtype: of floating-point numbers in the model.
+        split: which of the rows are used, or are this rank's alone, where the user says so.
     """
 
     x: Any
     y: Any = None
     weights: Any = None
     dtype: str = "float32"
+    split: Split | None = None
 
     def __len__(self) -> int:
         """Number of rows."""
         return len(tree.leaves(self.x)[0])
+
+    @property
+    def total(self) -> int:
+        """Number of samples over all ranks."""
+        return len(self) if self.split is None else len(self.split)
+
+    @property
+    def are_own(self) -> bool:
+        """Whether other ranks have other rows."""
+        return self.split is not None and self.split.total is not None
 
     @property
     def data(self) -> Any:
@@ -88,6 +108,8 @@ class Samples:
     @property
     def facts(self) -> list[Any]:
         """What must be the same on all ranks."""
+        if self.are_own:
+            return []
         named = {"x": self.x, "y": self.y, "sample_weight": self.weights}
         names = [path for path, _ in tree.flatten(named)]
         return [*(names if len(names) > 3 else []), *fingerprint(*tree.leaves(named))]
@@ -436,6 +458,51 @@ def split_off(samples: Samples, fraction: float) -> tuple[Samples, Samples]:
     return samples.part(0, at), samples.part(at, rows)
 
 
+def training_sampler(
+    samples: Samples,
+    batch_size: int,
+    comm: Communicator,
+    *,
+    seed: int,
+    shuffle: bool | Literal["batch"] = True,
+    drop_last: bool = False,
+    shards: int | None = None,
+) -> Sampler:
+    """Return the order in which samples are trained on, and how ranks share them.
+
+    Args:
+        samples: what is trained on.
+        batch_size: samples of a global batch.
+        comm: the ranks.
+        seed: of the order.
+        shuffle: as `GlobalSampler`.
+        drop_last: as `GlobalSampler`.
+        shards: as the model was compiled with; a smaller batch has fewer.
+
+    Raises:
+        ConfigError: as `GlobalSampler`; or what needs all rows on all ranks, of samples that are a rank's own.
+    """
+    split, total = samples.split, samples.total
+    if samples.are_own:
+        if shards is not None or shuffle == "batch":
+            what = "shuffle='batch'" if shards is None else "--reproducible and shards_per_batch"
+            raise ConfigError(f"{what}: not supported with static sharding (--sharding), where rows are a rank's own")
+        return StaticSampler(
+            total, batch_size, comm.rank, comm.size, seed=seed, shuffle=bool(shuffle), drop_last=drop_last
+        )
+    sampler = GlobalSampler(
+        total,
+        batch_size,
+        comm.rank,
+        comm.size,
+        seed=seed,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        shards_per_batch=None if shards is None else min(shards, batch_size, max(total, 1)),
+    )
+    return sampler if split is None or split.rows is None else PartSampler(split.rows, sampler)
+
+
 def evaluation_batches(
     samples: Samples,
     comm: Communicator,
@@ -444,7 +511,6 @@ def evaluation_batches(
     otherwise: int | None = None,
     steps: int | None = None,
     together: bool = False,
-    mine: tuple[int, int] | None = None,
     shards: int | None = None,
 ) -> ArrayBatches:
     """Return the batches of an evaluation or prediction of arrays: the one place that decides how they are cut.
@@ -459,20 +525,19 @@ def evaluation_batches(
         steps: end after that many batches; if there is no batch size they hold all samples.
         together: all ranks take the same steps: hooks are called for every batch, or the result depends on how samples
             are cut into batches.
-        mine: (start, stop) of the rows that are this rank's, where others have others; the rest is not used then.
         shards: a fixed number of them, as in the training, so that sums have the same bits on any number of ranks;
             all ranks have all rows.
     """
     arrays, about = samples.stored()
     rows = len(samples)
+    if samples.are_own:
+        return ArrayBatches(arrays, about, LocalSampler(0, rows, EVALUATION_ROWS), restarts=True)
     if shards is not None and rows:
         chosen = batch_size is not None or steps is not None or together
         size = rows_of_batch(batch_size or otherwise, rows, steps) if chosen else shards * EVALUATION_ROWS
         shards = max(min(shards, rows, size), comm.size)
         fixed = GlobalSampler(rows, max(size, shards), comm.rank, comm.size, shuffle=False, shards_per_batch=shards)
         return ArrayBatches(arrays, about, fixed, steps, restarts=True)
-    if mine is not None:
-        return ArrayBatches(arrays, about, LocalSampler(*mine, EVALUATION_ROWS), restarts=True)
     least = comm.size if batch_size is None else 1  # a user's own that leaves a rank without work is refused
     if steps is not None or together:
         batch_size = rows_of_batch(batch_size or otherwise, rows, steps)

@@ -8,7 +8,7 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -83,6 +83,8 @@ class Checkpointing(Callback):
         resumes: whether to go on from what is there.
         delete: whether checkpoints go when the training has come to its end.
         owns: whether the directory is nobody else's by a lock that somebody holds already.
+        facts: what a checkpoint must have in common with the training besides the model; by default what `fit` was
+            given.
         advice: what to do where it cannot be written, the end of messages.
 
     Attributes:
@@ -104,6 +106,7 @@ class Checkpointing(Callback):
         resumes: bool = True,
         delete: bool = False,
         owns: bool = False,
+        facts: Mapping[str, Any] | None = None,
         advice: str,
     ) -> None:
         super().__init__()
@@ -112,7 +115,7 @@ class Checkpointing(Callback):
         self.keep, self.keeps_best = keep, keeps_best
         self.source, self.resumes, self.delete = source, resumes, delete
         self.resume_anyway: Collection[str] = ()
-        self._owns, self._advice = owns, advice
+        self._owns, self._given_facts, self._advice = owns, facts, advice
         self._directory: CheckpointDirectory | None = None
         self._held = ExitStack()
         self._identity: dict[str, Any] = {}
@@ -294,7 +297,7 @@ class Checkpointing(Callback):
             "dtype": model.dtype,
             "seed": model.seed,
             "steps": self.params.get("steps"),
-            **hooks.facts(),
+            **(hooks.facts() if self._given_facts is None else self._given_facts),
             "weights": {path: list(one.shape) for path, one in model.weights_by_path().items()},
             "state": {path: [list(one.shape), str(one.dtype)] for path, one in variables(model).items()},
         }

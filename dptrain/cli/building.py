@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import activations, layers, optimizers
-from dptrain.batches.sampling import GlobalSampler, PartSampler, Sampler, StaticSampler
-from dptrain.cli.config import Config, OptimizerConfig, device_options, fixed_shards
+from dptrain.batches.inputs import Samples, training_sampler
+from dptrain.cli.config import Config, OptimizerConfig, device_options, fixed_shards, health_options
 from dptrain.cli.loading import load_configured
 from dptrain.cli.model_function import load_function
 from dptrain.cli.schedule import parse_schedule
@@ -36,31 +36,19 @@ _OUTPUTS: dict[Task, str] = {
 }
 
 
-def load_data(config: Config, comm: Communicator, *, alone: bool = False) -> LoadedData:
+def load_data(config: Config, comm: Communicator) -> LoadedData:
     """Return the configured data set, one copy a node. Collective.
 
     Args:
         config: of the run; a fast dev run evaluates few of the samples.
         comm: the ranks.
-        alone: every rank evaluates all samples, as in a sweep, instead of its part.
 
     Raises:
         AgreedError: as `load_dataset`.
     """
     task = comm.agree("configuration", lambda: asked_task(config.data.task, config.train.loss))
     data = load_configured(config.data, comm, task)
-    if alone:
-        data = dataclasses.replace(data, train=_alone(data.train), test=_alone(data.test))
-    return dataclasses.replace(data, test=_small(data.test)) if config.fast_dev_run else data
-
-
-def _alone(split: Split) -> Split:
-    return Split(split.x, split.y, split.total, (0, split.total))
-
-
-def _small(split: Split) -> Split:
-    start, stop = split.mine
-    return dataclasses.replace(split, mine=(start, min(stop, start + _DEV_EVALUATION_ROWS)))
+    return dataclasses.replace(data, test=data.test.first(_DEV_EVALUATION_ROWS)) if config.fast_dev_run else data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,40 +56,35 @@ class Splits:
     """What the samples of a data set are for.
 
     Attributes:
-        rows: of the training part, those that are trained on; None for all.
+        train: trained on.
         validation: evaluated after epochs.
         test: evaluated once, in the end; None where the data set's test part is the validation.
     """
 
-    rows: npt.NDArray[np.int64] | None
+    train: Split
     validation: Split
     test: Split | None
-
-    def trained(self, data: LoadedData) -> int:
-        """Return how many samples are trained on, over all ranks."""
-        return data.train.total if self.rows is None else len(self.rows)
 
 
 def describe_samples(data: LoadedData, splits: Splits) -> str:
     """Return "60,000 + 10,000 samples"; with what is held out "54,000 + 6,000 for validation + 10,000 samples"."""
-    held = "" if splits.test is None else f"{splits.validation.total:,} for validation + "
-    return f"{splits.trained(data):,} + {held}{data.test.total:,} samples"
+    held = "" if splits.test is None else f"{len(splits.validation):,} for validation + "
+    return f"{len(splits.train):,} + {held}{len(data.test):,} samples"
 
 
-def splits_of(config: Config, data: LoadedData, comm: Communicator) -> Splits:
+def splits_of(config: Config, data: LoadedData) -> Splits:
     """Return what is trained on and what validates, as configured; every rank draws the same samples.
 
     Args:
         config: of the run.
         data: as `load_data` returned it.
-        comm: the ranks.
 
     Raises:
         ConfigError: settings that do not go together, or with the number of samples.
     """
     fraction, fold = config.train.validation_split, config.train.fold
     if not fraction and fold is None:
-        return Splits(None, data.test, None)
+        return Splits(data.train, data.test, None)
     if fraction and fold is not None:
         raise ConfigError(f"train.validation_split = {fraction} and train.fold = {fold}: set one of them")
     if config.data.sharding == "static":
@@ -112,8 +95,9 @@ def splits_of(config: Config, data: LoadedData, comm: Communicator) -> Splits:
     else:
         number, folds = map(int, fold.split("/"))
         rows, held = fold_rows(y, number - 1, folds, config.seed)
-    validation = Split.whole(x[held], y[held], comm.rank, comm.size)
-    return Splits(rows, _small(validation) if config.fast_dev_run else validation, data.test)
+    if config.fast_dev_run:
+        held = held[:_DEV_EVALUATION_ROWS]
+    return Splits(Split(x, y, rows), Split(x[held], y[held]), data.test)
 
 
 def build_model(
@@ -136,6 +120,7 @@ def build_model(
         "device_mb": config.data.device_mb,
         "run_eagerly": config.run_eagerly,
         "steps_per_execution": config.steps_per_execution,
+        "shards_per_batch": fixed_shards(config),
         **device_options(config),
     }
     if config.model.function is not None:
@@ -233,7 +218,7 @@ def standardize(model: Model, data: LoadedData, rows: npt.NDArray[np.int64] | No
         layer.follows_data = layer.follows_data or all(initial)
         if not layer.follows_data:
             continue
-        if len(x) != data.train.total:
+        if data.train.total is not None:
             raise ConfigError("--sharding static: numbers are standardised by all rows, not by a rank's; leave it out")
         mean, variance = moments(y if layer.invert else x[:, : len(is_number)], rows)
         if not layer.invert:
@@ -371,49 +356,48 @@ def make_optimizer(config: Config, epoch_steps: int | None = None) -> optimizers
     return optimizer
 
 
-def make_sampler(config: Config, data: LoadedData, splits: Splits, comm: Communicator) -> Sampler:
-    """Return the configured order of the training samples, and how ranks share them.
+def fit_arguments(config: Config, splits: Splits, steps: int) -> dict[str, Any]:
+    """Return the arguments of `Model.fit` that a configuration says, but for callbacks and what is shown.
+
+    Args:
+        config: of the run.
+        splits: its samples.
+        steps: as `steps_of`.
+    """
+    chosen, asked = config.train, config.train.steps_per_epoch
+    return {
+        "x": splits.train,
+        "batch_size": chosen.batch_size,
+        "epochs": epochs_of(config),
+        "validation_data": splits.validation,
+        "shuffle": chosen.shuffle,
+        "drop_last": chosen.drop_last,
+        "steps_per_epoch": steps if asked is not None or config.fast_dev_run else None,
+        **health_options(config),
+    }
+
+
+def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
+    """Return the steps of an epoch.
 
     Raises:
         ConfigError: settings that do not go together, or with the number of samples.
     """
-    return _shorten(config, _sampler(config, data, splits, comm))
+    chosen, train = config.train, splits.train
+    shards = fixed_shards(config)
+    common: dict[str, Any] = {"seed": config.seed, "shuffle": chosen.shuffle, "drop_last": chosen.drop_last}
+    samples = Samples(train.x, train.y, split=train)
+    steps = training_sampler(samples, chosen.batch_size, comm, shards=shards, **common).steps
+    if chosen.steps_per_epoch is not None and chosen.steps_per_epoch > steps:
+        raise ConfigError(
+            f"train.steps_per_epoch = {chosen.steps_per_epoch}: the data gives {steps} steps at this batch size"
+        )
+    return min(steps, _DEV_STEPS) if config.fast_dev_run else chosen.steps_per_epoch or steps
 
 
-def _sampler(config: Config, data: LoadedData, splits: Splits, comm: Communicator) -> Sampler:
-    chosen, shards = config.train, fixed_shards(config)
-    common: dict[str, Any] = {
-        "seed": config.seed,
-        "shuffle": chosen.shuffle,
-        "drop_last": chosen.drop_last,
-    }
-    if config.data.sharding == "static":
-        if shards is not None:
-            raise ConfigError(
-                "--reproducible and train.shards_per_batch need --sharding global: static shards are a rank's own rows"
-            )
-        return StaticSampler(data.train.total, chosen.batch_size, comm.rank, comm.size, **common)
-    samples = splits.trained(data)
-    whole = GlobalSampler(samples, chosen.batch_size, comm.rank, comm.size, shards_per_batch=shards, **common)
-    return whole if splits.rows is None else PartSampler(splits.rows, whole)
-
-
-def _shorten(config: Config, sampler: Sampler) -> Sampler:
-    """Let every epoch of a sampler end after the configured number of steps.
-
-    Raises:
-        ConfigError: that is beyond the end of the data.
-    """
-    asked = min(_DEV_STEPS, sampler.steps) if config.fast_dev_run else config.train.steps_per_epoch
-    if asked is not None and asked > sampler.steps:
-        raise ConfigError(f"train.steps_per_epoch = {asked}: the data gives {sampler.steps} steps at this batch size")
-    sampler.steps = sampler.steps if asked is None else asked
-    return sampler
-
-
-def epoch_steps_of(config: Config, sampler: Sampler) -> int | None:
+def schedule_steps(config: Config, steps: int) -> int | None:
     """Return how many steps the schedule takes for an epoch; None in a fast dev run, too short for most schedules."""
-    return None if config.fast_dev_run else sampler.steps
+    return None if config.fast_dev_run else steps
 
 
 def epochs_of(config: Config) -> int:

@@ -479,7 +479,7 @@ def device_options(config: Config) -> dict[str, Any]:
 
 
 def health_options(config: Config) -> dict[str, Any]:
-    """Return what a training does about what goes wrong in its state: keywords of `Model.fit_splits_steps`."""
+    """Return what a training does about what goes wrong in its state: keywords of `Model.fit`."""
     return {name: getattr(config.train, name) for name in ("on_nonfinite", "skip_outliers", "digest_every")}
 
 

@@ -502,7 +502,7 @@ def _what_would_be_used(config: Config, comm: Communicator) -> tuple[Backend | N
 def _split_of_a_step(config: Config, comm: Communicator) -> list[str]:
     """Measure a step on all ranks and on one, and say whether more ranks pay. Collective."""
     try:
-        images = Split.whole(np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.int64), 0, 1)
+        images = Split(np.zeros((1, 28, 28), np.uint8), np.zeros(1, np.int64))
         times = _measure(config, comm, build_model(config, LoadedData("doctor", images, images, 10)))
     except DptrainError as error:
         return [f"could not be measured: {error}"]

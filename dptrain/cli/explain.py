@@ -34,7 +34,7 @@ def explain(config: Config, comm: Communicator, parsed: argparse.Namespace) -> i
         if parsed.run is not None:
             return explained(loaded, config.train.batch_size, parsed.step, **asked)
         shape, classes = _shape(parsed.input_shape), _whole("--classes", parsed.classes, 2)
-        samples = Split.whole(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64), 0, 1)
+        samples = Split(np.zeros((1, *shape), np.uint8), np.zeros(1, np.int64))
         model = build_model(config, LoadedData("explain", samples, samples, classes))
         return explained(model, config.train.batch_size, parsed.step, dtype="uint8", **asked)
 

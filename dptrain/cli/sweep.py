@@ -17,29 +17,27 @@ from typing import Annotated, Any, Literal
 from annotated_types import Interval
 
 from dptrain.batches.fingerprint import fingerprint
-from dptrain.batches.sampling import Sampler
 from dptrain.callbacks import Callback, Logs
 from dptrain.cli.best import early_stopping, monitored
 from dptrain.cli.building import (
     Splits,
     build_model,
     describe_samples,
-    epoch_steps_of,
     epochs_of,
+    fit_arguments,
     load_data,
-    make_sampler,
     run_name,
+    schedule_steps,
     splits_of,
     standardize,
+    steps_of,
 )
 from dptrain.cli.checked import Before, Checked, NotValidError, checked
 from dptrain.cli.config import (
     Config,
     DataConfig,
     Leaf,
-    fixed_shards,
     follows_training,
-    health_options,
     leaves,
     resolve,
     to_dict,
@@ -283,7 +281,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
     keep, why_not = ranks.agree("configuration", lambda: keeps_models(options.keep))
     notes, folds = [why_not] if why_not else [], options.folds or 1
     phase.enter("data")
-    data = load_data(config, ranks, alone=True)
+    data = load_data(config, ranks)
     if options.metric is None:
         objectives = objectives_of(_DEFAULT_METRIC[data.task], options.mode)
     fields = {name: field_path(name, config) for name in space.fields}
@@ -372,7 +370,7 @@ class ConfigRecipe(Recipe):
     def __init__(self, config: Config, data: LoadedData, fields: Mapping[str, str], folds: int = 1) -> None:
         self._config, self._data, self.fields = config, data, fields
         # Without folds the same for all runs.
-        self._splits = self._splits_of(config, Run(0, 0, config.seed, 0, folds))
+        self._splits = splits_of(_folded(config, Run(0, 0, config.seed, 0, folds)), data)
         self.has_test = self._splits.test is not None
         self.samples = describe_samples(data, self._splits)
         self.function = config.model.function
@@ -382,8 +380,8 @@ class ConfigRecipe(Recipe):
         config = _config(self._config, setting, self.fields, seed)
         steps = None
         if run is not None and config.optimizer.schedule is not None:
-            steps = epoch_steps_of(config, self._sampler(config, run)[1])
-        model = build_model(config, self._data, self._splits.rows, steps)
+            steps = schedule_steps(config, steps_of(config, self._splits_of(config, run), SoloCommunicator()))
+        model = build_model(config, self._data, self._splits.train.rows, steps)
         if config.train.early_stopping is not None:
             monitored(config, model)
         return model
@@ -391,33 +389,30 @@ class ConfigRecipe(Recipe):
     def train(self, model: Model, setting: Setting, callbacks: Sequence[Callback], run: Run) -> StepIterator[None]:
         """Train as `python -m dptrain` does."""
         config = _config(self._config, setting, self.fields, model.seed)
-        splits, sampler = self._sampler(config, run)
+        splits = self._splits_of(config, run)
+        steps = steps_of(config, splits, SoloCommunicator())
         stopping = early_stopping(config)
-        standardize(model, self._data, splits.rows)
-        return model.fit_splits_steps(
-            self._data.train,
-            splits.validation,
-            sampler,
-            epochs=epochs_of(config),
-            verbose=0,
-            callbacks=[*([] if stopping is None else [stopping]), *callbacks],
-            **health_options(config),
-        )
+        standardize(model, self._data, splits.train.rows)
+        own = [] if stopping is None else [stopping]
+        return model.fit_steps(**fit_arguments(config, splits, steps), verbose=0, callbacks=[*own, *callbacks])
 
     def test(self, model: Model) -> Logs:
         """Evaluate a model on the test part."""
         assert self._splits.test is not None
-        return model.evaluate_split(self._splits.test, fixed_shards(self._config))
-
-    def _sampler(self, config: Config, run: Run) -> tuple[Splits, Sampler]:
-        splits = self._splits if run.folds == 1 else self._splits_of(config, run)
-        return splits, make_sampler(config, self._data, splits, SoloCommunicator())
+        found = model.evaluate(self._splits.test, verbose=0, return_dict=True)
+        assert isinstance(found, dict)
+        return found
 
     def _splits_of(self, config: Config, run: Run) -> Splits:
-        if run.folds > 1:
-            train = dataclasses.replace(config.train, fold=f"{run.fold + 1}/{run.folds}")
-            config = dataclasses.replace(config, train=train)
-        return splits_of(config, self._data, SoloCommunicator())
+        return self._splits if run.folds == 1 else splits_of(_folded(config, run), self._data)
+
+
+def _folded(config: Config, run: Run) -> Config:
+    """Return the configuration of a run of cross-validation."""
+    if run.folds == 1:
+        return config
+    train = dataclasses.replace(config.train, fold=f"{run.fold + 1}/{run.folds}")
+    return dataclasses.replace(config, train=train)
 
 
 def space_of(options: SweepOptions) -> Space:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from dptrain.batches.inputs import Samples
-from dptrain.batches.sampling import Sampler
 from dptrain.callbacks import Callback, EpochRecorder
 from dptrain.callbacks.checkpointing import Checkpointing
 from dptrain.cli.best import best_model, early_stopping, final_metrics, monitored, say_why_not_kept
@@ -21,14 +20,14 @@ from dptrain.cli.building import (
     build_model,
     describe_network,
     describe_samples,
-    epoch_steps_of,
-    epochs_of,
+    fit_arguments,
     load_data,
-    make_sampler,
     run_name,
+    schedule_steps,
     splits_of,
+    steps_of,
 )
-from dptrain.cli.config import Config, deciding, health_options, to_yaml, verbosity
+from dptrain.cli.config import Config, deciding, to_yaml, verbosity
 from dptrain.cli.loggers import loggers
 from dptrain.cli.ranks import show_ranks
 from dptrain.cli.run_directory import RunDirectory
@@ -59,17 +58,20 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     phase.enter("data")
     data = load_data(config, comm)
     phase.enter("model")
-    splits = comm.agree("configuration", lambda: splits_of(config, data, comm))
-    sampler = comm.agree("configuration", lambda: make_sampler(config, data, splits, comm))
-    model = comm.agree("model", lambda: _build(config, data, splits, sampler))
+    splits = comm.agree("configuration", lambda: splits_of(config, data))
+    steps = comm.agree("configuration", lambda: steps_of(config, splits, comm))
+    model = comm.agree("model", lambda: _build(config, data, splits, steps))
     device = model.describe_device(comm)
     quiet = config.verbose == 0
-    devices = _show_start(config, data, splits, model, sampler.steps, device, comm, quiet)
+    devices = _show_start(config, data, splits, model, steps, device, comm, quiet)
     with ExitStack() as stack:
         run = _open_run(config, data, comm, stack)
         callbacks: list[Callback] = [] if run is None else [EpochRecorder(run.add_epoch, run.keep_epochs)]
         folder = comm.broadcast_fact(None if run is None else str(run.path))
-        keeper = _keeper(config, folder)
+        facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}
+        if config.data.sharding == "static":
+            facts["world_size"] = comm.size
+        keeper = _keeper(config, folder, facts)
         best = best_model(config, model, folder)
         stopping = early_stopping(config, verbose=0 if quiet else 1)
         callbacks += [one for one in (best, stopping) if one is not None]
@@ -77,27 +79,21 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
         callbacks += comm.agree("logging", lambda: loggers(config, folder, named))
         if keeper is None:
             signals.release_early()
-        facts = {**deciding(config), "data": Samples(data.train.x, data.train.y).facts}
-        if config.data.sharding == "static":
-            facts["world_size"] = comm.size
-        steps = model.fit_splits_steps(
-            data.train,
-            splits.validation,
-            sampler,
-            epochs=epochs_of(config),
-            verbose=verbosity(config),
-            callbacks=[*callbacks, *([] if keeper is None else [keeper])],
-            facts=lambda: facts,
-            **health_options(config),
-        )
+        callbacks += [] if keeper is None else [keeper]
         try:
-            run_to_end(steps)
+            run_to_end(
+                model.fit_steps(**fit_arguments(config, splits, steps), callbacks=callbacks, verbose=verbosity(config))
+            )
         except PreemptedError as error:
             advice = f"start again with --out {keeper.path.parent} to go on" if keeper else ""
             raise PreemptedError(error.where, error.exit_code, f"{error}; {advice}", []) from None
         history = model.history
         assert history is not None
-        tested = {} if splits.test is None else model.evaluate_split(splits.test, sampler.shards_per_batch)
+        tested: dict[str, float] = {}
+        if splits.test is not None:
+            logs = model.evaluate(splits.test, verbose=0, return_dict=True)
+            assert isinstance(logs, dict)
+            tested = logs
         phase.enter("saving")
         final = final_metrics(history.history, history.epoch, stopping)
         seconds = round(time.monotonic() - began, 3)
@@ -116,9 +112,9 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
                 "devices": devices,
                 "data": {
                     "name": data.name,
-                    "train": splits.trained(data),
-                    **({"validation": splits.validation.total} if splits.test else {}),
-                    "test": data.test.total,
+                    "train": len(splits.train),
+                    **({"validation": len(splits.validation)} if splits.test else {}),
+                    "test": len(data.test),
                 },
                 "parameters": model.count_params(),
                 "versions": {
@@ -148,9 +144,9 @@ def train(config: Config, comm: Communicator, parsed: argparse.Namespace) -> int
     return 0
 
 
-def _build(config: Config, data: LoadedData, splits: Splits, sampler: Sampler) -> Model:
+def _build(config: Config, data: LoadedData, splits: Splits, steps: int) -> Model:
     """Return the model, in whose logs there will be what is monitored."""
-    model = build_model(config, data, splits.rows, epoch_steps_of(config, sampler))
+    model = build_model(config, data, splits.train.rows, schedule_steps(config, steps))
     monitored(config, model)
     return model
 
@@ -205,7 +201,7 @@ def _refuse_another(config: Config, path: Path) -> None:
         raise OutputError(f"{path} holds a run of other settings that has not ended; choose another --out")
 
 
-def _keeper(config: Config, folder: str | None) -> Checkpointing | None:
+def _keeper(config: Config, folder: str | None, facts: dict[str, Any]) -> Checkpointing | None:
     """Return what keeps checkpoints in a run's directory as configured, or None where nothing does."""
     asked = config.checkpoint
     source = None if asked.resume in ("auto", "never") else Path(asked.resume)
@@ -221,6 +217,7 @@ def _keeper(config: Config, folder: str | None) -> Checkpointing | None:
         source=source,
         resumes=asked.resume != "never",
         owns=True,
+        facts=facts,
         advice="choose another --out, or have fewer checkpoints (--keep, --checkpoint-every none)",
     )
     keeper.resume_anyway = asked.anyway

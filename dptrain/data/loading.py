@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +26,33 @@ _MOST_CLASSES = 1_000_000
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the test part of a data set, as one rank holds it.
+    """The training or the test part of a data set, as one rank holds it; `Model.fit` and `evaluate` take it for x.
 
     Attributes:
-        x: (rows, ...) features in their stored dtype: all rows, or this rank's.
+        x: (rows, ...) features in their stored dtype.
         y: (rows,) targets.
-        total: rows over all ranks.
-        mine: (start, stop) within x of the rows that this rank evaluates.
+        rows: which of them are used, in order (int64); None for all.
+        total: rows over all ranks, where each has its own; None where every rank has all.
     """
 
     x: Array
     y: Array
-    total: int
-    mine: tuple[int, int]
+    rows: npt.NDArray[np.int64] | None = None
+    total: int | None = None
 
-    @classmethod
-    def whole(cls, x: Array, y: Array, rank: int, world: int) -> "Split":
-        """Return the split of a rank that holds all rows."""
-        return cls(x, y, len(x), cut(0, len(x), world)[rank])
+    def __len__(self) -> int:
+        """Number of samples that are used, over all ranks."""
+        if self.total is not None:
+            return self.total
+        return len(self.x) if self.rows is None else len(self.rows)
+
+    def taken(self) -> "Split":
+        """Return the rows that are used, alone."""
+        return self if self.rows is None else Split(self.x[self.rows], self.y[self.rows])
+
+    def first(self, rows: int) -> "Split":
+        """Return the first rows, or a rank's own first."""
+        return replace(self, x=self.x[:rows], y=self.y[:rows])
 
 
 @dataclass(frozen=True)
@@ -131,11 +140,10 @@ def with_task(
         comm.agree("data", lambda: _check_label_range(sources, arrays, num_classes, comm, sharding))
     x_train, y_train, x_test, y_test = arrays
     if sharding == "global":
-        train = Split.whole(x_train, y_train, comm.rank, comm.size)
-        test = Split.whole(x_test, y_test, comm.rank, comm.size)
+        train, test = Split(x_train, y_train), Split(x_test, y_test)
     else:
-        train = Split(x_train, y_train, sources.x_train.shape[0], (0, len(x_train)))
-        test = Split(x_test, y_test, sources.x_test.shape[0], (0, len(x_test)))
+        train = Split(x_train, y_train, total=sources.x_train.shape[0])
+        test = Split(x_test, y_test, total=sources.x_test.shape[0])
     note = f"{sources.y_train.where} are {y_train.dtype}: {task}; --task says otherwise"
     notes = () if y_train.dtype.kind in "iu" else (note,)
     return LoadedData(sources.name, train, test, num_classes, task, notes=notes)

@@ -64,7 +64,7 @@ def load_raw(files: RawFiles, comm: Communicator, known: Preprocessing | None = 
     files.known = Preprocessing.from_dict(comm.broadcast_fact(files.known.to_dict() if comm.rank == 0 else None))
     x_train, y_train, x_test, y_test = share(comm, lambda: files.arrays)
     notes = comm.broadcast_fact(files.notes)
-    train, test = (Split.whole(x, y, comm.rank, comm.size) for x, y in ((x_train, y_train), (x_test, y_test)))
+    train, test = (Split(x, y) for x, y in ((x_train, y_train), (x_test, y_test)))
     classes = len(files.known.class_names)
     return LoadedData(files.name, train, test, classes, files.known.task, files.known, tuple(notes))
 

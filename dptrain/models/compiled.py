@@ -30,6 +30,7 @@ class Compiled:
         comm: "host" or "cuda-aware".
         bucket_mb: 10^6 bytes of gradients that travel as one message.
         device_mb: 10^6 bytes of a GPU's memory for samples; None for what is free.
+        shards_per_batch: into which global batches are cut, whatever the number of ranks; None if nobody says.
     """
 
     optimizer: Optimizer
@@ -43,6 +44,7 @@ class Compiled:
     comm: str = "host"
     bucket_mb: float = 25.0
     device_mb: float | None = None
+    shards_per_batch: int | None = None
 
     @property
     def dtype(self) -> str:

@@ -1,6 +1,5 @@
 """`fit`, `evaluate` and `predict`: from what a user hands over to the one training loop."""
 
-import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -14,28 +13,26 @@ from dptrain import comm as comms
 from dptrain.batches.adapters import BatchSource
 from dptrain.batches.base import ArrayBatches, Batches
 from dptrain.batches.feed import padded_rows
-from dptrain.batches.fingerprint import DRAW_THE_SAME, fingerprint
+from dptrain.batches.fingerprint import DRAW_THE_SAME
 from dptrain.batches.inputs import (
     Expected,
     Samples,
     Stream,
-    check_frequency,
     check_given,
     check_inputs,
-    check_numbers,
     check_samples,
     evaluation_batches,
-    refuse_split,
     rows_of_batch,
     source_of,
     split_off,
     stream_batches,
+    training_sampler,
     unpack,
     weights_of_classes,
 )
 from dptrain.batches.sampling import EVALUATION_ROWS, GlobalSampler, Sampler, fixed_shards
 from dptrain.batches.stream import StreamBatches, What
-from dptrain.callbacks import Callback, CallbackList, History, Logs, ProgbarLogger, TerminateOnNaN
+from dptrain.callbacks import Callback, CallbackList, History, ProgbarLogger, TerminateOnNaN
 from dptrain.callbacks.base import flatten
 from dptrain.comm import Communicator
 from dptrain.data.loading import Split
@@ -43,6 +40,7 @@ from dptrain.errors import ConfigError, PreemptedError
 from dptrain.layers import Layer
 from dptrain.metrics import Metric
 from dptrain.models.compiled import Compiled, names_in_order
+from dptrain.models.fit_arguments import FitArguments
 from dptrain.optimizers.base import check_range
 from dptrain.program import tree
 from dptrain.runtime.cores import use_one_blas_thread
@@ -114,13 +112,15 @@ class Fitting(Layer):
         drop_last: bool = False,
         on_nonfinite: OnNonfinite = "stop",
         skip_outliers: float | None = None,
+        digest_every: int | None = None,
     ) -> History:
         """Train. Collective.
 
         Args:
             x: (rows, *input_shape), any real dtype, the same on all ranks; uint8 stays uint8 in memory, a memory map on
                 disk. Or what makes batches (x, y) or (x, y, sample_weight): a generator, a `dptrain.utils.PyDataset`,
-                a loader; see `dptrain.batches.inputs.source_of` for what they are and what ranks draw.
+                a loader; see `dptrain.batches.inputs.source_of` for what they are and what ranks draw. Or a
+                `dptrain.data.loading.Split`, some rows of a data set or those that a rank holds.
             y: (rows,) or (rows, 1) integer labels, or (rows, *output_shape) values, as the loss takes them.
             batch_size: samples of a global batch, over all ranks together; if not given 32, or, as in Keras, such that
                 `steps_per_epoch` batches hold all samples. Not used where x makes batches.
@@ -136,7 +136,8 @@ class Fitting(Layer):
                 validation's.
             sample_weight: (rows,) weights of the samples in the loss.
             initial_epoch: number of epochs that are done already.
-            steps_per_epoch: end epochs after that many steps; the next goes on in the data where the last has ended.
+            steps_per_epoch: end epochs after that many steps; the next goes on in the data where the last has ended. Of
+                a `Split` every epoch is a pass in a new order.
             validation_steps: evaluate that many batches of the validation data.
             validation_batch_size: of these batches, over all ranks together.
             validation_freq: evaluate after every so many epochs, or after those whose numbers, from 1, are given.
@@ -147,6 +148,8 @@ class Fitting(Layer):
                 their number, "skipped_steps". "ignore" goes on, as Keras; so does "stop" beside TerminateOnNaN.
             skip_outliers: leave out likewise steps whose gradients have a norm above the running mean by more than so
                 many of its standard deviations.
+            digest_every: steps between two comparisons of the ranks' weights, slots and learning rates; 0 for none, by
+                default DPTRAIN_DIGEST_EVERY, or 100.
 
         Returns:
             The history of losses and metrics, global values, the same on every rank; also `model.history`.
@@ -156,13 +159,33 @@ class Fitting(Layer):
             DataError: data that does not fit the model.
             DivergenceError: the loss or a weight is not finite (an ArithmeticError and RuntimeError).
             AgreedError: any of these, on all ranks, under mpirun; or, with exit code 76, the ranks' weights, slots or
-                learning rates are not the same any more, of which every so many steps a digest is compared
-                (DPTRAIN_DIGEST_EVERY, 100; 0 for never).
+                learning rates are not the same any more.
         """
-        arguments = {name: value for name, value in locals().items() if name != "self"}
+        arguments = FitArguments(
+            x,
+            y,
+            batch_size,
+            epochs,
+            verbose,
+            callbacks,
+            validation_split,
+            validation_data,
+            shuffle,
+            class_weight,
+            sample_weight,
+            initial_epoch,
+            steps_per_epoch,
+            validation_steps,
+            validation_batch_size,
+            validation_freq,
+            drop_last=drop_last,
+            on_nonfinite=on_nonfinite,
+            skip_outliers=skip_outliers,
+            digest_every=digest_every,
+        )
         try:
             with ending_by_signals():
-                run_to_end(self._fit_steps(**arguments))
+                run_to_end(self._fit_steps(arguments))
         except PreemptedError as error:
             leave(error)
         assert self.history is not None
@@ -175,127 +198,84 @@ class Fitting(Layer):
             arguments: of `fit`.
             named: of `fit`.
         """
-        bound = inspect.signature(self.fit).bind(*arguments, **named)
-        bound.apply_defaults()
-        return self._fit_steps(**bound.arguments)
+        return self._fit_steps(FitArguments(*arguments, **named))
 
-    def _fit_steps(
-        self,
-        x: Any,
-        y: Any,
-        batch_size: int | None,
-        epochs: int,
-        verbose: str | int,
-        callbacks: Sequence[Callback] | None,
-        validation_split: float,
-        validation_data: Any,
-        shuffle: bool | Literal["batch"],
-        class_weight: Mapping[int, float] | None,
-        sample_weight: Any,
-        initial_epoch: int,
-        steps_per_epoch: int | None,
-        validation_steps: int | None,
-        validation_batch_size: int | None,
-        validation_freq: int | Sequence[int],
-        drop_last: bool,
-        on_nonfinite: OnNonfinite,
-        skip_outliers: float | None,
-    ) -> StepIterator[None]:
-        comm = self._start("fit", x)
+    def _fit_steps(self, given: FitArguments) -> StepIterator[None]:
+        comm, shards = self._start("fit", given.x), self._fixed_shards()
+        size = given.batch_size
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
-            check_numbers(0, epochs=epochs, initial_epoch=initial_epoch)
-            check_given(batch_size=batch_size, steps_per_epoch=steps_per_epoch)
-            check_given(validation_batch_size=validation_batch_size, validation_steps=validation_steps)
-            check_frequency(validation_freq)
-            self._guard_steps(on_nonfinite, skip_outliers)
-            if validation_split and validation_data is None:
-                refuse_split(x, y, sample_weight)
-            train = self._data(comm, x, y, sample_weight, class_weight, shuffle=shuffle)
+            given.check()
+            self._guard_steps(given.on_nonfinite, given.skip_outliers)
+            train = self._data(
+                comm, given.x, given.y, given.sample_weight, given.class_weight, shuffle=given.shuffle, trains=True
+            )
             validation: Samples | Stream | None = None
-            if validation_data is not None:
-                validation = self._data(comm, *unpack(validation_data, "validation_data"), looks=False)
-            elif validation_split and isinstance(train, Samples):
-                train, validation = split_off(train, validation_split)
-                if class_weight is not None:  # which is for training alone, and all the weights that there are
+            if isinstance(given.validation_data, Split):
+                validation = self._data(comm, given.validation_data, None)
+            elif given.validation_data is not None:
+                validation = self._data(comm, *unpack(given.validation_data, "validation_data"), looks=False)
+            elif given.validation_split and isinstance(train, Samples):
+                train, validation = split_off(train, given.validation_split)
+                if given.class_weight is not None:  # which is for training alone, and all the weights that there are
                     validation = replace(validation, weights=None)
             if isinstance(train, Stream):
                 return train, validation, None
-            size, shards = rows_of_batch(batch_size, len(train), steps_per_epoch), fixed_shards()
-            sampler = GlobalSampler(
-                len(train),
-                size,
-                comm.rank,
-                comm.size,
+            sampler = training_sampler(
+                train,
+                rows_of_batch(size, train.total, given.steps_per_epoch),
+                comm,
                 seed=self.seed,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                shards_per_batch=None if shards is None else min(shards, size, len(train)),
+                shuffle=given.shuffle,
+                drop_last=given.drop_last,
+                shards=shards,
             )
             return train, validation, sampler
 
         train, validation, sampler = self.agreed(comm, "fit", prepare)
-        shards = fixed_shards()
         if shards is not None:
             use_one_blas_thread()
         steps = train.source.num_batches if isinstance(train, Stream) else sampler.steps if sampler else None
-        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=steps_per_epoch or steps)
-        size = rows_of_batch(batch_size, len(train), steps_per_epoch) if isinstance(train, Samples) else None
+        hooks = self._hooks(given.callbacks, given.verbose, epochs=given.epochs, steps=given.steps_per_epoch or steps)
         compiled = self.describe_compiled()
         hooks.facts = lambda: {
             "data": train.facts,
-            "batch_size": size,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-            "steps_per_epoch": steps_per_epoch,
-            "initial_epoch": initial_epoch,
+            "batch_size": (
+                rows_of_batch(size, train.total, given.steps_per_epoch) if isinstance(train, Samples) else None
+            ),
+            "shuffle": given.shuffle,
+            "drop_last": given.drop_last,
+            "steps_per_epoch": given.steps_per_epoch,
+            "initial_epoch": given.initial_epoch,
             **({} if shards is None else {"shards_per_batch": shards}),
             "layers": self._describe_layers(),
             "optimizer": {"class": compiled[0][0], **compiled[0][1]},
             **dict(zip(("loss", "loss_weights", "metrics", "weighted_metrics"), compiled[1:], strict=True)),
         }
         if comm.size > 1:
-            # A rank with another number of steps would leave the others waiting; with other data or another batch size
-            # each would compute the gradient of something else.
-            differing_data = "the training sets (shapes, dtypes, checksum) differ"
-            facts = {
-                differing_data: train.facts,
-                "arguments": [batch_size, epochs, shuffle, initial_epoch, steps_per_epoch, drop_last],
-                "skip_outliers": skip_outliers,
-                "shards of a batch": shards,
-                "validation": [
-                    None if validation is None else validation.facts,
-                    validation_steps,
-                    validation_batch_size,
-                    list(validation_freq) if isinstance(validation_freq, Sequence) else validation_freq,
-                ],
-                "seed": self.seed,
-                "layers": self._describe_layers(),
-                "trainable": self.trainable,
-                "compiled": self.describe_compiled(),
-            }
-            comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
+            self._require_same_fit(comm, given, train, validation)
         watched = _watched(comm, hooks, "test")
         self.trainer(comm)
 
         def batches() -> tuple[Batches, Batches | None]:
             own: Batches
             if isinstance(train, Stream):
-                own = self._stream(train, comm, steps_per_epoch)
+                own = self._stream(train, comm, given.steps_per_epoch)
             else:
                 assert sampler is not None
-                own = ArrayBatches(*train.stored(), sampler, steps_per_epoch)
+                restarts = train.split is not None
+                own = ArrayBatches(*train.stored(), sampler, given.steps_per_epoch, restarts=restarts)
                 self._trace_training(own, sampler)
             if validation is None:
                 return own, None
             if isinstance(validation, Stream):
-                return own, self._stream(validation, comm, validation_steps, "evaluation")
+                return own, self._stream(validation, comm, given.validation_steps, "evaluation")
             return own, evaluation_batches(
                 validation,
                 comm,
-                batch_size=validation_batch_size,
-                otherwise=batch_size,
-                steps=validation_steps,
+                batch_size=given.validation_batch_size,
+                otherwise=size,
+                steps=given.validation_steps,
                 shards=shards,
                 together=watched or self._depends_on_batches(comm, validation),
             )
@@ -304,90 +284,41 @@ class Fitting(Layer):
         if isinstance(own, StreamBatches):
             with self.collective(comm):
                 own.reset()
-        yield from self._train(
-            own,
-            evaluated,
-            hooks,
-            comm,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
-            validation_freq=validation_freq,
-            on_nonfinite=on_nonfinite,
-        )
+        yield from self._train(own, evaluated, hooks, comm, given)
 
-    def fit_splits_steps(
-        self,
-        train: Split,
-        validation: Split | None,
-        sampler: Sampler,
-        *,
-        epochs: int,
-        verbose: str | int = "auto",
-        callbacks: Sequence[Callback] = (),
-        facts: Callable[[], dict[str, Any]] = dict,
-        on_nonfinite: OnNonfinite = "stop",
-        skip_outliers: float | None = None,
-        digest_every: int | None = None,
-    ) -> StepIterator[None]:
-        """Train on data that is already shared out among the ranks, in the order of a sampler. Collective.
+    def _require_same_fit(
+        self, comm: Communicator, given: FitArguments, train: Samples | Stream, validation: Samples | Stream | None
+    ) -> None:
+        """Refuse ranks that train differently. Collective.
 
-        As `fit_steps`, it yields after every step.
-
-        Args:
-            train: what is trained on: all rows, the same on all ranks, or this rank's.
-            validation: what is evaluated after epochs, or None.
-            sampler: of the training rows; with a fixed number of shards the validation has as many, for which all ranks
-                hold all rows of it.
-            epochs: number of the last epoch.
-            verbose: as `fit`.
-            callbacks: as `fit`.
-            facts: returns what a checkpoint must have in common with the training besides the model.
-            on_nonfinite: as `fit`.
-            skip_outliers: as `fit`.
-            digest_every: steps between two comparisons of the ranks' states, 0 for none; None for DPTRAIN_DIGEST_EVERY.
+        One with another number of steps would leave the others waiting; with other data or another batch size each
+        would compute the gradient of something else.
         """
-        comm = self._start("fit", train.x)
-        self.agreed(comm, "fit", lambda: self._guard_steps(on_nonfinite, skip_outliers))
-        if comm.size > 1:
-            whole = len(train.x) == train.total
-            seen = fingerprint(train.x, train.y) if whole else []
-            comm.require_same("the ranks see different data", {"the training sets (shapes, dtypes, checksum)": seen})
-        hooks = self._hooks(callbacks, verbose, epochs=epochs, steps=sampler.steps)
-        hooks.facts = facts
-        self.trainer(comm)
-        if sampler.shards_per_batch is not None:
-            use_one_blas_thread()
-
-        def batches() -> tuple[Batches, Batches | None]:
-            own = ArrayBatches(*Samples(train.x, train.y, dtype=self.dtype).stored(), sampler)
-            self._trace_training(own, sampler)
-            if validation is None:
-                return own, None
-            samples = Samples(validation.x, validation.y, dtype=self.dtype)
-            return own, evaluation_batches(samples, comm, mine=validation.mine, shards=sampler.shards_per_batch)
-
-        own, evaluated = self.agreed(comm, "fit", batches)
-        health: dict[str, Any] = {"on_nonfinite": on_nonfinite, "compare_every": digest_every}
-        yield from self._train(own, evaluated, hooks, comm, epochs=epochs, **health)
-
-    def evaluate_split(self, split: Split, shards: int | None = None) -> Logs:
-        """Return the mean loss and metrics over samples that are shared out among the ranks. Collective; silent.
-
-        Args:
-            split: the samples, of which this rank evaluates its own.
-            shards: as many as those of the training, where their number is fixed; all ranks hold all rows then.
-        """
-        comm = self._start("evaluate", split.x)
-        hooks = self._hooks((), 0, epochs=1, steps=None, keeps_history=False)
-        trainer = self.trainer(comm)
-
-        def prepare() -> Batches:
-            samples = Samples(split.x, split.y, dtype=self.dtype)
-            return evaluation_batches(samples, comm, mine=split.mine, shards=shards)
-
-        batches = self.agreed(comm, "evaluate", prepare)
-        with self.collective(comm):
-            return trainer.evaluate(batches, hooks)
+        differing_data, frequency = "the training sets (shapes, dtypes, checksum) differ", given.validation_freq
+        facts = {
+            differing_data: train.facts,
+            "arguments": [
+                given.batch_size,
+                given.epochs,
+                given.shuffle,
+                given.initial_epoch,
+                given.steps_per_epoch,
+                given.drop_last,
+            ],
+            "skip_outliers": given.skip_outliers,
+            "shards of a batch": self._fixed_shards(),
+            "validation": [
+                None if validation is None else validation.facts,
+                given.validation_steps,
+                given.validation_batch_size,
+                list(frequency) if isinstance(frequency, Sequence) else frequency,
+            ],
+            "seed": self.seed,
+            "layers": self._describe_layers(),
+            "trainable": self.trainable,
+            "compiled": self.describe_compiled(),
+        }
+        comm.require_same("the ranks call fit differently", facts, {differing_data: DRAW_THE_SAME})
 
     def _train(
         self,
@@ -395,11 +326,9 @@ class Fitting(Layer):
         validation: Batches | None,
         hooks: CallbackList,
         comm: Communicator,
-        *,
-        on_nonfinite: OnNonfinite,
-        **arguments: Any,
+        given: FitArguments,
     ) -> StepIterator[None]:
-        """What all ways into a training have in common."""
+        on_nonfinite = given.on_nonfinite
         if on_nonfinite == "stop" and any(isinstance(one, TerminateOnNaN) for one in hooks.callbacks):
             on_nonfinite = "ignore"  # the callback decides
         self.history = next(callback for callback in hooks.callbacks if isinstance(callback, History))
@@ -407,11 +336,24 @@ class Fitting(Layer):
         self._warn_of_nothing_to_train()
         try:
             with self.collective(comm):
-                own = {"validation": validation, "on_nonfinite": on_nonfinite, **arguments}
-                yield from trainer.training(train, hooks, **own)
+                yield from trainer.training(
+                    train,
+                    hooks,
+                    epochs=given.epochs,
+                    initial_epoch=given.initial_epoch,
+                    validation=validation,
+                    validation_freq=given.validation_freq,
+                    on_nonfinite=on_nonfinite,
+                    compare_every=given.digest_every,
+                )
         finally:
             self._guard = None
             hooks.release()
+
+    def _fixed_shards(self) -> int | None:
+        """Return into how many shards global batches are cut, whatever the number of ranks; None for one a rank."""
+        own = None if self._compiled is None else self._compiled.shards_per_batch
+        return fixed_shards() if own is None else own
 
     def _guard_steps(self, on_nonfinite: OnNonfinite, skip_outliers: float | None) -> None:
         """Let training steps be left out as asked, until the training's end.
@@ -483,7 +425,7 @@ class Fitting(Layer):
             if isinstance(data, Stream):
                 return self._stream(data, comm, steps, "evaluation")
             together = watched or self._depends_on_batches(comm, data)
-            shards = fixed_shards()
+            shards = self._fixed_shards()
             if shards is not None:
                 use_one_blas_thread()
             return evaluation_batches(data, comm, batch_size=batch_size, steps=steps, together=together, shards=shards)
@@ -595,7 +537,7 @@ class Fitting(Layer):
         size = max(len(samples), comm.size)
 
         def action() -> Batches:
-            shards = fixed_shards()
+            shards = self._fixed_shards()
             if shards is not None:
                 shards = max(min(shards, len(samples)), comm.size)
             sampler = GlobalSampler(len(samples), size, comm.rank, comm.size, shuffle=False, shards_per_batch=shards)
@@ -615,11 +557,15 @@ class Fitting(Layer):
         *,
         shuffle: bool | str = False,
         looks: bool = True,
+        trains: bool = False,
     ) -> "Samples | Stream":
         """Return a user's arrays after checking them, or where batches come from, which are checked as they come.
 
         As Keras, a model that has seen no targets since it was compiled looks at the first batch, if `looks`.
         """
+        if isinstance(x, Split):
+            split = x if trains else x.taken()
+            return replace(self._samples(split.x, split.y, sample_weight, class_weight), split=split)
         source = source_of(x, y, sample_weight, class_weight=class_weight, shuffle=shuffle, seed=self.seed, comm=comm)
         if source is None:
             return self._samples(x, y, sample_weight, class_weight)
@@ -634,7 +580,7 @@ class Fitting(Layer):
         return len(first) if first.ndim else 0
 
     def _stream(self, data: Stream, comm: Communicator, steps: int | None, what: What = "training") -> StreamBatches:
-        shards = fixed_shards()
+        shards = self._fixed_shards()
         expected = self.expected_of_batches
         return stream_batches(data.source, expected, comm, steps, rows=data.rows, what=what, shards=shards)
 

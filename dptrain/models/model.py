@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dptrain import ops, optimizers
 from dptrain.backend.base import Backend
-from dptrain.batches.inputs import Expected
+from dptrain.batches.inputs import Expected, check_given
 from dptrain.comm import Communicator
 from dptrain.errors import AgreedError, ConfigError, DeviceError, DeviceMemoryError
 from dptrain.layers import Layer
@@ -209,6 +209,7 @@ class Model(Fitting, Files, Structure):
         precision: str = "float32",
         gemm: str = "dptrain",
         cuda_graph: bool = True,
+        shards_per_batch: int | None = None,
     ) -> None:
         """Say how to train; the weights stay, and an optimizer that is given again goes on with its state.
 
@@ -234,6 +235,9 @@ class Model(Fitting, Files, Structure):
             precision: of a GPU's matrix products: "float32", or "tf32" on tensor cores.
             gemm: who computes a GPU's matrix products: "dptrain" or "cublaslt".
             cuda_graph: replay steps as CUDA graphs on a GPU.
+            shards_per_batch: cut every global batch into so many shards, of whose sums the bits are the same on any
+                number of ranks up to that; a smaller batch has as many as it has samples. By default that of
+                `dptrain.utils.enable_determinism` or DPTRAIN_REPRODUCIBLE.
 
         Raises:
             ConfigError: an unknown name, a size that is not above 0, or what is not supported.
@@ -245,6 +249,7 @@ class Model(Fitting, Files, Structure):
         for name, size in (("bucket_mb", bucket_mb), ("device_mb", device_mb)):
             if size is not None and not 0 < size * 1e6 < math.inf:
                 raise ConfigError(f"{name} = {size}: expected a number above 0")
+        check_given(shards_per_batch=shards_per_batch)
         steps: int | None = None
         if steps_per_execution != "auto":
             if isinstance(steps_per_execution, bool) or not isinstance(steps_per_execution, Integral):
@@ -274,6 +279,7 @@ class Model(Fitting, Files, Structure):
             comm,
             bucket_mb,
             device_mb,
+            shards_per_batch,
         )
         self._set_compiled(found)
 
@@ -352,7 +358,7 @@ class Model(Fitting, Files, Structure):
             return {}
         names = ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
         steps = "auto" if given.steps_per_execution is None else given.steps_per_execution
-        own = {name: getattr(given, name) for name in (*names, "comm", "bucket_mb", "device_mb")}
+        own = {name: getattr(given, name) for name in (*names, "comm", "bucket_mb", "device_mb", "shards_per_batch")}
         return own | {"steps_per_execution": steps, **given.device}
 
     def describe_compiled(self) -> list[Any]:

@@ -5,10 +5,8 @@ import sys
 import numpy as np
 
 import dptrain as dp
-from dptrain.batches.sampling import GlobalSampler
 from dptrain.comm import current
 from dptrain.data.loading import Split
-from dptrain.train.trainer import run_to_end
 
 out, how = sys.argv[1], sys.argv[2]
 comm, rng = current(), np.random.default_rng(0)
@@ -21,8 +19,8 @@ model = dp.Sequential(
     ],
     seed=1,
 )
-optimizer = dp.optimizers.Adam(0.01, global_clipnorm=0.5)
-model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=how != "numpy")
+options = {"metrics": ["accuracy"], "jit_compile": how != "numpy", "shards_per_batch": 8}
+model.compile(dp.optimizers.Adam(0.01, global_clipnorm=0.5), "sparse_categorical_crossentropy", **options)
 model.build()
 if how == "fit":
     test = x[:77], y[:77]
@@ -40,9 +38,7 @@ if how == "fit":
         kept = {f"{name} of batches": values for name, values in generated.items()}
         np.savez(out, *model.get_weights(), **history, **kept, scores=scores)
     sys.exit()
-sampler = GlobalSampler(203, 40, comm.rank, comm.size, seed=4, shards_per_batch=8)
-data, test = (Split.whole(x[rows], y[rows], comm.rank, comm.size) for rows in (slice(None), slice(77)))
-run_to_end(model.fit_splits_steps(data, test, sampler, epochs=3, verbose=0))
-history = model.history.history
+data, test = Split(x, y), Split(x[:77], y[:77])
+history = model.fit(data, validation_data=test, batch_size=40, epochs=3, verbose=0).history
 if comm.rank == 0:
     np.savez(out, *model.get_weights(), **history)

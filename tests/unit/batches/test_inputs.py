@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from dptrain.batches.inputs import Samples, evaluation_batches
+from dptrain.data.loading import Split
 
 ROWS = 70
 
 
-def cut_into(rank: int, world: int, rows: int = ROWS, **options) -> list[tuple[int, int]]:
-    """Return (start, stop) of each step of a rank."""
-    batches = evaluation_batches(Samples(np.zeros((rows, 2))), SimpleNamespace(rank=rank, size=world), **options)
+def cut_into(rank: int, world: int, rows: int = ROWS, own: int | None = None, **options) -> list[tuple[int, int]]:
+    """Return (start, stop) of each step of a rank; `own`: rows over all ranks, where each has its own."""
+    x, y = np.zeros((rows, 2)), np.zeros(rows)
+    samples = Samples(x, split=None if own is None else Split(x, y, total=own))
+    batches = evaluation_batches(samples, SimpleNamespace(rank=rank, size=world), **options)
     plan = [batches._sampler.shards(step) for step in range(min(batches.steps, batches._sampler.steps))]
     assert all(len(shards) == 1 for shards in plan)
     return [(shards[0].start, shards[0].stop) for shards in plan]
@@ -30,7 +33,7 @@ def cut_into(rank: int, world: int, rows: int = ROWS, **options) -> list[tuple[i
         ({"steps": 2}, [(0, 35), (35, 70)]),
         ({"steps": 2, "otherwise": 8}, [(0, 8), (8, 16)]),
         ({"steps": 2, "batch_size": 8, "otherwise": 9}, [(0, 8), (8, 16)]),
-        ({"mine": (3, 50)}, [(3, 50)]),
+        ({"own": 210}, [(0, 70)]),  # of a rank that has a third of them
         ({"rows": 0, "steps": 2}, []),
         ({"rows": 0, "together": True}, []),
     ],

@@ -22,7 +22,7 @@ def config(**overrides):
 
 def data(task, y, x=None, known=None):
     x = RNG.normal(size=(ROWS, 3)).astype(np.float32) if x is None else x
-    split = Split.whole(x, y, 0, 1)
+    split = Split(x, y)
     return LoadedData("set", split, split, int(y.max()) + 1 if task != "regression" else 0, task, known)
 
 

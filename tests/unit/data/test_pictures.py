@@ -51,7 +51,7 @@ def test_a_level_of_parts(tmp_path, test):
     fill(tmp_path / "train")
     fill(tmp_path / test, count=2)
     data = load(tmp_path)
-    assert (data.train.total, data.test.total) == (10, 4)
+    assert (len(data.train), len(data.test)) == (10, 4)
 
 
 def test_a_part_that_is_not_used_is_told(tmp_path):
@@ -112,7 +112,7 @@ def test_a_bad_picture_stops_or_is_skipped(tmp_path, name):
     with pytest.raises(AgreedError, match=f"{message}.*; remove it, or --bad-pictures skip"):
         load(tmp_path)
     data = load(tmp_path, bad="skip")
-    assert data.train.total + data.test.total == 10
+    assert len(data.train) + len(data.test) == 10
     assert any(note.startswith("skipped: ") and name in note for note in data.notes)
 
 
@@ -160,7 +160,7 @@ def test_hidden_files_are_passed_over(tmp_path):
     fill(tmp_path)
     (tmp_path / ".DS_Store").write_text("x")
     (tmp_path / "cat" / "Thumbs.db").write_text("x")
-    assert load(tmp_path).train.total == 8
+    assert len(load(tmp_path).train) == 8
 
 
 def test_a_folder_of_idx_files_is_none_of_pictures(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import dptrain as dp
 from dptrain.batches.inputs import Samples, split_off, weights_of_classes
 from dptrain.callbacks import Callback
+from dptrain.data.loading import Split
 from dptrain.errors import ConfigError, DataError
 
 
@@ -164,6 +165,44 @@ def test_epochs_of_some_steps_go_on_in_the_data():
     with pytest.warns(UserWarning, match="Your input ran out of data; interrupting training"):
         history = build().fit(x, y, batch_size=10, epochs=2, steps_per_epoch=3, verbose=0)
     assert history.epoch == [0, 1]
+
+
+def test_some_rows_of_a_data_set():
+    x, y = toy()
+    rows = np.random.default_rng(3).permutation(40)[:29]
+    alone, part = build(), build()
+    wanted = alone.fit(x[rows], y[rows], batch_size=8, epochs=2, validation_data=(x[:9], y[:9]), verbose=0)
+    found = part.fit(Split(x, y, rows), batch_size=8, epochs=2, validation_data=Split(x, y, np.arange(9)), verbose=0)
+    assert found.history == wanted.history
+    assert bits(part) == bits(alone)
+    assert part.evaluate(Split(x, y, rows), verbose=0) == alone.evaluate(x[rows], y[rows], verbose=0)
+
+
+def test_every_epoch_of_some_steps_of_a_split_is_a_new_pass():
+    x, y = toy()
+    whole, parts = build(), build()
+    whole.fit(x[:20], y[:20], batch_size=10, epochs=2, shuffle=False, verbose=0)
+    parts.fit(Split(x, y), batch_size=10, epochs=2, steps_per_epoch=2, shuffle=False, verbose=0)
+    assert bits(parts) == bits(whole)
+
+
+def test_shards_that_compile_is_told_are_those_of_the_environment(monkeypatch):
+    x, y = toy(43)
+    told, asked, plain = build(shards_per_batch=3), build(), build()
+    told.fit(x, y, batch_size=16, verbose=0)
+    plain.fit(x, y, batch_size=16, verbose=0)
+    monkeypatch.setenv("DPTRAIN_REPRODUCIBLE", "3")
+    asked.fit(x, y, batch_size=16, verbose=0)
+    assert bits(told) == bits(asked) != bits(plain)
+    assert told.compile_arguments["shards_per_batch"] == 3
+
+
+@pytest.mark.parametrize("options", [{"shards_per_batch": 2}, {"shuffle": "batch"}])
+def test_rows_of_a_ranks_own_are_not_cut_otherwise(options):
+    model = build(**{name: value for name, value in options.items() if name != "shuffle"})
+    x, y = toy()
+    with pytest.raises(ConfigError, match="not supported with static sharding"):
+        model.fit(Split(x, y, total=80), shuffle=options.get("shuffle", True), verbose=0)
 
 
 def test_stop_training_after_a_step_and_after_an_epoch():

@@ -1,0 +1,51 @@
+"""The arguments of `Model.fit`, together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
+
+from dptrain.batches.inputs import check_frequency, check_given, check_numbers, refuse_split
+from dptrain.callbacks import Callback
+from dptrain.train.health import OnNonfinite
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """What `fit` is given: its parameters, in their order and with their defaults, see there."""
+
+    x: Any = None
+    y: Any = None
+    batch_size: int | None = None
+    epochs: int = 1
+    verbose: str | int = "auto"
+    callbacks: Sequence[Callback] | None = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    shuffle: bool | Literal["batch"] = True
+    class_weight: Mapping[int, float] | None = None
+    sample_weight: Any = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: int | Sequence[int] = 1
+    _: KW_ONLY
+    drop_last: bool = False
+    on_nonfinite: OnNonfinite = "stop"
+    skip_outliers: float | None = None
+    digest_every: int | None = None
+
+    def check(self) -> None:
+        """Refuse numbers that mean nothing, whatever the data.
+
+        Raises:
+            ConfigError: one of them is out of range, or an ArgumentTypeError: no number.
+        """
+        check_numbers(0, epochs=self.epochs, initial_epoch=self.initial_epoch)
+        check_given(batch_size=self.batch_size, steps_per_epoch=self.steps_per_epoch)
+        check_given(validation_batch_size=self.validation_batch_size, validation_steps=self.validation_steps)
+        check_frequency(self.validation_freq)
+        if self.digest_every is not None:
+            check_numbers(0, digest_every=self.digest_every)
+        if self.validation_split and self.validation_data is None:
+            refuse_split(self.x, self.y, self.sample_weight)
