@@ -1,7 +1,7 @@
 """Ops: Keras' array functions with gradients, one family a file, and ops of your own (`op`).
 
 They take tensors, arrays and numbers. Outside a trace they are executed when they are called, with NumPy; `backward()`
-of a result gives gradients. A new op is a record in its family's file: NumPy function, shape, sharing and gradient
+of a result gives gradients. A new op is a record in its family's file: NumPy function, shape, letters and gradient
 beside each other.
 """
 

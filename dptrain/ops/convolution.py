@@ -8,20 +8,20 @@ other's gradients. Each is a sum of R S products of matrices, one for every elem
 copy of patches.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.ops.common import common_dtype, first_dtype
 from dptrain.ops.elementwise import multiply
 from dptrain.ops.manipulation import transpose
 from dptrain.ops.padding import pad
-from dptrain.ops.sharing import Axes, common_dtype, first_dtype
 from dptrain.program.lowering import Windows
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
-from dptrain.program.op import Sharing, op
-from dptrain.program.shapes import Shape, size
+from dptrain.program.op import op
+from dptrain.program.shapes import size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 Pair = tuple[int, int]
@@ -61,16 +61,6 @@ class Window:
                 yield (r, s), (ours[0], ours[1]), (theirs[0], theirs[1])
 
 
-def _batch_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    """Of a batch of images and a kernel: rows of the batch."""
-    return Sharing((axes[0], None), axes[0]) if axes[0] in (0, None) else Sharing((None, None), None)
-
-
-def _sum_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    """Of two batches of images that are summed over."""
-    return Sharing((None, None), None) if axes == [None, None] else Sharing((0, 0), "sum")
-
-
 def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
     """Return what records of a convolution and its gradients have in common, by the roles of operands and result."""
 
@@ -84,7 +74,7 @@ def _convolution(image: int, places: int, kernel: int) -> dict[str, Any]:
 
 @op(
     shape=lambda x, kernel, *, strides, dilation, before, size: (x[0], *size, kernel[3]),
-    sharing=_batch_sharing,
+    letters="bHWi,RSio->bHWo",
     **_convolution(0, -1, 1),
 )
 def conv2d(x: Array, kernel: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
@@ -135,7 +125,7 @@ def _pads(made: Tensor, extents: Sequence[int]) -> tuple[int, ...]:
 
 @op(
     shape=lambda dy, kernel, *, strides, dilation, before, size: (dy[0], *size, kernel[2]),
-    sharing=_batch_sharing,
+    letters="bHWo,RSio->bHWi",
     **_convolution(-1, 0, 1),
 )
 def conv2d_input(
@@ -176,7 +166,7 @@ def _conv2d_input_onnx(graph: OnnxGraph, made: Tensor, dy: Value, kernel: Value)
 
 @op(
     shape=lambda x, dy, *, strides, dilation, before, size: (*size, x[3], dy[3]),
-    sharing=_sum_sharing,
+    letters="bHWi,bHWo->RSio",
     **_convolution(0, 1, -1),
 )
 def conv2d_kernel(x: Array, dy: Array, *, strides: Pair, dilation: Pair, before: Pair, size: Pair, out: Array) -> None:
@@ -344,7 +334,7 @@ def average_pool(
 
 @op(
     shape=lambda x, *, window, strides, before, size: (x[0], *size, x[3]),
-    sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
+    letters="bHWc->bHWc",
     dtype=first_dtype,
     lowering=Windows(0, -1),
 )
@@ -369,14 +359,9 @@ def _max_pool2d_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.transpose(graph.node("MaxPool", image, pads=_pads(made, window), **more), _CHANNELS_LAST)
 
 
-def _pool_input_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    axis = next((one for one in axes if one is not None), None)
-    return Sharing((axis,) * 3, axis)
-
-
 @op(
     shape=lambda x, y, dy, *, window, strides, before: x,
-    sharing=_pool_input_sharing,
+    letters="bHWc,bHWc,bHWc->bHWc",
     dtype=lambda x, y, dy, **attributes: dy,
     linear="each",
     linear_in=(2,),
@@ -396,7 +381,7 @@ def _max_pool2d_input(dx: Tensor, g: Tensor, x: Tensor, y: Tensor, dy: Tensor) -
 
 @op(
     shape=lambda x, y, values, *, window, strides, before: y,
-    sharing=_pool_input_sharing,
+    letters="bHWc,bHWc,bHWc->bHWc",
     dtype=lambda x, y, values, **attributes: values,
     linear="each",
     linear_in=(2,),

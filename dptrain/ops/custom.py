@@ -8,24 +8,21 @@ compiled at its first use into the same cache as the built-in kernels. `dptrain.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from dptrain.backend.custom import LETTERS, Launch, OwnKernel
 from dptrain.errors import ConfigError
+from dptrain.ops.common import floating_dtype
 from dptrain.ops.manipulation import zeros
-from dptrain.ops.sharing import floating_dtype
 from dptrain.program import op as records
+from dptrain.program.letters import Letters, parsed
 from dptrain.program.lowering import UserKernel
-from dptrain.program.op import Sharing, SharingRule
-from dptrain.program.shapes import Rows, Shape, row_axis
+from dptrain.program.shapes import Shape, row_axis
 from dptrain.program.tensor import OPS, Array, Tensor, as_tensors
 
 __all__ = ["LETTERS", "Launch", "Op", "op"]
-
-# How an op's output follows from rows of its inputs, see `op`.
-Rule = Literal["rows", "sum"] | SharingRule
 
 
 class Op:
@@ -48,12 +45,13 @@ class Op:
         launch: Callable[..., Launch] | None,
         outputs: int,
         output_shapes: Callable[..., Sequence[Shape]] | None,
-        sharing: Rule,
+        letters: Letters | None,
         *,
         of_gradient: bool = False,
     ) -> None:
         self.reference, self.source, self.name = reference, source, reference.__name__
-        self._output_shapes, self._sharing, self._of_gradient = output_shapes, sharing, of_gradient
+        self._output_shapes, self._of_gradient = output_shapes, of_gradient
+        self._letters = self._of_rows if letters is None else letters
         self._signature = inspect.signature(reference)
         kinds = self._signature.parameters
         buffers = tuple(name for name, one in kinds.items() if one.kind is one.POSITIONAL_OR_KEYWORD)
@@ -65,9 +63,9 @@ class Op:
             )
         if self.name in OPS:
             raise ConfigError(f"op {self.name!r}: there is a built-in op of that name; call yours otherwise")
-        if sharing not in ("rows", "sum") and not callable(sharing):
-            raise ConfigError(f"op {self.name!r}: sharing = {sharing!r}: expected 'rows', 'sum' or a function")
         self.inputs, self.outputs, self.scalars = buffers[:-outputs], buffers[-outputs:], scalars
+        if letters is not None and not callable(letters):
+            parsed(letters, self.name, len(self.inputs))
         self.kernel = OwnKernel(
             *(self.name, source, kernel or self.name, arguments, self.inputs, self.outputs, scalars, launch),
             self.output_shapes,
@@ -122,7 +120,7 @@ class Op:
         made = records.Op(
             compute,
             shape=lambda *shapes, **numbers: self.output_shapes(shapes)[number],
-            sharing=self._share,
+            letters=self._letters,
             dtype=floating_dtype,
             lowering=UserKernel(self.kernel, number),
         )
@@ -141,27 +139,25 @@ class Op:
 
         return made
 
-    def _share(
-        self, shapes: Sequence[Shape], axes: Sequence[int | None], out: Shape, attributes: Mapping[str, Any]
-    ) -> Sharing:
-        if not isinstance(self._sharing, str):
-            return self._sharing(shapes, axes, out, attributes)
-        if all(axis is None for axis in axes):
-            return Sharing((None,) * len(shapes), None)
-        needed = [row_axis(shape) for shape in shapes]
-        if any(axis not in (None, 0) for axis in (*needed, *axes)):
+    def _of_rows(self, shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+        """Return letters by which rows of the batch make rows, as `aX,X->aX`; gradients of what has none are sums."""
+
+        def named(shape: Shape) -> str:
+            axis = row_axis(shape)
+            if axis:
+                raise ConfigError(
+                    f"op {self.name!r}: the rows of the batch are along another axis than the first; say with letters= "
+                    "how ranks divide it"
+                )
+            return "X" * len(shape) if axis is None else f"a{'X' * (len(shape) - 1)}"
+
+        given, made = ",".join(map(named, shapes)), named(out)
+        if "a" in given and "a" not in made and not self._of_gradient:
             raise ConfigError(
-                f"op {self.name!r}: the rows of the batch are along another axis than the first; say with sharing= how "
-                "ranks share it out"
+                f"op {self.name!r}: its output of shape {tuple(map(int, out))} is no row for each row of the batch; "
+                "say with letters= that it is the sum over the rows, such as letters='aX->X'"
             )
-        if isinstance(out[0] if out else None, Rows) and self._sharing == "rows":
-            return Sharing(tuple(needed), 0)
-        if self._sharing == "sum" or self._of_gradient:
-            return Sharing(tuple(needed), "sum")
-        raise ConfigError(
-            f"op {self.name!r}: its output of shape {tuple(map(int, out))} is no row for each row of the batch; say "
-            "with sharing='sum' that it is the sum over the rows"
-        )
+        return f"{given}->{made}"
 
     def gradient(
         self,
@@ -170,7 +166,7 @@ class Op:
         source: str | Path | None = None,
         kernel: str | None = None,
         launch: Callable[..., Launch] | None = None,
-        sharing: Rule = "rows",
+        letters: Letters | None = None,
     ) -> Callable[[Callable[..., None]], "Op"]:
         """Return a decorator that makes a NumPy function the gradient of this op, an op of its own.
 
@@ -183,7 +179,8 @@ class Op:
             source: by default the op's.
             kernel: as `op`.
             launch: as `op`.
-            sharing: by default gradients in inputs that have rows are of these rows, the others are sums over them.
+            letters: as `op`; by default gradients in inputs that have rows are of these rows, the others are sums over
+                them.
 
         Raises:
             ConfigError: the function's parameters are others, or as `op`.
@@ -206,7 +203,7 @@ class Op:
                 launch,
                 inputs,
                 lambda *shapes: list(shapes[:inputs]),
-                sharing,
+                letters,
                 of_gradient=True,
             )
             return self.gradient_op
@@ -222,7 +219,7 @@ def op(
     launch: Callable[..., Launch] | None = None,
     outputs: int = 1,
     output_shapes: Callable[..., Sequence[Shape]] | None = None,
-    sharing: Rule = "rows",
+    letters: Letters | None = None,
 ) -> Callable[[Callable[..., None]], Op]:
     """Return a decorator that makes an op of a NumPy function.
 
@@ -247,9 +244,12 @@ def op(
         outputs: how many of the parameters are outputs.
         output_shapes: called with the shapes of the inputs, returns those of the outputs; by default they have the
             first input's shape. Lengths that count rows of the batch are to be taken from the inputs' shapes.
-        sharing: how ranks share it out. "rows": each row of the output is made of the same row of those inputs that
-            have rows, and of the others as a whole. "sum": the output is a sum over the rows. Or a function, as
-            `dptrain.program.tensor.SharingRule`.
+        letters: along which axes ranks may divide it, a letter for each axis of the inputs and of the outputs:
+            "ab,b->ab" of single elements, "aX->aX" of whole rows, "aX->X" where an output is the sum over the rows.
+            Along a lower-case letter it may be computed in parts, a capital must be whole, "1" is an axis of length 1
+            that is repeated. Or a function of the inputs' shapes, the output's shape and the numbers, which returns
+            such text. By default each row of the output is made of the same row of those inputs that have rows, and
+            of the others as a whole.
 
     Returns:
         The decorator; `@name.gradient(...)` registers the op's gradient.
@@ -257,4 +257,4 @@ def op(
     Raises:
         ConfigError: arguments that do not go together, or a source file that is not there.
     """
-    return lambda reference: Op(reference, source, arguments, kernel, launch, outputs, output_shapes, sharing)
+    return lambda reference: Op(reference, source, arguments, kernel, launch, outputs, output_shapes, letters)

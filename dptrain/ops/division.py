@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dptrain.ops.sharing import broadcast_shape, elementwise, floating_dtype, unbroadcast
+from dptrain.ops.common import broadcast_shape, elementwise, floating_dtype, unbroadcast
 from dptrain.program.lowering import Element
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import op
@@ -11,7 +11,7 @@ from dptrain.program.tensor import Array, Tensor
 
 @op(
     shape=broadcast_shape,
-    sharing=elementwise,
+    letters=elementwise,
     dtype=floating_dtype,
     linear="each",
     linear_in=(0,),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.ops.sharing import (
+from dptrain.ops.common import (
     boolean,
     broadcast_shape,
     common_dtype,
@@ -23,10 +23,10 @@ from dptrain.program.schema import TypeName
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 from dptrain.program.views import identity
 
-_ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": common_dtype}
-_COUNTING: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": numeric_dtype}
-_FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": floating_dtype}
-_COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "sharing": elementwise, "dtype": boolean}
+_ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": common_dtype}
+_COUNTING: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": numeric_dtype}
+_FUNCTION: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": floating_dtype}
+_COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": boolean}
 
 
 def _exact(x: Array) -> Array:
@@ -225,7 +225,7 @@ def _where_dtype(condition: Any, *dtypes: Any) -> npt.DTypeLike:
 
 @op(
     shape=broadcast_shape,
-    sharing=elementwise,
+    letters=elementwise,
     dtype=_where_dtype,
     linear="joint",
     linear_in=(1, 2),
@@ -479,7 +479,7 @@ def _cast_dtype(from_dtype: Any, *, dtype: str) -> npt.DTypeLike:
 
 @op(
     shape=broadcast_shape,
-    sharing=elementwise,
+    letters=elementwise,
     dtype=_cast_dtype,
     linear="each",
     lowering=Element("{0}"),
@@ -524,7 +524,7 @@ def clip(x: Any, x_min: float, x_max: float) -> Tensor:
 
 @op(
     shape=broadcast_shape,
-    sharing=elementwise,
+    letters=elementwise,
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(identity),

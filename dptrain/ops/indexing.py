@@ -9,25 +9,24 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.manipulation import reshape, transpose_to
-from dptrain.ops.sharing import Axes
+from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Gather, Scatter
 from dptrain.program.onnx_graph import OnnxGraph, Value
-from dptrain.program.op import Sharing, op
+from dptrain.program.op import op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Rows, Shape, normalized_axes
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 
 
-def _take_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    of_table, of_places = axes
-    if of_table is not None and of_table > 0 and of_places is None:
-        return Sharing((of_table, None), of_table - 1 + len(shapes[1]))
-    return Sharing((None, of_places), of_places)
+def _take_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`Xcd,ab->abcd`: any of the table's rows may be taken."""
+    made, places = names(len(out)), len(shapes[1])
+    return f"X{made[places:]},{made[:places]}->{made}"
 
 
 @op(
     shape=lambda table, places: (*places, *table[1:]),
-    sharing=_take_sharing,
+    letters=_take_letters,
     dtype=lambda table, places: table,
     linear="each",
     linear_in=(0,),
@@ -49,19 +48,15 @@ def _take_rows_onnx(graph: OnnxGraph, made: Tensor, table: Value, places: Value)
     return graph.node("Gather", table, graph.cast(places, np.int64), axis=0)
 
 
-def _add_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    of_values, of_places = axes
-    if of_values is None and of_places is None:
-        return Sharing((None, None), None)
-    if of_places is None and of_values is not None and of_values >= len(shapes[1]):  # all places, of some features
-        return Sharing((of_values, None), of_values - len(shapes[1]) + 1)
-    axis = of_places if of_places is not None else of_values
-    return Sharing((axis, axis), "sum")
+def _add_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`abcd,ab->Xcd`."""
+    values, places = names(len(shapes[0])), len(shapes[1])
+    return f"{values},{values[:places]}->X{values[places:]}"
 
 
 @op(
     shape=lambda values, places, *, length: (length, *values[len(places) :]),
-    sharing=_add_sharing,
+    letters=_add_letters,
     dtype=lambda values, places, *, length: values,
     linear="each",
     linear_in=(0,),
@@ -136,7 +131,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
 
 @op(
     shape=lambda shape, *, classes, dtype: (*shape, classes),
-    sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
+    letters=lambda shapes, out, attributes: f"{(given := names(len(shapes[0])))}->{given}X",
     dtype=lambda labels, *, classes, dtype: np.dtype(dtype),
     lowering=Element("{0} == {last}"),
 )

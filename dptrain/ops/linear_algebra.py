@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.ops.common import common_dtype, elementwise, unbroadcast
 from dptrain.ops.manipulation import expand_dims, squeeze, transpose_to
-from dptrain.ops.sharing import Axes, common_dtype, unbroadcast
 from dptrain.program.lowering import Product
-from dptrain.program.op import Sharing, op
-from dptrain.program.shapes import Rows, Shape, broadcast, size
+from dptrain.program.op import op
+from dptrain.program.shapes import Shape, broadcast, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
@@ -20,25 +20,11 @@ def _shape(a: Shape, b: Shape) -> Shape:
     return (*broadcast(a[:-2], b[:-2]), a[-2], b[-1])
 
 
-def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    (a, b), (of_a, of_b) = shapes, axes
-    if of_a is None and of_b is None:
-        return Sharing((None, None), None)
-    if of_a == len(a) - 1 or of_b == len(b) - 2:  # summed over: each rank has a summand
-        return Sharing((len(a) - 1, len(b) - 2), "sum")
-    if of_a == len(a) - 2 and of_b is None:
-        return Sharing((of_a, None), len(out) - 2)
-    if of_b == len(b) - 1 and of_a is None:
-        return Sharing((None, of_b), len(out) - 1)
-    # Rows of a batch of matrices.
-    place = max(axis + len(out) - len(shape) for axis, shape in zip(axes, shapes, strict=True) if axis is not None)
-    if place >= len(out) - 2:
-        return Sharing((None, None), None)
-    needed = []
-    for shape in shapes:
-        own = place - (len(out) - len(shape))
-        needed.append(None if own < 0 or (shape[own] == 1 and not isinstance(shape[own], Rows)) else own)
-    return Sharing(tuple(needed), place)
+def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`xy,yz->xz`; of batches of matrices `axy,ayz->axz`."""
+    given, _, made = elementwise([shape[:-2] for shape in shapes], out[:-2], attributes).partition("->")
+    a, b = given.split(",")
+    return f"{a}xy,{b}yz->{made}xz"
 
 
 def _operations(made: Tensor) -> int:
@@ -48,7 +34,7 @@ def _operations(made: Tensor) -> int:
 
 @op(
     shape=_shape,
-    sharing=_sharing,
+    letters=_letters,
     dtype=common_dtype,
     linear="each",
     lowering=Product(),

@@ -8,21 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.ops.sharing import Axes, common_dtype, first_dtype, made_of_nothing, unbroadcast
+from dptrain.ops.common import common_dtype, elementwise, first_dtype, unbroadcast
+from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
-from dptrain.program.op import Sharing, op
+from dptrain.program.op import op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Rows, Shape, broadcast, normalized_axes, size
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
-from dptrain.program.views import IndexMap, aligned_axes, key_maps
+from dptrain.program.views import IndexMap, aligned_axes, key_maps, marked
 
 # Made of a shape
 
 
 @op(
     shape=lambda *, shape, value, dtype: shape,
-    sharing=made_of_nothing,
+    letters=elementwise,
     dtype=lambda *, shape, value, dtype: np.dtype(dtype),
     lowering=Element("{value}"),
     operator="fill",
@@ -64,20 +65,27 @@ def ones_like(x: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
 # The same elements in another shape
 
 
-def _reshape_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    (axis,), (shape,) = axes, shapes
-    if axis is None:
-        return Sharing((None,), None)
-    before = math.prod(map(int, shape[:axis]))
-    for place, length in enumerate(out):
-        if isinstance(length, Rows) and math.prod(map(int, out[:place])) == before:
-            return Sharing((axis,), place)
-    return Sharing((None,), None)
+def _reshape_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`abX->abXX`: axes stay that have the same length, and as many elements before them.
+
+    An axis that counts rows stays if it does so at the same place, however many elements each row has: of `(2, n, 3)`
+    each rank's part becomes its part of `(2, 3n)`.
+    """
+
+    def places(shape: Shape) -> list[Any]:
+        before = [math.prod(map(int, shape[:axis])) for axis in range(len(shape))]
+        kinds = ["rows" if isinstance(n, Rows) else n for n in shape]
+        return ["1" if kind == 1 else place for kind, place in zip(kinds, zip(before, kinds, strict=True), strict=True)]
+
+    old, new = places(shapes[0]), places(out)
+    both = [one for one in old if old.count(one) == new.count(one) == 1 and one != "1"]
+    letter = {"1": "1", **dict(zip(both, names(len(both)), strict=True))}
+    return "->".join("".join(letter.get(one, "X") for one in each) for each in (old, new))
 
 
 @op(
     shape=lambda old, *, shape: shape,
-    sharing=_reshape_sharing,
+    letters=_reshape_letters,
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(),
@@ -151,11 +159,15 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
     return reshape(tensor, [n for one, n in enumerate(tensor.shape) if one not in axes])
 
 
+def _transpose_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`abc->cab`."""
+    given = names(len(out))
+    return f"{given}->{''.join(given[axis] for axis in attributes['axes'])}"
+
+
 @op(
     shape=lambda shape, *, axes: tuple(shape[axis] for axis in axes),
-    sharing=lambda shapes, axes, out, attributes: Sharing(
-        (axes[0],), None if axes[0] is None else attributes["axes"].index(axes[0])
-    ),
+    letters=_transpose_letters,
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(lambda made: [IndexMap(made.attributes["axes"].index(axis)) for axis in range(made.ndim)]),
@@ -188,20 +200,9 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
 # Broadcast, slices, concatenation
 
 
-def _broadcast_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    (axis,), (shape,) = axes, shapes
-    extra = len(out) - len(shape)
-    for place, length in enumerate(out):
-        if isinstance(length, Rows):
-            own = place - extra
-            spread = own < 0 or (shape[own] == 1 and not isinstance(shape[own], Rows))
-            return Sharing((None if spread else own,), place)
-    return Sharing((axis,), None if axis is None else axis + extra)
-
-
 @op(
     shape=lambda old, *, shape: shape,
-    sharing=_broadcast_sharing,
+    letters=elementwise,
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(lambda made: list(map(IndexMap, aligned_axes(made.inputs[0].shape, made.shape)))),
@@ -248,14 +249,28 @@ def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
     return tuple(lengths)
 
 
-def _slice_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    (axis,), key = axes, attributes["key"]
-    if axis is None:
-        return Sharing((None,), None)
-    place = sum(isinstance(one, tuple) for one in key[:axis])
-    along = key[axis]
-    counted = isinstance(along, tuple) and all(n == 0 or isinstance(n, Rows) for n in along[:2]) and along[2] == 1
-    return Sharing((axis,), place) if counted else Sharing((None,), None)
+def _key_letters(lengths: Shape, key: Key) -> tuple[str, str]:
+    """Return letters of axes of these lengths, and of the part that a key takes: `aXbX`, `abX`.
+
+    What is whole keeps its letter, and what counts rows, of which each rank takes those of its own.
+    """
+
+    def kept(one: tuple[int, int, int] | int, n: int) -> bool:
+        if not isinstance(one, tuple) or one[2] != 1:
+            return False
+        if isinstance(n, Rows):
+            return all(end == 0 or isinstance(end, Rows) for end in one[:2])
+        return marked(one[:2]) == marked((0, n))
+
+    found = "".join(
+        letter if kept(one, n) else "X" for letter, one, n in zip(names(len(key)), key, lengths, strict=True)
+    )
+    return found, "".join(letter for letter, one in zip(found, key, strict=True) if isinstance(one, tuple))
+
+
+def _slice_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    whole, part = _key_letters(shapes[0], attributes["key"])
+    return f"{whole}->{part}"
 
 
 def _index(key: Key) -> tuple[Any, ...]:
@@ -265,7 +280,7 @@ def _index(key: Key) -> tuple[Any, ...]:
 
 @op(
     shape=_sliced_shape,
-    sharing=_slice_sharing,
+    letters=_slice_letters,
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(lambda made: key_maps(made.attributes["key"])),
@@ -296,15 +311,12 @@ def _getitem_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     return graph.node("Squeeze", found, graph.constant(places, np.int64)) if places else found
 
 
-def _put_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    (axis,), key = axes, attributes["key"]
-    if axis is None:
-        return Sharing((None,), None)
-    kept = [place for place, one in enumerate(key) if isinstance(one, tuple)]
-    return Sharing((axis,), kept[axis])
+def _put_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    whole, part = _key_letters(out, attributes["key"])
+    return f"{part}->{whole}"
 
 
-@op(shape=lambda old, *, key, shape: shape, sharing=_put_sharing, dtype=first_dtype, linear="each", lowering=Insert())
+@op(shape=lambda old, *, key, shape: shape, letters=_put_letters, dtype=first_dtype, linear="each", lowering=Insert())
 def put(x: Array, *, key: Key, shape: Shape, out: Array) -> None:
     """Zeros of a shape with x as the part that `getitem` takes."""
     out.fill(0)
@@ -341,15 +353,16 @@ def _joined_shape(*shapes: Shape, axis: int) -> Shape:
     return (*shapes[0][:axis], length, *shapes[0][axis + 1 :])
 
 
-def _join_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    known = {axis for axis in axes if axis is not None}
-    if len(known) > 1:
-        raise ConfigError(f"not supported: rows of the batch meet along different axes {sorted(known)} of shape {out}")
-    axis = known.pop() if known else None
-    return Sharing((axis,) * len(shapes), axis)
+def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`aX,aX->aX`; along rows of the batch `ab,ab->ab`: each rank joins its own."""
+    axis = attributes["axis"]
+    given = names(len(out))
+    if not all(isinstance(shape[axis], Rows) for shape in shapes):
+        given = f"{given[:axis]}X{given[axis + 1 :]}"
+    return f"{','.join([given] * len(shapes))}->{given}"
 
 
-@op(shape=_joined_shape, sharing=_join_sharing, dtype=common_dtype, linear="joint", lowering=Join())
+@op(shape=_joined_shape, letters=_join_letters, dtype=common_dtype, linear="joint", lowering=Join())
 def concatenate_along(*xs: Array, axis: int, out: Array) -> None:
     """The inputs one after the other along an axis; along the rows of the batch each rank joins its own."""
     np.concatenate(xs, axis, out=out)

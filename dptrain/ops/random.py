@@ -7,7 +7,7 @@ repeated from the same state draws the same again. The bits are those of Philox 
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,22 +16,17 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, cos, floor_divide, greater_equal, log, sqrt, where
 from dptrain.ops.manipulation import concatenate, reshape
-from dptrain.ops.sharing import Axes
 from dptrain.program.lowering import RandomBits
-from dptrain.program.op import Sharing, in_one_call, op
+from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
 from dptrain.program.shapes import Rows, Shape, row_axis
 from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 
 
-def _sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    return Sharing((None,), row_axis(out))
-
-
 @op(
     shape=lambda count, *, shape, seed, purpose, number: shape,
-    sharing=_sharing,
+    letters="->aX",
     dtype=lambda count, *, shape, seed, purpose, number: np.uint32,
     by_row=True,
     lowering=RandomBits(),

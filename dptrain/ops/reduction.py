@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
+from dptrain.ops.common import common_dtype
 from dptrain.ops.elementwise import (
     cast,
     equal,
@@ -23,10 +24,10 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.rounding import isfinite
-from dptrain.ops.sharing import Axes, common_dtype
+from dptrain.program.letters import names
 from dptrain.program.lowering import Reduction
 from dptrain.program.onnx_graph import OnnxGraph, Value
-from dptrain.program.op import Sharing, in_one_call, op
+from dptrain.program.op import in_one_call, op
 from dptrain.program.shapes import Rows, Shape, normalized_axes, size
 from dptrain.program.tensor import Array, Tensor, as_tensors, constant
 
@@ -37,17 +38,10 @@ def _reduced_shape(shape: Shape, *, axes: tuple[int, ...], keepdims: bool) -> Sh
     return tuple(length for axis, length in enumerate(shape) if axis not in axes)
 
 
-def _sharing(over: Any) -> Any:
-    def sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-        (axis,) = axes
-        if axis is None:
-            return Sharing((None,), None)
-        if axis in attributes["axes"]:
-            return Sharing((axis,), over)
-        left_out = 0 if attributes["keepdims"] else len([one for one in attributes["axes"] if one < axis])
-        return Sharing((axis,), axis - left_out)
-
-    return sharing
+def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`abc->ac`, or `abc->a1c`."""
+    given, left = names(len(shapes[0])), "1" if attributes["keepdims"] else ""
+    return f"{given}->{''.join(left if axis in attributes['axes'] else one for axis, one in enumerate(given))}"
 
 
 def _of_all(made: Tensor) -> int:
@@ -64,7 +58,7 @@ def summed_dtype(dtype: np.dtype[Any], **attributes: Any) -> npt.DTypeLike:
 
 @op(
     shape=_reduced_shape,
-    sharing=_sharing("sum"),
+    letters=_letters,
     dtype=summed_dtype,
     linear="each",
     lowering=Reduction("sum"),
@@ -92,7 +86,14 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, made: Tensor, x: Value) -> Value:
     return graph.node(kind, x, axes, keepdims=int(made.attributes["keepdims"]))
 
 
-@op(shape=_reduced_shape, sharing=_sharing("max"), dtype=common_dtype, lowering=Reduction("max"), operations=_of_all)
+@op(
+    shape=_reduced_shape,
+    letters=_letters,
+    joins="max",
+    dtype=common_dtype,
+    lowering=Reduction("max"),
+    operations=_of_all,
+)
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of no elements the least number that there is."""
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
@@ -234,15 +235,15 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
     return shifted - log(sum(exp(shifted), axis, keepdims=True))
 
 
-def _argmax_sharing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    (axis,) = axes
-    over = attributes["axis"]
-    return Sharing((None if axis == over else axis,), None if axis is None else axis - (axis > over))
+def _argmax_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """`aXb->ab`."""
+    kept, axis = names(len(out)), attributes["axis"]
+    return f"{kept[:axis]}X{kept[axis:]}->{kept}"
 
 
 @op(
     shape=lambda shape, *, axis: tuple(length for one, length in enumerate(shape) if one != axis),
-    sharing=_argmax_sharing,
+    letters=_argmax_letters,
     dtype=lambda dtype, *, axis: np.int64,
     lowering=Reduction("argmax"),
 )

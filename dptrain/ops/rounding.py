@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.ops.sharing import boolean, broadcast_shape, elementwise, floating_dtype
+from dptrain.ops.common import boolean, broadcast_shape, elementwise, floating_dtype
 from dptrain.program.lowering import Element
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
@@ -19,7 +19,7 @@ def _flat(name: str, function: Callable[..., Any], c: str, dtype: Any = floating
         function(x, out=out)
 
     compute.__name__, compute.__doc__ = name, f"numpy.{function.__name__}."
-    made = op(shape=broadcast_shape, sharing=elementwise, dtype=dtype, lowering=Element(c), onnx=onnx)(compute)
+    made = op(shape=broadcast_shape, letters=elementwise, dtype=dtype, lowering=Element(c), onnx=onnx)(compute)
     made.gradient(lambda y, dy, x: None)
     return made
 

@@ -8,13 +8,14 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.errors import ConfigError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
+from dptrain.program.letters import Letters, Named, parsed, parsed_for_any_shape
 from dptrain.program.lowering import Lowering, UserKernel, ViewMap
 from dptrain.program.operand import OPERATORS, OPS, Operator
 from dptrain.program.shapes import Rows, Shape, local, size
@@ -26,20 +27,6 @@ Linear = Literal["joint", "each"]
 
 _VARIADIC = 0x04  # the flag of code that takes `*args`
 _KINDS = 1000  # so many results of different shapes and types an op remembers
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Along which axis each input of an op must be sharded, None for whole, and what then comes out.
-
-    Attributes:
-        inputs: an axis or None for each input.
-        output: the axis along which the output is sharded, None where it is whole, "sum" or "max" where each rank has
-            a summand or a candidate.
-    """
-
-    inputs: tuple[int | None, ...]
-    output: int | Literal["sum", "max"] | None
 
 
 class _Quiet(threading.local):
@@ -59,9 +46,6 @@ class _Quiet(threading.local):
 
 _quiet = _Quiet()
 
-# Of the shapes of the inputs, the axes along which they are sharded, the output's shape and the op's attributes.
-SharingRule = Callable[[Sequence[Shape], Sequence[int | None], Shape, Mapping[str, Any]], Sharing]
-
 
 def one_an_element(made: Tensor) -> int:
     """Return the floating-point operations of an op that takes one for each element."""
@@ -75,10 +59,11 @@ class Op:
         compute: the NumPy function of the inputs' arrays, and of the attributes by keyword. It writes the array `out`;
             that of a view returns it.
         shape: the output's shape, of the inputs' shapes and the attributes.
-        sharing: how inputs that are sharded by rows make the output.
+        letters: along which axes ranks may divide it, see `program/letters.py`.
         dtype: the output's type, of the inputs' types and the attributes.
         linear: see `Linear`; None for an op that is not.
         linear_in: the inputs in which it is linear; by default all.
+        joins: what makes the output of the ranks' parts where these are of a letter that the output has not.
         in_place: the NumPy function may write over an input that has the output's shape and type.
         ends_gradients: it has no gradient in any input, by intent.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
@@ -98,10 +83,11 @@ class Op:
         self,
         compute: Callable[..., Any],
         shape: Callable[..., Shape],
-        sharing: SharingRule,
+        letters: Letters,
         dtype: Callable[..., npt.DTypeLike],
         linear: Linear | None = None,
         linear_in: tuple[int, ...] | None = None,
+        joins: Literal["sum", "max"] = "sum",
         in_place: bool = False,
         by_row: bool = False,
         ends_gradients: bool = False,
@@ -113,8 +99,8 @@ class Op:
         keras: str | None = None,
     ) -> None:
         self.name = compute.__name__
-        self.compute, self.shape, self.sharing, self.dtype = compute, shape, sharing, dtype
-        self.linear, self.linear_in = linear, linear_in
+        self.compute, self.shape, self.dtype = compute, shape, dtype
+        self.linear, self.linear_in, self.joins = linear, linear_in, joins
         self.lowering, self.is_view = lowering, isinstance(lowering, ViewMap)
         self.in_place, self.by_row, self.ends_gradients = in_place, by_row, ends_gradients
         self.expensive, self.quotient, self.operations = expensive, quotient, operations
@@ -124,6 +110,8 @@ class Op:
         # How many inputs it takes; None for any number, and for functions that do not say.
         code = getattr(compute, "__code__", None)
         self.operands: int | None = None if code is None or code.co_flags & _VARIADIC else code.co_argcount
+        self.letters = letters
+        self._named = None if callable(letters) else parsed_for_any_shape(letters, self.name, self.operands)
         # What calls without attributes make of inputs of these `Tensor.kind`s.
         self._kinds: dict[tuple[ShapeDtype | None, ...], ShapeDtype] = {}
         self.__doc__ = compute.__doc__
@@ -236,6 +224,24 @@ class Op:
             counted = next((n for n in made.shape if isinstance(n, Rows)), None)
             attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
         return attributes if rows is None else {name: _local(value, rows) for name, value in attributes.items()}
+
+    def named(self, made: Tensor) -> Named:
+        """Return the letters of the operands' axes and of the output's of a tensor that it makes.
+
+        Raises:
+            ConfigError: they are not as many as axes.
+        """
+        shapes = [one.shape for one in made.inputs]
+        found = self._named
+        if found is None:
+            assert callable(self.letters)
+            found = parsed(self.letters(shapes, made.shape, made.attributes), self.name, len(shapes))
+        if [*map(len, found.inputs), len(found.output)] != [*map(len, shapes), made.ndim]:
+            found_shapes = ", ".join(str(tuple(map(int, one))) for one in (*shapes, made.shape))
+            raise ConfigError(
+                f"op {self.name!r}: letters = {str(found)!r} for shapes {found_shapes}: expected one an axis"
+            )
+        return found
 
     def gradient(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Register the gradient: `rule(made, dy, *inputs)` returns a tensor or None for each input, written in ops."""

@@ -2,7 +2,7 @@
 
 A tensor is *replicated* (every rank has it), *sharded* (a rank has its rows, along one axis) or *partial* (a rank has a
 summand; the value is the sum over the ranks). The batch comes in sharded, the state replicated. Each op says along
-which axes it can be shared out (`Op.sharing`) and in what it is linear (`Op.linear`); the rest follows:
+which axes it can be divided (`Op.letters`) and in what it is linear (`Op.linear`); the rest follows:
 
 - sums over the sharded axis are partial;
 - what is linear in a partial tensor, with all else replicated, is partial again;
@@ -24,8 +24,9 @@ from typing import Any, Literal
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.program.letters import Named
 from dptrain.program.lowering import Element, ViewMap
-from dptrain.program.op import Op, Sharing
+from dptrain.program.op import Op
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, row_axis, size
@@ -63,7 +64,7 @@ def _keep_dtype(dtype: np.dtype[Any], **attributes: Any) -> np.dtype[Any]:
     return dtype
 
 
-def _not_shared(*arguments: Any) -> Sharing:
+def _not_placed(*arguments: Any) -> str:
     raise AssertionError("ops of a placed program are not placed again")
 
 
@@ -78,9 +79,9 @@ def _own_maps(made: Tensor) -> list[IndexMap]:
 
 
 # The two ops that a placed program has besides those of its source; `evaluate` carries them out.
-ALL_REDUCE = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype)
+ALL_REDUCE = Op(_on_one_rank, _keep_shape, _not_placed, _keep_dtype)
 ALL_REDUCE.name = "all_reduce"
-OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_shared, _keep_dtype, lowering=ViewMap(_own_maps))
+OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_placed, _keep_dtype, lowering=ViewMap(_own_maps))
 OWN_ROWS.name = "own_rows"
 
 
@@ -195,18 +196,32 @@ class _Placing:
         parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
-        axes = [one.placement.axis for one in parts]
-        sharing = op.sharing([one.shape for one in tensor.inputs], axes, tensor.shape, tensor.attributes)
-        if all(axis is None for axis in (*axes, *sharing.inputs, sharing.output)):
+        named = op.named(tensor)
+        letter = self._letter(named, tensor, parts)
+        if letter is None and all(one.placement.axis is None for one in parts):
             parts, placement = self._linear(op, parts)
         else:
+            axes = [None if letter is None or letter not in one else one.index(letter) for one in named.inputs]
             rows = next(n for one in (tensor, *tensor.inputs) for n in one.shape if isinstance(n, Rows))
-            parts = [
-                self._sharded(op, self._whole(one), axis, rows) for one, axis in zip(parts, sharing.inputs, strict=True)
-            ]
-            partial = sharing.output if isinstance(sharing.output, str) else None
-            placement = Placement(None if isinstance(sharing.output, str) else sharing.output, partial)
+            parts = [self._sharded(op, self._whole(one), axis, rows) for one, axis in zip(parts, axes, strict=True)]
+            if letter is None or letter in named.output:
+                placement = Placement(None if letter is None else named.output.index(letter))
+            else:
+                placement = Placement(partial=op.joins)
         return self._note(tensor.with_inputs([one.tensor for one in parts]), placement, divisor)
+
+    def _letter(self, named: Named, tensor: Tensor, parts: list[_Part]) -> str | None:
+        """Return the letter along which ranks divide an op; None where each computes the whole."""
+        sharded = [
+            (one, names[one.placement.axis])
+            for one, names in zip(parts, named.inputs, strict=True)
+            if one.placement.axis is not None
+        ]
+        if sharded:
+            most = max(sharded, key=lambda one: (one[1].islower(), size(one[0].tensor.shape)))
+            return most[1] if most[1].islower() else None
+        made = [letter for letter, n in zip(named.output, tensor.shape, strict=True) if isinstance(n, Rows)]
+        return made[0] if made and made[0].islower() else None
 
     def _own_count(self, tensor: Tensor) -> Tensor | None:
         """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""

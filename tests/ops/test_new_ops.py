@@ -10,14 +10,14 @@ from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.cuda.compose import Composition
 from dptrain.layers import Layer
-from dptrain.ops.sharing import broadcast_shape, elementwise, first_dtype, floating_dtype
+from dptrain.ops.common import broadcast_shape, elementwise, first_dtype, floating_dtype
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.gradient import gradients
 from dptrain.program.kernels import Loop
-from dptrain.program.lowering import Element, ViewMap
-from dptrain.program.op import Op, Sharing
+from dptrain.program.lowering import Element, Reduction, ViewMap
+from dptrain.program.op import Op
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
@@ -62,7 +62,7 @@ def _diagonal_maps(made):
 diagonals_op = Op(
     diagonals,
     shape=lambda shape: shape[:-1],
-    sharing=lambda shapes, axes, out, attributes: Sharing((axes[0],), axes[0]),
+    letters="aXX->aX",
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(_diagonal_maps),
@@ -77,7 +77,7 @@ def _diagonals(y, dy, x):
 backwards_op = Op(
     lambda x: x[..., ::-1],
     shape=lambda shape: shape,
-    sharing=elementwise,
+    letters="aX->aX",
     dtype=first_dtype,
     linear="each",
     lowering=ViewMap(lambda made: [*map(IndexMap, range(made.ndim - 1)), IndexMap(made.ndim - 1, Offset(N - 1), -1)]),
@@ -87,6 +87,30 @@ backwards_op = Op(
 @backwards_op.gradient
 def _backwards(y, dy, x):
     return backwards_op(dy)
+
+
+# An op of new letters: the ranks' outputs are candidates, of which the greatest are the whole one's
+
+
+def tallest(x, *, axis, out):
+    """The greatest element of each column."""
+    np.maximum.reduce(x, axis=axis, initial=-np.inf, out=out)
+
+
+tallest_op = Op(
+    tallest,
+    shape=lambda shape, *, axis: shape[1:],
+    letters="rc->c",
+    joins="max",
+    dtype=first_dtype,
+    lowering=Reduction("max"),
+    ends_gradients=True,
+)
+
+
+@tallest_op.gradient
+def _tallest(y, dy, x):
+    return None
 
 
 # A layer that reduces two axes
@@ -114,10 +138,11 @@ def training(function=None, seed=0):
     def step(x):
         rows = function(ops.sum(x, axis=2, keepdims=True))  # (B, N, 1), used for N elements each
         y = layer(x + rows) * rows
-        loss = ops.mean(ops.square(function(view(y)) @ w))
+        tops = tallest_op(view(y), axis=0)
+        loss = ops.mean(ops.square(function(view(y) - 0.1 * tops) @ w))
         loss.backward()
         w.assign(w - 0.1 * w.grad)
-        return {"loss": loss, "dx": gradients(loss, [x])[0], "y": y, "view": view(y) + 1}
+        return {"loss": loss, "dx": gradients(loss, [x])[0], "y": y, "view": view(y) + 1, "tops": tops}
 
     return trace(step, {"x": ((Rows(B), N, N), "float32")}), {"x": rng.normal(size=(B, N, N)).astype(np.float32)}
 
@@ -156,7 +181,8 @@ def test_three_ranks_compute_what_one_does():
         own = slice(*[(0, 3), (3, 3), (3, 7)][rank])
         for name in ("dx", "y", "view"):
             np.testing.assert_allclose(outputs[name], whole[name][own], rtol=2e-5, atol=1e-6)
-        np.testing.assert_allclose(outputs["loss"], whole["loss"], rtol=1e-5)
+        for name in ("loss", "tops"):
+            np.testing.assert_allclose(outputs[name], whole[name], rtol=1e-5)
         for variable, value in updates.items():
             np.testing.assert_allclose(updated[variable], value, rtol=1e-5)
 
@@ -240,7 +266,7 @@ def test_in_a_pack(cuda_backend):
             one.run([0, 0])
         for backend in backends if together else []:
             backend.launch_waiting()
-        found.append([[one.outputs[name].tobytes() for name in ("loss", "dx", "view")] for _, one in runs])
+        found.append([[one.outputs[name].tobytes() for name in ("loss", "dx", "view", "tops")] for _, one in runs])
         found[-1].append([variable.numpy().tobytes() for program, _ in runs for variable in program.state])
         for backend in backends:
             backend.close()

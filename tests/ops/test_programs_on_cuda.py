@@ -371,6 +371,20 @@ def test_random_numbers_are_those_of_the_global_row(cuda_backend):
     np.testing.assert_array_equal(executable.outputs["dropped"], whole["dropped"][2:5])
 
 
+def test_rows_of_a_batch_as_channels(cuda_backend):
+    def step(x):
+        images = ops.transpose(x, (1, 2, 3, 0))
+        return {"pooled": ops.max_pool(images, 2), "conv": ops.conv(images, ops.ones((2, 2, x.shape[0], 3)))}
+
+    x = np.random.default_rng(1).integers(-4, 5, (5, 2, 4, 6)).astype(np.float32)
+    program = trace(step, {"x": ((Rows(5), 2, 4, 6), "float32")})
+    expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
+    executable = cuda_backend.executable(program, {"x": x[:3]}, rows=3)
+    executable.run()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(executable.outputs[name], value)
+
+
 def test_what_is_wrong_is_said(cuda_backend):
     program = trace(lambda x: {"y": x * 2}, {"x": ((Rows(B), 2), "float32")})
     with pytest.raises(ConfigError, match="input 'x' is missing"):

@@ -172,8 +172,10 @@ def test_wrong_registrations_are_a_clear_error(tmp_path):
         make()(1.0, 2.0)
     with pytest.raises(ConfigError, match="op 'relu': there is a built-in op of that name"):
         make(lambda_named("relu", None))
-    with pytest.raises(ConfigError, match="op 'cube': sharing = 'columns'"):
-        make(sharing="columns")
+    with pytest.raises(ConfigError, match="op 'cube': letters = 'columns': expected those of each"):
+        make(letters="columns")
+    with pytest.raises(ConfigError, match="op 'cube': letters = 'a->a': 1 operands; expected 2"):
+        make(letters="a->a")
     with pytest.raises(ConfigError, match=r"has 2 input\(s\), \['x', 'w'\]; found 1"):
         check_op(make(), (3,), scale=1.0)
     with pytest.raises(ConfigError, match="device = 'gpu'"):

@@ -96,7 +96,7 @@ def _windows(call: Call) -> str | None:
     size = kernel[:2] or own["window"]
     numbers = (*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"])
     window = f"dp_Window{{{{{', '.join(str(int(n)) for n in numbers)}}}}}"
-    sizes = ", ".join([length_text(extent(image[:1])), *(str(int(n)) for n in kernel[2:] or image[3:])])
+    sizes = ", ".join([length_text(extent(image[:1])), *(length_text(extent((n,))) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     context = "c, " if kernel else ""
     return f"dp_{op.name}<{C_TYPES[tensor.dtype.name]}>({context}{window}, {sizes}, {given}, {{out}});"

@@ -611,7 +611,7 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
     size = kernel[:2] or own["window"]
     numbers = [*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"]]
     window = f"Window{{{', '.join(str(int(n)) for n in numbers)}}}"
-    counts = [str(int(n)) for n in kernel[2:] or t.shape[-1:]]
+    counts = [extent(n) for n in kernel[2:] or t.shape[-1:]]
     if t.op.lowering.kernel == -1:  # a sum over all images
         counts.insert(0, extent(image[0]))
     arguments = [*(w.pointer(one) for one in t.inputs), window, *counts, *(one.text for one in parts)]

@@ -94,6 +94,14 @@ CASES: dict[str, list[Case]] = {
     "conv2d": [
         Case(normal(B, 5, 4, 2), normal(3, 2, 2, 3), strides=(2, 1), dilation=(1, 2), before=(1, 1), size=(3, 3)),
         Case(normal(B, 3, 3, 1), normal(3, 3, 1, 2), strides=(1, 1), dilation=(1, 1), before=(0, 0), size=(1, 1)),
+        Case(
+            *(normal(2, 3, 4, B), normal(2, 2, B, 3)),
+            **{"strides": (1, 1), "dilation": (1, 1), "before": (0, 0), "size": (2, 3), "rows": (3, 2)},
+        ),
+        Case(
+            *(normal(2, 3, 4, 3), normal(2, 2, 3, B)),
+            **{"strides": (1, 1), "dilation": (1, 1), "before": (0, 0), "size": (2, 3), "rows": (None, 3)},
+        ),
     ],
     "conv2d_input": [
         Case(normal(B, 3, 2, 3), normal(3, 2, 2, 3), strides=(2, 2), dilation=(1, 1), before=(1, 0), size=(6, 5)),
@@ -106,6 +114,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "max_pool2d": [
         Case(normal(B, 5, 4, 2), window=(2, 3), strides=(2, 1), before=(0, 1), size=(3, 4)),
+        Case(normal(2, 4, 4, B), window=(2, 2), strides=(2, 2), before=(0, 0), size=(2, 2), rows=(3,)),
     ],
     "max_pool2d_input": [
         Case(

@@ -48,7 +48,7 @@ def halves_gradient(x, dy, dz, dx):
     arguments="PPq",
     launch=lambda x, y: dp.ops.Launch((1, 1), (32, 1, 1), (x, y, len(x))),
     output_shapes=lambda x: [x[1:]],
-    sharing="sum",
+    letters="aX->X",
 )
 def column_sums(x, y):
     y[...] = x.sum(axis=0)
@@ -131,7 +131,7 @@ def test_what_nobody_can_know_is_said():
     with pytest.raises(ConfigError, match=r"op 'total' has no gradient: register one with @total.gradient"):
         ops.sum(total(Variable(X))).backward()
     program = trace(lambda x: {"y": total(x)}, {"x": ((Rows(7), 3), np.float64)})
-    with pytest.raises(ConfigError, match=r"op 'total': its output of shape .* is no row for each .* sharing='sum'"):
+    with pytest.raises(ConfigError, match=r"op 'total': its output of shape .* is no row for each .* letters='aX->X'"):
         place(program)
     transposed = trace(lambda x: {"y": halves(ops.transpose(x))[0]}, {"x": ((Rows(7), 3), np.float64)})
     with pytest.raises(ConfigError, match="op 'halves': the rows of the batch are along another axis"):

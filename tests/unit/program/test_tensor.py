@@ -7,7 +7,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.ops.sharing import broadcast_shape, common_dtype, elementwise
+from dptrain.ops.common import broadcast_shape, common_dtype, elementwise
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.op import Op

@@ -404,6 +404,23 @@ def test_the_gradient_of_a_gradient_of_pooling():
     assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
 
 
+def test_rows_of_a_batch_as_channels():
+    """Also of a rank that has others than the program was traced with."""
+
+    def step(x):
+        images = ops.transpose(x, (1, 2, 3, 0))
+        return {"pooled": ops.max_pool(images, 2), "conv": ops.conv(images, ops.ones((2, 2, x.shape[0], 3), "float64"))}
+
+    x = np.random.default_rng(1).normal(size=(5, 2, 4, 6))
+    program = trace(step, {"x": ((Rows(5), 2, 4, 6), "float64")})
+    compare(program, 1, {"x": x})
+    expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
+    executable = CompiledExecutable(without_ranks(place(program)), HostMemory(), {"x": x[:3]}, rows=3)
+    executable.run()
+    for name, value in expected.items():
+        np.testing.assert_allclose(executable.outputs[name], value, **CLOSE)
+
+
 def test_many_images():
     """More than are computed at once."""
     kernel = weights(kernel=(3, 3, 8, 4))["kernel"]

@@ -1,4 +1,4 @@
-"""How ops are shared out by rows: the rules that several families have in common, and shapes and types beside them."""
+"""Letters, shapes and types that records of several families have in common."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -7,38 +7,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.errors import ConfigError
-from dptrain.program.op import Sharing
-from dptrain.program.shapes import Rows, Shape, broadcast, row_axis, size
+from dptrain.program.letters import names
+from dptrain.program.shapes import Rows, Shape, broadcast, size
 from dptrain.program.tensor import FLOATX, OPS, DType, Tensor
-
-Axes = Sequence[int | None]
-
-
-def elementwise(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    """Inputs that are broadcast together: all along the same axis, and those of length 1 there whole.
-
-    Raises:
-        ConfigError: inputs are sharded along different axes.
-    """
-    missing = [len(out) - len(shape) for shape in shapes]
-    found = {before + axis for before, axis in zip(missing, axes, strict=True) if axis is not None}
-    if not found:
-        return Sharing((None,) * len(shapes), None)
-    if len(found) > 1:
-        raise ConfigError(f"not supported: rows of the batch meet along different axes {sorted(found)} of shape {out}")
-    (axis,) = found
-    needed = []
-    for before, shape in zip(missing, shapes, strict=True):
-        own = axis - before
-        spread = own < 0 or (shape[own] == 1 and not isinstance(shape[own], Rows))
-        needed.append(None if spread else own)
-    return Sharing(tuple(needed), axis)
+from dptrain.program.views import is_one
 
 
-def made_of_nothing(shapes: Sequence[Shape], axes: Axes, out: Shape, attributes: Mapping[str, Any]) -> Sharing:
-    """No input: a shape that counts rows is sharded."""
-    return Sharing((), row_axis(out))
+def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """Operands that are broadcast to the output: `ab,1b,b->ab`; of none `->ab`."""
+    made = names(len(out))
+    given = []
+    for shape in shapes:
+        extra = len(out) - len(shape)
+        repeated = [is_one(n) and not is_one(out[extra + axis]) for axis, n in enumerate(shape)]
+        given.append("".join("1" if one else made[extra + axis] for axis, one in enumerate(repeated)))
+    return f"{','.join(given)}->{made}"
 
 
 def broadcast_shape(*shapes: Shape, **attributes: Any) -> Shape:
