@@ -1,8 +1,8 @@
-// Sums and greatest elements of the columns of a matrix.
+// Sums and greatest elements over rows, for each column.
 //
-// A block takes 32 columns and `chunk` rows, its warps take turns; block = tile + tiles * chunk number.
-// What a block finds goes to parts (chunks, columns); the last block of a tile joins the chunks in order. With one chunk
-// there are no parts. Deterministic.
+// A block takes 32 columns and `chunk` rows, its warps take turns; or one column and `chunk` rows, its threads take turns,
+// where the rows lie side by side in memory. Block = tile of columns + tiles * chunk number. What a block finds goes to parts
+// (chunks, columns); the last block of a tile joins the chunks in order. With one chunk there are no parts. Deterministic.
 #pragma once
 
 #include "common.cuh"
@@ -18,12 +18,11 @@ template <class Join, class T> __device__ __forceinline__ T column_join(T value,
     return value;
 }
 
-// What the chunks of rows have left for a column; as `column_join`.
+// What the chunks of rows have left for a column, in `parts` that lie `columns` apart, as far as this thread joins it: from
+// chunk `first` on, every `distance`th.
 template <class Join, class T>
-__device__ __forceinline__ T join_chunks(const T *parts, int chunks, Index column, Index columns, void *shared) {
+__device__ __forceinline__ T chunks_join(const T *parts, Index columns, int chunks, int first, int distance) {
     T value = Join::template identity<T>();
-    if (column < columns)
-        for (int chunk = threadIdx.x / WARP; chunk < chunks; chunk += (int)blockDim.x / WARP)
-            value = Join::join(value, parts[(long long)chunk * columns + column]);
-    return column_join<Join>(value, shared);
+    for (int chunk = first; chunk < chunks; chunk += distance) value = Join::join(value, parts[(long long)chunk * columns]);
+    return value;
 }

@@ -39,12 +39,29 @@ pack[0].backend.wait()
 """
 
 
-def traced(tmp_path, *arguments, script=SCRIPT):
-    """Return how often a training of so many steps does what, by category and name."""
+# Computes a GroupNormalization of 8 x 8 pixels and 16 features in 4 groups, written in ops, and its gradients.
+NORMALIZED = """
+import sys
+import numpy as np
+from dptrain.backend.cuda.backend import CudaBackend
+from tests.ops.test_reductions_on_cuda import group_normalization
+rows = int(sys.argv[1])
+values = {name: np.ones((rows, 8, 8, 16), np.float32) for name in ("x", "wanted")}
+CudaBackend().executable(group_normalization(rows), values).run()
+"""
+
+
+def events_of(tmp_path, *arguments, script=SCRIPT):
+    """Return what the emulated driver did."""
     trace = tmp_path / f"trace{arguments}.json"
     done = emulated(sys.executable, "-c", script, *map(str, arguments), EMULATOR_TRACE=str(trace))
     assert (done.code, done.err) == (0, "")
-    events = json.loads(trace.read_text())["traceEvents"]
+    return json.loads(trace.read_text())["traceEvents"]
+
+
+def traced(tmp_path, *arguments, script=SCRIPT):
+    """Return how often a training of so many steps does what, by category and name."""
+    events = events_of(tmp_path, *arguments, script=script)
     return collections.Counter((event["cat"], event["name"]) for event in events)
 
 
@@ -64,3 +81,13 @@ def test_launches_of_a_step_do_not_depend_on_the_number_of_runs(tmp_path):
     assert alone == pack
     assert alone[("graph", "graph launch")] == 7
     assert {category for category, _ in alone} == {"kernel", "graph"}
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+def test_sums_over_several_axes_have_a_block_for_eight_results(tmp_path, rows):
+    events = events_of(tmp_path, rows, script=NORMALIZED)
+    kernels = [event for event in events if event["cat"] == "kernel"]
+    sums = [event["args"] for event in kernels if event["name"].startswith("run_rows")]
+    assert len(kernels) == 5
+    # A warp sums each of four groups of each sample: 8 x 8 x 4 terms.
+    assert [(one["grid"], one["block"]) for one in sums] == [([-(-4 * rows // 8), 1, 1], [256, 1, 1])] * 2

@@ -97,6 +97,20 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         CHECKED,
     ),
     "a chunk of rows is left out": ("kernels/columns.cuh", "chunk < chunks;", "chunk < chunks - 1;", "many_shapes", {}),
+    "terms of a sum over axes that lie apart are all the first": (
+        CUDA + "groups.py",
+        'if self.group.kind == "map":\n            return Index((self.row, shape))\n',
+        "if len(self.group.axes) != 2:\n            return Index((self.row, shape))\n",
+        "reductions_of_random",
+        {},
+    ),
+    "a place is taken for another that has the same parts": (
+        CUDA + "expressions.py",
+        "return tuple((ex.text, weight(shape)) for ex, shape in segments)",
+        "return tuple((ex.text, (0, 0)) for ex, shape in segments[:1])",
+        "group_normalization",
+        {},
+    ),
     "every row has the first row's bits": (
         "kernels/random.cuh",
         "c0 = row * ((features + 7) / 8)",

@@ -87,4 +87,10 @@ CORPUS = {
         ),
         outputs=("t1", "t2", "t3", "t4", "t5"),
     ),
+    "a number beside narrow whole ones": Case(
+        lengths={"n": 3},
+        leaves={"x0": "input n float32 whole"},
+        lines=("t0 = ops.cast(ops.absolute(x0) * 1.75, 'uint8')", "t1 = ops.floor_divide(t0, 2) + t0"),
+        outputs=("t1",),
+    ),
 }

@@ -599,6 +599,21 @@ def long_rows(d: Drawing) -> None:
     d.line(f"{y} + ops.max({x}, -1, keepdims={d.known[y].tensor.ndim == 2})")
 
 
+def sums_over_any_axes(d: Drawing) -> None:
+    """Sums over axes that lie apart or between others, and what is made of them at each element."""
+    shape: list[str | int] = [d.choose([2, 3, 4, 8]) for _ in range(d.choose([1, 2, 3]))]
+    shape.insert(int(d.rng.integers(len(shape) + 1)), d.choose([7, 31, 32, 33, 65]))
+    shape.insert(int(d.rng.integers(len(shape) + 1)), "n")
+    x = d.leaf("input", shape, "float32", d.choose(["normal", "whole"]))
+    for _ in range(2):
+        axes = tuple(axis for axis in range(len(shape)) if d.chance(0.5)) or (len(shape) - 2,)
+        y = d.line(f"ops.{d.choose(['mean', 'sum', 'max'])}({x}, {axes}, keepdims=True)")
+        z = d.line(f"{x} - {y}")
+        d.line(f"{z} * ops.sqrt(ops.mean(ops.square({z}), {axes}, keepdims=True) + 1e-3)")
+    if int(d.lengths["n"]):
+        d.line(f"ops.argmax({x}, {int(d.rng.integers(len(shape)))})")
+
+
 def several_rows_each(d: Drawing) -> None:
     """Tensors with several rows for each of the batch."""
     x = d.leaf("input", ["n", 2, 3], "float32", "normal")
@@ -680,7 +695,16 @@ SITUATIONS = {
             long_products,
             many_rows,
         ),
-        *(long_rows, several_rows_each, cast_fractions, no_numbers, sums_of_doubles, several_tables, many_steps),
+        *(
+            sums_over_any_axes,
+            long_rows,
+            several_rows_each,
+            cast_fractions,
+            no_numbers,
+            sums_of_doubles,
+            several_tables,
+            many_steps,
+        ),
     )
 }
 

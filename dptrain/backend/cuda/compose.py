@@ -73,7 +73,7 @@ class Composition:
             self.stored.add(moved)
             del self.targets[copied]
             self.targets[moved] = variable
-            group = Group("map", copied.shape, (), grouping.stage_count - 1, 0, {moved: "main"})
+            group = Group("map", (("row", copied.shape),), grouping.stage_count - 1, 0, {moved: "main"})
             group.after = {grouping.group_of[copied]} | _readers(functions, program.state[variable])
             grouping.groups.append(group)
             functions[group] = generator.function(group)
@@ -188,7 +188,7 @@ def _replaces_in_place(group: Group, function: Function, new: Tensor, old: Tenso
     """Whether no thread of a group reads elements of the old value that another one replaces."""
     texts = function.reads.get(id(old), set())
     role = group.roles[new]
-    if role == "final" and group.kind != "columns":
+    if role == "final" and not group.by_column:
         return "everywhere" not in texts  # all have read when the last block begins
     if group.kind == "rows" and function.places[new] == "0":
         return not texts  # which all warps have read at the beginning, the one of the row or not

@@ -81,6 +81,8 @@ def literal(value: Any, dtype: DType) -> str:
         )
     if dtype.kind == "b":
         return "true" if number else "false"
+    if dtype.itemsize < 4:
+        return f"({TYPES[dtype.name]}){int(number)}"  # else an int, for which functions of two equal types are no match
     suffix = {"int64": "ll", "uint64": "ull", "uint32": "u"}.get(dtype.name, "")
     return f"(-{2**63 - 1}ll - 1)" if int(number) == -(2**63) else f"{int(number)}{suffix}"
 
@@ -101,6 +103,23 @@ def weight(shape: Sequence[int]) -> tuple[int, int]:
     """Return what tells products of lengths apart whatever the number of rows is."""
     rows = [n for n in shape if isinstance(n, Rows)]
     return len(rows), math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Rows)])
+
+
+def aligned(first: Sequence[Shape], second: Sequence[Shape]) -> list[tuple[int, int]] | None:
+    """Return how many of two lists of lengths are one block, in order: as few as have as many elements in both.
+
+    None where both cannot be cut into such blocks.
+    """
+    if not first and not second:
+        return []
+    for count in range(1, len(second) + 1):
+        wanted = weight([n for shape in second[:count] for n in shape])
+        for own in range(len(first) + 1):
+            if weight([n for shape in first[:own] for n in shape]) == wanted:
+                rest = aligned(first[own:], second[count:])
+                if rest is not None:
+                    return [(own, count), *rest]
+    return None
 
 
 class Index:
@@ -153,6 +172,9 @@ class Writer:
         self._is_stored, self._name, self._number_name = is_stored, name, number
         self._scopes = [Scope(0, [], [])]
         self._made: dict[tuple[str, str], Ex] = {}
+        # Numbers that were taken apart, by their parts, and the parts of those that were put together.
+        self._wholes: dict[tuple[tuple[str, tuple[int, int]], ...], Ex] = {}
+        self._segments: dict[str, list[tuple[Ex, Shape]]] = {}
         self._number = 0
         self.known: dict[tuple[int, str], Ex] = {}
         self.loads: dict[int, set[str]] = {}
@@ -207,32 +229,53 @@ class Writer:
 
     def flat(self, index: Index) -> Ex:
         """Return the place of an element in memory."""
+        own = [(ex, shape) for ex, shape in index.segments if weight(shape) != (0, 1)]
+        if (whole := self._wholes.get(_key(own))) is not None:
+            return whole
         found = ZERO
-        for ex, shape in index.segments:
-            if weight(shape) == (0, 1):
-                continue
+        for ex, shape in own:
             if found.text == "0":
                 found = ex
             elif ex.text == "0":
                 found = self.place(f"{found.text} * ({extents(shape)})", found)
             else:
                 found = self.place(f"{found.text} * ({extents(shape)}) + {ex.text}", found, ex)
+        if len(own) > 1 and all(ex.text != "0" for ex, _ in own):
+            self._segments.setdefault(found.text, own)
         return found
 
     def parts(self, index: Index) -> list[Ex]:
         """Return the place along each axis."""
-        found: list[Ex] = []
-        for ex, shape in index.segments:
-            own: list[Ex] = [ZERO] * len(shape)
-            long = [axis for axis, n in enumerate(shape) if n != 1 or isinstance(n, Rows)]
-            rest = ex
-            for axis in reversed(long):
-                if axis == long[0]:
-                    own[axis] = rest
-                else:
-                    own[axis] = self.place(f"{rest.text} % ({extent(shape[axis])})", rest)
-                    rest = self.place(f"{rest.text} / ({extent(shape[axis])})", rest)
-            found += own
+        return [part for ex, shape in index.segments for part in self.split(ex, [(n,) for n in shape])]
+
+    def split(self, ex: Ex, shapes: Sequence[Shape]) -> list[Ex]:
+        """Return the places within shapes whose elements are numbered through, of which `ex` is such a number."""
+        found = [ZERO] * len(shapes)
+        long = [n for n, shape in enumerate(shapes) if weight(shape) != (0, 1)]
+        if len(long) > 1 and (made := self._taken_apart(ex, shapes)) is not None:
+            return made
+        rest = ex
+        for n in reversed(long):
+            if n == long[0]:
+                found[n] = rest
+            else:
+                found[n] = self.place(f"{rest.text} % ({extents(shapes[n])})", rest)
+                rest = self.place(f"{rest.text} / ({extents(shapes[n])})", rest)
+        if len(long) > 1:
+            self._wholes.setdefault(_key([(found[n], shapes[n]) for n in long]), ex)
+        return found
+
+    def _taken_apart(self, ex: Ex, shapes: Sequence[Shape]) -> list[Ex] | None:
+        """Return what `split` does where the number was put together of places that can be dealt out to the shapes."""
+        segments = self._segments.get(ex.text, [])
+        counts = aligned([shape for _, shape in segments], shapes)
+        if not segments or counts is None or any(count > 1 < own for count, own in counts):
+            return None
+        found, own, rest = list[Ex](), list(segments), list(shapes)
+        for count, some in counts:
+            whole = self.flat(Index(*own[:count]))
+            found += [whole] if some == 1 else self.split(whole, rest[:some])
+            own, rest = own[count:], rest[some:]
         return found
 
     def reshaped(self, index: Index, shape: Shape) -> Index:
@@ -398,6 +441,10 @@ class Writer:
             ]
         )
         return Ex(result, self.depth)
+
+
+def _key(segments: Sequence[tuple[Ex, Shape]]) -> tuple[tuple[str, tuple[int, int]], ...]:
+    return tuple((ex.text, weight(shape)) for ex, shape in segments)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -278,19 +278,61 @@ class Generator:
         self._end_sums(made, w, places, group)
 
     def _columns(self, made: Function, group: Group, w: Writer, places: Places) -> None:
-        rows, columns = self._sizes.count(group.lead), self._sizes.count(group.inner)
-        chunk = max(_CHUNK_ROWS, -(-rows // _CHUNKS))
-        chunks, tiles = max(1, -(-rows // chunk)), -(-columns // 32)
-        made.blocks = chunks * tiles
-        made.needs.add("columns.cuh")
-        made.arguments += [Argument("int", "chunk", chunk), Argument("int", "chunks", chunks)]
-        made.arguments += [Argument("unsigned int *", "arrived", 4 * tiles)]
+        """Sums over rows: a lane a column, whose block's warps take turns."""
         count = extents(group.inner)
+        made.needs.add("columns.cuh")
         w.write(
-            f"const int tiles = (({count}) + WARP - 1) / WARP, chunk_number = block / tiles;",
-            "const Index column = (Index)(block % tiles) * WARP + threadIdx.x % WARP;",
+            f"const int tiles = (({count}) + WARP - 1) / WARP, tile = block % tiles, chunk_number = block / tiles;",
+            "const Index column = (Index)tile * WARP + threadIdx.x % WARP;",
             f"const Index c = min(column, (Index)({count}) - 1);",
         )
+        tiles = -(-self._sizes.count(group.inner) // 32)
+        turns = f"column < {count}", "threadIdx.x / WARP", "blockDim.x / WARP"
+        self._over_rows(made, w, places, tiles, _CHUNK_ROWS, turns, ("column_join", "threadIdx.x < WARP"))
+
+    def _totals(self, made: Function, group: Group, w: Writer, places: Places) -> None:
+        """Sums over rows: a block a column, whose threads take turns."""
+        made.needs.add("columns.cuh")
+        w.write(
+            f"const int tiles = {extents(group.inner)}, tile = block % tiles, chunk_number = block / tiles;",
+            "const Index c = tile;",
+        )
+        turns = "", "threadIdx.x", "blockDim.x"
+        self._over_rows(
+            made, w, places, self._sizes.count(group.inner), _LONG_ROW, turns, ("block_join", "threadIdx.x == 0")
+        )
+
+    def _over_rows(
+        self,
+        made: Function,
+        w: Writer,
+        places: Places,
+        tiles: int,
+        least: int,
+        turns: tuple[str, str, str],
+        joined: tuple[str, str],
+    ) -> None:
+        """Write sums over rows for each column, whose blocks are dealt out to tiles of columns and chunks of rows.
+
+        Args:
+            made: the function.
+            w: its writer, at a `tile`, a column `c` and a `chunk_number`.
+            places: of its group.
+            tiles: their number.
+            least: rows of a chunk.
+            turns: which threads have a column, and the first row and the distance of the rows that one takes.
+            joined: what joins what the threads of a column have, and which threads then know it.
+        """
+        group, count = places.group, extents(places.group.inner)
+        columns = self._sizes.count(group.inner)
+        has_column, first, distance = turns
+        join, known = joined
+        rows = self._sizes.count(group.lead)
+        chunk = max(least, -(-rows // _CHUNKS))
+        chunks = max(1, -(-rows // chunk))
+        made.blocks = chunks * tiles
+        made.arguments += [Argument("int", "chunk", chunk), Argument("int", "chunks", chunks)]
+        made.arguments += [Argument("unsigned int *", "arrived", 4 * tiles)]
         sums = group.of("sum")
         self._begin_sums(w, sums)
         with w.scope(1) as body:
@@ -299,27 +341,29 @@ class Generator:
             self._store(made, w, places, mains)
         w.write(
             f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({extents(group.lead)}));",
-            f"if (column < {count})",
-            "    for (Index r = (Index)chunk_number * chunk + threadIdx.x / WARP; r < end; r += blockDim.x / WARP) {",
+            *([f"if ({has_column})"] if has_column else []),
+            f"    for (Index r = (Index)chunk_number * chunk + {first}; r < end; r += {distance}) {{",
             *_indented(_indented(body)),
             "    }",
         )
+        condition = f"{known} && {has_column}" if has_column else known
         several: list[str] = []
         for number, one in enumerate(sums):
             wide = _wide(one)
-            w.write(f"{wide} total_{number} = column_join<{join_of(one)}>(({wide})sum_{number}, shared);")
-            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", 8 * chunks * columns))
+            w.write(f"{wide} total_{number} = {join}<{join_of(one)}>(({wide})sum_{number}, shared);")
+            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(one) * chunks * columns))
             several.append(
-                f"if (threadIdx.x < WARP && column < {count}) "
-                f"parts_{number}[(long long)chunk_number * ({count}) + column] = total_{number};"
+                f"if ({condition}) parts_{number}[(long long)chunk_number * ({count}) + c] = total_{number};"
             )
-        several.append("if (!is_last_block(arrived + block % tiles, chunks, shared)) return;")
+        several.append("if (!is_last_block(arrived + tile, chunks, shared)) return;")
         for number, one in enumerate(sums):
-            given = f"parts_{number}, chunks, column, (Index)({count}), shared"
-            several.append(f"total_{number} = join_chunks<{join_of(one)}>({given});")
-            w.known[id(one), places.final.text] = Ex(f"(({ctype(one.dtype)})total_{number})", 0)
+            given = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
+            several.append(f"total_{number} = {join}<{join_of(one)}>(chunks_join<{join_of(one)}>({given}), shared);")
+            w.known[id(one), places.final.text] = self._total(one, number)
         w.write("if (chunks > 1) {", *_indented(several), "}")
-        self._finals(made, w, places, group, f"threadIdx.x < WARP && column < {count}")
+        if any(_width(one) > 8 for one in sums):
+            made.shared = str(2 * _SHARED)
+        self._finals(made, w, places, group, condition)
 
     def _product(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         (result,) = [one for one in group.roles if is_product(one)]
@@ -406,7 +450,7 @@ class Generator:
     def _term(self, w: Writer, places: Places, one: Tensor) -> str:
         x, found = one.inputs[0], places.term(one)
         if join_type(one).startswith("Best"):
-            return f"{join_type(one)}{{{found.text}, c}}"
+            return f"{join_type(one)}{{{found.text}, {places.place_of_term(one).text}}}"
         return w.cast(found, x.dtype, one.dtype).text
 
     def _end_sums(self, made: Function, w: Writer, places: Places, group: Group) -> None:
@@ -418,15 +462,20 @@ class Generator:
         last: list[str] = []
         for number, one in enumerate(sums):
             wide = _wide(one)
-            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", 8 * made.blocks))
+            made.arguments.append(Argument(f"{wide} *", f"parts_{number}", _width(one) * made.blocks))
             w.write(
                 f"const {wide} of_block_{number} = block_join<{join_of(one)}>(({wide})sum_{number}, shared);",
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
             last.append(f"const {wide} total_{number} = join_parts<{join_of(one)}>(parts_{number}, blocks, shared);")
-            w.known[id(one), places.final.text] = Ex(f"(({ctype(one.dtype)})total_{number})", 0)
+            w.known[id(one), places.final.text] = self._total(one, number)
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
         self._finals(made, w, places, group, "threadIdx.x == 0")
+
+    def _total(self, one: Tensor, number: int) -> Ex:
+        """Return a sum that is complete."""
+        place = ".place" if join_of(one) == "First" else ""
+        return Ex(f"(({ctype(one.dtype)})total_{number}{place})", 0)
 
     def _finals(self, made: Function, w: Writer, places: Places, group: Group, condition: str) -> None:
         with w.scope(0) as body:
@@ -660,7 +709,12 @@ def _needs(tensor: Tensor, others: set[Tensor], group: Group) -> bool:
 
 def _wide(tensor: Tensor) -> str:
     """Return the type in which sums go on beyond one thread."""
-    return "double" if tensor.dtype == np.float32 and join_of(tensor) == "Sum" else ctype(tensor.dtype)
+    return "double" if tensor.dtype == np.float32 and join_of(tensor) == "Sum" else join_type(tensor)
+
+
+def _width(tensor: Tensor) -> int:
+    """Return how many bytes of that type suffice."""
+    return 16 if join_of(tensor) == "First" else 8
 
 
 def _used(lines: list[str]) -> list[str]:

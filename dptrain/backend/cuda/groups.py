@@ -6,8 +6,9 @@ element needs only elements that the same thread (or the threads of the same row
 else is there before the group begins. Groups that do not wait for each other share a launch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from dptrain.backend.cuda.expressions import (
     Ex,
     Index,
     Writer,
+    aligned,
     join_of,
     same,
     weight,
@@ -41,10 +43,18 @@ from dptrain.program.tensor import Tensor, Variable
 
 # Ops that read whole inputs in an order of their own, and are worth storing.
 _WHOLE = (Scatter, Windows)
-# How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows;
-# "product" by tiles of a matrix product, whose results it gets.
-# "call" by a kernel of a user's own.
-GroupKind = Literal["map", "rows", "columns", "product", "call"]
+# How a group goes over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows, with a
+# lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product, whose
+# results it gets; "call" by a kernel of a user's own.
+GroupKind = Literal["map", "rows", "columns", "totals", "product", "call"]
+# Where an axis of a group's elements belongs: to the number of the row, or to that within the row, the column.
+Side = Literal["row", "column"]
+# All axes of a group's elements in the order in which they lie in memory, those of one side that follow each other as
+# one: (B, H, W, C) has for its sums over H and W the rows B and C around the columns H x W.
+Axes = tuple[tuple[Side, Shape], ...]
+# Sums over axes that lie apart, or between others: terms from which on threads share one, and from which on blocks do
+# where the batch's rows do not share out the work; and how many must lie side by side for lanes to go along them.
+_LONG_SUM, _LONG_TOTAL, _SIDE_BY_SIDE = 32, 2048, 8
 # What a member is to its group: "main" has an element at each place of the group, "row" one for each row, "reduce"
 # one of each row's joined terms; "sum" joins terms of all places, of all rows for each column; "final" is computed from
 # these.
@@ -57,8 +67,7 @@ class Group:
 
     Attributes:
         kind: see `GroupKind`.
-        lead: lengths of all axes of a map, of the rows otherwise.
-        inner: lengths of the axes within a row, of the columns.
+        axes: of its elements; all of a map belong to the row.
         stage: between which sync points with other ranks it runs.
         level: groups of lower levels run before it.
         roles: of its members, in the order in which they can be computed.
@@ -67,17 +76,31 @@ class Group:
     """
 
     kind: GroupKind
-    lead: Shape
-    inner: Shape
+    axes: Axes
     stage: int
     level: int
     roles: dict[Tensor, Role] = field(default_factory=dict)
     after: set["Group"] = field(default_factory=set)
 
     @property
+    def lead(self) -> Shape:
+        """Lengths of all axes of a map, of the rows otherwise."""
+        return tuple(n for side, shape in self.axes for n in shape if side == "row")
+
+    @property
+    def inner(self) -> Shape:
+        """Lengths of the axes within a row, of the columns."""
+        return tuple(n for side, shape in self.axes for n in shape if side == "column")
+
+    @property
+    def by_column(self) -> bool:
+        """Whether its sums go over the rows, for each column."""
+        return self.kind in ("columns", "totals")
+
+    @property
     def space(self) -> tuple[object, ...]:
         """What groups have in common whose elements can be gone over together."""
-        return self.kind, weight(self.lead), weight(self.inner)
+        return self.kind, weights(self.axes)
 
     def of(self, *roles: Role) -> list[Tensor]:
         """Return the members of these roles."""
@@ -209,15 +232,13 @@ class Grouping:
 
     def _own_group(self, tensor: Tensor, stage: int) -> Group:
         if is_product(tensor):
-            return Group("product", tensor.shape[:-1], tensor.shape[-1:], stage, 0)
+            return Group("product", (("row", tensor.shape[:-1]), ("column", tensor.shape[-1:])), stage, 0)
         if is_call(tensor):
-            return Group("call", tensor.shape, (), stage, 0)
+            return Group("call", (("row", tensor.shape),), stage, 0)
         if (how := reduction(tensor)) is not None:
-            kind, rows, columns = how
-            if kind == "all":
-                return Group("map", tensor.inputs[0].shape, (), stage, 0)
-            return Group("rows" if kind == "rows" else "columns", rows, columns, stage, 0)
-        return Group("map", tensor.shape, (), stage, 0)
+            kind, axes = how
+            return Group("map" if kind == "all" else kind, axes, stage, 0)
+        return Group("map", (("row", tensor.shape),), stage, 0)
 
     def _reads(self, tensor: Tensor, group: Group) -> set[Tensor]:
         """Return the anchors that an anchor is computed of."""
@@ -283,10 +304,12 @@ _KNOWN_BY: dict[Role, tuple[Role, ...]] = {
 }
 
 
-def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns"], Shape, Shape] | None:
-    """Return how a reduction is computed, with the lengths of rows and columns; None where a thread does it alone."""
-    how = join_of(tensor)
-    if how is None:
+def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns", "totals"], Axes] | None:
+    """Return how a reduction is computed, and over which elements; None where each thread makes an element alone.
+
+    What decides is known without the number of rows, on which no code depends: an axis that counts them is long.
+    """
+    if join_of(tensor) is None:
         return None
     shape, axes = tensor.inputs[0].shape, reduced_axes(tensor)
     long = [axis for axis, n in enumerate(shape) if n != 1 or isinstance(n, Rows)]
@@ -294,13 +317,46 @@ def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns"], Shape,
     kept = [axis for axis in long if axis not in axes]
     if not over:
         return None
-    if not kept and how != "First":
-        return "all", shape, ()
-    if not kept or over[0] > kept[-1]:
-        return "rows", shape[: over[0]], shape[over[0] :]
-    if over[-1] < kept[0] and how != "First":
-        return "columns", shape[: kept[0]], shape[kept[0] :]
-    return None
+    if not kept:
+        return "all", (("row", shape),)
+    by_row = _sides(shape, {axis: "row" if axis in kept else "column" for axis in long})
+    by_column = _sides(shape, {axis: "row" if axis in over else "column" for axis in long})
+    if over[0] > kept[-1]:
+        return "rows", by_row
+    if over[-1] < kept[0]:
+        return "columns", by_column
+    last = tuple(shape[axis] for axis in over if axis > kept[-1])
+    terms = tuple(shape[axis] for axis in over)
+    if not _has_rows(terms) and size(terms) < _LONG_SUM:
+        return None
+    if not last:
+        return "columns", by_column
+    if _has_rows(shape[axis] for axis in kept):
+        return "rows", by_row
+    if not _has_rows(last) and size(last) < _SIDE_BY_SIDE:
+        return "columns", by_column
+    return ("totals", by_column) if _has_rows(terms) or size(terms) >= _LONG_TOTAL else ("rows", by_row)
+
+
+def _has_rows(shape: Iterable[int]) -> bool:
+    return any(isinstance(n, Rows) for n in shape)
+
+
+def _sides(shape: Shape, sides: Mapping[int, Side]) -> Axes:
+    """Return the axes of a shape by their sides; those of length 1 go with the one before."""
+    found: list[tuple[Side, Shape]] = []
+    for axis, n in enumerate(shape):
+        side = sides.get(axis, found[-1][0] if found else next(iter(sides.values())))
+        if found and found[-1][0] == side:
+            found[-1] = side, (*found[-1][1], n)
+        else:
+            found.append((side, (n,)))
+    return tuple(found)
+
+
+def weights(axes: Axes) -> tuple[tuple[Side, tuple[int, int]], ...]:
+    """Return what tells the axes of groups apart whatever the number of rows is."""
+    return tuple((side, weight(shape)) for side, shape in axes)
 
 
 def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
@@ -308,16 +364,13 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
     how, own = reduction(tensor), weight(tensor.shape)
     lead, inner = weight(group.lead), weight(group.inner)
     if how is not None:
-        kind, rows, columns = how
-        if kind == "rows" and group.kind == "rows" and (weight(rows), weight(columns)) == (lead, inner):
-            yield "reduce"
-        if kind == "columns" and group.kind == "columns" and (weight(rows), weight(columns)) == (lead, inner):
-            yield "sum"
-        if kind == "all" and (
-            (group.kind == "map" and weight(rows) == lead)
-            or (group.kind == "rows" and (weight(rows) == lead or split(rows, group) is not None))
-        ):
-            yield "sum"
+        kind, axes = how
+        if kind == group.kind and weights(axes) == weights(group.axes):
+            yield "reduce" if kind == "rows" else "sum"
+        if kind == "all" and group.kind in ("map", "rows"):
+            terms = tensor.inputs[0].shape
+            if weight(terms) == lead or (group.kind == "rows" and dealt(terms, group) is not None):
+                yield "sum"
         return
     if is_product(tensor) or is_call(tensor):
         if group.kind == ("call" if is_call(tensor) else "product") and not group.roles:
@@ -329,18 +382,22 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
         yield "main"
     if group.kind == "rows" and own == lead:
         yield "row"
-    if group.kind != "map" and split(tensor.shape, group) is not None:
+    if group.kind != "map" and dealt(tensor.shape, group) is not None:
         yield "main"
-    if group.of("sum") and own == (inner if group.kind == "columns" else (0, 1)):
+    if group.of("sum") and own == (inner if group.by_column else (0, 1)):
         yield "final"
 
 
-def split(shape: Shape, group: Group) -> tuple[Shape, Shape] | None:
-    """Return a shape's axes of the rows and those within a row, or None where it has not the group's elements."""
-    for at in range(len(shape) + 1):
-        if (weight(shape[:at]), weight(shape[at:])) == (weight(group.lead), weight(group.inner)):
-            return shape[:at], shape[at:]
-    return None
+def dealt(shape: Shape, group: Group) -> list[tuple[Shape, int]] | None:
+    """Return a shape's axes that together are one or several axes of a group, and how many of them, in order.
+
+    None where the shape has not the group's elements, or has them in another order.
+    """
+    found = aligned([(n,) for n in shape], [one for _, one in group.axes])
+    if found is None:
+        return None
+    ends = list(accumulate(count for count, _ in found))
+    return [(shape[end - own : end], count) for end, (own, count) in zip(ends, found, strict=True)]
 
 
 class Places:
@@ -361,18 +418,29 @@ class Places:
         self._writer, self.group = writer, group
         self.row = Ex("i" if group.kind == "map" else "r", 1)
         # The columns of sums are known before the rows, and after them.
-        self.column = Ex("c", 0 if group.kind == "columns" else 2)
-        self.final = Ex("c", 0) if group.kind == "columns" else ZERO
+        self.column = Ex("c", 0 if group.by_column else 2)
+        self.final = Ex("c", 0) if group.by_column else ZERO
 
     def index(self, shape: Shape, role: Role) -> Index:
         """Return the index of the element at hand of a tensor."""
         if role in ("sum", "final"):
             return Index((self.final, shape))
-        if role == "main" and self.group.kind != "map":
-            parts = split(shape, self.group)
-            assert parts is not None
-            return Index((self.row, parts[0]), (self.column, parts[1]))
-        return Index((self.row, shape))
+        return self._at(shape) if role == "main" else Index((self.row, shape))
+
+    def _at(self, shape: Shape) -> Index:
+        """Return the index of the element at hand of a tensor that has all of the group's."""
+        if self.group.kind == "map":
+            return Index((self.row, shape))
+        places = {
+            side: iter(self._writer.split(ex, [own for one, own in self.group.axes if one == side]))
+            for side, ex in (("row", self.row), ("column", self.column))
+        }
+        own = [(next(places[side]), axes) for side, axes in self.group.axes]
+        found, start = list[tuple[Ex, Shape]](), 0
+        for axes, count in dealt(shape, self.group) or ():
+            found.append((self._writer.flat(Index(*own[start : start + count])), axes))
+            start += count
+        return Index(*found)
 
     def of(self, tensor: Tensor, role: Role) -> Ex:
         """Return the flat index of the element at hand of a member."""
@@ -384,16 +452,22 @@ class Places:
             return self.term(tensor)
         return self._writer.computed(tensor, self.index(tensor.shape, role))
 
+    def _term_at(self, tensor: Tensor) -> Index:
+        shape = tensor.inputs[0].shape
+        return Index((self.row, shape)) if self.is_of_rows(tensor) else self._at(shape)
+
     def term(self, tensor: Tensor) -> Ex:
         """Return what a reduction joins at the place at hand."""
-        x, group = tensor.inputs[0], self.group
-        if group.kind == "map" or (group.kind == "rows" and reduction(tensor) is not None and self.is_of_rows(tensor)):
-            return self._writer.value(x, Index((self.row, x.shape)))
-        parts = split(x.shape, group)
-        assert parts is not None
-        return self._writer.value(x, Index((self.row, parts[0]), (self.column, parts[1])))
+        return self._writer.value(tensor.inputs[0], self._term_at(tensor))
+
+    def place_of_term(self, tensor: Tensor) -> Ex:
+        """Return the number of that term among those of its sum."""
+        if self.group.roles[tensor] == "reduce":
+            return self.column
+        return self.row if self.group.by_column else self._writer.flat(self._term_at(tensor))
 
     def is_of_rows(self, tensor: Tensor) -> bool:
         """Whether a sum of a group of rows has one term for each row."""
         how = reduction(tensor)
-        return how is not None and how[0] == "all" and weight(how[1]) == weight(self.group.lead)
+        terms = weight(tensor.inputs[0].shape) if tensor.inputs else None
+        return self.group.kind == "rows" and how is not None and how[0] == "all" and terms == weight(self.group.lead)

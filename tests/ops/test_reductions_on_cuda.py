@@ -1,0 +1,154 @@
+"""Reductions over any axes: what NumPy computes, by many threads, with the same bits in a pack and on ranks."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+
+from dptrain import ops
+from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.groups import reduction
+from dptrain.program.evaluate import evaluate
+from dptrain.program.program import trace
+from dptrain.program.shapes import Rows
+from dptrain.program.tensor import Variable
+
+B = 5
+# Random shapes; more of them by DPTRAIN_PROGRAMS.
+SHAPES = int(os.environ.get("DPTRAIN_PROGRAMS", "4"))
+
+
+def kind(shape, axes, reduce=ops.sum):
+    """Return how a reduction is computed, None where a thread makes an element alone."""
+    program = trace(lambda x: {"y": reduce(x, axes)}, {"x": (shape, "float32")})
+    found = reduction(program.outputs["y"])
+    return found and found[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "expected"),
+    [
+        ((Rows(B), 8, 4), (0, 1, 2), "all"),
+        ((Rows(B), 8, 4), (2,), "rows"),
+        ((Rows(B), 8, 4), (0,), "columns"),
+        ((Rows(B), 31, 4), (1,), None),
+        ((Rows(B), 32, 4), (1,), "columns"),
+        ((3, Rows(B), 4), (1,), "columns"),
+        ((Rows(B), 2, 1, 16, 3), (1, 3), "columns"),
+        ((Rows(B), 4, 4, 4, 2), (1, 2, 4), "rows"),
+        ((Rows(B), 4, 4, 4, 1), (1, 2, 4), None),
+        ((Rows(B), 6, 4, 4, 1), (1, 2, 4), None),
+        ((Rows(B), 6, 6, 4, 1), (1, 2, 4), "columns"),
+        ((Rows(B), 8, 7), (0, 2), "columns"),
+        ((Rows(B), 8, 8), (0, 2), "totals"),
+        ((8, 4, Rows(B)), (0, 2), "totals"),
+        ((Rows(B), 8, 1, 8), (0, 2, 3), "totals"),
+        ((255, 8, 8), (0, 2), "rows"),
+        ((256, 8, 8), (0, 2), "totals"),
+        ((3, 8, 8), (0, 2), None),
+        ((40, 1, 8), (1,), None),
+    ],
+    ids=str,
+)
+def test_who_computes_a_sum(shape, axes, expected):
+    assert kind(shape, axes) == expected
+
+
+def test_places_of_the_greatest_are_found_like_sums():
+    assert kind((50, 3), 0, ops.argmax) == "columns"
+    assert kind((Rows(B), 50, 3), 1, ops.argmax) == "columns"
+    assert kind((Rows(B), 3, 3), 1, ops.argmax) is None
+    assert kind((50,), 0, ops.argmax) == "all"
+
+
+def normalized(x, groups, epsilon=1e-5):
+    """Return GroupNormalization as a user would write it."""
+    rows, height, width, features = x.shape
+    grouped = ops.reshape(x, (rows, height, width, groups, features // groups))
+    mean = ops.mean(grouped, (1, 2, 4), keepdims=True)
+    variance = ops.var(grouped, (1, 2, 4), keepdims=True)
+    return ops.reshape((grouped - mean) / ops.sqrt(variance + epsilon), x.shape)
+
+
+def group_normalization(rows, size=8, features=16, groups=4):
+    """Return the program of a step through one, with the gradients of its input and weights."""
+    gamma, beta = (Variable(np.full(features, n, np.float32), f"w{n}") for n in range(2))
+    kernel = Variable(np.full((features, features), 0.1, np.float32), "kernel")
+
+    def step(x, wanted):
+        y = normalized(ops.tanh(x @ kernel.value), groups) * gamma.value + beta.value
+        loss = ops.mean(ops.square(y - wanted))
+        loss.backward()
+        for one in (gamma, beta, kernel):
+            one.assign(one.value - 0.1 * one.grad)
+        return {"loss": loss, "y": y}
+
+    shape = (Rows(rows), size, size, features)
+    return trace(step, {"x": (shape, "float32"), "wanted": (shape, "float32")})
+
+
+def test_a_group_normalization_is_one_pass_over_the_groups_of_samples():
+    launches = [kernel for stage in Composition(group_normalization(B)).stages for kernel in stage]
+    functions = [one for kernel in launches for one in kernel.functions]
+    kinds = [one.group.kind for one in functions]
+    assert len(launches) == 5
+    assert kinds == ["product", "rows", "rows", "columns", "product", "columns"], "forward, backward, weights"
+    assert [one.blocks for one in functions if one.group.kind == "rows"] == [B * 4, B * 4], "each group of each sample"
+
+
+@pytest.mark.parametrize(("rows", "size"), [(B, 8), (1, 4), (3, 24), (0, 8)])
+def test_group_normalization(cuda_backend, rows, size):
+    rng = np.random.default_rng(0)
+    program = group_normalization(B, size)
+    values = {name: rng.normal(size=(rows, size, size, 16)).astype(np.float32) for name in program.inputs}
+    state = {variable: variable.numpy() for variable in program.state}
+    exact, new = evaluate(program, values, state, rows=rows)
+    executable = cuda_backend.executable(program, values, rows=rows)
+    executable.run()
+    np.testing.assert_allclose(executable.outputs["y"], exact["y"], rtol=1e-4, atol=1e-4)
+    for variable, value in new.items():
+        np.testing.assert_allclose(variable.numpy(), value, rtol=1e-3, atol=1e-4, err_msg=variable.path)
+
+
+def drawn(seed):
+    """Return a step of reductions over axes of one shape, and what it reads.
+
+    Lengths are those around which the generator decides, and axes any.
+    """
+    rng = np.random.default_rng(seed)
+    ndim = int(rng.integers(2, 6))
+    lengths = [int(rng.choice([1, 2, 3, 4, 7, 8, 9])) for _ in range(ndim)]
+    lengths[rng.integers(ndim)] = int(rng.choice([31, 32, 33, 65, 257, 2047, 2048, 2100] if ndim < 4 else [31, 33, 65]))
+    batch = int(rng.integers(ndim + 1))  # beyond the last: nothing counts rows
+    shape = tuple(Rows(n) if axis == batch else n for axis, n in enumerate(lengths))
+    chosen = [one for n in range(1, ndim + 1) for one in itertools.combinations(range(ndim), n)]
+    chosen = [chosen[n] for n in rng.permutation(len(chosen))[:6]]
+
+    def step(x):
+        found = {}
+        for number, axes in enumerate(chosen):
+            kept = bool(rng.integers(2))
+            found[f"sum {axes}"] = ops.sum(x, axes, keepdims=kept) + 0.5
+            found[f"max {axes}"] = ops.max(x * 2, axes, keepdims=not kept)
+            if number < 2:
+                found[f"var {axes}"] = x * ops.var(x, axes, keepdims=True)
+            if len(axes) == 1 and axes[0] != batch:
+                found[f"argmax {axes}"] = ops.argmax(ops.cast(ops.cast(x, "int32"), "float32"), axes[0])
+                found[f"softmax {axes}"] = ops.softmax(x, axes[0])
+        return found
+
+    return trace(step, {"x": (shape, "float32")}), rng.normal(size=lengths).astype(np.float32), batch
+
+
+@pytest.mark.parametrize("seed", range(SHAPES))
+def test_reductions_of_random_shapes(cuda_backend, seed):
+    program, x, batch = drawn(seed)
+    exact, _ = evaluate(program, {"x": x.astype(np.float64)})
+    executable = cuda_backend.executable(program, {"x": x})
+    executable.run()
+    for name, value in exact.items():
+        scale = max(1.0, float(np.max(np.abs(value), initial=0)))
+        np.testing.assert_allclose(
+            executable.outputs[name], value, rtol=1e-5, atol=3e-6 * scale, err_msg=f"{name} of {x.shape}, rows {batch}"
+        )
