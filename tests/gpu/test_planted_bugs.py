@@ -161,6 +161,13 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "training or random_programs",
         {},
     ),
+    "memory is freed while a graph is captured": (
+        CUDA + "device.py",
+        "if self._ident() == self.owner and not self.captures:",
+        "if self._ident() == self.owner:",
+        "during_a_capture",
+        {},
+    ),
     "the number of the step begins anywhere": (
         CUDA + "executable.py",
         "                one.backend.send(one._number, _FIRST)\n",

@@ -1,5 +1,7 @@
 """The CUDA backend's memory, and the ways between it and the host."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -212,6 +214,43 @@ def test_variables_move_to_the_device_and_back(cuda_backend):
     cuda_backend.release(variables)
     assert [one.numpy().tolist() for one in variables[:2]] == [[], [0.0]]
     np.testing.assert_array_equal(variables[2].numpy(), np.arange(33) + 1)
+
+
+def test_what_a_garbage_collection_drops_during_a_capture_is_freed_afterwards(cuda_backend):
+    """Freeing waits for the streams, which nothing may while one of them is captured."""
+    total = Variable(np.ones(3, np.float32), "total", trainable=False)
+    program = trace(lambda: total.assign(total / ops.sum(total) + ops.sum(ops.exp(total))) or {}, {})
+    executable = cuda_backend.executable(program, {})
+    (part,) = executable._stages[0]
+    assert len(part.launches) > 1, "else nothing is captured"
+    other, array = type(cuda_backend)(), np.zeros(5)
+    shared = other.upload_samples(array) if other.shares_samples else other.upload(array)
+    cycle = [shared, cuda_backend.empty((1000,)), cuda_backend.staging((2,), np.float32), other]
+    cycle.append(cycle)
+    del shared, other, cycle
+    retired = cuda_backend.gpu_record.retired
+    part.launches.insert(0, lambda runs: gc.collect())
+    gc.disable()
+    try:
+        executable.run()
+        assert retired
+    finally:
+        gc.enable()
+    np.testing.assert_allclose(total.numpy(), 1 / 3 + 3 * np.e, rtol=1e-6)
+    assert not retired
+
+
+def test_a_capture_that_fails_leaves_no_graph_behind(cuda_backend):
+    total = Variable(np.ones(3, np.float32), "total", trainable=False)
+    program = trace(lambda: total.assign(total / ops.sum(total) + ops.sum(ops.exp(total))) or {}, {})
+    executable = cuda_backend.executable(program, {})
+    (part,) = executable._stages[0]
+    part.launches.insert(0, lambda runs: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        executable.run()
+    del part.launches[0]
+    executable.run()
+    np.testing.assert_allclose(total.numpy(), 1 / 3 + 3 * np.e, rtol=1e-6)
 
 
 def test_too_large_for_the_device(cuda_backend):

@@ -8,11 +8,13 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dptrain.backend.cuda.compile import Cubin
+from dptrain.backend.cuda.graphs import Graph, capture
 from dptrain.backend.cuda.packs import Packs
 from dptrain.backend.cuda.probe import device_uuid
 from dptrain.backend.cuda.selection import masked, visible_device
@@ -57,8 +59,10 @@ class Gpu:
         owner: identity of that thread, 0 when the GPU is closed.
         modules: those that are loaded, by their compiled files.
         packs: what backends are to execute together.
+        captures: a stream is captured, and nothing may be waited for.
         retired: PyCUDA's records of memory and streams that another thread has dropped, a garbage collection as a
-            rule; they are given back when the last reference goes, which must happen in the GPU's own thread.
+            rule, or this one during a capture; they are given back when the last reference goes, which must happen in
+            the GPU's own thread.
     """
 
     device: Any
@@ -71,6 +75,7 @@ class Gpu:
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
     modules: dict[Path, Any] = field(default_factory=dict)
     packs: Packs = field(default_factory=Packs)
+    captures: bool = False
     thread: threading.Thread = field(default_factory=threading.current_thread)
     owner: int = field(default_factory=threading.get_ident)
     retired: deque[Any] = field(default_factory=deque)
@@ -98,18 +103,32 @@ class Gpu:
             whose = f"the GPU belongs to thread {self.thread.name!r}, which opened it: call it from there, not from "
             closed = f"the GPU belonged to thread {self.thread.name!r}, and was closed when that ended"
             raise DeviceError(f"{whose}{threading.current_thread().name!r}" if self.owner else closed)
-        if self.retired:
+        if self.retired and not self.captures:
             with contextlib.suppress(cuda.Error):
                 self.context.synchronize()
             while self.retired:
                 self.retired.popleft()
 
     def retire(self, *handles: Any) -> bool:
-        """In another thread than the GPU's, leave PyCUDA's objects to that thread and return True."""
-        if self._ident() == self.owner:
+        """In another thread than the GPU's, or during a capture, leave PyCUDA's objects for later and return True."""
+        if self._ident() == self.owner and not self.captures:
             return False
         self.retired.extend(handles)
         return True
+
+    def captured(self, stream: Any, queue: Callable[[], None]) -> Graph:
+        """Return a graph of what is queued on a stream; see `graphs.capture`.
+
+        Raises:
+            DeviceError: the stream cannot be captured.
+        """
+        self.captures = True
+        try:
+            with capture(stream) as graph:
+                queue()
+        finally:
+            self.captures = False
+        return graph
 
 
 # One process works on one GPU: opened at the first backend, closed at exit.

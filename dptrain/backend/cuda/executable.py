@@ -20,7 +20,7 @@ from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
-from dptrain.backend.cuda.graphs import Graph, capture
+from dptrain.backend.cuda.graphs import Graph
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
@@ -378,15 +378,17 @@ class CudaExecutable:
             launches: of the part.
         """
         stream, runs = self.backend.stream, place[-1]
-        if self.backend.graph and len(launches) > 1:
-            if place not in self._graphs:
-                with capture(stream) as self._graphs[place]:
-                    for launch in launches:
-                        launch(runs)
-            self._graphs[place].launch(stream)
-        else:
+
+        def queue() -> None:
             for launch in launches:
                 launch(runs)
+
+        if self.backend.graph and len(launches) > 1:
+            if place not in self._graphs:
+                self._graphs[place] = self.backend.gpu_record.captured(stream, queue)
+            self._graphs[place].launch(stream)
+        else:
+            queue()
 
     def close(self) -> None:
         """Queue what waits for other runs, and give the driver its graphs and the intermediate results back.

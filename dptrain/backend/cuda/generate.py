@@ -669,7 +669,9 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
     for number, one in enumerate(dict.fromkeys(tensors)):
         path = labels.get(one) or (one.variable.path if one.variable is not None else one.name)
         own = _word(path or (one.op.name if one.op is not None else "constant"))
-        name = own if path and own not in taken and not _RESERVED.fullmatch(own) else f"{own}_{number}"
+        if _RESERVED.fullmatch(own):  # and with a number behind it, as often as not
+            own = f"t_{own}"
+        name = own if path and own not in taken else f"{own}_{number}"
         taken.add(name)
         found[one] = name
     return found

@@ -15,8 +15,8 @@ from dptrain.errors import DeviceError
 
 __all__ = ["Graph", "capture"]
 
-# CU_STREAM_CAPTURE_MODE_RELAXED: other threads may copy and wait meanwhile, and a garbage collection in this one may
-# free memory. What conflicts with the capture itself is refused in every mode.
+# CU_STREAM_CAPTURE_MODE_RELAXED: other threads may copy and wait meanwhile, and this one may allocate and free memory.
+# What conflicts with the capture itself is refused in every mode, such as waiting for its stream: see `Gpu.captures`.
 _RELAXED = 2
 
 

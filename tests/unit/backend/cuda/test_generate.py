@@ -5,7 +5,9 @@ import pytest
 
 import dptrain as dp
 from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.generate import _RESERVED, names_of
 from dptrain.comm import SoloCommunicator
+from dptrain.program.tensor import Variable
 
 CASES = {
     "momentum": lambda a, b: (dp.optimizers.SGD(a, momentum=b, clipnorm=1 + a, weight_decay=b), "mse", b),
@@ -48,3 +50,11 @@ def test_seeds_and_rates_are_no_part_of_it(case):
     assert numbers.keys() == others.keys() <= set(one.fields)
     assert numbers != others
     assert any(value == np.float32(0.25) for value in numbers.values()), "0.25 is a number of the run"
+
+
+def test_no_tensor_has_a_name_that_the_generator_gives():
+    words = ["total", "sum", "parts", "best_1", "i", "k3", "chunk", "for", "B", "shared", "conv2d"]
+    tensors = [Variable(np.zeros(1, np.float32), one).value for one in words for _ in range(2)]
+    names = names_of(tensors, dict(zip(tensors, [one for one in words for _ in range(2)], strict=True)))
+    assert len(set(names.values())) == len(tensors)
+    assert not [one for one in names.values() if _RESERVED.fullmatch(one)]
