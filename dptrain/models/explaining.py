@@ -7,7 +7,6 @@ import numpy as np
 
 from dptrain.backend.cpu.codegen import generate
 from dptrain.errors import ConfigError
-from dptrain.models.sequential import Sequential
 from dptrain.program import tree
 from dptrain.program.explain import COLUMNS, names_of, shown, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
@@ -118,7 +117,7 @@ def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dty
         raise ConfigError(f"batch_size = {batch_size!r}: expected an integer >= 1")
     if step != "predict" and not model.compiled:
         raise ConfigError(f"You must call `compile()` before explaining the {step} step.")
-    if isinstance(model, Sequential):
+    if model._stack:  # its first layer says the shape
         model.build()
     data, inputs = _data(model, Rows(batch_size), step, dtype)
     run = model.step(step)

@@ -7,7 +7,7 @@ beside each other.
 
 from typing import TYPE_CHECKING
 
-from dptrain.ops import nn, numpy
+from dptrain.ops import nn, numpy, parts  # noqa: F401  # with which tensors have []
 from dptrain.ops.activation import erf, mish
 from dptrain.ops.arrangement import slice_update
 from dptrain.ops.arrays import convert_to_numpy, convert_to_tensor, rsqrt, shape, unstack
@@ -22,6 +22,7 @@ from dptrain.ops.norms import norm
 from dptrain.ops.numpy import *  # noqa: F403
 from dptrain.ops.reduction import logsumexp
 from dptrain.ops.searching import scatter, segment_sum
+from dptrain.program import gradient  # noqa: F401  # and backward
 from dptrain.registry.names import not_there
 
 __all__ = [

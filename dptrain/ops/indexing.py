@@ -9,6 +9,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.manipulation import reshape, transpose_to
+from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Gather, Scatter
 from dptrain.program.onnx_graph import OnnxGraph, Value
@@ -173,8 +174,6 @@ def take_along_last(x: Any, indices: Any) -> Tensor:
     """
     tensor, places = as_tensors([x, indices])
     chosen = one_hot(places, int(tensor.shape[-1]), dtype=tensor.dtype)
-    from dptrain.ops.reduction import sum as sum_over
-
     return sum_over(tensor * chosen, -1)
 
 

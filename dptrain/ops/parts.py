@@ -9,6 +9,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.indexing import in_range, take_rows, taken
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
+from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Tensor, as_tensors
 
@@ -35,6 +36,9 @@ def part(x: Any, key: Any) -> Tensor:
         if isinstance(one, slice) and one.step is not None and one.step < 0:
             return _general(tensor, list(given))
     return _viewed(tensor, given)
+
+
+METHODS["[]"] = part
 
 
 def _viewed(x: Tensor, given: Sequence[Any]) -> Tensor:

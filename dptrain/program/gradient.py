@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dptrain.errors import ConfigError
-from dptrain.program.operand import OPERATORS
+from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.tensor import Tensor, Variable, constant
 
 
@@ -69,3 +69,6 @@ def backward(target: Tensor, gradient: Any = None) -> None:
         if found is not None and isinstance(variable, Variable):
             before = variable.grad
             variable.grad = found if before is None else before + found
+
+
+METHODS["backward"] = backward

@@ -1,6 +1,6 @@
 """What can stand in an expression: the operators of tensors and variables, as calls of ops."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.errors import ConfigError
@@ -21,6 +21,8 @@ Operator = Literal[
 # fmt: on
 # The op of each, as its record says.
 OPERATORS: dict[Operator, "Op"] = {}
+# What tensors have as methods and what is written in ops, by the module above that writes it.
+METHODS: dict[Literal["[]", "backward"], Callable[..., Any]] = {}
 
 
 _BOUNDS = (int, type(None))
@@ -141,9 +143,8 @@ class Operand:
     __hash__ = object.__hash__
 
     def __getitem__(self, key: Any) -> "Tensor":
-        from dptrain.ops.parts import part
-
-        return part(self, key)
+        found: Tensor = METHODS["[]"](self, key)
+        return found
 
     def __iter__(self) -> Iterator["Tensor"]:
         """Go through the parts along the first axis."""

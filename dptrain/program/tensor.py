@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
-from dptrain.program.operand import OPERATORS, is_plain
+from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
 from dptrain.program.shapes import Rows, Shape
@@ -194,9 +194,7 @@ class Tensor(Operand):
         Args:
             gradient: of something in this tensor; ones by default.
         """
-        from dptrain.program.gradient import backward
-
-        backward(self, gradient)
+        METHODS["backward"](self, gradient)
 
 
 def as_tensors(inputs: Sequence[Any]) -> Sequence[Tensor]:

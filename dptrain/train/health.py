@@ -20,7 +20,7 @@ from dptrain.batches.feed import BatchRows
 from dptrain.batches.sampling import Shard
 from dptrain.errors import AgreedError, ConfigError, DivergenceError, ExitCode
 from dptrain.program.tensor import Tensor, Variable, watching
-from dptrain.train.programs import Programs, Step
+from dptrain.train.programs import Programs, Step, Trained
 from dptrain.train.replicas import deviating, differing, gathered, number_of, refuse_difference
 
 Array = npt.NDArray[Any]
@@ -78,7 +78,7 @@ class HealthCheck:
     """
 
     def __init__(
-        self, model: Any, programs: Programs, batches: Batches, *, every: int, on_nonfinite: OnNonfinite
+        self, model: Trained, programs: Programs, batches: Batches, *, every: int, on_nonfinite: OnNonfinite
     ) -> None:
         self._model, self._programs, self._batches = model, programs, batches
         self._comm, self._compares, self._judges = programs.comm, every > 0, on_nonfinite != "ignore"

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ from dptrain.batches.structure import Batch
 from dptrain.comm.base import Communicator
 from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
+from dptrain.metrics import Metric
 from dptrain.ops.indexing import take_rows
+from dptrain.optimizers.base import Optimizer
 from dptrain.program import messages, shapes, tree
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.evaluate import evaluate
@@ -50,6 +52,63 @@ class Step:
     version: Any = None
     totals: Collection[Variable] = ()
     eager: bool = False
+
+
+class Trained(Protocol):
+    """A model, as its training sees it.
+
+    Attributes:
+        stop_training: set by callbacks to end the training.
+        stop_evaluating: likewise an evaluation.
+        stop_predicting: likewise a prediction.
+    """
+
+    stop_training: bool
+    stop_evaluating: bool
+    stop_predicting: bool
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """That it was compiled with."""
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Weights and other state."""
+
+    @property
+    def weights(self) -> list[Variable]:
+        """All of them."""
+
+    @property
+    def trainable_weights(self) -> list[Variable]:
+        """Those that are trained."""
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Whose totals begin anew with every epoch and evaluation."""
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether a user wrote how it is trained."""
+
+    @property
+    def skipped_steps(self) -> int | None:
+        """How many steps the training at hand has left out; None where it leaves out none."""
+
+    def step(self, name: str) -> Step:
+        """Return the step "train", "test" or "predict"."""
+
+    def variables_on_device(self) -> list[Variable]:
+        """Return all that a step may read or write."""
+
+    def reset_metrics(self) -> None:
+        """Start new means of loss and metrics."""
+
+    def finalize_weights(self) -> None:
+        """Let the weights be what a training ends with."""
+
+    def as_outputs(self, found: Mapping[str, Array]) -> Any:
+        """Return what a prediction has made, nested as the outputs."""
 
 
 class Programs:
@@ -179,7 +238,7 @@ class Programs:
         names = found if placed is None else self._traced[id(placed)].names
         return {name: _number(step, name, found[name]) for name in names if name in found}
 
-    def adopt(self, model: Any, *, trains: bool) -> None:
+    def adopt(self, model: Trained, *, trains: bool) -> None:
         """Let a model's weights live on the device; if it `trains`, its other state and its optimizer's slots as well.
 
         Raises:

@@ -18,7 +18,7 @@ from dptrain.program.shapes import size
 from dptrain.program.tensor import Variable
 from dptrain.runtime.failure import phase
 from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
-from dptrain.train.programs import Programs, Step
+from dptrain.train.programs import Programs, Step, Trained
 from dptrain.train.replicas import Shared
 from dptrain.train.sync_points import SyncPoints
 
@@ -65,7 +65,12 @@ class Trainer:
     """
 
     def __init__(
-        self, model: Any, programs: Programs, *, steps_per_execution: int | None = None, data_bytes: int | None = None
+        self,
+        model: Trained,
+        programs: Programs,
+        *,
+        steps_per_execution: int | None = None,
+        data_bytes: int | None = None,
     ) -> None:
         self.model, self.programs = model, programs
         self.backend, self.comm = programs.backend, programs.comm
@@ -367,7 +372,7 @@ class Trainer:
         # As Keras, an epoch for which no data was left has no logs.
         logs = self.programs.logs("train") if self._steps or first_step else {}
         if logs and skipped is not None:
-            logs["skipped_steps"] = self.model.skipped_steps - skipped
+            logs["skipped_steps"] = (self.model.skipped_steps or 0) - skipped
         self._finished = self.timing
         return logs
 
@@ -499,7 +504,7 @@ class Trainer:
             one.assign(value)
         return logs
 
-    def _stopped(self, model: Any, flag: str) -> bool:
+    def _stopped(self, model: Trained, flag: str) -> bool:
         """Return whether any rank's model is to stop ("stop_training", ...), and say so to this rank's. Collective."""
         stop = self._any(bool(getattr(model, flag)))
         setattr(model, flag, stop)

@@ -54,8 +54,13 @@ NEVER = {"torch", "keras", "tensorflow", "jax"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """Return (dotted name, whether it is imported when the module is) of everything that a module imports."""
+def imports(path: Path, *, each: bool = False) -> list[tuple[str, bool]]:
+    """Return (dotted name, whether it is imported when the module is) of everything that a module imports.
+
+    Args:
+        path: of the module.
+        each: with the names that are imported from a module, which may be modules themselves.
+    """
     found = []
 
     def visit(node: ast.AST, at_import: bool) -> None:
@@ -67,7 +72,8 @@ def imports(path: Path) -> list[tuple[str, bool]]:
                 found.extend((alias.name, inside) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
                 module = child.module or ""
-                names = [f"{module}.{alias.name}" for alias in child.names] if module == "dptrain" else [module]
+                whole = each or module == "dptrain"
+                names = [f"{module}.{alias.name}" for alias in child.names] if whole else [module]
                 found.extend((name, inside) for name in names)
             visit(child, inside)
 
@@ -90,6 +96,26 @@ def test_imports_run_downward(path):
         # What a function imports when it is called may point upward: the excepthook asks comm what an error is.
         if parts[0] == "dptrain" and len(parts) > 1 and at_import and own != "__init__":
             assert RANK[own] <= RANK[parts[1]], f"{own} imports {name}, which is above it"
+
+
+# Keras' paths to what lies above: `dptrain.saving.load_model` is `dptrain.models.load_model`.
+FACADES = {"dptrain", "dptrain.saving"}
+
+
+def test_no_circles():
+    """Not by what a function imports when it is called, either."""
+    named = {".".join(("dptrain", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES}
+    named = {name.removesuffix(".__init__"): path for name, path in named.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in named.items():
+        if name not in FACADES:
+            found = [one for one, _ in imports(path, each=True)]
+            modules = (one if one in named else one.rpartition(".")[0] for one in found)
+            graph[name] = {one for one in modules if one in named and one != name}
+    while leaves := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert not graph
 
 
 def test_every_module_has_a_layer():
