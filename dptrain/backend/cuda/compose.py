@@ -77,6 +77,11 @@ class Composition:
             group.after = {grouping.group_of[copied]} | _readers(functions, program.state[variable])
             grouping.groups.append(group)
             functions[group] = generator.function(group)
+        for new, variable in self.targets.items():
+            pair = {new, program.state[variable]}
+            for function in functions.values():
+                if pair <= function.pointers.keys():
+                    function.overlapping |= pair
         _order(grouping.groups)
         self.counts_steps = any("step" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)

@@ -115,6 +115,7 @@ class Function:
         body: statements.
         pointers: C++ names of the tensors in memory, in order.
         writes: those that it stores.
+        overlapping: those whose memory is also another's of them: of a variable's old value and of the new one.
         reads: flat indices by which tensors are read, by `id`.
         places: by which it stores a tensor.
         arguments: beside the tensors.
@@ -132,6 +133,7 @@ class Function:
     body: list[str] = field(default_factory=list)
     pointers: dict[Tensor, str] = field(default_factory=dict)
     writes: set[Tensor] = field(default_factory=set)
+    overlapping: set[Tensor] = field(default_factory=set)
     reads: dict[int, set[str]] = field(default_factory=dict)
     places: dict[Tensor, str] = field(default_factory=dict)
     arguments: list[Argument] = field(default_factory=list)
@@ -146,7 +148,11 @@ class Function:
     def signature(self) -> list[tuple[str, str]]:
         """Types and names of its parameters, in order."""
         tensors = [
-            (f"{'' if one in self.writes else 'const '}{ctype(one.dtype)} *__restrict__ ", name)
+            (
+                f"{'' if one in self.writes else 'const '}{ctype(one.dtype)} *"
+                f"{'' if one in self.overlapping else '__restrict__ '}",
+                name,
+            )
             for one, name in self.pointers.items()
         ]
         step = [("const long long *", "starts"), ("long long *", "step")] if "step" in self.needs else []

@@ -7,6 +7,7 @@ import dptrain as dp
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import _RESERVED, names_of
 from dptrain.comm import SoloCommunicator
+from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 
 CASES = {
@@ -58,3 +59,29 @@ def test_no_tensor_has_a_name_that_the_generator_gives():
     names = names_of(tensors, dict(zip(tensors, [one for one in words for _ in range(2)], strict=True)))
     assert len(set(names.values())) == len(tensors)
     assert not [one for one in names.values() if _RESERVED.fullmatch(one)]
+
+
+def test_pointers_to_one_place_do_not_claim_to_differ():
+    weight = Variable(np.ones(5, np.float32), "weight")
+    swapped = [Variable(np.ones(5, np.float32), name) for name in ("one", "other")]
+
+    def step(x):
+        weight.assign(weight * 0.5 + x)
+        one, other = (variable.value for variable in swapped)
+        swapped[0].assign(other)
+        swapped[1].assign(one)
+        return {}
+
+    made = Composition(trace(step, {"x": ((5,), "float32")}))
+    functions = [one for stage in made.stages for kernel in stage for one in kernel.functions]
+    kinds = [{name: kind for kind, name in one.signature} for one in functions]
+    (in_place,) = [one for one in kinds if "new_weight" in one]
+    assert (in_place["weight"], in_place["new_weight"]) == ("const float *", "float *")
+    assert in_place["x"] == "const float *__restrict__ "
+    places = {id(one): variable for variable, one in made.program.state.items()}
+    places |= {id(one): variable for one, variable in made.targets.items()}
+    for own, function in zip(kinds, functions, strict=True):
+        used = [places.get(id(one), one) for one in function.pointers]
+        for place, name in zip(used, function.pointers.values(), strict=True):
+            shared = sum(one is place for one in used) > 1
+            assert ("__restrict__" in own[name]) is not shared, name
