@@ -346,8 +346,7 @@ def _check_targets(y: Any, loss: Any, output: tuple[int | None, ...] | None, row
             "Data cardinality is ambiguous. Make sure all arrays contain the same number of samples. "
             f"x has {rows} samples, {name} has {len(targets) if targets.ndim else 'none'}"
         )
-    if loss is not None and loss.takes_labels and output is not None and len(output) == 1:
-        assert output[-1] is not None
+    if loss is not None and loss.takes_labels and output is not None and len(output) == 1 and output[-1] is not None:
         targets = whole_labels(targets, name)
         check_labels(targets if loss.ignored is None else targets[targets != loss.ignored], output[-1], name)
         return targets.astype(np.int64, copy=False)

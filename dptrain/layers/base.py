@@ -20,7 +20,7 @@ from dptrain.mixed_precision import dtype_name, dtype_policy
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
-from dptrain.program.shapes import SYMBOLIC_ROWS, Rows
+from dptrain.program.shapes import Dim, Rows, UnknownLengthError, is_open, read, symbolic, unknown
 from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
@@ -37,6 +37,8 @@ BuildShape = tuple[int | None, ...]
 _training: ContextVar[bool | None] = ContextVar("training", default=None)
 # Whether weights that are built are for a model to draw anew: see `Weight`.
 _provisional: ContextVar[bool] = ContextVar("provisional", default=False)
+# What lengths that are not known are taken for where a layer asks: longer than most windows, and often divisible.
+_SIZES = 240, 360
 # Arguments of every layer, which `Layer.config` writes itself.
 _COMMON = ("self", "name", "trainable", "dtype", "autocast", "activity_regularizer", "input_shape", "input_dim")
 
@@ -85,7 +87,7 @@ class Layer(Parts):
         dtype: Any = None,
         autocast: bool = True,
         name: str | None = None,
-        input_shape: Sequence[int] | None = None,
+        input_shape: Sequence[int | None] | None = None,
         input_dim: int | None = None,
         **unknown: Any,
     ) -> None:
@@ -130,25 +132,23 @@ class Layer(Parts):
         raise NotImplementedError(f"Layer {type(self).__name__} does not have a `call()` method implemented.")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape of the outputs, None for the rows of the batch; `call` is run without values to see it.
+        """Return the shape of the outputs, None for lengths that are not known; `call` is run without values to see it.
 
         Args:
             input_shape: as `build`.
 
         Raises:
-            ConfigError: the layer cannot take that input, or a length other than the first is None.
+            ConfigError: the layer cannot take that input.
         """
-        inputs = _map_shapes(lambda shape: placeholder(_known(shape), self._dtype, "input"), input_shape)
-        with tracing():
-            results = self(inputs, training=False)
-        self._clear_losses()
-        return map_leaves(lambda _, one: tuple(None if _symbolic_length(n) else int(n) for n in one.shape), results)
+        inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self._dtype, "input"), input_shape)
+        results = self._on_symbols((inputs,), {"training": False})
+        return map_leaves(lambda _, one: read(one.shape), results)
 
     # What a subclass calls
 
     def add_weight(
         self,
-        shape: int | Sequence[int] | None = None,
+        shape: int | Sequence[int | None] | None = None,
         initializer: InitializerArgument | None = None,
         dtype: str | None = None,
         trainable: bool = True,
@@ -172,11 +172,17 @@ class Layer(Parts):
             name: within the layer.
 
         Raises:
-            ConfigError: an argument is unknown or not supported.
+            ConfigError: an argument is unknown or not supported, or a dimension is None.
         """
         kind = np.dtype(dtype or self._dtype)
+        lengths = (shape,) if isinstance(shape, int) else tuple(shape or ())
+        if None in lengths:
+            raise ConfigError(
+                "Shapes used to initialize variables must be fully-defined (no `None` dimensions). Received: "
+                f"shape={lengths} for variable path='{self.label}/{name or 'variable'}'"
+            )
         made = Weight(
-            (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape or ()),
+            tuple(int(n) for n in lengths if n is not None),
             initializers.get(initializer or ("glorot_uniform" if kind.kind == "f" else "zeros")),
             default_seed(),
             next_position(),
@@ -259,6 +265,11 @@ class Layer(Parts):
                 f"In layer {type(self).__name__}, you forgot to call `super().__init__()` as the first statement in "
                 "the `__init__()` method."
             )
+        if any(is_symbolic(one) for one in leaves([arguments, keywords])):
+            outputs = self._on_symbols(arguments, keywords)
+            node = Node(self, arguments, keywords)
+            self._nodes.append(node)
+            return node.finish(outputs)
         accepted = self._signature.parameters
         training = keywords.get("training")
         if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in accepted.values()):
@@ -277,17 +288,37 @@ class Layer(Parts):
             training = bool(default) if isinstance(default, bool) else False
         if "training" in accepted:
             bound.arguments["training"] = training
-        symbolic = any(is_symbolic(one) for one in leaves([arguments, keywords]))
-        with scope(self.label), _calling(training), tracing() if symbolic else _as_it_is():
+        with scope(self.label), _calling(training):
             if outer is None:
                 self._clear_losses()
-            outputs = self._called(bound)
-        if not symbolic:
-            return outputs
-        self._clear_losses()
-        node = Node(self, arguments, keywords)
-        self._nodes.append(node)
-        return node.finish(outputs)
+            return self._called(bound)
+
+    def _on_symbols(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Return what a call without values returns, which tells shapes and types.
+
+        Where `call` asks for the number of a length that is not known, it gets two, one after the other: lengths of the
+        outputs that differ are not known either. So does Keras (keras/src/backend/jax/core.py, `compute_output_spec`).
+
+        Raises:
+            ConfigError: the layer cannot take that input.
+        """
+        try:
+            with tracing():
+                return self(*arguments, **keywords)
+        except UnknownLengthError:
+            given = [one for one in leaves([arguments, keywords]) if isinstance(one, Tensor)]
+            if not any(is_open(one.shape) for one in given):
+                raise
+        finally:
+            self._clear_losses()
+        found = []
+        for size in _SIZES:
+            own = map_leaves(lambda _, one, size=size: _of_size(one, size), [list(arguments), dict(keywords)])
+            with tracing():
+                found.append(self(*own[0], **own[1]))
+            self._clear_losses()
+        each = iter(leaves(found[1]))
+        return map_leaves(lambda _, one: _like_both(one, next(each)), found[0])
 
     def _called(self, bound: inspect.BoundArguments) -> Any:
         """Return the outputs for bound arguments, which become tensors; build the layer before, if it is not."""
@@ -378,7 +409,7 @@ class Layer(Parts):
         with suppress(ConfigError, NotImplementedError, TypeError):
             if self.built and self._built_for is not None:
                 shape = self.compute_output_shape(self._built_for)
-                return _map_shapes(lambda one: placeholder(_known(one), self._dtype, self.label), shape)
+                return _map_shapes(lambda one: placeholder(symbolic(one), self._dtype, self.label), shape)
         return None
 
     def _first_node(self, what: str) -> Node:
@@ -432,24 +463,24 @@ class Layer(Parts):
         return f"<{type(self).__name__} name={self.name}, built={self.built}>"
 
 
-def sizes(shape: Any) -> tuple[int, ...]:
+def sizes(shape: Any) -> BuildShape:
     """Return the shape of one sample after checking it.
 
     Raises:
-        ConfigError: it is no list of positive integers.
+        ConfigError: it is no list of positive integers and None.
     """
     if not isinstance(shape, Sequence) or any(
-        isinstance(n, bool) or not isinstance(n, Integral) or int(n) < 1 for n in shape
+        n is not None and (isinstance(n, bool) or not isinstance(n, Integral) or int(n) < 1) for n in shape
     ):
         raise ConfigError(f"Input shape: expected positive integers. Received: shape={shape}")
-    return tuple(int(n) for n in shape)
+    return tuple(None if n is None else int(n) for n in shape)
 
 
 def build_shape(value: Any) -> BuildShape | None:
     """Return the shape of a tensor as `build` gets it: None for the first length, the rows of the batch."""
     if not isinstance(value, Tensor):
         return None
-    return tuple(None if not axis or isinstance(n, Rows) else int(n) for axis, n in enumerate(value.shape))
+    return tuple(None if not axis or isinstance(n, Rows | Dim) else int(n) for axis, n in enumerate(value.shape))
 
 
 @contextmanager
@@ -461,9 +492,19 @@ def _calling(training: bool) -> Iterator[None]:
         _training.reset(token)
 
 
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
+def _of_size(value: Any, size: int) -> Any:
+    """Return a placeholder like a symbolic tensor, in which lengths that are not known are so long."""
+    if not isinstance(value, Tensor) or not is_open(value.shape):
+        return value
+    return placeholder(tuple(size if isinstance(n, Dim) else n for n in value.shape), value.dtype, value.name)
+
+
+def _like_both(one: Any, other: Any) -> Any:
+    """Return a placeholder like two tensors, where their lengths are the same."""
+    if not isinstance(one, Tensor):
+        return one
+    lengths = (n if n == m else unknown() for n, m in zip(one.shape, other.shape, strict=True))
+    return placeholder(tuple(lengths), one.dtype, one.name)
 
 
 def _noting_built(build: Callable[..., None]) -> Callable[..., None]:
@@ -481,10 +522,6 @@ def _is_number_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(one, int | float) for one in leaves(value))
 
 
-def _symbolic_length(length: int) -> bool:
-    return isinstance(length, Rows) and length.rows == SYMBOLIC_ROWS
-
-
 def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
     """Return nested shapes with a function of each in its place."""
     if isinstance(shapes, Mapping):
@@ -492,13 +529,6 @@ def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
     if all(one is None or isinstance(one, Integral) for one in shapes):
         return function(shapes)
     return [_map_shapes(function, one) for one in shapes]
-
-
-def _known(shape: Sequence[int | None]) -> tuple[int, ...]:
-    lengths = [SYMBOLIC_ROWS if not axis and n is None else n for axis, n in enumerate(shape)]
-    if None in lengths:
-        raise ConfigError(f"not supported: unknown lengths in shape {tuple(shape)}")
-    return tuple(n if isinstance(n, Rows) else int(n) for n in lengths if n is not None)
 
 
 def _described(value: Any, strict: bool) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.layers.arguments import Pair, channels_last, padding_mode, pair, positive
+from dptrain.layers.arguments import channels_last, padding_mode, pair, positive
 from dptrain.layers.base import (
     ActivationArgument,
     BuildShape,
@@ -48,11 +48,11 @@ class _Convolution(KernelLayer):
 
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
-        channels = int(input_shape[-1] or 1)
+        channels = input_shape[-1]
         self._make_weights((*self.kernel_size, *self._ends(channels)), self.filters)
         self.input_spec = InputSpec(ndim=4, axes={-1: channels})
 
-    def _ends(self, channels: int) -> Pair:
+    def _ends(self, channels: int | None) -> tuple[int | None, int | None]:
         """The last two lengths of the kernel."""
         return channels, self.filters
 
@@ -187,7 +187,7 @@ class Conv2DTranspose(_Convolution):
         if self.dilation_rate != (1, 1):
             self.refuse(dilation_rate=dilation_rate)
 
-    def _ends(self, channels: int) -> Pair:
+    def _ends(self, channels: int | None) -> tuple[int | None, int | None]:
         return self.filters, channels
 
     def _convolved(self, x: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ class Dense(KernelLayer):
 
     def build(self, input_shape: BuildShape) -> None:
         """Make kernel and bias."""
-        inputs = int(input_shape[-1] or 1)
+        inputs = input_shape[-1]
         self._make_weights((inputs, self.units), self.units)
         self.input_spec = InputSpec(min_ndim=2, axes={-1: inputs})
 

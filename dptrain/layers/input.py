@@ -7,7 +7,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer, sizes
 from dptrain.layers.node import Node
 from dptrain.mixed_precision import dtype_policy
-from dptrain.program.shapes import SYMBOLIC_ROWS
+from dptrain.program.shapes import symbolic
 from dptrain.program.tensor import Tensor
 
 
@@ -15,8 +15,8 @@ class InputLayer(Layer):
     """States the shape of one sample; computes nothing and, as in Keras, is none of a Sequential's layers.
 
     Args:
-        shape: of one sample.
-        batch_size: taken and left unused: batches may have any number of rows.
+        shape: of one sample, None for lengths that batches may have at their choice.
+        batch_size: that all batches must have; None for any.
         dtype: of the input; floating-point inputs are cast to the type of the layer that takes them.
         sparse: only None or False.
         ragged: only None or False.
@@ -27,7 +27,7 @@ class InputLayer(Layer):
         options: as `Layer`.
 
     Attributes:
-        batch_shape: (None, *shape).
+        batch_shape: (batch_size, *shape).
         output: the symbolic tensor.
 
     Raises:
@@ -36,7 +36,7 @@ class InputLayer(Layer):
 
     def __init__(
         self,
-        shape: Sequence[int] | None = None,
+        shape: Sequence[int | None] | None = None,
         batch_size: int | None = None,
         dtype: str | None = None,
         sparse: bool | None = None,
@@ -48,21 +48,21 @@ class InputLayer(Layer):
         **options: Any,
     ) -> None:
         if batch_shape is not None:
-            if shape is not None:
-                raise ConfigError("You cannot pass both `shape` and `batch_shape` at the same time.")
-            shape = [n for n in batch_shape[1:] if n is not None]
-            if len(shape) != len(batch_shape) - 1:
-                raise ConfigError(f"not supported: batch_shape = {tuple(batch_shape)}, of unknown dimensions")
+            for name_of, one in (("shape", shape), ("batch_size", batch_size)):
+                if one is not None:
+                    raise ConfigError(f"You cannot pass both `{name_of}` and `batch_shape` at the same time.")
+            batch_size, *shape = batch_shape
         if shape is None:
             raise ConfigError("You must pass a `shape` argument.")
         shape = sizes(shape)
+        (batch_size,) = sizes([batch_size])
         super().__init__(input_shape=shape, name=name, **options)
         self.refuse(sparse=sparse or None, ragged=ragged or None, input_tensor=input_tensor, optional=optional or None)
-        self.batch_shape = (None, *shape)
+        self.batch_shape = (batch_size, *shape)
         self._input_dtype, self.built = dtype or dtype_policy().compute_dtype, True
         node = Node(self)
         self._nodes.append(node)
-        node.outputs = node.output((SYMBOLIC_ROWS, *shape), self._input_dtype, name or "input")
+        node.outputs = node.output(symbolic(self.batch_shape), self._input_dtype, name or "input")
 
     @property
     def dtype(self) -> str:
@@ -86,7 +86,7 @@ class InputLayer(Layer):
 
 
 def Input(  # noqa: N802 - Keras' name
-    shape: Sequence[int] | None = None,
+    shape: Sequence[int | None] | None = None,
     batch_size: int | None = None,
     dtype: str | None = None,
     sparse: bool | None = None,

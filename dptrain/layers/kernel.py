@@ -34,7 +34,7 @@ class KernelLayer(Layer):
         self.kernel_constraint = constraints.get(kernel_constraint)
         self.bias_constraint = constraints.get(bias_constraint)
 
-    def _make_weights(self, kernel_shape: tuple[int, ...], outputs: int) -> None:
+    def _make_weights(self, kernel_shape: tuple[int | None, ...], outputs: int) -> None:
         """Make kernel and bias."""
         self.kernel = self.add_weight(
             kernel_shape,

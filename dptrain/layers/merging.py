@@ -1,13 +1,14 @@
 """Layers of several inputs, and the same as functions: sums, products, extremes, concatenation, dot products."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer
-from dptrain.program.shapes import without_rows
+from dptrain.program.shapes import differ, without_rows
 from dptrain.program.tensor import Tensor
 
 
@@ -99,8 +100,9 @@ class Concatenate(_Merge):
     def build(self, input_shape: Any) -> None:
         """Check that the shapes differ along the axis alone."""
         super().build(input_shape)
-        rests = {tuple(n for at, n in enumerate(one) if at != self.axis % len(one)) for one in input_shape}
-        if len(rests) > 1:
+        rests = [[n for at, n in enumerate(one) if at != self.axis % len(one)] for one in input_shape]
+        known = [{*lengths} - {None} for lengths in zip(*rests, strict=False)]
+        if len({*map(len, rests)}) > 1 or any(len(lengths) > 1 for lengths in known):
             raise ConfigError(
                 "A `Concatenate` layer requires inputs with matching shapes except for the concatenation axis. "
                 f"Received: input_shape={input_shape}"
@@ -146,12 +148,12 @@ class Dot(_Merge):
                 length = ops.sqrt(ops.maximum(ops.sum(ops.square(one), place, keepdims=True), 1e-12))
                 one = one / length
             rest = [at for at in range(1, one.ndim) if at != place]
-            lengths = [int(one.shape[at]) for at in rest]
+            lengths = [one.shape[at] for at in rest]
             last = ops.transpose(one, (0, *rest, place))
-            size = functools.reduce(int.__mul__, lengths, 1)
+            size = math.prod(lengths)
             parts.append((ops.reshape(last, (one.shape[0], size, one.shape[place])), lengths))
         (x, x_rest), (y, y_rest) = parts
-        if x.shape[-1] != y.shape[-1]:
+        if differ(x.shape[-1], y.shape[-1]):
             shapes = [without_rows(one.shape) for one in inputs]
             raise ConfigError(
                 f"Incompatible input shapes: axis values {int(x.shape[-1])} (at axis {self._both[0]}) != "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.program.shapes import SYMBOLIC_ROWS, Shape
+from dptrain.program.shapes import Shape, symbolic
 from dptrain.program.tensor import Tensor, is_tracing, placeholder
 from dptrain.program.tree import leaves, map_leaves
 
@@ -62,7 +62,7 @@ class KerasTensor(metaclass=_Symbolic):
     """Symbolic tensors, under Keras' name: they are its instances, and a call makes one that no layer has made.
 
     Args:
-        shape: None stands for the rows of the batch.
+        shape: None stands for a length that is not known; the first for the rows of the batch.
         dtype: of its elements.
         sparse: only None or False, as `ragged`.
         ragged: see there.
@@ -82,12 +82,11 @@ class KerasTensor(metaclass=_Symbolic):
         """Return a symbolic tensor.
 
         Raises:
-            ConfigError: lengths other than the first are unknown, or it is to be sparse or ragged.
+            ConfigError: it is to be sparse or ragged.
         """
-        if sparse or ragged or None in shape[1:]:
+        if sparse or ragged:
             raise ConfigError(f"not supported: KerasTensor of shape {tuple(shape)}, sparse={sparse}, ragged={ragged}")
-        rows = [SYMBOLIC_ROWS if n is None else int(n) for n in shape]
-        return placeholder(tuple(rows), dtype, name or "keras_tensor")
+        return placeholder(symbolic(shape), dtype, name or "keras_tensor")
 
 
 def is_symbolic(value: Any) -> bool:

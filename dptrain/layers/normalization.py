@@ -35,7 +35,7 @@ class _Normalization(Layer):
         self.beta_constraint = constraints.get(beta_constraint)
         self.gamma_constraint = constraints.get(gamma_constraint)
 
-    def _make_weights(self, shape: Sequence[int]) -> None:
+    def _make_weights(self, shape: Sequence[int | None]) -> None:
         """Make gamma and beta, where there are to be any."""
         self.gamma: Variable | None = None
         self.beta: Variable | None = None
@@ -137,7 +137,7 @@ class BatchNormalization(_Normalization):
         """Make gamma, beta, moving mean and moving variance, (features,) each."""
         if self.axis not in (-1, len(input_shape) - 1):
             raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected -1, the last axis")
-        shape = (int(input_shape[-1] or 1),)
+        shape = (input_shape[-1],)
         self._make_weights(shape)
         self.moving_mean = self.add_weight(shape, self.moving_mean_initializer, trainable=False, name="moving_mean")
         self.moving_variance = self.add_weight(
@@ -226,7 +226,7 @@ class LayerNormalization(_Normalization):
         self._axes = sorted(axis % rank for axis in given)
         if self._axes != list(range(rank - len(given), rank)) or 0 in self._axes:
             raise ConfigError(f"not supported: axis = {self.axis} of layer {self.label!r}; expected the last axes")
-        shape = [int(input_shape[axis] or 1) for axis in self._axes]
+        shape = [input_shape[axis] for axis in self._axes]
         self._make_weights(shape)
         self.input_spec = InputSpec(ndim=rank)
 

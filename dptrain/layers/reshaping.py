@@ -9,6 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.arguments import channels_last, pair, positive
 from dptrain.layers.base import Layer
 from dptrain.layers.input_spec import InputSpec
+from dptrain.program.shapes import differ, quotient
 from dptrain.program.tensor import Tensor
 
 
@@ -60,8 +61,8 @@ class Reshape(Layer):
         """Return (rows, *target_shape)."""
         size = math.prod(inputs.shape[1:])
         known = math.prod(n for n in self.target_shape if n != -1)
-        shape = tuple(size // known if n == -1 else n for n in self.target_shape)
-        if math.prod(shape) != size:
+        shape = tuple(quotient(size, known) if n == -1 else n for n in self.target_shape)
+        if differ(math.prod(shape), size):
             raise ConfigError(
                 f"layer {self.label!r}: the total size of the samples must be unchanged. "
                 f"Received: input_shape={inputs.shape[1:]}, target_shape={self.target_shape}"

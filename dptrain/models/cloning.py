@@ -11,6 +11,7 @@ from dptrain.models.graph import Graph
 from dptrain.models.model import Model
 from dptrain.models.sequential import Sequential
 from dptrain.program import tree
+from dptrain.program.shapes import read
 from dptrain.saving import keras_config
 
 CloneFunction = Callable[[Layer], Layer]
@@ -122,7 +123,7 @@ def _of_graph(model: Model, graph: Graph, input_tensors: Any, cloning: _Cloning)
 
 
 def _input_like(symbol: Any, name: str | None) -> Any:
-    return Input(tuple(map(int, symbol.shape[1:])), dtype=symbol.dtype.name, name=name)
+    return Input(batch_shape=read(symbol.shape), dtype=symbol.dtype.name, name=name)
 
 
 def _compiled_as(model: Model, copy: Any) -> Any:

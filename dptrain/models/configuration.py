@@ -18,17 +18,17 @@ from dptrain.models.graph import Graph
 from dptrain.ops.manipulation import getitem
 from dptrain.program import tree
 from dptrain.program.op import Op
-from dptrain.program.shapes import Rows
-from dptrain.program.tensor import OPS, Tensor
+from dptrain.program.shapes import Dim, is_number, length_of, read
+from dptrain.program.tensor import OPS, Tensor, counted
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import plain
 from dptrain.saving.keras_config import (
     MAX_LAYERS,
     MODELS,
     Config,
+    batch_shape,
     described,
     dtype_of,
-    input_shape,
     layer_config,
     listed_layers,
     policy,
@@ -85,7 +85,7 @@ def sequential_layers(config: Config) -> tuple[list[Layer], str]:
         raise ConfigError("a model needs at least one layer")
     shape = config.get("build_input_shape")
     if not isinstance(layers[0], InputLayer) and shape is not None:
-        layers.insert(0, InputLayer(input_shape(shape)))
+        layers.insert(0, InputLayer(batch_shape=batch_shape(shape)))
     return layers, dtype_of(listed)
 
 
@@ -119,6 +119,25 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         number = next(n for n, node in enumerate(nodes[id(layer)]) if node is one.history)
         return [layer.name, number, of_call.index(id(one))]
 
+    symbols = [*tree.leaves(graph.inputs), *(one for node in graph.nodes for one in tree.leaves(node.outputs)), *makers]
+    homes = {n.name: (one, axis) for one in reversed(symbols) for axis, n in enumerate(one.shape) if isinstance(n, Dim)}
+
+    def attribute(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [attribute(one) for one in value]
+        if not isinstance(value, Dim):
+            return attribute_of(value)
+        factors = [factor(one) for one in value.names]
+        return {"class_name": "__length__", "factors": factors, "scale": value.scale, "offset": value.offset}
+
+    def factor(one: Any) -> Any:
+        if not isinstance(one, str):
+            return [one[0], *map(attribute, one[1:])]
+        if one not in homes:  # the rows
+            return None
+        symbol, axis = homes[one]
+        return {"class_name": "__keras_tensor__", "config": {"keras_history": place(symbol)}, "axis": axis}
+
     def end(one: Tensor) -> list[Any]:  # in Keras a functional model has a call more, its own
         name, number, output = place(one)
         shifted = one.history is not None and isinstance(one.history.layer, MODELS["Functional"])
@@ -128,9 +147,11 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
     def argument(path: str, one: Any) -> Any:
         if not isinstance(one, Tensor):
             return plain(one)
+        if one.is_length:
+            return attribute(one.attributes["length"]) | {"dtype": one.dtype.name}
         if one.value is None:
             dtype = model.dtype if one.dtype.kind == "f" else one.dtype.name
-            about = {"shape": [None, *map(int, one.shape[1:])], "dtype": dtype, "keras_history": place(one)}
+            about = {"shape": list(read(one.shape)), "dtype": dtype, "keras_history": place(one)}
             return {"class_name": "__keras_tensor__", "config": about}
         if one.variable is not None or one.counts_rows:
             raise ConfigError(f"model {model.name!r}: {one} is an argument that cannot be saved; use it in a layer")
@@ -146,7 +167,8 @@ def functional_config(model: Any, graph: Graph) -> dict[str, Any]:
         ]
         listed.append(about | {"name": layer.name, "inbound_nodes": inbound})
     for one in makers:
-        listed.append(_op_config(one, names[id(one)], [argument("", each) for each in one.inputs]))
+        attributes = {key: attribute(value) for key, value in one.attributes.items()}
+        listed.append(_op_config(one, names[id(one)], [argument("", each) for each in one.inputs], attributes))
     return {
         "name": model.name,
         "trainable": model.trainable,
@@ -175,7 +197,9 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
             if isinstance(maker, Layer):
                 maker.name = name
             makers[name] = maker
-            waiting += [(name, node, one["config"]) for node in one.get("inbound_nodes") or ()]
+            about = one["config"]
+            needed = about if is_op else {}
+            waiting += [(name, node, about, _histories([node, needed])) for node in one.get("inbound_nodes") or ()]
         except ConfigError as error:
             problems.append(str(error))
     if problems:
@@ -189,9 +213,26 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
         found: Tensor = made[name][int(call)][int(output)]
         return found
 
+    def length(about: Mapping[str, Any]) -> Any:
+        factors = [one if one is None else factor(one) for one in about["factors"]]
+        return length_of(factors, about["scale"], about["offset"])
+
+    def factor(about: Any) -> Any:
+        if isinstance(about, Mapping):
+            return tensor(about["config"]["keras_history"]).shape[about["axis"]]
+        function, *operands = about
+        return (function, *(length(one) if isinstance(one, Mapping) else one for one in operands))
+
+    def attribute(value: Any) -> Any:
+        if isinstance(value, Mapping) and value.get("class_name") == "__length__":
+            return length(value)
+        return tuple(map(attribute, value)) if isinstance(value, list) else attribute_from(value)
+
     def argument(value: Any) -> Any:
         if isinstance(value, Mapping):
             inner = value.get("config")
+            if value.get("class_name") == "__length__":
+                return counted(length(value), value["dtype"])
             if value.get("class_name") == "__slice__":
                 return slice(inner["start"], inner["stop"], inner["step"])  # type: ignore[index]
             if value.get("class_name") == "__ellipsis__":
@@ -210,15 +251,15 @@ def functional_ends(config: Config) -> tuple[Any, Any, str]:
     while waiting:
         later = []
         behind: set[str] = set()  # whose calls before are not made yet
-        for name, node, about in waiting:
-            if name in behind or not all(_is_made(one, made) for one in _histories(node)):
-                later.append((name, node, about))
+        for name, node, about, needed in waiting:
+            if name in behind or not all(_is_made(one, made) for one in needed):
+                later.append((name, node, about, needed))
                 behind.add(name)
                 continue
             arguments, keywords = argument(node.get("args", [])), argument(node.get("kwargs") or {})
             maker = makers[name]
             if isinstance(maker, Op):
-                attributes = {key: attribute_from(one) for key, one in about.items() if key != "name"}
+                attributes = {key: attribute(one) for key, one in about.items() if key != "name"}
                 if maker is getitem and len(arguments) == 2:  # as Keras writes it
                     taken, key = arguments
                     made[name].append([taken[tuple(key) if isinstance(key, list) else key]])
@@ -266,7 +307,7 @@ def _is_made(history: Any, made: Mapping[str, list[list[Any]]]) -> bool:
     return type(call) is type(output) is int and 0 <= call < len(calls) and 0 <= output < len(calls[call])
 
 
-def _op_config(one: Tensor, name: str, arguments: list[Any]) -> dict[str, Any]:
+def _op_config(one: Tensor, name: str, arguments: list[Any], attributes: dict[str, Any]) -> dict[str, Any]:
     assert one.op is not None
     if OPS.get(one.op.name) is not one.op:
         raise ConfigError(f"not supported: {one.op} is no op of dptrain.ops and cannot be saved; use it in a layer")
@@ -276,7 +317,7 @@ def _op_config(one: Tensor, name: str, arguments: list[Any]) -> dict[str, Any]:
     module, kind = None, one.op.name
     if one.op.keras is not None:
         module, kind = f"keras.src.ops.{one.op.keras}", "".join(part.capitalize() for part in kind.split("_"))
-    config = {"name": name} | {key: attribute_of(value) for key, value in one.attributes.items()}
+    config = {"name": name} | attributes
     found = described(module or "dptrain.ops", kind, config, None if module is None else kind)
     return found | {"name": name, "inbound_nodes": [{"args": arguments, "kwargs": {}}]}
 
@@ -289,9 +330,9 @@ def _keras_key(one: Tensor) -> list[Any] | None:
             key.append(int(part))
             continue
         start, stop, step = part
-        if isinstance(length, Rows) and (start, stop, step) != (0, length, 1):
+        if not all(map(is_number, part)) and part != (0, length, 1):
             return None
-        bounds = (None, None, None) if isinstance(length, Rows) else (int(start), int(stop), int(step))
+        bounds = (int(start), int(stop), int(step)) if is_number(length) else (None, None, None)
         key.append({"class_name": "__slice__", "config": dict(zip(("start", "stop", "step"), bounds, strict=True))})
     return key
 

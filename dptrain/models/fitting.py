@@ -77,6 +77,8 @@ class Fitting(Layer):
         @property
         def has_own_steps(self) -> bool: ...  # noqa: D102
         @property
+        def fixed_batch_size(self) -> int | None: ...  # noqa: D102
+        @property
         def expected(self) -> Expected: ...  # noqa: D102
         @property
         def expected_of_batches(self) -> Expected: ...  # noqa: D102
@@ -202,7 +204,7 @@ class Fitting(Layer):
 
     def _fit_steps(self, given: FitArguments) -> StepIterator[None]:
         comm, shards = self._start("fit", given.x), self._fixed_shards()
-        size = given.batch_size
+        size = given.batch_size or self.fixed_batch_size
 
         def prepare() -> tuple[Samples | Stream, Samples | Stream | None, Sampler | None]:
             given.check()
@@ -273,7 +275,7 @@ class Fitting(Layer):
             return own, evaluation_batches(
                 validation,
                 comm,
-                batch_size=given.validation_batch_size,
+                batch_size=given.validation_batch_size or self.fixed_batch_size,
                 otherwise=size,
                 steps=given.validation_steps,
                 shards=shards,
@@ -428,7 +430,8 @@ class Fitting(Layer):
             shards = self._fixed_shards()
             if shards is not None:
                 use_one_blas_thread()
-            return evaluation_batches(data, comm, batch_size=batch_size, steps=steps, together=together, shards=shards)
+            size = batch_size or self.fixed_batch_size
+            return evaluation_batches(data, comm, batch_size=size, steps=steps, together=together, shards=shards)
 
         batches = self.agreed(comm, "evaluate", prepare)
         hooks.params["steps"] = batches.steps
@@ -473,7 +476,8 @@ class Fitting(Layer):
             samples = Samples(check_inputs(x, self.expected), dtype=self.dtype)
             step = self.step("predict")
             together = watched or self._mixes_rows(comm, samples, step)
-            return evaluation_batches(samples, comm, batch_size=batch_size, steps=steps, together=together), step
+            size = batch_size or self.fixed_batch_size
+            return evaluation_batches(samples, comm, batch_size=size, steps=steps, together=together), step
 
         self.trainer(comm)
         batches, step = self.agreed(comm, "predict", prepare)

@@ -14,8 +14,8 @@ from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.node import Node
 from dptrain.program import tree
-from dptrain.program.shapes import Rows, axis_of_one
-from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.program.shapes import axis_of_one, bound, is_number, learned, read
+from dptrain.program.tensor import Tensor, as_tensors, counted
 
 # What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
 Maker = Node | Tensor
@@ -76,29 +76,37 @@ class Graph:
         names = [one.name for one in tree.leaves(self.inputs)]
         given = as_tensors(tree.matched(inputs, self.inputs, names, by_key=True))
         known: dict[int, Any] = {}
-        rows = next((n for one in given for n in one.shape if isinstance(n, Rows)), None)
-        count = rows.rows if rows is not None else int(given[0].shape[0])
+        lengths: dict[str, Any] = {}
         for symbol, one in zip(tree.leaves(self.inputs), given, strict=True):
             wanted = np.dtype(dtype) if symbol.dtype.kind == "f" else symbol.dtype
             one = _of_rank(one, symbol)
+            _check_rows(one, symbol)
             known[id(symbol)] = one if one.dtype == wanted else ops.cast(one, wanted)
+            learned(lengths, symbol.shape, one.shape)
 
         def value(symbol: Any) -> Any:
             if not isinstance(symbol, Tensor) or symbol.value is not None:
                 return symbol
             if id(symbol) not in known:
                 made_by = symbol.history
+                attributes = {name: bound(one, lengths) for name, one in symbol.attributes.items()}
                 if made_by is not None:
-                    self._call(made_by, value, known, call)
+                    run(made_by)
+                elif symbol.op is None:
+                    known[id(symbol)] = counted(**attributes)
                 else:
-                    assert symbol.op is not None
-                    attributes = {name: _with_rows(one, count, rows) for name, one in symbol.attributes.items()}
                     known[id(symbol)] = symbol.op(*map(value, symbol.inputs), **attributes)
             return known[id(symbol)]
 
+        def run(node: Node) -> None:
+            self._call(node, value, known, call)
+            for symbol in tree.leaves(node.outputs):
+                if isinstance(known[id(symbol)], Tensor):
+                    learned(lengths, symbol.shape, known[id(symbol)].shape)
+
         for node in self.nodes:  # in order, so that no chain of layers is too deep for Python
             if not all(id(one) in known for one in tree.leaves(node.outputs)):
-                self._call(node, value, known, call)
+                run(node)
         return tree.map_leaves(lambda path, one: value(one), self._returned)
 
     def _call(self, node: Node, value: Any, known: dict[int, Any], call: Callable[..., Any] | None) -> None:
@@ -112,7 +120,7 @@ class Graph:
         if isinstance(maker, Node) and any(id(one) in self._ends for one in tree.leaves(maker.outputs)):
             return
         for one in maker.inputs:
-            if isinstance(one, Tensor) and one.value is None:
+            if isinstance(one, Tensor) and one.value is None and not one.is_length:
                 yield one if one.history is None else one.history
 
     def _walk(self) -> tuple[list[Maker], dict[int, int]]:
@@ -175,10 +183,15 @@ def _of_rank(given: Tensor, like: Tensor) -> Tensor:
     return given if shape is None else ops.reshape(given, (given.shape[0], *shape))
 
 
-def _with_rows(attribute: Any, count: int, rows: Rows | None) -> Any:
-    """Return an op's attribute with the rows of a real batch in place of the symbolic ones."""
-    if isinstance(attribute, tuple):
-        return tuple(_with_rows(one, count, rows) for one in attribute)
-    if isinstance(attribute, Rows):
-        return Rows(count, attribute.scale, attribute.blocks) if rows is not None else count * attribute.scale
-    return attribute
+def _check_rows(given: Tensor, like: Tensor) -> None:
+    """Raise where an input's number of rows has been fixed and a batch has another.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if given.ndim and is_number(like.shape[0]) and is_number(given.shape[0]) and given.shape[0] != like.shape[0]:
+        raise ConfigError(
+            f"Invalid input shape for input {like.name!r}. Expected shape {read(like.shape)}, but input has "
+            f"incompatible shape {read(given.shape)}: its batch_size is fixed, so every batch must have "
+            f"{int(like.shape[0])} rows"
+        )

@@ -513,12 +513,13 @@ class Model(Fitting, Files, Structure):
         )
         eager = self._compiled is not None and self._compiled.run_eagerly
         if name == "predict":
-            return Step(name, self._predicted, version, (), eager)
+            return Step(name, self._predicted, version, (), eager, self.fixed_batch_size)
         function: Callable[[Any], Mapping[str, Any]] = self.train_step if name == "train" else self.test_step
         if name == "train" and self._guard is not None:
             function = self._guard.wrap(function)
         totals = () if name == "train" else self._totals()
-        return Step(name, lambda data: _checked_logs(name, function(data)), version, totals, eager)
+        rows = self.fixed_batch_size
+        return Step(name, lambda data: _checked_logs(name, function(data)), version, totals, eager, rows)
 
     def _totals(self) -> tuple[Variable, ...]:
         return tuple(one for metric in self.metrics for one in metric.variables if one.aggregation == "sum")
@@ -762,7 +763,7 @@ def _symbols(shape: Any, dtype: str) -> Any:
     if isinstance(shape, Sequence) and not isinstance(shape, str):
         if shape and all(isinstance(one, Sequence | Mapping) for one in shape):
             return [_symbols(one, dtype) for one in shape]
-        if len(shape) >= 1 and all(isinstance(n, int) for n in shape[1:]):
+        if len(shape) >= 1 and all(n is None or isinstance(n, int) for n in shape[1:]):
             return symbol(shape[1:], dtype)
     raise ConfigError(
         f"build: input_shape = {shape!r}: expected (batch size or None, *shape of one sample), such as (None, 784)"

@@ -11,7 +11,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import name_of_maker
 from dptrain.program import tree
-from dptrain.program.shapes import without_rows
+from dptrain.program.shapes import read
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import write_atomically
@@ -186,7 +186,7 @@ def _lines(layer: Any, shown: dict[str, bool], outputs: Any) -> list[str]:
 
 def _facts(shown: dict[str, bool], outputs: Any) -> list[str]:
     found = [one for one in tree.leaves(outputs) if isinstance(one, Tensor)]
-    shapes = ", ".join(f"({', '.join(map(str, without_rows(one.shape)))})" for one in found)
+    shapes = ", ".join(f"({', '.join(map(str, read(one.shape)))})" for one in found)
     dtypes = ", ".join(one.dtype.name for one in found)
     facts = {"Output shape": shapes if shown["show_shapes"] else "", "dtype": dtypes if shown["show_dtype"] else ""}
     return [f"{name}: {value}" for name, value in facts.items() if value]

@@ -15,6 +15,7 @@ from dptrain.models.graph import Graph
 from dptrain.models.model import Model
 from dptrain.models.structure import sample_shape, symbol
 from dptrain.program import tree
+from dptrain.program.shapes import differ
 from dptrain.program.tensor import Tensor, Variable, untraced
 from dptrain.registry.serialization import custom_object_scope
 from dptrain.runtime.text import short
@@ -131,7 +132,7 @@ class Sequential(Model):
             )
         if not self._stack and self._input is None:
             if isinstance(layer, Model) and layer._graph is not None:
-                self._input = InputLayer(layer.input_shape[1:])
+                self._input = InputLayer(batch_shape=layer.input_shape)
             elif not isinstance(layer, Model) and layer.input_shape is not None:
                 self._input = InputLayer(layer.input_shape)
         self._stack.append(layer)
@@ -191,7 +192,7 @@ class Sequential(Model):
         assert self._input is not None
         shape = np.shape(x) if not isinstance(x, Tensor) else x.shape
         own = self._input.batch_shape[1:]
-        return len(shape) == len(own) + 1 and tuple(map(int, shape[1:])) != tuple(own)
+        return len(shape) == len(own) + 1 and any(map(differ, shape[1:], own))
 
     @property
     def awaits_shape(self) -> bool:

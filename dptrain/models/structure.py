@@ -7,12 +7,11 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.layers import Layer
-from dptrain.layers.base import build_shape
 from dptrain.layers.node import Node
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.program import tree
-from dptrain.program.shapes import SYMBOLIC_ROWS
+from dptrain.program.shapes import is_number, read, symbolic
 from dptrain.program.tensor import Tensor, placeholder
 
 
@@ -87,10 +86,10 @@ class Structure(Layer):
 
     @property
     def input_shape(self) -> Any:
-        """Shapes of the inputs of a functional model, with None for the rows."""
+        """Shapes of the inputs of a functional model, with None for lengths that are not known."""
         if self._graph is None:
             return self._given_shape
-        shapes = [build_shape(one) for one in self.inputs]
+        shapes = [read(one.shape) for one in self.inputs]
         return shapes[0] if len(shapes) == 1 else shapes
 
     @input_shape.setter
@@ -99,11 +98,20 @@ class Structure(Layer):
 
     @property
     def output_shape(self) -> Any:
-        """Shapes of the outputs, with None for the rows."""
+        """Shapes of the outputs, with None for lengths that are not known."""
         if self._output_shapes is None:
             raise AttributeError(f"model {self.name!r} has not been built: its output shape is not known yet")
+        if self._graph is not None:
+            shapes = [read(one.shape) for one in self.outputs]
+            return shapes[0] if len(shapes) == 1 else shapes
         found = [(None, *shape) for _, shape in tree.flat_shapes(self._output_shapes)]
         return found[0] if len(found) == 1 else found
+
+    @property
+    def fixed_batch_size(self) -> int | None:
+        """The rows that every batch of a functional model must have, where one of its inputs says so."""
+        symbols = [] if self._graph is None else self.inputs
+        return next((int(one.shape[0]) for one in symbols if is_number(one.shape[0])), None)
 
     @property
     def graph(self) -> Graph | None:
@@ -147,11 +155,11 @@ class Structure(Layer):
         raise ConfigError(f"No such layer: {name}. Existing layers are: {[layer.name for layer in layers]}.")
 
 
-def sample_shape(symbol: Tensor) -> tuple[int, ...]:
-    """Return the shape of a sample of what stands for a batch."""
-    return tuple(int(n) for n in symbol.shape[1:])
+def sample_shape(symbol: Tensor) -> tuple[int | None, ...]:
+    """Return the shape of a sample of what stands for a batch, None for lengths that are not known."""
+    return read(symbol.shape[1:])
 
 
-def symbol(shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+def symbol(shape: Sequence[Any], dtype: npt.DTypeLike) -> Tensor:
     """Return what stands for a batch of samples of a shape."""
-    return placeholder((SYMBOLIC_ROWS, *map(int, shape)), dtype, "input")
+    return placeholder(symbolic((None, *shape)), dtype, "input")

@@ -15,7 +15,7 @@ from dptrain.layers import Layer
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import name_of_maker
 from dptrain.program import tree
-from dptrain.program.shapes import without_rows
+from dptrain.program.shapes import read
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.runtime.launcher import detect_launch
 
@@ -159,7 +159,7 @@ def _output_shape(layer: Layer) -> str:
 
 
 def _text(shape: Sequence[int]) -> str:
-    return f"({', '.join(map(str, without_rows(shape)))})"
+    return f"({', '.join(map(str, read(shape)))})"
 
 
 def _params(layer: Layer) -> str:

@@ -21,7 +21,7 @@ from dptrain.ops.padding import pad
 from dptrain.program.lowering import Windows
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
-from dptrain.program.shapes import size
+from dptrain.program.shapes import Dim, differ, greatest, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 Pair = tuple[int, int]
@@ -227,7 +227,7 @@ def conv(
             data_format, inputs, lambda x: conv(x, kernel, strides, padding, dilation_rate=dilation_rate)
         )
     x, k = as_tensors([inputs, kernel])
-    if x.ndim != 4 or k.ndim != 4 or x.shape[3] != k.shape[2]:
+    if x.ndim != 4 or k.ndim != 4 or differ(x.shape[3], k.shape[2]):
         raise ConfigError(
             f"conv: expected images (B, H, W, I) and a kernel (R, S, I, O), found {x.shape} and {k.shape}"
         )
@@ -264,17 +264,17 @@ def conv_transpose(
     if data_format is not None:
         return _with_channels_last(data_format, inputs, lambda x: conv_transpose(x, kernel, strides, padding))
     x, k = as_tensors([inputs, kernel])
-    if x.ndim != 4 or k.ndim != 4 or x.shape[3] != k.shape[3]:
+    if x.ndim != 4 or k.ndim != 4 or differ(x.shape[3], k.shape[3]):
         raise ConfigError(
             f"conv_transpose: expected images (B, H, W, I) and a kernel (R, S, O, I), found {x.shape} and {k.shape}"
         )
     stride = _pair("strides", strides)
     if padding == "same":
-        size = (int(x.shape[1]) * stride[0], int(x.shape[2]) * stride[1])
+        size = (x.shape[1] * stride[0], x.shape[2] * stride[1])
     else:
         size = (
-            (int(x.shape[1]) - 1) * stride[0] + max(k.shape[0], stride[0]),
-            (int(x.shape[2]) - 1) * stride[1] + max(k.shape[1], stride[1]),
+            (x.shape[1] - 1) * stride[0] + max(k.shape[0], stride[0]),
+            (x.shape[2] - 1) * stride[1] + max(k.shape[1], stride[1]),
         )
     _, before = _placed(size, k.shape[:2], stride, (1, 1), padding)
     return conv2d_input(x, k, strides=stride, dilation=(1, 1), before=before, size=size)
@@ -436,13 +436,13 @@ def _placed(
     if padding not in ("valid", "same"):
         raise ConfigError(f"padding = {padding!r}: expected 'valid' or 'same'")
     sizes, before = [], []
-    for length, extent, stride, step in zip(map(int, image), map(int, window), strides, dilation, strict=True):
+    for length, extent, stride, step in zip(image, map(int, window), strides, dilation, strict=True):
         reach = (extent - 1) * step + 1
         if padding == "same":
-            sizes.append(-(-length // stride))
-            before.append(max(0, (sizes[-1] - 1) * stride + reach - length) // 2)
+            sizes.append((length + stride - 1) // stride)
+            before.append(greatest(0, (sizes[-1] - 1) * stride + reach - length) // 2)
         else:
-            if reach > length:
+            if not isinstance(length, Dim) and reach > length:
                 raise ConfigError(f"a window of {reach} does not fit into a length of {length} without padding")
             sizes.append((length - reach) // stride + 1)
             before.append(0)

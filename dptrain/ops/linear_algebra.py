@@ -10,12 +10,12 @@ from dptrain.ops.common import common_dtype, elementwise, unbroadcast
 from dptrain.ops.manipulation import expand_dims, squeeze, transpose_to
 from dptrain.program.lowering import Product
 from dptrain.program.op import op
-from dptrain.program.shapes import Shape, broadcast, size
+from dptrain.program.shapes import Shape, broadcast, differ, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 
 def _shape(a: Shape, b: Shape) -> Shape:
-    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+    if len(a) < 2 or len(b) < 2 or differ(a[-1], b[-2]):
         raise ConfigError(f"shapes {a} and {b} have no matrix product")
     return (*broadcast(a[:-2], b[:-2]), a[-2], b[-1])
 

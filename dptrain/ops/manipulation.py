@@ -14,7 +14,7 @@ from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
 from dptrain.program.schema import TypeName
-from dptrain.program.shapes import Rows, Shape, broadcast, normalized_axes, size
+from dptrain.program.shapes import Rows, Shape, broadcast, differ, is_open, normalized_axes, quotient, size
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 from dptrain.program.views import IndexMap, aligned_axes, key_maps, marked
 
@@ -121,13 +121,19 @@ def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
     shape = lengths = (newshape,) if isinstance(newshape, int) else tuple(newshape)
     if shape.count(-1) == 1:
         shape = tuple(_missing(tensor.shape, shape) if n == -1 else n for n in shape)
-    if size(shape) != size(tensor.shape) or any(n < 0 for n in shape):
+    wrong = not is_open((*shape, *tensor.shape)) and size(shape) != size(tensor.shape)
+    if wrong or any(n < 0 for n in shape):
         raise ConfigError(f"cannot reshape {tensor.shape} into {lengths}")
+    rows = tensor.shape[0] if tensor.shape else 0
+    if isinstance(rows, Rows) and shape[:1] == (rows,) and not any(isinstance(n, Rows) for n in shape):
+        shape = (rows, *shape[1:])
     return reshape_to(tensor, shape=shape)
 
 
-def _missing(old: Shape, new: Shape) -> int:
+def _missing(old: Shape, new: Shape) -> Any:
     """Return the length that stands for -1: with the rows of the batch, if no other one has them."""
+    if is_open((*old, *new)):
+        return quotient(math.prod(old), math.prod(n for n in new if n != -1))
     known = math.prod(int(n) for n in new if n != -1)
     length = size(old) // known if known else 0
     rows = next((n for n in old if isinstance(n, Rows)), None)
@@ -245,7 +251,7 @@ def _sliced_shape(shape: Shape, *, key: Key) -> Shape:
         if isinstance(one, tuple):
             start, stop, step = one
             length = stop - start  # of lengths that count rows it still counts them
-            lengths.append(length if step == 1 else max(0, -(-int(length) // step)))
+            lengths.append(length if step == 1 else (length + step - 1) // step)
     return tuple(lengths)
 
 
@@ -397,8 +403,8 @@ def concatenate(xs: Sequence[Any], axis: int = 0) -> Tensor:
     if not tensors:
         raise ConfigError("concatenate: no tensors")
     (place,) = normalized_axes(axis, tensors[0].ndim)
-    rests = {(*one.shape[:place], *one.shape[place + 1 :]) for one in tensors}
-    if len(rests) > 1 or len({one.ndim for one in tensors}) > 1:
+    rests = [(*one.shape[:place], *one.shape[place + 1 :]) for one in tensors]
+    if any(len(one) != len(rests[0]) or any(map(differ, one, rests[0])) for one in rests):
         shapes = ", ".join(str(one.shape) for one in tensors)
         raise ConfigError(f"shapes {shapes} cannot be concatenated along axis {axis}")
     return concatenate_along(*tensors, axis=place)

@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.indexing import in_range, take_rows, taken
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
 from dptrain.program.operand import METHODS
-from dptrain.program.shapes import Rows
+from dptrain.program.shapes import Dim, Rows, greatest, least
 from dptrain.program.tensor import Tensor, as_tensors
 
 Slice = tuple[int, int, int]
@@ -57,13 +57,15 @@ def _bounds(one: slice, length: int) -> Slice:
     start, stop, step = one.start, one.stop, 1 if one.step is None else one.step
     if step == 0:
         raise ConfigError("slice step cannot be zero")
-    start = 0 if start is None else start if start >= 0 else max(length + start, 0)
+    start = 0 if start is None else start if start >= 0 else greatest(length + start, 0)
     stop = length if stop is None else stop if stop >= 0 else length + stop
-    first = min(start, length)
-    return first, max(min(stop, length), first), step
+    first = least(start, length)
+    return first, greatest(least(stop, length), first), step
 
 
 def _place(one: int, length: int) -> int:
+    if isinstance(length, Dim):
+        return one if one >= 0 else length + one
     if not -length <= one < length:
         raise ConfigError(f"index {one} is out of range for a length of {int(length)}")
     return one % length

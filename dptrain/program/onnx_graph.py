@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, Shape, row_axis
+from dptrain.program.shapes import Rows, Shape, row_axis
 from dptrain.program.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -74,7 +74,8 @@ class OnnxGraph:
         """Return an input; the first one with rows tells how many there are."""
         value = Value(name, tensor.dtype)
         axis = row_axis(tensor.shape)
-        if self._batch is None and axis is not None and tensor.shape[axis] == Rows(SYMBOLIC_ROWS.rows):
+        length = None if axis is None else tensor.shape[axis]
+        if self._batch is None and axis is not None and isinstance(length, Rows) and length.scale == 1:
             self._batch = value, axis
         return value
 

@@ -18,7 +18,7 @@ from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.letters import Letters, Named, parsed, parsed_for_any_shape
 from dptrain.program.lowering import Lowering, UserKernel, ViewMap
 from dptrain.program.operand import OPERATORS, OPS, Operator
-from dptrain.program.shapes import Rows, Shape, local, size
+from dptrain.program.shapes import Rows, Shape, is_open, local, size
 from dptrain.program.tensor import NOT_TRACKED, WATCHED, Array, DType, ShapeDtype, Tensor, as_tensors, of_value
 
 # How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
@@ -143,7 +143,7 @@ class Op:
         else:
             shape = self.shape(*[one.shape for one in tensors], **attributes)
             dtype = np.dtype(self.dtype(*[one.dtype for one in tensors], **attributes))
-            if any([one.value is None for one in tensors]):
+            if any([one.value is None for one in tensors]) or is_open(shape):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
             kind = None if _counts_rows(shape) else (shape, dtype)
             if TRACE.get() is not None and (kind is None or any(one.counts_rows for one in tensors)):

@@ -17,7 +17,7 @@ from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Dim, Rows, Shape, is_number
 
 if TYPE_CHECKING:
     from dptrain.program.op import Op
@@ -98,6 +98,11 @@ class Tensor(Operand):
     def counts_rows(self) -> bool:
         """Whether it is the number of rows of the batch, a constant that differs from batch to batch."""
         return self.op is None and "rows" in self.attributes
+
+    @property
+    def is_length(self) -> bool:
+        """Whether it is a length of symbolic tensors, which a batch will tell."""
+        return self.op is None and "length" in self.attributes
 
     def __getitem__(self, key: Any) -> "Tensor":
         """Return a part, which is a view where nobody asks how it was made."""
@@ -218,11 +223,18 @@ def _converted(one: Any, met: Sequence[DType]) -> Tensor:
     if isinstance(one, float):
         dtype = max([kind for kind in met if kind.kind == "f"], default=FLOATX)
         return of_value(np.array(one, dtype))
-    if isinstance(one, int) and not isinstance(one, bool) and met:
+    if isinstance(one, int | Dim) and not isinstance(one, bool) and met:
         common = met[0] if len(met) == 1 else np.result_type(*met)
         dtype = None if common.kind == "b" else common
-    made = constant(one, dtype)
-    return made if not isinstance(one, Rows) else row_count(made, one.scale)
+    return counted(one, dtype) if isinstance(one, Rows | Dim) else constant(one, dtype)
+
+
+def counted(length: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
+    """Return a length as a constant; it differs from batch to batch where it counts rows, or is not known."""
+    if is_number(length):
+        made = constant(length, dtype)
+        return row_count(made, length.scale) if isinstance(length, Rows) else made
+    return Tensor(None, (), {"length": length, "dtype": dtype}, (), np.dtype(dtype or np.int64))
 
 
 def row_count(known: Tensor, scale: int) -> Tensor:

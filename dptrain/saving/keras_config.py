@@ -466,22 +466,22 @@ def _check_input(config: Config) -> None:
 
 def _batch_shape(config: Config) -> tuple[int | None, ...]:
     """Return the shape of an InputLayer."""
-    return None, *input_shape(config.get("batch_shape", config.get("batch_input_shape")))
+    return batch_shape(config.get("batch_shape", config.get("batch_input_shape")))
 
 
-def input_shape(shape: Any) -> tuple[int, ...]:
-    """Return the shape of one sample of a shape of batches.
+def batch_shape(shape: Any) -> tuple[int | None, ...]:
+    """Return a shape of batches after checking it.
 
     Raises:
-        ConfigError: it is none, or has unknown sizes.
+        ConfigError: it is none.
     """
     if (
         not isinstance(shape, list | tuple)
         or not shape
-        or not all(type(size) is int and 0 < size < _MAX_DIMENSION for size in shape[1:])
+        or not all(size is None or (type(size) is int and 0 < size < _MAX_DIMENSION) for size in shape)
     ):
         raise ConfigError(f"not supported: input of shape {str(shape)[:80]}; expected (None, sizes from 1 ...)")
-    return tuple(shape[1:])
+    return tuple(shape)
 
 
 def _policy(dtype: Any) -> str:

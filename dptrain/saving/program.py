@@ -25,7 +25,7 @@ from dptrain.program import tree
 from dptrain.program.evaluate import evaluate
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
-from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, size
+from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, is_open, read, size
 from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, row_count, tracing, watching
 from dptrain.runtime.text import short
 from dptrain.saving.reading import reading
@@ -35,6 +35,8 @@ _KIND = "dptrain program 1"
 _ADVICE = "export it again"
 # Constants that reading makes again of others may have so many elements.
 _MAX_FOLDED = 1 << 24
+# The number of rows for which a prediction is traced: a prime, lest another length is taken for it.
+_TRACED_ROWS = 10009
 # What an op makes of two rows may have so many.
 _MAX_CHECKED = 1 << 28
 
@@ -80,6 +82,9 @@ def prediction(model: Any) -> Program:
         ConfigError: as `encode`.
     """
     symbols = model.input_symbols
+    if any(is_open(one.shape) for one in tree.leaves(symbols)):
+        shapes = ", ".join(str(read(one.shape)) for one in tree.leaves(symbols))
+        raise ConfigError(f"not supported: exporting a model of inputs {shapes}, where more than the rows is None")
 
     def predicted(*given: Tensor) -> Mapping[str, Any]:
         each = iter(given)
@@ -96,8 +101,8 @@ def prediction(model: Any) -> Program:
             raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
         return program
 
-    program = traced(SYMBOLIC_ROWS.rows)
-    (about, arrays), (other, more) = map(_described, (program, traced(SYMBOLIC_ROWS.rows + 2)))
+    program = traced(_TRACED_ROWS)
+    (about, arrays), (other, more) = map(_described, (program, traced(_TRACED_ROWS + 2)))
     if about != other or any(not np.array_equal(one, more[name]) for name, one in arrays.items()):
         raise ConfigError(
             "not supported: a prediction in whose program the number of rows is a number of Python's; compute with "

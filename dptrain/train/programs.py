@@ -45,6 +45,7 @@ class Step:
         version: of the function: another one is traced anew.
         totals: variables of which each rank may keep a summand, see `place`.
         eager: execute op by op, without a trace where there is one rank.
+        rows: that every batch must have, or None.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Step:
     version: Any = None
     totals: Collection[Variable] = ()
     eager: bool = False
+    rows: int | None = None
 
 
 class Trained(Protocol):
@@ -161,7 +163,7 @@ class Programs:
 
     def computes_rows(self, step: Step, batch: Batch, batch_rows: int) -> bool:
         """Whether a step computes each row of its outputs from that row of the batch alone, whatever rows there are."""
-        if step.eager:
+        if step.eager or step.rows is not None:
             return False
         placed = self.placed(step, batch, batch_rows)
         known = self._traced[id(placed)]
@@ -172,7 +174,7 @@ class Programs:
 
     def depends_on_batches(self, step: Step, batch: Batch, batch_rows: int) -> bool:
         """Whether a step's results depend on how samples are cut into batches: ranks must then run it together."""
-        if step.eager and self.comm.size == 1:  # nothing is traced
+        if step.rows is not None or (step.eager and self.comm.size == 1):  # which is not traced
             return True
         return self._traced[id(self.placed(step, batch, batch_rows))].depends_on_batches
 
@@ -218,7 +220,7 @@ class Programs:
 
     def note(self, step: Step, batch: Batch) -> None:
         """Let `summed` and `logs` be those of a step that this rank has had nothing to do for."""
-        self._last[step.name] = self.placed(step, batch, 1), {}
+        self._last[step.name] = self.placed(step, batch, step.rows or 1), {}
 
     def summed(self, step: Step) -> list[Variable]:
         """Return the totals of which each rank has a summand after the last run of a step."""

@@ -239,7 +239,7 @@ class Trainer:
                 if watched and self._stopped(hooks.model, "stop_predicting"):
                     break
             if not found:  # shapes and types of nothing
-                nothing = Shard(0, 0, 0, 1)
+                nothing = Shard(0, 0, 0, step.rows or 1)
                 self.programs.run(step, batches.about, batches.rows([[nothing]]), [[nothing]], alone=True)
                 found.append((nothing, dict(self.programs.outputs("predict"))))
         hooks.on_predict_end()

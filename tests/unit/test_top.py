@@ -45,8 +45,9 @@ def test_symbolic_tensors():
     assert isinstance(keras.Input((3,)), keras.KerasTensor)
     assert not isinstance(keras.ops.ones(3), keras.KerasTensor)
     assert L.Dense(2)(keras.KerasTensor((5, 3))).shape == (5, 2)
+    assert str(keras.KerasTensor((None, None, 4)).shape) == "(None, None, 4)"
     with pytest.raises(ConfigError, match="not supported: KerasTensor"):
-        keras.KerasTensor((None, None))
+        keras.KerasTensor((None, 3), sparse=True)
 
 
 def test_variables_as_keras_makes_them():

@@ -80,7 +80,7 @@ def test_build_of_what_is_built():
         ((), "expected"),
         ("abc", "expected"),
         (784, "expected"),
-        ((None, None, 28), "expected positive integers"),
+        ((None, "a", 28), "expected positive integers"),
         ((None, 7.5), "expected positive integers"),
         ((None, 0), "expected positive integers"),
         (None, "needs input_shape"),

@@ -328,7 +328,7 @@ INPUT = {"module": "keras.layers", "class_name": "InputLayer", "config": {"batch
         ([dense(name="a/b")], "without '/'"),
         ([dense(dtype="mixed_float16")], "mixed_float16"),
         ([dense(dtype="float32"), dense(name="e", dtype="float64")], "float32, float64"),
-        ([INPUT | {"config": {"batch_shape": [None, None]}}, dense()], "not supported: input of shape"),
+        ([INPUT | {"config": {"batch_shape": [None, 0]}}, dense()], "not supported: input of shape"),
         ([INPUT | {"config": {"batch_shape": [None, 3], "sparse": True}}, dense()], "sparse"),
         ([dense(), INPUT], "InputLayer can stand only before the first layer"),
         ([INPUT], "at least one layer"),

@@ -1,0 +1,227 @@
+"""Inputs with lengths that are None: of any size, and rows that are fixed."""
+
+import numpy as np
+import pytest
+
+from dptrain import Input, Model, Sequential, layers, ops
+from dptrain.errors import ConfigError, DataError
+from dptrain.models import clone_model, load_model
+
+RNG = np.random.default_rng(0)
+
+
+def samples(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def of_sequences():
+    inputs = Input((None, 8))
+    x = layers.Dense(6, activation="tanh")(inputs)
+    x = layers.LayerNormalization()(x)
+    return Model(inputs, layers.Dense(2)(ops.mean(x, axis=1)))
+
+
+def of_images():
+    return Sequential(
+        [
+            Input((None, None, 3)),
+            layers.Conv2D(4, 3, padding="same", activation="relu"),
+            layers.AveragePooling2D(),
+            layers.BatchNormalization(),
+            layers.Conv2D(5, 3, strides=2),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(2),
+        ]
+    )
+
+
+class Pooled(Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(ops.max(inputs, axis=1))
+
+
+@pytest.mark.parametrize(("make", "shapes"), [(of_sequences, [(5, 8), (9, 8)]), (of_images, [(9, 12, 3), (16, 10, 3)])])
+def test_models_train_and_predict_on_every_size(make, shapes):
+    model = make()
+    assert model.input_shape == (None,) * len(shapes[0]) + shapes[0][-1:]
+    assert model.output_shape == (None, 2)
+    model.compile("sgd", "mse", jit_compile=False)
+    for shape in (*shapes, shapes[0]):
+        x, y = samples(10, *shape), samples(10, 2)
+        model.fit(x, y, batch_size=4, verbose=0)
+        found = model.predict(x, verbose=0)
+        assert found.shape == (10, 2)
+        np.testing.assert_allclose(found, np.asarray(model(x)), atol=1e-6)
+        expected = np.mean((found - y) ** 2)
+        np.testing.assert_allclose(model.evaluate(x, y, verbose=0), expected, rtol=1e-5)
+    with pytest.raises(DataError, match=r"model expects .* features of shape"):
+        model.predict(samples(10, *shapes[0][:-1], 5), verbose=0)
+
+
+def test_one_size_is_trained_as_without_none():
+    x, y = samples(10, 5, 8), samples(10, 2)
+    found = []
+    for length in (None, 5):
+        inputs = Input((length, 8))
+        pooled = layers.GlobalAveragePooling2D()(layers.Reshape((-1, 1, 8))(layers.Dense(8)(inputs)))
+        model = Model(inputs, layers.Dense(2)(pooled), seed=3)
+        model.compile("adam", "mse", jit_compile=False)
+        model.fit(x, y, batch_size=4, verbose=0, shuffle=False)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_ops_on_symbolic_tensors_are_run_on_real_ones():
+    x = Input((None, 8))
+    n = x.shape[1]
+    results = {
+        "mean": ops.mean(x, axis=1),
+        "of the number": x / n,
+        "flat": ops.reshape(x, (-1, 8)),
+        "halves": ops.reshape(x, (x.shape[0], n * 2, 4)),
+        "ravelled": ops.reshape(x, (ops.shape(x)[0], -1)),
+        "part": x[:, 1:4],
+        "steps": x[:, 1::2],
+        "last": x[:, -1],
+        "zeros": ops.zeros_like(x[:, :3]),
+        "twice": ops.concatenate([x, x[:, 1:]], axis=1),
+        "products": ops.matmul(x, ops.transpose(x, (0, 2, 1))),
+        "conv": ops.reshape(ops.conv(ops.expand_dims(x, -1), np.ones((3, 3, 1, 1), np.float32), 2, "same"), (-1, 4)),
+        "layer": ops.reshape(layers.Conv2D(1, 2)(ops.expand_dims(x, -1)), (-1, 7)),
+    }
+    model = Model(x, results)
+    assert [str(results[name].shape) for name in ("flat", "halves", "ravelled", "twice")] == [
+        *("(None, 8)", "(None, None, 4)", "(None, None)", "(None, None, 8)")
+    ]
+    for length in (2, 5):
+        a = samples(3, length, 8)
+        found = {name: np.asarray(one) for name, one in model(a).items()}
+        np.testing.assert_allclose(found["mean"], a.mean(axis=1), rtol=1e-5)
+        np.testing.assert_allclose(found["of the number"], a / length, rtol=1e-6)
+        np.testing.assert_array_equal(found["flat"], a.reshape(-1, 8))
+        np.testing.assert_array_equal(found["halves"], a.reshape(3, -1, 4))
+        np.testing.assert_array_equal(found["ravelled"], a.reshape(3, -1))
+        np.testing.assert_array_equal(found["part"], a[:, 1:4])
+        np.testing.assert_array_equal(found["steps"], a[:, 1::2])
+        np.testing.assert_array_equal(found["last"], a[:, -1])
+        np.testing.assert_array_equal(found["zeros"], np.zeros_like(a[:, :3]))
+        np.testing.assert_array_equal(found["twice"], np.concatenate([a, a[:, 1:]], 1))
+        np.testing.assert_allclose(found["products"], a @ a.transpose(0, 2, 1), atol=1e-5)
+        assert found["conv"].shape == (3 * -(-length // 2), 4)
+        assert found["layer"].shape == (3 * (length - 1), 7)
+
+
+def test_a_layer_may_ask_for_the_number():
+    class Loop(layers.Layer):
+        def call(self, x):
+            total = x[:, 0]
+            for place in range(1, x.shape[1]):
+                total = total + x[:, place]
+            return total
+
+    inputs = Input((None, 8))
+    model = Model(inputs, [Loop()(inputs), layers.Lambda(lambda x: ops.flip(x, 1))(inputs)])
+    assert model.output_shape == [(None, 8), (None, None, 8)]
+    for length in (2, 5):
+        a = samples(3, length, 8)
+        summed, flipped = model.predict(a, verbose=0)
+        np.testing.assert_allclose(summed, a.sum(axis=1), rtol=1e-5)
+        np.testing.assert_array_equal(flipped, a[:, ::-1])
+
+
+def test_subclassed_and_nested_models():
+    inner = of_sequences()
+    inputs = Input((None, 8))
+    pooled = Pooled()
+    outer = Model(inputs, inner(layers.Dense(8)(inputs)) + pooled(inputs))
+    copy = clone_model(outer)
+    assert outer.output_shape == copy.output_shape == (None, 2)
+    copy.set_weights(outer.get_weights())
+    for length in (3, 6):
+        x = samples(4, length, 8)
+        expected = np.asarray(outer(x))
+        np.testing.assert_allclose(copy.predict(x, verbose=0), expected, atol=1e-6)
+        assert pooled.predict(x, verbose=0).shape == (4, 2)
+    own = Pooled()
+    own.build((None, None, 8))
+    assert own.compute_output_shape((None, None, 8)) == (None, 2)
+
+
+@pytest.mark.parametrize("make", [of_sequences, of_images])
+def test_files_and_summaries(make, tmp_path, capsys):
+    model = make()
+    model.summary()
+    assert str(model.layers[-2].output.shape) in capsys.readouterr().out
+    model.save(tmp_path / "m.keras")
+    loaded = load_model(tmp_path / "m.keras")
+    assert loaded.input_shape == model.input_shape
+    x = samples(3, *(n or 11 for n in model.input_shape[1:]))
+    np.testing.assert_array_equal(model.predict(x, verbose=0), loaded.predict(x, verbose=0))
+
+
+def test_layers_that_need_the_number_refuse():
+    with pytest.raises(
+        ConfigError, match=r"fully-defined \(no `None` dimensions\).*shape=\(None, 4\) .*'dense/kernel'"
+    ):
+        layers.Dense(4)(layers.Flatten()(Input((None, 3))))
+    with pytest.raises(ConfigError, match="asked for outside of a step"):
+        int(Input((None, 3)).shape[1])
+    with pytest.raises(ConfigError, match="asked for outside of a step"):
+        ops.flip(Input((None, 3)), axis=1)
+    model = of_sequences()
+    with pytest.raises(ConfigError, match="not supported: exporting"):
+        model.export("x")
+
+
+def test_fixed_rows():
+    inputs = Input((8,), batch_size=4)
+    assert inputs.shape == (4, 8)
+    model = Model(inputs, layers.Dense(2)(ops.reshape(inputs, (4, 2, 4)))[:, 0])
+    assert (model.input_shape, model.output_shape) == ((4, 8), (4, 2))
+    assert clone_model(model).input_shape == (4, 8)
+    assert Input(batch_shape=(4, None)).shape == (4, None)
+    with pytest.raises(ConfigError, match="cannot pass both `batch_size` and `batch_shape`"):
+        Input(batch_size=4, batch_shape=(4, 8))
+    model.compile("sgd", "mse", jit_compile=False)
+    x, y = samples(8, 8), samples(8, 2)
+    model.fit(x, y, verbose=0)
+    model.evaluate(x, y, verbose=0)
+    assert model.predict(x, verbose=0).shape == (8, 2)
+    assert model.predict_on_batch(x[:4]).shape == (4, 2)
+    for run in (
+        lambda: model(x[:3]),
+        lambda: model.predict(x[:6], verbose=0),
+        lambda: model.fit(x[:6], y[:6], verbose=0),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"Expected shape \(4, 8\), but input has incompatible shape.*must have 4 rows"
+        ):
+            run()
+
+
+def test_batches_of_a_generator_may_differ_in_length():
+    model = of_sequences()
+    model.compile("sgd", "mse", jit_compile=False)
+
+    def batches(lengths):
+        for length in lengths:
+            yield samples(4, length, 8), samples(4, 2)
+
+    losses = model.fit(batches((3, 5, 3, 7)), steps_per_epoch=4, shuffle=False, verbose=0).history["loss"]
+    assert np.isfinite(losses).all()
+    found = model.predict(((samples(4, n, 8),) for n in (3, 4)), steps=2, verbose=0)
+    assert found.shape == (8, 2)
+
+
+def test_programs_of_the_last_sizes_are_kept():
+    model = of_sequences()
+    model.compile("sgd", "mse", jit_compile=False)
+    for length in range(1, 80):
+        model.predict_on_batch(samples(2, length, 8))
+    assert len(model._programs._placed) <= 64
+    assert len(model._programs._prepared) <= 32
