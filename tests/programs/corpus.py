@@ -93,4 +93,11 @@ CORPUS = {
         lines=("t0 = ops.cast(ops.absolute(x0) * 1.75, 'uint8')", "t1 = ops.floor_divide(t0, 2) + t0"),
         outputs=("t1",),
     ),
+    "numbers next to 0 over themselves": Case(  # 1 where a device keeps denormal numbers, else 0
+        lengths={"n": 52, "a": 8},
+        leaves={"x0": "input n a float32 normal"},
+        lines=("t0 = ops.softmax(ops.transpose(x0, (1, 0)) @ x0)", "t1 = ops.divide_no_nan(t0, t0)"),
+        outputs=("t1",),
+        seed=600310,
+    ),
 }

@@ -74,9 +74,10 @@ class Exact:
                 self._move(tensor, inputs, attributes, out)
             if tensor.dtype == np.float32:
                 out[np.abs(out) > _GREATEST] *= np.inf
-                out[np.abs(out) < _LEAST] *= 0
-                if self._rounds:
+                if self._rounds:  # with denormal numbers, which a device may keep or not
                     out[...] = out.astype(np.float32)
+                else:
+                    out[np.abs(out) < _LEAST] *= 0
         return out
 
     def _move(self, tensor: Tensor, inputs: list[Array], attributes: Mapping[str, Any], out: Array) -> None:
