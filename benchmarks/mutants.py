@@ -110,12 +110,14 @@ class Killer:
         words: after the interpreter.
         only: beginnings of the files whose mutants it is for; all where it has none.
         is_sieve: what it kills makes no sense and is no mutant.
+        checks: the emulator looks at every access to memory, as compute-sanitizer does.
     """
 
     name: str
     words: tuple[str, ...]
     only: tuple[str, ...] = ()
     is_sieve: bool = False
+    checks: bool = False
 
     def is_for(self, file: str) -> bool:
         """Return whether it may notice what is wrong in a file."""
@@ -137,6 +139,7 @@ RANDOM_PROGRAMS = "tests/unit/program/test_random_programs.py"
 CPU_HEADERS = ("kernels/native", "kernels/scalar.h")
 ON_CPU = ("dptrain/program", "dptrain/backend/cpu", *CPU_HEADERS)
 ON_CUDA = ("dptrain/program", "dptrain/backend/cuda", *(f"kernels/{name}" for name in CUDA_HEADERS))
+CHECKED = ("tests/ops/test_programs_on_cuda.py", "-k", "many_shapes or training or a_row_replaces")
 KILLERS = (
     Killer("import", ("-c", IMPORTS), ("dptrain",), is_sieve=True),
     Killer("unit tests", _pytest("tests/unit/program", "--ignore", RANDOM_PROGRAMS), ("dptrain/program",)),
@@ -148,6 +151,7 @@ KILLERS = (
     Killer("products on CUDA", _emulated(*_pytest("tests/ops/test_products_of_views.py")), ON_CUDA),
     Killer("programs on CUDA", _emulated(*_pytest("tests/ops/test_programs_on_cuda.py")), ON_CUDA),
     Killer("every op on CUDA", _emulated(*_pytest("tests/ops/test_every_op_on_cuda.py")), ON_CUDA),
+    Killer("checked accesses on CUDA", _emulated(*_pytest(*CHECKED)), ON_CUDA, checks=True),
 )
 # What is changed, and what makes the whole text with the change.
 Change = tuple[str, Callable[[], str]]
@@ -313,6 +317,7 @@ class Copy:
             "PYTHONPATH": str(self._tree),
             "PYTHONDONTWRITEBYTECODE": "1",
             "DPTRAIN_TEST_CACHE": str(self._cache),  # kept, so that only what a mutant changes is compiled anew
+            **({"EMULATOR_SANITIZE": "all"} if killer.checks else {}),
         }
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             process = subprocess.Popen(
