@@ -39,6 +39,13 @@ from dptrain.program.tensor import Array, Tensor, as_tensors
 _ERF_IS_ONE = 6.0
 
 
+# Below this the terms of erf(x) / x as a polynomial in x^2, highest power first, are summed to the last digit.
+_ERF_NEAR = 0.5
+_ERF_SERIES = np.array(
+    [2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(12, -1, -1)]
+)
+
+
 @functools.cache
 def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return p of `erf` as a polynomial in u = 2 (t - 1 / 4) / (1 - 1 / 4) - 1 of [-1, 1], highest power first."""
@@ -53,13 +60,14 @@ def _erf_coefficients(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def erf(x: Array, *, out: Array) -> None:
     """The error function: 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x.
 
-    NumPy has none. With t = 1 / (1 + |x| / 2), erf(x) = sign(x) (1 - t exp(-x^2 + p(t))), where p is smooth. At 0
-    only the rounding of p would be left.
+    NumPy has none. With t = 1 / (1 + |x| / 2), erf(x) = sign(x) (1 - t exp(-x^2 + p(t))), where p is smooth. Near 0,
+    where this difference has lost its digits, it is the sum of its Taylor series.
     """
     size = np.minimum(np.abs(x.astype(out.dtype)), _ERF_IS_ONE)
     t = 1 / (1 + size / 2)
     p = np.polyval(_erf_coefficients(out.dtype), (t - 0.25) / 0.375 - 1)
-    np.copysign(np.where(size == 0, 0, 1 - t * np.exp(p - size * size)), x, out=out)
+    series = size * np.polyval(_ERF_SERIES.astype(out.dtype), np.minimum(size, _ERF_NEAR) ** 2)
+    np.copysign(np.where(size < _ERF_NEAR, series, 1 - t * np.exp(p - size * size)), x, out=out)
 
 
 @erf.gradient

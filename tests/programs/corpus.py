@@ -93,6 +93,13 @@ CORPUS = {
         lines=("t0 = ops.cast(ops.absolute(x0) * 1.75, 'uint8')", "t1 = ops.floor_divide(t0, 2) + t0"),
         outputs=("t1",),
     ),
+    "the error function in another type": Case(
+        lengths={"n": 2, "a": 8, "b": 5},
+        leaves={"x0": "input n a b float32 normal"},
+        lines=("t0 = ops.cast(ops.erf(x0), 'float64')",),
+        outputs=("t0",),
+        seed=501231,
+    ),
     "numbers next to 0 over themselves": Case(  # 1 where a device keeps denormal numbers, else 0
         lengths={"n": 52, "a": 8},
         leaves={"x0": "input n a float32 normal"},

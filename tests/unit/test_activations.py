@@ -139,3 +139,11 @@ def test_regularizers():
     assert regularizers.get(regularizers.L1).l1 == 0.01
     with pytest.raises(ConfigError, match="writing the lambda"):
         regularizers.serialize(lambda x: x)
+
+
+@pytest.mark.parametrize(("dtype", "units"), [("float32", 3), ("float64", 3)])
+def test_the_error_function_has_its_digits_near_0_too(dtype, units):
+    x = np.concatenate([np.linspace(-6, 6, 2001), np.logspace(-30, 0, 301), -np.logspace(-30, 0, 301)]).astype(dtype)
+    expected = np.array([math.erf(one) for one in x.tolist()])
+    np.testing.assert_allclose(ops.erf(x).numpy(), expected, rtol=units * np.finfo(dtype).eps, atol=0)
+    assert np.signbit(ops.erf(np.array(-0.0, dtype)).numpy())
