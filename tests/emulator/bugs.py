@@ -154,6 +154,58 @@ extern "C" __global__ void fragment(const float *x, float *y, int pitch) {
     load_matrix_sync(in, pitch == 16 ? a : x, pitch);
     y[threadIdx.x] = in.x[0];
 }
+enum Fence { NONE, OF_BLOCK, OF_DEVICE };
+template <Fence FENCE> __device__ void fence() {
+    if (FENCE == OF_BLOCK) __threadfence_block();
+    if (FENCE == OF_DEVICE) __threadfence();
+}
+template <Fence RELEASE, Fence ACQUIRE> __device__ void sum_parts(float *parts, int *arrived, float *y, int *before) {
+    parts[blockIdx.x * blockDim.x + threadIdx.x] = 1.0f;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        fence<RELEASE>();
+        *before = atomicAdd(arrived, 1);
+        fence<ACQUIRE>();
+    }
+    __syncthreads();
+    if (*before != gridDim.x - 1) return;
+    float sum = 0;
+    for (int b = 0; b < gridDim.x; ++b) sum += parts[b * blockDim.x + threadIdx.x];
+    y[threadIdx.x] = sum;
+}
+extern "C" {
+__global__ void last_block(float *parts, int *arrived, float *y) {
+    __shared__ int before;
+    sum_parts<OF_DEVICE, OF_DEVICE>(parts, arrived, y, &before);
+}
+__global__ void last_block_without_release(float *parts, int *arrived, float *y) {
+    __shared__ int before;
+    sum_parts<NONE, OF_DEVICE>(parts, arrived, y, &before);
+}
+__global__ void last_block_without_acquire(float *parts, int *arrived, float *y) {
+    __shared__ int before;
+    sum_parts<OF_DEVICE, NONE>(parts, arrived, y, &before);
+}
+__global__ void last_block_with_narrow_release(float *parts, int *arrived, float *y) {
+    __shared__ int before;
+    sum_parts<OF_BLOCK, OF_DEVICE>(parts, arrived, y, &before);
+}
+__global__ void in_turns(float *value, int *turn, volatile int *flag) {  // every second block only passes the turn on
+    if (threadIdx.x > 0) return;
+    while (atomicAdd(turn, 0) != blockIdx.x) __nanosleep(10);
+    __threadfence();
+    if (blockIdx.x % 2 == 0) *value += 1.0f;
+    __threadfence();
+    atomicAdd(turn, 1);
+    if (blockIdx.x == 0) {
+        while (*flag == 0) __nanosleep(10);
+        __threadfence();
+        *value += 1.0f;
+    } else if (blockIdx.x == gridDim.x - 1) {
+        *flag = 1;
+    }
+}
+}
 """
 
 
@@ -298,6 +350,34 @@ def lockstep() -> list[float]:
 @bug
 def race_between_blocks() -> None:
     run("neighbours", zeros(5), grid=4)
+
+
+def by_the_last_block(name: str) -> list[float]:
+    y = zeros(2)
+    run(name, zeros(8), zeros(1), y, grid=4, block=2)
+    return floats(y, 2)
+
+
+@bug
+def fences_between_blocks() -> list[float]:
+    value = zeros(1)
+    run("in_turns", value, zeros(1), zeros(1), grid=5, block=2)
+    return by_the_last_block("last_block") + floats(value, 1)
+
+
+@bug
+def missing_release_between_blocks() -> None:
+    by_the_last_block("last_block_without_release")
+
+
+@bug
+def missing_acquire_between_blocks() -> None:
+    by_the_last_block("last_block_without_acquire")
+
+
+@bug
+def narrow_release_between_blocks() -> None:
+    by_the_last_block("last_block_with_narrow_release")
 
 
 @bug

@@ -60,6 +60,9 @@ ROWS = [
     Row("lockstep", "kernel lockstep_sum exchanges values through lane, a volatile pointer", LAUNCH_FAILURE),
     Row("lockstep", "race: write at bugs.cu:118", LAUNCH_FAILURE, RACE),
     Row("race_between_blocks", "race: read at bugs.cu:52", LAUNCH_FAILURE, RACE),
+    Row("missing_release_between_blocks", "or a __threadfence() of the earlier block before", LAUNCH_FAILURE, RACE),
+    Row("narrow_release_between_blocks", "or a __threadfence() of the earlier block before", LAUNCH_FAILURE, RACE),
+    Row("missing_acquire_between_blocks", "without a __threadfence() of the later block", LAUNCH_FAILURE, RACE),
     Row("lost_updates", "race: read at bugs.cu:54", LAUNCH_FAILURE, RACE),
     Row("atomic_beside_store", "race: atomic at bugs.cu:58", LAUNCH_FAILURE, RACE),
     Row("barrier_in_both_branches", "divergent barrier in kernel two_barriers", "launch timed out"),
@@ -110,6 +113,12 @@ def test_readme_table_has_every_row() -> None:
     for row in ROWS:
         line = f"| `{row.bug}` | {row.mode} | {row.message or row.error} |"
         assert line in readme, line
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "shuffled"])
+def test_fences_on_both_sides_order_blocks(emulator: Any, order: str) -> None:
+    done = emulator.python("bugs.py", "fences_between_blocks", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
+    assert (done.stdout, done.stderr) == ("result: [4.0, 4.0, 4.0]\n", "")
 
 
 def test_two_source_lines_of_a_race(emulator: Any) -> None:

@@ -4,8 +4,10 @@
 // the compiler puts before each access land in this file, which knows what ThreadSanitizer cannot: CUDA's memory
 // spaces, which bytes were written, and which barriers order which threads. -fsanitize=alignment works the same way.
 // All blocks of a checked launch run on one OS thread, so nothing here needs a lock.
+#include <algorithm>
 #include <cstring>
 
+#include <deque>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -20,7 +22,6 @@ bool worker_unchecked(const Fiber &fiber);
 Block *peer_block_of(const Fiber &fiber, uintptr_t address);
 Block *resident_block(const Fiber &fiber, uint64_t index);
 uint64_t grid_barrier_tick(const Fiber &fiber);
-uint64_t last_fence_tick();
 
 namespace {
 // Who touched a word, and when. Time is a counter that every barrier and fence of the launch advances.
@@ -66,6 +67,85 @@ void out_of_bounds(const Fiber &fiber, size_t bytes, EmuAccess kind, const void 
                  code_text(pc).c_str()));
 }
 
+// How threads meet without a barrier, as CUDA's memory model has it: what a thread did, and what barriers showed it,
+// before a fence is released by its next atomics. Another thread's atomic on the same word, later, and a fence behind it
+// acquire that. A volatile access of the word does for half of an atomic.
+struct Fence {
+    uint64_t tick = 0;       // what the thread did before is released,
+    uint64_t of_block = 0;   // and what its block did before this barrier,
+    uint64_t of_lanes[warp_size] = {};  // or the lanes of its warp before theirs
+    bool wide = false;       // for other blocks as well
+};
+struct Release {
+    uintptr_t word;
+    uint64_t tick;
+    uint32_t thread;
+    Fence fence;
+};
+struct Acquire {
+    uint64_t tick;  // of the atomic
+    uint32_t block, thread;
+    uint64_t fence;
+    bool wide;
+};
+struct Met {
+    Fence wide, narrow;                                   // the thread's last fences
+    std::vector<std::pair<uintptr_t, uint64_t>> pending;  // words that it saw, and when, since its last wide fence
+};
+constexpr size_t remembered = 256;
+std::unordered_map<uint64_t, Met> met;                       // by block and thread
+std::unordered_map<uint32_t, std::deque<Release>> releases;  // by block
+std::unordered_map<uintptr_t, std::vector<Acquire>> acquires;  // by word
+
+Met &met_by(const Fiber &fiber) { return met[fiber.block->index << 10 | fiber.linear]; }
+
+void note_atomic(const Fiber &fiber, uintptr_t word, bool reads, bool writes) {
+    uint64_t tick = next_tick();
+    Met &own = met_by(fiber);
+    auto &list = releases[static_cast<uint32_t>(fiber.block->index)];
+    for (const Fence *fence : {&own.wide, &own.narrow}) {
+        if (!writes || !fence->tick) continue;
+        list.push_back({word, tick, fiber.linear, *fence});
+        if (list.size() > remembered) list.pop_front();
+    }
+    if (!reads) return;
+    for (auto &[seen, when] : own.pending)
+        if (seen == word) {
+            when = tick;
+            return;
+        }
+    own.pending.emplace_back(word, tick);
+    if (own.pending.size() > remembered) own.pending.erase(own.pending.begin());
+}
+
+// Does the running access of `fiber` come behind what a thread of its own block acquired?
+bool has_acquired(const Fiber &fiber, const Acquire &q) {
+    if (q.block != fiber.block->index) return false;
+    if (q.thread == fiber.linear || q.fence < fiber.block->barrier.tick) return true;
+    return q.thread / warp_size == fiber.warp &&
+           fiber.block->warps[fiber.warp].joined[(q.thread % warp_size) * warp_size + fiber.lane] > q.fence;
+}
+
+// Does what a thread of a block did at a time come before the running access of `fiber`? Fences are cumulative, from
+// block to block; `seen` are the acquires that were followed already.
+bool released_to(const Fiber &fiber, uint32_t block, uint32_t thread, uint64_t when,
+                 std::unordered_set<const Acquire *> &seen) {
+    std::vector<const Acquire *> others;
+    for (const Release &r : releases[block]) {
+        uint64_t until = r.thread == thread ? r.fence.tick : 0;
+        if (r.thread / warp_size == thread / warp_size) until = std::max(until, r.fence.of_lanes[thread % warp_size]);
+        if (when >= std::max(until, r.fence.of_block)) continue;
+        for (const Acquire &q : acquires[r.word]) {
+            if (q.tick <= r.tick || (q.block != block && !(r.fence.wide && q.wide))) continue;
+            if (has_acquired(fiber, q)) return true;
+            if (seen.insert(&q).second) others.push_back(&q);
+        }
+    }
+    return std::any_of(others.begin(), others.end(), [&](const Acquire *q) {
+        return released_to(fiber, q->block, q->thread, q->fence, seen);
+    });
+}
+
 // Is everything `a` did before the running access of `fiber`?
 bool ordered(const Fiber &fiber, const Record &a) {
     if (a.block == fiber.block->index) {
@@ -75,19 +155,23 @@ bool ordered(const Fiber &fiber, const Record &a) {
             const Warp &warp = fiber.block->warps[fiber.warp];
             if (warp.joined[(a.thread % warp_size) * warp_size + fiber.lane] > a.tick) return true;
         }
-        if (fiber.block->fence_tick > a.tick && fiber.atomic_tick > fiber.block->fence_tick) return true;
-        return false;
+    } else {
+        if (a.tick < grid_barrier_tick(fiber)) return true;
+        Block *other = resident_block(fiber, a.block);
+        if (other && other->cluster && other->cluster == fiber.block->cluster && a.tick < other->cluster->barrier.tick)
+            return true;
     }
-    if (a.tick < grid_barrier_tick(fiber)) return true;
-    Block *other = resident_block(fiber, a.block);
-    if (other && other->cluster && other->cluster == fiber.block->cluster && a.tick < other->cluster->barrier.tick)
-        return true;
-    // A fence by the other side's block, then an atomic here, by this thread or by another one of its block before a
-    // barrier: the "last block" pattern. Blocks that have left the device are not remembered one by one; they are
-    // ordered if any fence came between.
-    uint64_t fence = other ? other->fence_tick : last_fence_tick();
-    uint64_t atomic = fiber.block->barrier.tick > fiber.block->atomic_tick ? fiber.block->atomic_tick : fiber.atomic_tick;
-    return fence > a.tick && atomic > fence;
+    std::unordered_set<const Acquire *> seen;
+    return released_to(fiber, a.block, a.thread, a.tick, seen);
+}
+
+// What two blocks that touch a word are short of.
+std::string missing(const Fiber &fiber, const Record &a) {
+    if (a.block == fiber.block->index) return "a barrier between";
+    for (const Release &r : releases[a.block])
+        if (r.fence.wide && a.tick < (r.thread == a.thread ? r.fence.tick : r.fence.of_block))
+            return "a __threadfence() of the later block, behind the atomic by which it saw the other arrive";
+    return "a barrier between, or a __threadfence() of the earlier block before an atomic that the other sees";
 }
 
 void race(const Fiber &fiber, const Record &a, EmuAccess a_kind, const void *address, EmuAccess kind, const void *pc,
@@ -99,11 +183,12 @@ void race(const Fiber &fiber, const Record &a, EmuAccess a_kind, const void *add
     unsigned gx = fiber.grid_dim.x, gy = fiber.grid_dim.y;
     finding(CUDA_ERROR_LAUNCH_FAILED,
             text("race: %s at %s by %s and %s at %s by block (%u,%u,%u), thread (%u,%u,%u) touch the same word of %s "
-                 "memory (0x%llx) without a barrier between, in kernel %s",
+                 "memory (0x%llx) without %s, in kernel %s",
                  verb(kind), here.c_str(), thread_text(fiber).c_str(), verb(a_kind), there.c_str(), a.block % gx,
                  a.block / gx % gy, a.block / gx / gy, a.thread % threads_x, a.thread / threads_x % threads_y,
                  a.thread / threads_x / threads_y, space,
-                 static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)), kernel_name().c_str()));
+                 static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(address)), missing(fiber, a).c_str(),
+                 kernel_name().c_str()));
 }
 
 void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address, size_t bytes, EmuAccess kind,
@@ -138,7 +223,7 @@ void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address
         }
         at = end;
     }
-    if (kind == EMU_ATOMIC) fiber.atomic_tick = fiber.block->atomic_tick = next_tick();
+    if (kind == EMU_ATOMIC) note_atomic(fiber, address / 4, true, true);
 }
 
 // Shared memory of the running block, or of a peer in its cluster.
@@ -176,14 +261,28 @@ void check_shared(Fiber &fiber, Block &block, uintptr_t address, size_t bytes, E
 uint64_t next_tick() { return ++tick_counter; }
 uint64_t current_tick() { return tick_counter; }
 
-namespace {
-uint64_t fence_of_gone_blocks = 0;
+void note_fence(const Fiber &fiber, bool reaches_other_blocks) {
+    Met &own = met_by(fiber);
+    Fence &fence = reaches_other_blocks ? own.wide : own.narrow;
+    fence.tick = next_tick();
+    fence.of_block = fiber.block->barrier.tick;
+    fence.wide = reaches_other_blocks;
+    const auto &joined = fiber.block->warps[fiber.warp].joined;
+    for (unsigned lane = 0; lane < warp_size && !joined.empty(); ++lane)
+        fence.of_lanes[lane] = joined[lane * warp_size + fiber.lane];
+    for (auto [word, tick] : own.pending) {
+        auto &list = acquires[word];
+        if (list.size() < remembered * remembered)
+            list.push_back({tick, static_cast<uint32_t>(fiber.block->index), fiber.linear, fence.tick, reaches_other_blocks});
+    }
+    if (reaches_other_blocks) own.pending.clear();
 }
-uint64_t last_fence_tick() { return fence_of_gone_blocks; }
 
 void begin_checked_launch(const Launch &) {
     ++launch_counter;
-    fence_of_gone_blocks = 0;
+    met.clear();
+    releases.clear();
+    acquires.clear();
     last_hit = nullptr;
     said.clear();
 }
@@ -204,7 +303,6 @@ void release_checked_block(Block &block) {
     free(block.shared_races);
     block.shared_state = nullptr;
     block.shared_races = nullptr;
-    fence_of_gone_blocks = std::max(fence_of_gone_blocks, block.fence_tick);
 }
 
 void finding(CUresult code, const std::string &message) {
@@ -291,6 +389,7 @@ void check_access(const void *pointer, size_t bytes, EmuAccess kind, const void 
         }
         if (kind != EMU_READ) memset(written, 1, bytes);
     }
+    if (options().check_races && is_volatile) note_atomic(*fiber, address / 4, kind == EMU_READ, kind == EMU_WRITE);
     if (options().check_races && !is_volatile) {
         if (!allocation->races)
             allocation->races = static_cast<RaceCell *>(reserve((allocation->bytes / 4 + 1) * sizeof(RaceCell)));

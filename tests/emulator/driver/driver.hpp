@@ -187,7 +187,6 @@ struct Fiber : EmuThread {
     State state;
     uint8_t wait_scope;
     unsigned spins;
-    uint64_t atomic_tick;
     unsigned copy_group;
     std::vector<AsyncCopy> *copies;
 };
@@ -229,8 +228,6 @@ struct Block {
     size_t shared_capacity = 0;
     uint8_t *shared_state = nullptr;
     RaceCell *shared_races = nullptr;
-    uint64_t fence_tick = 0;
-    uint64_t atomic_tick = 0; // of the last atomic of any of its threads
 };
 
 struct Cluster {
@@ -247,6 +244,7 @@ void check_access(const void *address, size_t bytes, EmuAccess kind, const void 
 void begin_checked_launch(const Launch &launch);
 void begin_checked_block(Block &block, const Module &module, const EmuKernelInfo &info);
 void release_checked_block(Block &block);
+void note_fence(const Fiber &fiber, bool reaches_other_blocks);
 uint64_t next_tick();
 uint64_t current_tick();
 size_t race_cell_bytes();

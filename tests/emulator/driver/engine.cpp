@@ -194,7 +194,6 @@ void Worker::add_block(uint64_t index, Cluster *cluster) {
     block.cluster = cluster;
     block.alive = threads;
     block.barrier = Barrier{};
-    block.fence_tick = block.atomic_tick = 0;
 
     // Static variables first; the dynamic part ends where a page without access begins.
     size_t static_bytes = (module.static_bytes + 127) & ~size_t{127};
@@ -249,7 +248,6 @@ void Worker::add_block(uint64_t index, Cluster *cluster) {
         fiber.waits_for = nullptr;
         fiber.state = State::fresh;
         fiber.spins = 0;
-        fiber.atomic_tick = 0;
         fiber.copy_group = 0;
         delete fiber.copies;
         fiber.copies = nullptr;
@@ -971,13 +969,17 @@ int emu_is_shared(const void *address) {
     return address >= fiber.block->shared_low && address < fiber.block->shared_high;
 }
 
-void emu_fence(void) {
+static void fence(bool reaches_other_blocks) {
     if (emu_self) {
-        if (options().check_races) self()->block->fence_tick = next_tick();
+        if (options().check_races) note_fence(*self(), reaches_other_blocks);
         emu_spin();
     }
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
+
+void emu_fence(void) { fence(true); }
+
+void emu_fence_block(void) { fence(false); }
 
 void emu_spin(void) {
     Fiber &fiber = *self();

@@ -88,6 +88,7 @@ unsigned emu_active_mask(void);
 char *emu_map_shared(char *address, unsigned rank);  // the same variable in another block of the cluster
 int emu_is_shared(const void *address);
 void emu_fence(void);
+void emu_fence_block(void);  // that other blocks need not notice
 void emu_spin(void);  // called by atomics: a thread that spins lets others run
 void emu_trap(struct EmuSite site);
 void emu_assert_failed(const char *expression, const char *function, struct EmuSite site);

@@ -297,7 +297,7 @@ EMU_REDUCE(__reduce_or_sync, unsigned, Or)
 EMU_REDUCE(__reduce_xor_sync, unsigned, Xor)
 
 EMU_INLINE void __threadfence() { emu_fence(); }
-EMU_INLINE void __threadfence_block() { emu_fence(); }
+EMU_INLINE void __threadfence_block() { emu_fence_block(); }
 EMU_INLINE void __threadfence_system() { emu_fence(); }
 EMU_INLINE void __nanosleep(unsigned) { for (int i = 0; i < 256; ++i) emu_spin(); }
 EMU_INLINE void __trap(EMU_SITE) { emu_trap(emu_site); }
