@@ -13,8 +13,9 @@ from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Kernel, Loop
 from dptrain.program.memory import plan
+from dptrain.program.mesh import PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, without_all_reduce
-from dptrain.program.placement import PlacedProgram, place
+from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Tensor

@@ -7,8 +7,8 @@ import numpy as np
 
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
+from dptrain.program.mesh import OWN_PART, PlacedProgram, constant_of, own_part
 from dptrain.program.messages import all_reduced, stages
-from dptrain.program.placement import OWN_ROWS, PlacedProgram, constant_of, own_rows
 from dptrain.program.program import Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, Variable, watch
@@ -70,6 +70,6 @@ def evaluate(
 def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int) -> Array:
     if tensor.op is None:
         return constant_of(tensor, rows)
-    if tensor.op is OWN_ROWS:
-        return own_rows(tensor, inputs[0], rows, first_row)
+    if tensor.op is OWN_PART:
+        return own_part(tensor, inputs[0], rows, first_row)
     return tensor.op.execute(inputs, tensor, rows, first_row)

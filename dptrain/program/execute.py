@@ -13,9 +13,9 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.memory import Plan, aligned, plan
+from dptrain.program.mesh import OWN_PART, constant_of, own_part
 from dptrain.program.messages import all_reduce, stages
 from dptrain.program.passes import without_ranks
-from dptrain.program.placement import OWN_ROWS, constant_of, own_rows
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor, Variable
@@ -144,8 +144,8 @@ class Executable:
         op, inputs = tensor.op, [self._arrays[id(one)] for one in tensor.inputs]
         if op is None:
             array = constant_of(tensor, self._rows)
-        elif op is OWN_ROWS:
-            array = own_rows(tensor, inputs[0], self._rows, self._first_row)
+        elif op is OWN_PART:
+            array = own_part(tensor, inputs[0], self._rows, self._first_row)
         elif op.is_view:
             array = op.execute(inputs, tensor, self._rows)
             if array.size and not np.may_share_memory(array, inputs[0]):  # strides cannot say this reshape: a copy

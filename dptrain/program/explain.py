@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element
+from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.messages import count
-from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, size
 from dptrain.program.tensor import Tensor, Variable

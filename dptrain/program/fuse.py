@@ -39,9 +39,9 @@ from dptrain.program.kernels import (
 )
 from dptrain.program.lowering import lowering_of
 from dptrain.program.merge import merge, sink
+from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.passes import without_repeats
-from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
 from dptrain.program.tensor import DType, Tensor
 from dptrain.program.views import IndexMap, Key, View, compose, is_one, matrix, space_of, whole

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.program.lowering import ViewMap, lowering_of
+from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
-from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
 from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor

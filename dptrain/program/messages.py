@@ -8,8 +8,8 @@ import numpy as np
 from dptrain.comm.base import Communicator, pack, unpack
 from dptrain.comm.node_sum import TreeSum
 from dptrain.errors import ConfigError
+from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.passes import rewritten
-from dptrain.program.placement import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Array, Tensor, placeholder
@@ -43,7 +43,13 @@ def stages(program: Program) -> list[Stage]:
     need each other has one message, however many gradients it sums; or several *buckets* of
     `PlacedProgram.bucket_bytes` at most, what is known first in the first: so a device can go on with the backward pass
     while a bucket travels.
+
+    Raises:
+        ConfigError: variables are sharded.
     """
+    if isinstance(program, PlacedProgram) and program.layouts:
+        names = ", ".join(repr(one.path) for one in program.layouts)
+        raise ConfigError(f"not supported: executing a program whose variables are sharded: {names}")
     stage: dict[int, int] = {}
     depth: dict[int, int] = {}  # how many ops lie behind a tensor
     alone: dict[int, list[Tensor]] = {}

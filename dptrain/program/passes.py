@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.program.lowering import Product, lowering_of
-from dptrain.program.placement import ALL_REDUCE, PlacedProgram
+from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Tensor

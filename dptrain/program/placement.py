@@ -1,13 +1,21 @@
-"""Where tensors lie on the ranks: a program of the whole batch becomes one that each rank executes on its own rows.
+"""Where tensors lie on a mesh of ranks: a program of the whole batch becomes one that each rank executes on its part.
 
-A tensor is *replicated* (every rank has it), *sharded* (a rank has its rows, along one axis) or *partial* (a rank has a
-summand; the value is the sum over the ranks). The batch comes in sharded, the state replicated. Each op says along
-which axes it can be divided (`Op.letters`) and in what it is linear (`Op.linear`); the rest follows:
+Over each axis of the mesh a tensor is *replicated* (every rank has it), *sharded* (a rank has its part of one of the
+tensor's axes) or *partial* (a rank has a summand; the value is the sum over the ranks). The batch comes in sharded over
+`BATCH`, the state as it is laid out: replicated, if nobody says otherwise. Each op says along which axes it can be
+divided (`Op.letters`) and in what it is linear (`Op.linear`); the rest follows:
 
-- sums over the sharded axis are partial;
+- over each axis of the mesh an op is divided along one letter, of those along which operands are sharded over it: rows
+  of the batch first, then what has most bytes. Operands that are whole there are cut; those sharded over it along
+  another letter are gathered;
+- a letter that comes out shards the output, one that is summed over makes it partial;
 - what is linear in a partial tensor, with all else replicated, is partial again;
-- any other use of a partial tensor needs its sum: an all-reduce goes in there, as late as linearity allows;
-- a replicated tensor that meets rows is cut to the rank's own rows.
+- any other use of a partial tensor needs its sum: an all-reduce goes in there, as late as linearity allows, or a
+  reduce-scatter, where the op takes parts of it;
+- each variable's new value goes to where the variable lies.
+
+Data parallelism is the mesh of the one axis `BATCH`; slots sharded over it are ZeRO-1, weights as well FSDP; kernels
+`(None, "model")` and `("model", None)` are Megatron's pair. Backends execute the first alone so far.
 
 A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
 divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
@@ -17,87 +25,19 @@ Source of the rules: Y. Xu et al., "GSPMD: General and scalable parallelization 
 arXiv:2105.04663, and DTensor of PyTorch.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dptrain.errors import ConfigError
 from dptrain.program.letters import Named
-from dptrain.program.lowering import Element, ViewMap
+from dptrain.program.lowering import Element
+from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.op import Op
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, row_axis, size
-from dptrain.program.tensor import Array, Tensor, Variable
-from dptrain.program.views import IndexMap, Offset
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a tensor lies.
-
-    Attributes:
-        axis: along which it is sharded, or None.
-        partial: how the ranks' parts make the value, or None where they do not have to.
-    """
-
-    axis: int | None = None
-    partial: Literal["sum", "max"] | None = None
-
-    def __str__(self) -> str:
-        if self.partial:
-            return "partial" if self.partial == "sum" else f"partial {self.partial}"
-        return "replicated" if self.axis is None else f"sharded {self.axis}"
-
-
-REPLICATED = Placement()
-PARTIAL = Placement(partial="sum")
-
-
-def _keep_shape(shape: Shape, **attributes: Any) -> Shape:
-    return shape
-
-
-def _keep_dtype(dtype: np.dtype[Any], **attributes: Any) -> np.dtype[Any]:
-    return dtype
-
-
-def _not_placed(*arguments: Any) -> str:
-    raise AssertionError("ops of a placed program are not placed again")
-
-
-def _on_one_rank(x: Any, **attributes: Any) -> Any:
-    return x
-
-
-def _own_maps(made: Tensor) -> list[IndexMap]:
-    axis, length = made.attributes["axis"], made.shape[made.attributes["axis"]]
-    scale = length.scale if isinstance(length, Rows) else 0
-    return [IndexMap(n, Offset(first=scale if n == axis else 0)) for n in range(made.ndim)]
-
-
-# The two ops that a placed program has besides those of its source; `evaluate` carries them out.
-ALL_REDUCE = Op(_on_one_rank, _keep_shape, _not_placed, _keep_dtype)
-ALL_REDUCE.name = "all_reduce"
-OWN_ROWS = Op(_on_one_rank, _keep_shape, _not_placed, _keep_dtype, lowering=ViewMap(_own_maps))
-OWN_ROWS.name = "own_rows"
-
-
-@dataclass(frozen=True, eq=False)
-class PlacedProgram(Program):
-    """A program for one of several ranks.
-
-    Attributes:
-        placements: of every tensor, by its `id`.
-        summed: variables of which each rank has a summand.
-        bucket_bytes: of sums that travel as one message at most; None for any number.
-    """
-
-    placements: Mapping[int, Placement] = field(default_factory=dict)
-    summed: frozenset[Variable] = frozenset()
-    bucket_bytes: int | None = None
+from dptrain.program.tensor import Tensor, Variable
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,30 +60,40 @@ class _Divisor:
     """What a quotient still waits for.
 
     Attributes:
-        tensor: a partial number.
+        number: a partial one.
         op: that divides by its sum.
     """
 
-    tensor: Tensor
+    number: _Part
     op: Op
 
 
-def place(program: Program, summed: Collection[Variable] = (), *, bucket_bytes: int | None = None) -> PlacedProgram:
+def place(
+    program: Program,
+    summed: Collection[Variable] = (),
+    *,
+    bucket_bytes: int | None = None,
+    layouts: Mapping[Variable, Axes] | None = None,
+) -> PlacedProgram:
     """Return the program of one rank.
 
     Args:
-        program: inputs whose shape counts rows come in sharded, the others replicated. What comes out is replicated,
-            but for outputs whose shape counts rows, of which each rank has its own.
+        program: inputs whose shape counts rows come in sharded over `BATCH`, the others replicated. What comes out is
+            replicated, but for outputs whose shape counts rows, of which each rank has its own.
         summed: variables of which each rank is to keep a summand (totals of metrics, to be summed when they are read),
             where their updates allow it; `PlacedProgram.summed` says of which it does.
         bucket_bytes: of sums that travel as one message at most; None for any number.
+        layouts: of variables that are not replicated: for each axis the axis of the mesh over which it is sharded, or
+            None. Executors refuse such programs so far.
 
     Raises:
-        ConfigError: an op needs the rows of all ranks at once.
+        ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
     """
+    laid = {variable: _laid_out(variable, axes) for variable, axes in (layouts or {}).items()}
+    laid = {variable: one for variable, one in laid.items() if not one.is_replicated}
     chosen = set(summed)
     while True:
-        placing = _Placing(chosen)
+        placing = _Placing(chosen, laid)
         for tensor in program.tensors:
             placing.add(tensor)
         refused = {one for one in chosen if not placing.stays_partial(program.updates.get(one))}
@@ -152,40 +102,62 @@ def place(program: Program, summed: Collection[Variable] = (), *, bucket_bytes: 
         chosen -= refused  # their values must be whole: placed again, as all that has been made of them
     outputs = {name: placing.finished(one) for name, one in program.outputs.items()}
     updates = {
-        variable: placing.parts[id(one)].tensor if variable in chosen else placing.finished(one)
+        variable: placing.parts[id(one)].tensor if variable in chosen else placing.finished(one, variable)
         for variable, one in program.updates.items()
     }
     placed = (program.inputs, program.state, outputs, updates, program.derived)
-    return PlacedProgram(*placed, placing.placements, frozenset(chosen), bucket_bytes)
+    return PlacedProgram(*placed, placing.placements, frozenset(chosen), bucket_bytes, laid)
+
+
+def _laid_out(variable: Variable, axes: Axes) -> Placement:
+    named = [one for one in axes if one is not None]
+    if len(axes) != len(variable.shape) or len(set(named)) < len(named):
+        raise ConfigError(
+            f"layout {axes} of {variable.path!r}, of shape {variable.shape}: expected an axis of the mesh or None for "
+            "each of its axes, and none twice"
+        )
+    return Placement(tuple(axes))
 
 
 class _Placing:
     """The work of `place`."""
 
-    def __init__(self, summed: Collection[Variable]) -> None:
-        self._summed = summed
+    def __init__(self, summed: Collection[Variable], layouts: Mapping[Variable, Placement]) -> None:
+        self._summed, self._layouts = summed, layouts
+        meshes = [mesh for one in layouts.values() for mesh in one.axes if mesh is not None]
+        self._mesh = list(dict.fromkeys([BATCH, *meshes]))
         self.parts: dict[int, _Part] = {}
         self.placements: dict[int, Placement] = {}
-        self._reduced: dict[int, Tensor] = {}
+        self._nodes: dict[Any, Tensor] = {}
+        self._scattered: dict[int, _Part] = {}
         self._kept: list[Tensor] = []  # so that no two tensors of this work can have the same id
 
     def add(self, tensor: Tensor) -> None:
         """Place a tensor, whose inputs have been placed."""
         if tensor.op is None:
-            axis = row_axis(tensor.shape) if tensor.value is None else None
-            partial = PARTIAL if tensor.variable in self._summed else None
-            self.parts[id(tensor)] = self._note(tensor, partial or Placement(axis))
+            self.parts[id(tensor)] = self._note(tensor, self._given(tensor))
         else:
             self.parts[id(tensor)] = self._place(tensor.op, tensor, [self.parts[id(one)] for one in tensor.inputs])
+
+    def _given(self, tensor: Tensor) -> Placement:
+        """Return where a constant, an input or a variable lies."""
+        axes = _of_rows(tensor.shape) if tensor.value is None else (None,) * tensor.ndim
+        if tensor.variable is not None and tensor.variable in self._layouts:
+            return self._layouts[tensor.variable]
+        return Placement(axes, (BATCH,) if tensor.variable in self._summed else ())
 
     def stays_partial(self, tensor: Tensor | None) -> bool:
         """Whether a new value of a variable is a summand as the old one was."""
         part = None if tensor is None else self.parts[id(tensor)]
-        return part is None or (part.placement == PARTIAL and part.divisor is None)
+        return part is None or (_is_summand(part) and part.divisor is None)
 
-    def finished(self, tensor: Tensor) -> Tensor:
-        """Return a result as it is handed out: summed and divided."""
-        return self._whole(self.parts[id(tensor)]).tensor
+    def finished(self, tensor: Tensor, variable: Variable | None = None) -> Tensor:
+        """Return a result as it is handed out: summed and divided, and where its variable lies."""
+        part = self._divided(self.parts[id(tensor)])
+        known = None if variable is None else self._layouts.get(variable)
+        axes = _of_rows(tensor.shape) if known is None else known.axes
+        rows = next((n for n in tensor.shape if known is None and isinstance(n, Rows)), None)
+        return self._moved(part, axes, "the end of a step", rows).tensor
 
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
         converts = isinstance(op.lowering, Element) and op.lowering.converts
@@ -193,41 +165,55 @@ class _Placing:
             parts = [self._whole(parts[0])]  # the narrower type makes the smaller message
         if op.quotient and self._can_wait(tensor, *parts):
             return self._note(parts[0].tensor, parts[0].placement, _Divisor(self._number(parts[1]), op))
-        parts = [self._whole(one) if one.placement.partial == "max" else one for one in parts]
+        parts = [self._whole(one) if one.placement.join == "max" else one for one in parts]
         divisor = self._common_divisor(op, parts)
         parts = [_Part(one.tensor, one.placement) if divisor is not None else self._divided(one) for one in parts]
-        named = op.named(tensor)
-        letter = self._letter(named, tensor, parts)
-        if letter is None and all(one.placement.axis is None for one in parts):
-            parts, placement = self._linear(op, parts)
+        parts = [self._scattered.get(id(one.tensor), one) for one in parts]
+        if row_axis(tensor.shape) is not None or any(any(one.placement.axes) for one in parts):
+            parts, placement = self._in_parts(op, tensor, parts)
         else:
-            axes = [None if letter is None or letter not in one else one.index(letter) for one in named.inputs]
-            rows = next(n for one in (tensor, *tensor.inputs) for n in one.shape if isinstance(n, Rows))
-            parts = [self._sharded(op, self._whole(one), axis, rows) for one, axis in zip(parts, axes, strict=True)]
-            if letter is None or letter in named.output:
-                placement = Placement(None if letter is None else named.output.index(letter))
-            else:
-                placement = Placement(partial=op.joins)
+            parts, partial = self._linear(op, parts, self._mesh)
+            placement = Placement((None,) * tensor.ndim, partial)
         return self._note(tensor.with_inputs([one.tensor for one in parts]), placement, divisor)
 
-    def _letter(self, named: Named, tensor: Tensor, parts: list[_Part]) -> str | None:
-        """Return the letter along which ranks divide an op; None where each computes the whole."""
-        sharded = [
-            (one, names[one.placement.axis])
+    def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement]:
+        """Return the inputs of an op that ranks divide, and where its output lies."""
+        named, reader = op.named(tensor), f"op {op.name!r}"
+        chosen = self._chosen(named, tensor, parts)
+        parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
+        counted = (n for letter, n in _axes_of(named, tensor) if chosen.get(letter) == BATCH and isinstance(n, Rows))
+        rows = next(counted, None)
+        moved = [
+            self._moved(one, tuple([chosen.get(letter) for letter in names]), reader, rows, partial)
             for one, names in zip(parts, named.inputs, strict=True)
-            if one.placement.axis is not None
         ]
-        if sharded:
-            most = max(sharded, key=lambda one: (one[1].islower(), size(one[0].tensor.shape)))
-            return most[1] if most[1].islower() else None
-        made = [letter for letter, n in zip(named.output, tensor.shape, strict=True) if isinstance(n, Rows)]
-        return made[0] if made and made[0].islower() else None
+        axes = tuple([chosen.get(letter) for letter in named.output])
+        if any(isinstance(n, Rows) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
+            raise _refusal(reader, tensor, "to be made")
+        partial += tuple(mesh for letter, mesh in chosen.items() if letter not in named.output)
+        return moved, Placement(axes, partial, op.joins if partial else "sum")
+
+    def _chosen(self, named: Named, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
+        """Return the letters along which ranks divide an op, with the axis of the mesh over which they do."""
+        found: dict[str, str] = {}
+        for mesh in self._mesh:
+            nbytes: dict[str, int] = {}  # of operands that are sharded along a letter
+            for one, names in zip(parts, named.inputs, strict=True):
+                axis = one.placement.axis(mesh)
+                if axis is not None:
+                    more = size(one.tensor.shape) * one.tensor.dtype.itemsize
+                    nbytes[names[axis]] = nbytes.get(names[axis], 0) + more
+            counted = [letter for letter, n in _axes_of(named, tensor) if mesh == BATCH and isinstance(n, Rows)]
+            free = [letter for letter in (*counted, *nbytes) if letter.islower() and letter not in found]
+            if free:
+                found[max(free, key=lambda letter: (letter in counted, nbytes.get(letter, 0)))] = mesh
+        return found
 
     def _own_count(self, tensor: Tensor) -> Tensor | None:
         """Return this rank's summand of a number that counts rows: how many of them it has; None for other numbers."""
         if tensor.counts_rows:
             own = Tensor(None, (), tensor.attributes | {"own": True}, tensor.shape, tensor.dtype, tensor.value)
-            return self._note(own, PARTIAL).tensor
+            return self._note(own, _summand(own)).tensor
         if tensor.op is None or tensor.op.linear is None:
             return None
         found = [self._own_count(one) for one in tensor.inputs]
@@ -242,55 +228,66 @@ class _Placing:
         if tensor.op.linear_in is not None and counted[0] not in tensor.op.linear_in:
             return None
         inputs = [one if own is None else own for one, own in zip(tensor.inputs, found, strict=True)]
-        return self._note(Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype), PARTIAL).tensor
+        made = Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype)
+        return self._note(made, _summand(made)).tensor
 
     def _with_own_counts(self, op: Op, parts: list[_Part]) -> list[_Part]:
         """Return the inputs of a sum in which, beside partial ones, numbers of rows are those of each rank."""
-        if not self._summed or op.linear != "joint" or not any(one.placement == PARTIAL for one in parts):
+        if not self._summed or op.linear != "joint" or not any(BATCH in one.placement.partial for one in parts):
             return parts
         found = []
         for one in parts:
-            own = self._own_count(one.tensor) if one.placement == REPLICATED and one.divisor is None else None
-            found.append(one if own is None else _Part(own, PARTIAL))
+            own = self._own_count(one.tensor) if one.placement.is_replicated else None
+            found.append(one if own is None else _Part(own, _summand(own)))
         return found
 
-    def _linear(self, op: Op, parts: list[_Part]) -> tuple[list[_Part], Placement]:
-        """Return the inputs of an op of whole tensors, and where its output lies: partial where it is linear in one."""
-        parts = self._with_own_counts(op, parts)
-        partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
+    def _linear(self, op: Op, parts: list[_Part], meshes: Iterable[str]) -> tuple[list[_Part], tuple[str, ...]]:
+        """Return the inputs of an op that is not divided over these axes of the mesh, and over which it is partial.
+
+        It is over those over which it is linear in a partial input.
+        """
+        stays: tuple[str, ...] = ()
+        for mesh in meshes:
+            if any(mesh in one.placement.partial for one in parts):
+                parts = self._with_own_counts(op, parts) if mesh == BATCH else parts
+                keep = self._kept_partial(op, parts, mesh)
+                parts = [one if number in keep else self._reduce(one, mesh) for number, one in enumerate(parts)]
+                stays += (mesh,) if keep else ()
+        return parts, stays
+
+    def _kept_partial(self, op: Op, parts: list[_Part], mesh: str) -> list[int]:
+        """Return which inputs of an op can stay partial, and make its output partial."""
+        partial = [number for number, one in enumerate(parts) if mesh in one.placement.partial]
         tensors = {id(parts[number].tensor) for number in partial}
-        if tensors and (tensors <= self._reduced.keys() or (op.linear == "each" and len(tensors) < len(partial))):
-            # The sums are there already, or are those of a square, which needs them: linearity would send others.
-            parts = [self._whole(one) for one in parts]
-        partial = [number for number, one in enumerate(parts) if one.placement == PARTIAL]
-        if partial and op.linear is not None:
-            linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
-            if op.linear == "joint" and partial == _not_zero(parts, linear_in):
-                return parts, PARTIAL
-            candidates = [number for number in partial if number in linear_in]
-            if op.linear == "each" and candidates:
-                keep = max(candidates, key=lambda number: size(parts[number].tensor.shape))
-                others = [one if number == keep else self._whole(one) for number, one in enumerate(parts)]
-                if id(parts[keep].tensor) not in self._reduced:  # or it is summed already, as of a square
-                    return others, PARTIAL
-        return [self._whole(one) for one in parts], REPLICATED
+        if all(self._is_reduced(parts[number], mesh) for number in partial):
+            return []  # the sums are there already: linearity would send others
+        if op.linear == "each" and len(tensors) < len(partial):
+            return []  # those of a square, which needs them
+        linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
+        if op.linear == "joint" and partial == _not_zero(parts, linear_in):
+            return partial
+        candidates = [number for number in partial if number in linear_in]
+        if op.linear == "each" and candidates:
+            most = max(candidates, key=lambda number: size(parts[number].tensor.shape))
+            return [] if self._is_reduced(parts[most], mesh) else [most]
+        return []
 
     def _can_wait(self, tensor: Tensor, numerator: _Part, denominator: _Part) -> bool:
         """Whether a division can wait for its divisor's sum: by a number, of something that is not yet divided."""
         return (
-            denominator.placement == PARTIAL
+            _is_summand(denominator)
             and denominator.divisor is None
             and size(denominator.tensor.shape) == 1
             and numerator.divisor is None
             and numerator.tensor.shape == tensor.shape
         )
 
-    def _number(self, part: _Part) -> Tensor:
+    def _number(self, part: _Part) -> _Part:
         """Return a partial number without dimensions, so that it can divide whatever becomes of the quotient."""
         if part.tensor.shape == ():
-            return part.tensor
+            return part
         made = Tensor(OPERATORS["reshape"], (part.tensor,), {"shape": ()}, (), part.tensor.dtype)
-        return self._note(made, PARTIAL).tensor
+        return self._note(made, replace(part.placement, axes=()))
 
     def _common_divisor(self, op: Op, parts: list[_Part]) -> _Divisor | None:
         """Return the divisor that an op's output can take over from its inputs, or None."""
@@ -312,47 +309,102 @@ class _Placing:
         """Return a part without a divisor that waits."""
         if part.divisor is None:
             return part
-        whole = part if part.placement.partial is None else self._reduce(part)
-        by = self._reduce(_Part(part.divisor.tensor, PARTIAL))
+        whole, by = self._whole(_Part(part.tensor, part.placement)), self._whole(part.divisor.number)
         made = Tensor(part.divisor.op, (whole.tensor, by.tensor), {}, whole.tensor.shape, whole.tensor.dtype)
         return self._note(made, whole.placement)
 
     def _whole(self, part: _Part) -> _Part:
         """Return a part that is not partial, and not to be divided."""
         part = self._divided(part)
-        return part if part.placement.partial is None else self._reduce(part)
+        for mesh in part.placement.partial:
+            part = self._reduce(part, mesh)
+        return part
 
-    def _reduce(self, part: _Part) -> _Part:
-        """Return the sum of a partial tensor; made once, however often it is used."""
-        made = self._reduced.get(id(part.tensor))
-        if made is None:
-            attributes = {"over": part.placement.partial}
-            made = Tensor(ALL_REDUCE, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
-            self._reduced[id(part.tensor)] = made
-        return self._note(made, REPLICATED)
+    def _reduce(self, part: _Part, mesh: str) -> _Part:
+        """Return a part that is not partial over an axis of the mesh."""
+        if mesh not in part.placement.partial:
+            return part
+        return self._sent(ALL_REDUCE, part, part.placement.without(mesh), over=part.placement.join, mesh=mesh)
 
-    def _sharded(self, op: Op, part: _Part, axis: int | None, rows: Rows) -> _Part:
-        """Return a part sharded along an axis, or whole for None.
+    def _is_reduced(self, part: _Part, mesh: str) -> bool:
+        return (ALL_REDUCE, id(part.tensor), mesh) in self._nodes
+
+    def _sent(self, op: Op, part: _Part, placement: Placement, **attributes: Any) -> _Part:
+        """Return a part that ranks have sent to each other; once, however often it is used."""
+        key = op, id(part.tensor), *(attributes[name] for name in ("mesh", "axis") if name in attributes)
+        if key not in self._nodes:
+            self._nodes[key] = Tensor(op, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
+        return self._note(self._nodes[key], placement)
+
+    def _moved(self, part: _Part, axes: Axes, reader: str, rows: Rows | None, partial: Collection[str] = ()) -> _Part:
+        """Return a part sharded over these axes of the mesh.
+
+        Args:
+            part: without a divisor.
+            axes: for each of its axes, None for whole.
+            reader: what needs it, for a message.
+            rows: a length that counts rows, if it is by rows of the batch that it is sharded over `BATCH`.
+            partial: axes of the mesh over which it may stay partial.
 
         Raises:
-            ConfigError: it is sharded otherwise.
+            ConfigError: that needs the rows of all ranks at once.
         """
-        if part.placement.axis == axis:
-            return part
-        if part.placement.axis is not None or axis is None:
-            raise ConfigError(
-                f"op {op.name!r} needs the rows of all ranks at once, of a tensor that is {part.placement} in shape "
-                f"{tuple(map(int, part.tensor.shape))}: not supported"
-            )
-        shape = list(part.tensor.shape)
-        shape[axis] = Rows(rows.rows, shape[axis] // rows.rows) if rows.rows else rows
-        made = Tensor(OWN_ROWS, (part.tensor,), {"axis": axis}, tuple(shape), part.tensor.dtype)
-        return self._note(made, Placement(axis))
+        for axis, mesh in enumerate(part.placement.axes):
+            by_rows = isinstance(part.tensor.shape[axis], Rows)
+            if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
+                if by_rows or not self._layouts:
+                    raise _refusal(reader, part.tensor, f"that is {part.placement}")
+                part = self._sent(ALL_GATHER, part, part.placement.without(mesh), mesh=mesh, axis=axis)
+        for mesh in part.placement.partial:
+            if mesh in axes and not (mesh == BATCH and rows is not None):
+                axis, before = axes.index(mesh), part
+                over = part.placement.join
+                placement = part.placement.without(mesh).sharded(axis, mesh)
+                part = self._sent(REDUCE_SCATTER, part, placement, over=over, mesh=mesh, axis=axis)
+                self._scattered[id(before.tensor)] = part
+            elif mesh not in partial:
+                part = self._reduce(part, mesh)
+        for axis, mesh in enumerate(axes):
+            if mesh is not None and part.placement.axes[axis] != mesh:
+                shape = list(part.tensor.shape)
+                if mesh == BATCH and rows is not None:
+                    shape[axis] = Rows(rows.rows, shape[axis] // rows.rows) if rows.rows else rows
+                made = Tensor(OWN_PART, (part.tensor,), {"mesh": mesh, "axis": axis}, tuple(shape), part.tensor.dtype)
+                part = self._note(made, part.placement.sharded(axis, mesh))
+        return part
 
     def _note(self, tensor: Tensor, placement: Placement, divisor: _Divisor | None = None) -> _Part:
         self.placements[id(tensor)] = placement
         self._kept.append(tensor)
         return _Part(tensor, placement, divisor)
+
+
+def _refusal(reader: str, tensor: Tensor, placed: str) -> ConfigError:
+    shape = tuple(map(int, tensor.shape))
+    return ConfigError(
+        f"{reader} needs the rows of all ranks at once, of a tensor {placed} in shape {shape}: not supported"
+    )
+
+
+def _axes_of(named: Named, tensor: Tensor) -> Iterator[tuple[str, int]]:
+    """Yield letters and lengths of the axes of what an op makes, and of its operands."""
+    for names, one in zip((named.output, *named.inputs), (tensor, *tensor.inputs), strict=True):
+        yield from zip(names, one.shape, strict=True)
+
+
+def _of_rows(shape: Shape) -> Axes:
+    """Return over what a tensor is sharded that nobody laid out: along its first axis that counts rows."""
+    row = row_axis(shape)
+    return tuple(BATCH if axis == row else None for axis in range(len(shape)))
+
+
+def _summand(tensor: Tensor) -> Placement:
+    return Placement((None,) * tensor.ndim, (BATCH,))
+
+
+def _is_summand(part: _Part) -> bool:
+    """Whether each rank has a summand of the whole tensor."""
+    return bool(part.placement.partial) and part.placement.join == "sum" and not any(part.placement.axes)
 
 
 def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
@@ -363,22 +415,3 @@ def _not_zero(parts: Sequence[_Part], numbers: Iterable[int]) -> list[int]:
         return known is not None and known.size == 1 and not known.any()
 
     return [number for number in numbers if not is_zero(parts[number].tensor)]
-
-
-def own_rows(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> Array:
-    """Return what `OWN_ROWS` makes of a whole array: the view of the rank's rows."""
-    axis, length = tensor.attributes["axis"], tensor.shape[tensor.attributes["axis"]]
-    if rows is None:
-        return array
-    assert isinstance(length, Rows)
-    own = slice(first_row * length.scale, (first_row + rows) * length.scale)
-    found: Array = array[(slice(None),) * axis + (own,)]
-    return found
-
-
-def constant_of(tensor: Tensor, rows: int | None) -> Array:
-    """Return the value of a constant as a rank has it: of a number of rows that is its own summand, its rows."""
-    value = tensor.numpy()
-    if rows is None or not tensor.attributes.get("own"):
-        return value
-    return np.full(value.shape, rows * tensor.attributes["rows"], value.dtype)

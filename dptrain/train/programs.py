@@ -24,7 +24,8 @@ from dptrain.program import messages, shapes, tree
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.evaluate import evaluate
 from dptrain.program.memory import plan
-from dptrain.program.placement import OWN_ROWS, PlacedProgram, place
+from dptrain.program.mesh import OWN_PART, PlacedProgram
+from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, same_for_rows, trace
 from dptrain.program.tensor import Tensor, Variable, watching
 from dptrain.runtime.failure import phase
@@ -444,7 +445,7 @@ def _computes_rows(placed: PlacedProgram) -> bool:
     if placed.updates or messages.count(placed):
         return False
     tensors = placed.tensors
-    if any(one.counts_rows or (one.op is not None and (one.op.by_row or one.op is OWN_ROWS)) for one in tensors):
+    if any(one.counts_rows or (one.op is not None and (one.op.by_row or one.op is OWN_PART)) for one in tensors):
         return False
     leading = [one.shape[0] if one.shape else 0 for one in placed.outputs.values()]
     return all(isinstance(n, shapes.Rows) and n.scale == 1 for n in leading)

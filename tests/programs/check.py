@@ -10,7 +10,8 @@ from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import Executable, HostMemory
-from dptrain.program.placement import PlacedProgram, place
+from dptrain.program.mesh import PlacedProgram
+from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Array

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.program.placement import constant_of
+from dptrain.program.mesh import constant_of
 from dptrain.program.program import Program
 from dptrain.program.tensor import Array, Tensor, Variable
 from tests.tolerances import TOLERANCES

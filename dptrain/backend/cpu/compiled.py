@@ -16,9 +16,9 @@ from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member
 from dptrain.program.memory import aligned, arrange
+from dptrain.program.mesh import constant_of
 from dptrain.program.messages import all_reduce
 from dptrain.program.passes import without_ranks
-from dptrain.program.placement import constant_of
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor

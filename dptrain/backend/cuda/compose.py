@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
 from dptrain.backend.cuda.groups import Group, Grouping
+from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_precision, without_ranks
-from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor, Variable
 

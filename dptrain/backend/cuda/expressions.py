@@ -27,7 +27,7 @@ from dptrain.program.lowering import (
     Windows,
     lowering_of,
 )
-from dptrain.program.placement import ALL_REDUCE
+from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Rows, Shape
 from dptrain.program.tensor import DType, Tensor

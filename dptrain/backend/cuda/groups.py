@@ -35,8 +35,8 @@ from dptrain.program.lowering import (
     is_same,
     lowering_of,
 )
+from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
-from dptrain.program.placement import ALL_REDUCE
 from dptrain.program.program import Program
 from dptrain.program.shapes import Rows, Shape, size
 from dptrain.program.tensor import Tensor, Variable

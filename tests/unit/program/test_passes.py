@@ -6,8 +6,9 @@ import pytest
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.program.evaluate import evaluate
+from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.passes import with_precision, without_ranks, without_repeats
-from dptrain.program.placement import ALL_REDUCE, PlacedProgram, place
+from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable

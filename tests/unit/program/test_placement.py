@@ -168,6 +168,12 @@ def test_what_needs_the_rows_of_all_ranks_is_refused():
     with pytest.raises(ConfigError, match="op 'getitem' needs the rows of all ranks"):
         place(trace(first_three, SPECS))
 
+    def pairs(x, y, sample_weight):
+        return {"both": ops.ones((x.shape[0], x.shape[0])) * 2}
+
+    with pytest.raises(ConfigError, match=r"op 'full' needs the rows of all ranks at once, of a tensor .*\(11, 11\)"):
+        place(trace(pairs, SPECS))
+
 
 def test_a_table_is_cut_to_the_rows_that_it_meets():
     table = np.arange(ROWS * 2.0).reshape(ROWS, 2)

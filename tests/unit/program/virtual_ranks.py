@@ -8,7 +8,8 @@ import numpy as np
 
 from dptrain.program import tree
 from dptrain.program.evaluate import evaluate
-from dptrain.program.placement import PlacedProgram, place
+from dptrain.program.mesh import PlacedProgram
+from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 

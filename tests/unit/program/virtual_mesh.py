@@ -1,0 +1,103 @@
+"""A mesh of ranks in one process: what each of them has of every tensor of a placed program, with NumPy."""
+
+import itertools
+
+import numpy as np
+
+from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, constant_of
+from dptrain.program.shapes import Rows
+from tests.unit.program.parts import computed
+
+JOINS = {"sum": np.sum, "max": np.max}
+
+
+class VirtualMesh:
+    """Ranks as a grid.
+
+    Args:
+        shards: rows of the batch that each rank has, along the axis `BATCH`.
+        others: lengths of the grid's other axes.
+    """
+
+    def __init__(self, shards, **others):
+        self.shards, self.lengths = shards, {BATCH: len(shards)} | others
+        self.ranks = [
+            dict(zip(self.lengths, place, strict=True))
+            for place in itertools.product(*map(range, self.lengths.values()))
+        ]
+
+    def bounds(self, mesh, number, length):
+        """Return from where to where a rank has its part along an axis of this length: parts are nearly equal."""
+        if isinstance(length, Rows):
+            ends = np.cumsum([0, *self.shards]) * length.scale
+        else:
+            ends = np.cumsum([0, *map(len, np.array_split(range(length), self.lengths[mesh]))])
+        return int(ends[number]), int(ends[number + 1])
+
+    def shape(self, tensor, axes, rank):
+        """Return the shape of a rank's part of a tensor."""
+        found = [int(n) for n in tensor.shape]
+        for axis, mesh in enumerate(axes):
+            if mesh is not None:
+                start, stop = self.bounds(mesh, rank[mesh], tensor.shape[axis])
+                found[axis] = stop - start
+        return tuple(found)
+
+    def part(self, array, tensor, axes, rank):
+        """Return a rank's part of a whole array."""
+        for axis, mesh in enumerate(axes):
+            if mesh is not None:
+                array = array[(slice(None),) * axis + (slice(*self.bounds(mesh, rank[mesh], tensor.shape[axis])),)]
+        return array
+
+    def others(self, rank, mesh):
+        """Return the ranks that differ from this one along an axis of the mesh alone, and it, in order."""
+        return [number for number, one in enumerate(self.ranks) if one | {mesh: 0} == rank | {mesh: 0}]
+
+    def execute(self, program, values):
+        """Return what each rank has of the outputs by name, and of the new values of variables.
+
+        Ranks that a placement says have the same are found to.
+        """
+        found = {}
+        given = {id(one): values[name] for name, one in program.inputs.items()}
+        given |= {id(one): variable.numpy() for variable, one in program.state.items()}
+        for tensor in program.tensors:
+            placement = program.placements[id(tensor)]
+            parts = [found[id(one)] for one in tensor.inputs]
+            found[id(tensor)] = own = [
+                self._value(tensor, placement, parts, number, given.get(id(tensor)))
+                for number in range(len(self.ranks))
+            ]
+            told = {mesh for mesh in (*placement.axes, *placement.partial) if mesh is not None}
+            first = {}
+            for rank, array in zip(self.ranks, own, strict=True):
+                assert array.shape == self.shape(tensor, placement.axes, rank), f"{tensor} {placement}"
+                same = first.setdefault(tuple(rank[mesh] for mesh in sorted(told)), array)
+                np.testing.assert_array_equal(array, same, err_msg=f"{tensor} {placement}")
+        return [
+            [
+                {name: found[id(one)][number] for name, one in made.items()}
+                for made in (program.outputs, program.updates)
+            ]
+            for number in range(len(self.ranks))
+        ]
+
+    def _value(self, tensor, placement, parts, number, given):
+        rank, own = self.ranks[number], [one[number] for one in parts]
+        if tensor.op is None:
+            whole = constant_of(tensor, self.shards[rank[BATCH]]) if given is None else given
+            return self.part(whole, tensor, placement.axes, rank)
+        attributes = tensor.attributes
+        if tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
+            everyone = [parts[0][other] for other in self.others(rank, attributes["mesh"])]
+            if tensor.op is ALL_GATHER:
+                return np.concatenate(everyone, attributes["axis"])
+            own = [JOINS[attributes["over"]](everyone, axis=0)]
+        if tensor.op in (OWN_PART, REDUCE_SCATTER):
+            axis, mesh = attributes["axis"], attributes["mesh"]
+            return self.part(own[0], tensor, (*(None,) * axis, mesh), rank)
+        if tensor.op is ALL_REDUCE:
+            return own[0]
+        first, rows = sum(self.shards[: rank[BATCH]]), self.shards[rank[BATCH]]
+        return computed(tensor, own, self.shape(tensor, placement.axes, rank), first, rows)
