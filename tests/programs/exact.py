@@ -1,13 +1,15 @@
 """What a program computes in float64, and how far from that rounding may take it.
 
 Every tensor of float32 is computed in float64, from what float32 holds at the beginning. How much the results may
-differ is found as in Monte Carlo arithmetic (D. S. Parker, "Monte Carlo arithmetic: exploiting randomness in
-floating-point arithmetic", 1997): the program is executed again, with each result of an op that rounds moved at random
-by a few units in the last place of its own type, sums by some of the magnitude of their terms; and once with each
-rounded. What then moves by more than it is worth, such as a comparison of two nearly equal numbers, cannot be judged.
+differ is found as in Monte Carlo arithmetic (D. S. Parker, "Monte Carlo arithmetic: exploiting randomness in floating-
+point arithmetic", 1997): the program is executed again, with each result of an op that rounds moved by a few units in
+the last place of its own type, sums by some of the magnitude of their terms: at random, and all up, and all down; and
+once with each rounded. What then moves by more than it is worth, such as a comparison of two nearly equal numbers,
+cannot be judged.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,11 @@ _SUMS = ("reduce_sum", "batch_matmul", "conv2d", "conv2d_input", "conv2d_kernel"
 # What ops may be off by, in units of the type's epsilon: functions of C++ and CUDA by a few.
 _UNITS = 4
 # Executions with noise; results may be off by so many times as much as they were.
-RUNS, TIMES = 6, 8
+RUNS, TIMES = 8, 8
 # What an element may move by under noise, for each 1 of its magnitude, before it can no longer be judged.
 _JUDGED = 0.01
+# Returns for a shape how far each element is moved, of what is most: numbers from -1 to 1.
+Noise = Callable[[tuple[int, ...]], Array]
 
 
 class Exact:
@@ -32,16 +36,14 @@ class Exact:
 
     Args:
         values: of inputs, by their tensor's `id`.
-        noise: random numbers, None for none.
+        noise: that results are moved by, None for none.
         rounds: results are rounded to their type.
 
     Attributes:
         found: what is known, by `id`.
     """
 
-    def __init__(
-        self, values: Mapping[int, Array], noise: np.random.Generator | None = None, rounds: bool = False
-    ) -> None:
+    def __init__(self, values: Mapping[int, Array], noise: Noise | None = None, rounds: bool = False) -> None:
         self._noise, self._rounds = noise, rounds
         self.found = {one: _wide(value) for one, value in values.items()}
 
@@ -97,8 +99,15 @@ class Exact:
         if tensor.dtype == np.float32:
             moves &= (out != out.astype(np.float32)) | (tensor.op.name in _SUMS and not all(map(_is_short, inputs)))
             out[np.isfinite(scale) & (scale > _GREATEST / 4) & (tensor.op.name in _SUMS)] = np.nan  # parts overflow
-        noise = self._noise.uniform(-1, 1, out.shape) * epsilon * units
+        noise = self._noise(out.shape) * epsilon * units
         out[moves] += (noise * scale)[moves]
+
+
+def _noise(run: int, seed: int) -> Noise | None:
+    """Return what an execution's results are moved by: nothing, all up, all down, then at random."""
+    if run in (1, 2):
+        return functools.partial(np.full, fill_value=1.0 if run == 1 else -1.0)
+    return functools.partial(np.random.default_rng((seed, run)).uniform, -1, 1) if run else None
 
 
 def _is_short(value: Array) -> bool:
@@ -118,7 +127,7 @@ def states_of(
     values: Mapping[str, Array],
     starts: list[int],
     order: str,
-    noise: np.random.Generator | None = None,
+    noise: Noise | None = None,
     rounds: bool = False,
 ) -> dict[str, Array]:
     """Return what comes out of the last step, and the state after it, by name.
@@ -164,11 +173,10 @@ class Expected:
         self.values = states_of(program, values, starts, order)
         self.dtypes = {name: one.dtype for name, one in program.outputs.items() if starts}
         self.dtypes |= {f"state {variable.name}": variable.dtype for variable in program.state}
-        runs = 2 if len(starts) > 100 else RUNS
+        runs = 3 if len(starts) > 100 else RUNS
         moved = {name: np.zeros(value.shape) for name, value in self.values.items()}
         for run in range(runs):
-            noise = np.random.default_rng((seed, run)) if run else None
-            noisy = states_of(program, values, starts, order, noise, rounds=not run)
+            noisy = states_of(program, values, starts, order, _noise(run, seed), rounds=not run)
             for name, value in self.values.items():
                 moved[name] = np.fmax(moved[name], _distance(noisy[name], value))
         self.tolerances = {}
