@@ -43,7 +43,7 @@ def gradients(target: Tensor, sources: Sequence[Tensor], gradient: Any = None) -
     order = topological([target])
     depends = {id(one) for one in sources}
     for tensor in order:
-        if any(id(one) in depends for one in tensor.inputs):
+        if tensor.dtype.kind == "f" and any(id(one) in depends for one in tensor.inputs):  # whole numbers are steps
             depends.add(id(tensor))
     seed = OPERATORS["fill"](shape=target.shape, value=1.0, dtype=target.dtype.name) if gradient is None else gradient
     found: dict[int, Tensor] = {id(target): constant(seed, target.dtype)}

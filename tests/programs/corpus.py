@@ -107,4 +107,15 @@ CORPUS = {
         outputs=("t1",),
         seed=600310,
     ),
+    "a gradient beside whole numbers": Case(
+        lengths={"n": 13, "a": 8},
+        leaves={"x0": "input n a float32 normal"},
+        lines=(
+            "t0 = ops.cast(ops.absolute(ops.where(ops.absolute(x0) < 100, x0 * 1.75, 2.5)), 'uint8')",
+            "t2 = t0 + x0",
+            "d7_x0 = gradients(ops.sum(t2 * t2), [x0])[0]",
+        ),
+        outputs=("d7_x0",),
+        seed=540021,
+    ),
 }
