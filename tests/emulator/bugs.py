@@ -487,6 +487,37 @@ def event_present() -> list[float]:
 
 
 @bug
+def missing_event_before_copy() -> None:
+    first, second = cuda.Stream(), cuda.Stream()
+    memory, host = zeros(64), cuda.pagelocked_zeros(64, np.float32)
+    fill = kernel("fill").prepare("Pfi")
+    fill.prepared_async_call((2, 1), (32, 1, 1), first, memory, 5.0, 64)
+    cuda.memcpy_dtoh_async(host, memory, second)
+    cuda.Context.synchronize()
+
+
+@bug
+def host_between_streams() -> list[float]:
+    """What the host waits for, and the default stream, order streams as well."""
+    streams = [cuda.Stream() for _ in range(3)]
+    memory, host = zeros(64), cuda.pagelocked_zeros(64, np.float32)
+    add_one = kernel("add_one").prepare("Pi")
+    event = cuda.Event()
+    for stream in streams:
+        add_one.prepared_async_call((2, 1), (32, 1, 1), stream, memory, 64)
+        if stream is streams[0]:
+            stream.synchronize()
+        else:
+            event.record(stream)
+            event.synchronize()
+    cuda.memset_d32(int(memory), 0x3F800000, 32)  # 1.0f
+    add_one.prepared_async_call((2, 1), (32, 1, 1), streams[2], memory, 64)
+    cuda.memcpy_dtoh_async(host, memory, streams[2])
+    streams[2].synchronize()
+    return sorted(set(host.tolist()))
+
+
+@bug
 def missing_synchronize() -> list[float]:
     """Reads pinned memory before the stream has reached the copy."""
     stream = cuda.Stream()

@@ -65,6 +65,19 @@ ROWS = [
     Row("missing_acquire_between_blocks", "without a __threadfence() of the later block", LAUNCH_FAILURE, RACE),
     Row("lost_updates", "race: read at bugs.cu:54", LAUNCH_FAILURE, RACE),
     Row("atomic_beside_store", "race: atomic at bugs.cu:58", LAUNCH_FAILURE, RACE),
+    Row(
+        "missing_event",
+        "race: read by kernel add_one on stream 2 at bugs.cu:109 and write by kernel fill on stream 1",
+        LAUNCH_FAILURE,
+        RACE,
+    ),
+    Row(
+        "missing_event_before_copy",
+        "race: read by cuMemcpyDtoHAsync on stream 2 and write by kernel fill on stream 1",
+        LAUNCH_FAILURE,
+        RACE,
+    ),
+    Row("graph_branches_unordered", "without an edge of the graph between", LAUNCH_FAILURE, RACE),
     Row("barrier_in_both_branches", "divergent barrier in kernel two_barriers", "launch timed out"),
     Row("barrier_after_exit", "8 have left the kernel", "launch timed out"),
     Row("shuffle_without_all", "16 of 32 threads wait in __shfl_down_sync at bugs.cu:75", "launch timed out"),
@@ -108,6 +121,12 @@ def test_planted_bug_is_reported(emulator: Any, row: Row) -> None:
     assert row.error in done.stdout
 
 
+@pytest.mark.parametrize("name", ["device_assert", "race_between_blocks", "missing_event", "use_after_free"])
+def test_nothing_stands_below_the_report_of_a_fault(emulator: Any, name: str) -> None:
+    done = emulator.python("bugs.py", name, **RACE)
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["emulator"], done.stderr
+
+
 def test_readme_table_has_every_row() -> None:
     readme = (HERE / "README.md").read_text()
     for row in ROWS:
@@ -119,6 +138,14 @@ def test_readme_table_has_every_row() -> None:
 def test_fences_on_both_sides_order_blocks(emulator: Any, order: str) -> None:
     done = emulator.python("bugs.py", "fences_between_blocks", EMULATOR_SANITIZE="all", EMULATOR_ORDER=order)
     assert (done.stdout, done.stderr) == ("result: [4.0, 4.0, 4.0]\n", "")
+
+
+@pytest.mark.parametrize("streams", ["inorder", "random"])
+@pytest.mark.parametrize("bug", ["event_present", "host_between_streams", "graph_branches_ordered"])
+def test_what_events_and_the_host_order_is_no_race(emulator: Any, bug: str, streams: str) -> None:
+    done = emulator.python("bugs.py", bug, *"123", EMULATOR_SANITIZE="all", EMULATOR_STREAMS=streams)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(set(done.stdout.splitlines())) == 1
 
 
 def test_two_source_lines_of_a_race(emulator: Any) -> None:

@@ -11,6 +11,7 @@ from tests.emulated import emulated, inside_emulator
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 
 CHECKED = {"EMULATOR_SANITIZE": "all"}
+RACE = {"EMULATOR_SANITIZE": "race"}
 LATE = {"EMULATOR_STREAMS": "random", "EMULATOR_SEED": "1"}
 CUDA = "dptrain/backend/cuda/"
 # name -> (file, what stands there, what is put in its place, which tests, the emulator's options)
@@ -188,14 +189,14 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "            self.backend.wait_for(other)\n",
         "            pass\n",
         "in_a_pack",
-        LATE,
+        RACE,
     ),
     "runs do not wait for their pack": (
         CUDA + "executable.py",
         "            other.wait_for(self.backend)\n",
         "            pass\n",
         "in_a_pack",
-        LATE,
+        RACE,
     ),
     "a table is not written anew where another run has taken a place": (
         CUDA + "packs.py",
@@ -216,21 +217,21 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "        self._streams.ops.wait_for_event(self._back)\n",
         "",
         "mpi_changes",
-        LATE,
+        RACE,
     ),
     "a buffer travels before it is complete": (
         CUDA + "transfers.py",
         "        self._streams.outward.wait_for_event(self._out.queued)\n",
         "",
         "mpi_changes or travels",
-        LATE,
+        RACE,
     ),
     "staged rows are read before they arrive": (
         CUDA + "transfers.py",
         "        self._streams.ops.wait_for_event(self._in.copied)\n",
         "        pass\n",
         "staged_rows",
-        LATE,
+        RACE,
     ),
     "a chunk is refilled before its copy has ended": (
         "dptrain/batches/feed.py",

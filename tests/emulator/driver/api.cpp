@@ -108,10 +108,40 @@ std::vector<Stream *> all_streams(DeviceContext *only) {
     return result;
 }
 
+const Operation *running_operation = nullptr;
+
 namespace {
+Clock waited;  // what the host has waited for
+
+void merge(Clock &into, const Clock &other) {
+    for (auto [stream, number] : other) into[stream] = std::max(into[stream], number);
+}
+
+void merge(Clock &into, const std::shared_ptr<Operation> &operation) {
+    if (operation) merge(into, operation->clock);
+}
+
+// Gives an operation that is being queued its place in the order of all that happens.
+void place(Stream &stream, Operation &operation) {
+    static unsigned streams = 0;
+    if (!stream.identity) stream.identity = ++streams;
+    merge(operation.clock, waited);
+    merge(operation.clock, stream.last);
+    for (auto &other : stream.waits) merge(operation.clock, other);
+    DeviceContext &context = *stream.context;
+    if (&stream == &context.null_stream) {
+        for (auto &other : context.streams)
+            if (!other->non_blocking) merge(operation.clock, other->last);
+    } else if (!stream.non_blocking) {
+        merge(operation.clock, context.null_stream.last);
+    }
+    operation.number = operation.clock[stream.identity] = ++stream.issued;
+}
+
 void run_operation(Operation &operation) {
     for (auto &part : operation.parts)
         if (!part->done) run_operation(*part);
+    running_operation = &operation;
     DeviceContext *context = operation.stream->context;
     operation.start = now();
     if (operation.run && context->error == CUDA_SUCCESS) {
@@ -119,6 +149,7 @@ void run_operation(Operation &operation) {
         if (result != CUDA_SUCCESS) context->error = result;
     }
     operation.end = now();
+    running_operation = nullptr;
     operation.run = nullptr;
     operation.after.clear();
     operation.parts.clear();
@@ -158,6 +189,7 @@ void run_until(Condition reached) {
 
 void finish_everything() {
     run_until([] { return false; });
+    for (Stream *stream : all_streams()) merge(waited, stream->last);
 }
 
 }  // namespace
@@ -165,6 +197,7 @@ void finish_everything() {
 void queue(Stream &stream, const std::shared_ptr<Operation> &operation) {
     DeviceContext &context = *stream.context;
     operation->stream = &stream;
+    if (options().check_races) place(stream, *operation);
     stream.last = operation;
     if (!options().random_streams) {
         stream.waits.clear();
@@ -204,6 +237,7 @@ std::shared_ptr<Operation> enqueue(Stream &stream, CUgraphNodeType type, Work ru
 
 CUresult finish(const std::shared_ptr<Operation> &operation) {
     if (operation) run_until([&] { return operation->done; });
+    merge(waited, operation);
     return CUDA_SUCCESS;
 }
 
@@ -257,8 +291,10 @@ CUresult copy_now(Stream &stream, const char *name, void *to, const void *from, 
     double start = now();
     for (const void *place : {static_cast<const void *>(to), from})
         if (is_gone(name, reinterpret_cast<uintptr_t>(place), bytes)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+    auto to_address = reinterpret_cast<uintptr_t>(to), from_address = reinterpret_cast<uintptr_t>(from);
+    if (CUresult race = check_copy(name, to_address, from_address, bytes)) return race;
     memmove(to, from, bytes);
-    copy_written(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes);
+    copy_written(to_address, from_address, bytes);
     note(stream, name, "memcpy", start, bytes);
     return CUDA_SUCCESS;
 }
@@ -324,6 +360,7 @@ CUresult set_memory(const char *name, Stream &stream, CUdeviceptr to, size_t pit
                 for (size_t x = 0; x < row; x += element) memcpy(line + x, &value, element);
             }
             mark_written(to + y * pitch, row);
+            if (CUresult race = check_copy(name, to + y * pitch, 0, row)) return race;
         }
         note(by, name, "memset", start, row * height);
         return CUDA_SUCCESS;
@@ -372,6 +409,7 @@ CUresult copy_3d(const char *name, Stream &stream, const CUDA_MEMCPY3D &c, bool 
             for (size_t y = 0; y < height; ++y) {
                 memmove(reinterpret_cast<void *>(to.row(y, z)), reinterpret_cast<void *>(from.row(y, z)), width);
                 copy_written(to.row(y, z), from.row(y, z), width);
+                if (CUresult race = check_copy(name, to.row(y, z), from.row(y, z), width)) return race;
             }
         note(by, name, "memcpy", start, width * height * depth);
         return CUDA_SUCCESS;
@@ -909,6 +947,7 @@ CUresult CUDAAPI cuCtxSynchronize(void) {
         auto streams = all_streams(context);
         return std::all_of(streams.begin(), streams.end(), [](Stream *s) { return s->queue.empty(); });
     });
+    for (Stream *stream : all_streams(context)) merge(waited, stream->last);
     return context->error;
 }
 
@@ -1092,8 +1131,12 @@ CUresult CUDAAPI cuModuleLoad(CUmodule *result, const char *name) {
     return load(result, image.data(), image.size());
 }
 
+// What gives things back succeeds after a fault too, as it does not on a device: PyCUDA writes two lines for each that
+// fails, under which the fault's own report would be lost.
 CUresult CUDAAPI cuModuleUnload(CUmodule handle) {
-    CONTEXT;
+    READY;
+    DeviceContext *context = current();
+    if (!context) return CUDA_ERROR_INVALID_CONTEXT;
     UNSAFE("cuModuleUnload");
     for (auto module = context->modules.begin(); module != context->modules.end(); ++module)
         if (module->get() == reinterpret_cast<Module *>(handle)) {
@@ -1390,7 +1433,7 @@ CUresult CUDAAPI cuMemFree(CUdeviceptr address) {
     note(context->null_stream, "cuMemFree", "memory", now(), allocation->bytes);
     used[static_cast<size_t>(allocation->device)] -= allocation->bytes;
     if (!release(allocation) && context->error == CUDA_SUCCESS) context->error = CUDA_ERROR_ILLEGAL_ADDRESS;
-    return context->error;
+    return CUDA_SUCCESS;
 }
 
 CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *result, size_t bytes, CUstream handle) {
@@ -1758,23 +1801,25 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
     STREAM(handle);
     QUEUE("cuStreamSynchronize", *stream, true);
     // The default stream's last operation may be long done while blocking streams it would wait for are not.
-    if (stream == &context->null_stream)
-        run_until([&] {
-            return stream->queue.empty() &&
-                   std::all_of(context->streams.begin(), context->streams.end(),
-                               [](auto &s) { return s->non_blocking || s->queue.empty(); });
-        });
-    else
-        run_until([&] { return stream->queue.empty(); });
+    bool is_default = stream == &context->null_stream;
+    run_until([&] {
+        return stream->queue.empty() &&
+               (!is_default || std::all_of(context->streams.begin(), context->streams.end(),
+                                           [](auto &s) { return s->non_blocking || s->queue.empty(); }));
+    });
+    merge(waited, stream->last);
+    for (auto &other : context->streams)
+        if (is_default && !other->non_blocking) merge(waited, other->last);
     return context->error;
 }
 
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
     STREAM(handle);
     QUEUE("cuStreamQuery", *stream, true);
-    if (stream->queue.empty()) return context->error;
-    step();  // time passes
-    return stream->queue.empty() ? context->error : CUDA_ERROR_NOT_READY;
+    if (!stream->queue.empty()) step();  // time passes
+    if (!stream->queue.empty()) return CUDA_ERROR_NOT_READY;
+    merge(waited, stream->last);
+    return context->error;
 }
 
 CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned *flags) {
@@ -1867,7 +1912,7 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     QUEUE("cuStreamWaitEvent", *stream, false);
     if (stream->capture || event->capture) return join_capture(*stream, *event);
-    if (event->recorded && !event->recorded->done) stream->waits.push_back(event->recorded);
+    if (event->recorded) stream->waits.push_back(event->recorded);
     return CUDA_SUCCESS;
 }
 
@@ -1876,9 +1921,10 @@ CUresult CUDAAPI cuEventQuery(CUevent handle) {
     Event *event = find_event(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     if (CUresult code = may_ask_event("cuEventQuery", *event)) return code;
-    if (!event->recorded || event->recorded->done) return context->error;
-    step();  // time passes
-    return event->recorded->done ? context->error : CUDA_ERROR_NOT_READY;
+    if (event->recorded && !event->recorded->done) step();  // time passes
+    if (event->recorded && !event->recorded->done) return CUDA_ERROR_NOT_READY;
+    merge(waited, event->recorded);
+    return context->error;
 }
 
 CUresult CUDAAPI cuEventSynchronize(CUevent handle) {

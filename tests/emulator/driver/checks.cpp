@@ -26,7 +26,7 @@ uint64_t grid_barrier_tick(const Fiber &fiber);
 namespace {
 // Who touched a word, and when. Time is a counter that every barrier and fence of the launch advances.
 struct Record {
-    uint32_t launch;
+    uint32_t launch;  // or copy, or memset
     uint32_t block, thread;
     uint32_t site_and_bytes;  // code site in the upper 28 bits, touched bytes of the word in the lower 4
     uint64_t tick;
@@ -42,6 +42,16 @@ size_t race_cell_bytes() { return sizeof(RaceCell); }
 namespace {
 uint64_t tick_counter = 1;
 uint32_t launch_counter = 0;
+// What launches and copies were part of, by their numbers.
+struct Actor {
+    std::string name;
+    unsigned stream = 0, identity = 0;
+    uint64_t number = 0;
+    size_t node = 0;
+};
+std::vector<Actor> actors(1);
+std::unordered_set<uint32_t> known_earlier;  // of those, as far as the running one asked
+constexpr size_t most_of_a_copy = 1 << 20;   // bytes that are looked at
 std::vector<const void *> sites;
 std::unordered_map<const void *, uint32_t> site_numbers;
 std::unordered_set<std::string> said;  // one report per pair of lines
@@ -191,39 +201,91 @@ void race(const Fiber &fiber, const Record &a, EmuAccess a_kind, const void *add
                  kernel_name().c_str()));
 }
 
-void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address, size_t bytes, EmuAccess kind,
-                const void *pc, const char *space) {
+void begin_operation(std::string name) {
+    const Operation &running = *running_operation;
+    const Operation &whole = running.whole ? *running.whole : running;
+    ++launch_counter;
+    actors.push_back({std::move(name), running.stream->number, running.stream->identity, whole.number, running.node});
+    known_earlier.clear();
+}
+
+// Did an operation end before the running one begins, in every order that streams, events and the host allow?
+bool is_earlier(uint32_t launch) {
+    if (known_earlier.count(launch)) return true;
+    const Actor &actor = actors[launch];
+    const Operation &running = *running_operation;
+    const Operation &whole = running.whole ? *running.whole : running;
+    bool same_graph = running.whole && actor.identity == whole.stream->identity && actor.number == whole.number;
+    auto seen = whole.clock.find(actor.identity);
+    if (same_graph ? !running.behind[actor.node] : seen == whole.clock.end() || seen->second < actor.number) return false;
+    known_earlier.insert(launch);
+    return true;
+}
+
+std::string race_between_streams(const Record &a, EmuAccess a_kind, uintptr_t address, EmuAccess kind, const void *pc) {
+    const Actor &here = actors[launch_counter], &there = actors[a.launch];
+    auto place = [](const void *code) { return code ? " at " + code_text(code) : std::string(); };
+    bool branches = here.identity == there.identity;
+    return text("race: %s by %s on stream %u%s and %s by %s on stream %u%s touch the same word of global memory "
+                "(0x%llx) without %s between",
+                verb(kind), here.name.c_str(), here.stream, place(pc).c_str(), verb(a_kind), there.name.c_str(),
+                there.stream, place(sites[a.site_and_bytes >> 4]).c_str(), static_cast<unsigned long long>(address),
+                branches ? "an edge of the graph" : "an event, or a wait of the host's,");
+}
+
+// Looks at what others did with each word, and leaves a record of what is done now. `conflicts` is told of what was done
+// by whom, at which address.
+template <class Conflicts>
+void touch(RaceCell *cells, uintptr_t base, uintptr_t address, size_t bytes, EmuAccess kind, const void *pc,
+           uint32_t block, uint32_t thread, Conflicts conflicts) {
     uint32_t site = site_number(pc) << 4;
     for (uintptr_t at = address; at < address + bytes;) {
         uintptr_t word = (at - base) / 4;
         uintptr_t end = std::min<uintptr_t>(base + word * 4 + 4, address + bytes);
         uint32_t touched = ((1u << (end - at)) - 1) << (at - base) % 4;
         RaceCell &cell = cells[word];
-        auto conflict = [&](const Record &a, EmuAccess a_kind) {
-            if (a.launch != launch_counter || !(a.site_and_bytes & touched) || ordered(fiber, a)) return;
-            race(fiber, a, a_kind, reinterpret_cast<void *>(at), kind, pc, space);
+        auto look = [&](const Record &a, EmuAccess a_kind) {
+            if (a.launch && a.site_and_bytes & touched) conflicts(a, a_kind, at);
         };
-        conflict(cell.write, EMU_WRITE);
-        if (kind != EMU_ATOMIC) conflict(cell.atomic, EMU_ATOMIC);
+        look(cell.write, EMU_WRITE);
+        if (kind != EMU_ATOMIC) look(cell.atomic, EMU_ATOMIC);
         if (kind != EMU_READ) {
-            conflict(cell.read[0], EMU_READ);
-            conflict(cell.read[1], EMU_READ);
+            look(cell.read[0], EMU_READ);
+            look(cell.read[1], EMU_READ);
         }
-        Record record{launch_counter, static_cast<uint32_t>(fiber.block->index), fiber.linear, site | touched,
-                      tick_counter};
+        Record record{launch_counter, block, thread, site | touched, tick_counter};
         if (kind == EMU_WRITE) {
             cell.write = record;
         } else if (kind == EMU_ATOMIC) {
             cell.atomic = record;
         } else {
-            if (cell.read[0].launch == launch_counter &&
-                (cell.read[0].thread != record.thread || cell.read[0].block != record.block))
+            if (cell.read[0].launch != record.launch || cell.read[0].thread != record.thread ||
+                cell.read[0].block != record.block)
                 cell.read[1] = cell.read[0];
             cell.read[0] = record;
         }
         at = end;
     }
+}
+
+void check_race(Fiber &fiber, RaceCell *cells, uintptr_t base, uintptr_t address, size_t bytes, EmuAccess kind,
+                const void *pc, const char *space) {
+    auto conflicts = [&](const Record &a, EmuAccess a_kind, uintptr_t at) {
+        if (a.launch == launch_counter) {
+            if (!ordered(fiber, a)) race(fiber, a, a_kind, reinterpret_cast<void *>(at), kind, pc, space);
+        } else if (!is_earlier(a.launch)) {
+            std::string message = race_between_streams(a, a_kind, at, kind, pc);
+            if (said.insert(message.substr(0, message.find("(0x"))).second) finding(CUDA_ERROR_LAUNCH_FAILED, message);
+        }
+    };
+    touch(cells, base, address, bytes, kind, pc, static_cast<uint32_t>(fiber.block->index), fiber.linear, conflicts);
     if (kind == EMU_ATOMIC) note_atomic(fiber, address / 4, true, true);
+}
+
+RaceCell *cells_of(Allocation &allocation) {
+    if (!allocation.races)
+        allocation.races = static_cast<RaceCell *>(reserve((allocation.bytes / 4 + 1) * sizeof(RaceCell)));
+    return allocation.races;
 }
 
 // Shared memory of the running block, or of a peer in its cluster.
@@ -278,8 +340,27 @@ void note_fence(const Fiber &fiber, bool reaches_other_blocks) {
     if (reaches_other_blocks) own.pending.clear();
 }
 
-void begin_checked_launch(const Launch &) {
-    ++launch_counter;
+CUresult check_copy(const char *name, uintptr_t to, uintptr_t from, size_t bytes) {
+    if (!options().check_races) return CUDA_SUCCESS;
+    begin_operation(name);
+    std::string found;
+    for (auto [start, kind] : {std::pair(from, EMU_READ), std::pair(to, EMU_WRITE)}) {
+        Allocation *allocation = start ? find_allocation(start) : nullptr;
+        if (!allocation || (allocation->kind != Kind::device && allocation->kind != Kind::managed)) continue;
+        auto conflicts = [&, kind = kind](const Record &a, EmuAccess a_kind, uintptr_t at) {
+            if (found.empty() && a.launch != launch_counter && !is_earlier(a.launch))
+                found = race_between_streams(a, a_kind, at, kind, nullptr);
+        };
+        touch(cells_of(*allocation), allocation->base, start, std::min(bytes, most_of_a_copy), kind, nullptr, 0, 0,
+              conflicts);
+    }
+    if (found.empty()) return CUDA_SUCCESS;
+    say("%s", found.c_str());
+    return options().continue_after_report ? CUDA_SUCCESS : CUDA_ERROR_LAUNCH_FAILED;
+}
+
+void begin_checked_launch(const Launch &launch) {
+    begin_operation("kernel " + std::string(launch.function->info.name));
     met.clear();
     releases.clear();
     acquires.clear();
@@ -390,11 +471,8 @@ void check_access(const void *pointer, size_t bytes, EmuAccess kind, const void 
         if (kind != EMU_READ) memset(written, 1, bytes);
     }
     if (options().check_races && is_volatile) note_atomic(*fiber, address / 4, kind == EMU_READ, kind == EMU_WRITE);
-    if (options().check_races && !is_volatile) {
-        if (!allocation->races)
-            allocation->races = static_cast<RaceCell *>(reserve((allocation->bytes / 4 + 1) * sizeof(RaceCell)));
-        check_race(*fiber, allocation->races, allocation->base, address, bytes, kind, pc, "global");
-    }
+    if (options().check_races && !is_volatile)
+        check_race(*fiber, cells_of(*allocation), allocation->base, address, bytes, kind, pc, "global");
 }
 
 }  // namespace emu

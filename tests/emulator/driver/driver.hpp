@@ -242,6 +242,8 @@ Worker *current_worker();
 
 void check_access(const void *address, size_t bytes, EmuAccess kind, const void *pc, bool is_volatile = false);
 void begin_checked_launch(const Launch &launch);
+// Race mode: what a copy or memset of the running operation does; from or to 0 is no memory of the device's.
+CUresult check_copy(const char *name, uintptr_t to, uintptr_t from, size_t bytes);
 void begin_checked_block(Block &block, const Module &module, const EmuKernelInfo &info);
 void release_checked_block(Block &block);
 void note_fence(const Fiber &fiber, bool reaches_other_blocks);
@@ -264,8 +266,16 @@ struct Capture;
 // What an operation does; the stream that it runs in is told for the trace.
 using Work = std::function<CUresult(Stream &)>;
 
+// What came before: of each stream, by its identity, the number of the last operation.
+using Clock = std::map<unsigned, uint64_t>;
+
 struct Operation {
     Work run;
+    Clock clock;                // race mode: all that streams, events and the host order before it, and itself
+    uint64_t number = 0;        // in its stream
+    Operation *whole = nullptr;  // of a node, the graph launch
+    size_t node = 0;            // its number there,
+    std::vector<bool> behind;   // and the nodes that come before it
     std::vector<std::shared_ptr<Operation>> after;
     std::vector<std::shared_ptr<Operation>> parts;  // the nodes of a graph launch, in one legal order; run comes last
     Stream *stream = nullptr;
@@ -275,6 +285,8 @@ struct Operation {
 
 struct Stream {
     DeviceContext *context = nullptr;
+    unsigned identity = 0;  // that no other stream ever has
+    uint64_t issued = 0;    // operations
     unsigned number = 0;
     bool non_blocking = false;
     int priority = 0;
@@ -307,6 +319,8 @@ struct DeviceContext {
     std::map<int, size_t> limits;
     std::vector<DeviceContext *> peers;
 };
+
+extern const Operation *running_operation;
 
 std::recursive_mutex &big_lock();
 double now();

@@ -452,7 +452,15 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
         auto part = std::make_shared<Operation>();
         part->stream = stream;
         part->run = part_of(replay, node.run);
-        for (size_t before : node.after) part->after.push_back(launch->parts[before]);
+        part->whole = launch.get();
+        part->node = launch->parts.size();
+        part->behind.assign(exec->nodes.size(), false);
+        for (size_t before : node.after) {
+            const auto &earlier = launch->parts[before];
+            part->after.push_back(earlier);
+            part->behind[before] = true;
+            for (size_t i = 0; i < part->node; ++i) part->behind[i] = part->behind[i] || earlier->behind[i];
+        }
         launch->parts.push_back(std::move(part));
         kernels += node.type == CU_GRAPH_NODE_TYPE_KERNEL;
     }
@@ -462,6 +470,7 @@ CUresult CUDAAPI cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
         return CUDA_SUCCESS;
     });
     if (exec->last && !exec->last->done) launch->after.push_back(exec->last);
+    if (exec->last) launch->clock = exec->last->clock;
     exec->last = launch;
     queue(*stream, launch);
     return CUDA_SUCCESS;
