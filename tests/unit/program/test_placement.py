@@ -255,3 +255,37 @@ def test_random_steps(step, shards):
             ends.append(float(step(moved, *(ops.add(array, 0) for array in DATA.values()))))
         slope = float(np.sum(whole[name] * direction)) if name in whole else 0.0
         np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
+COUNTS = {
+    "rows": (lambda n, other: n * 1.0, True),
+    "rows times what is known": (lambda n, other: 3.0 * n, True),
+    "rows over what is known": (lambda n, other: n / 4.0, True),
+    "rows and again": (lambda n, other: n + 2 * n, False),
+    "rows times rows": (lambda n, other: n * n, False),
+    "one over rows": (lambda n, other: 4.0 / n, False),
+    "rows and one": (lambda n, other: n + 1.0, False),
+    "rows times a state": (lambda n, other: n * other, False),
+    "a root": (lambda n, other: ops.sqrt(n), False),
+}
+
+
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+@pytest.mark.parametrize("name", COUNTS)
+def test_totals_to_which_numbers_of_rows_are_added(name, shards):
+    """A rank adds its own rows to its summand of a total, or the total is whole on every rank."""
+    count, stays = COUNTS[name]
+    total, other = Variable(0.0, "total", dtype="float64"), Variable(2.5, "other", dtype="float64")
+
+    def step(x, y, weight):
+        n = ops.cast(x.shape[0], "float64")
+        total.assign(total + (ops.sum(x) + count(n, other.value)))
+        return {}
+
+    program = trace(step, SPECS)
+    _, updates = evaluate(program, DATA)
+    placed = place(program, [total])
+    found, _ = run_on_ranks(placed, DATA, shards, AXES)
+    values = [own[total] for _, own in found]
+    assert (total in placed.summed) == stays
+    np.testing.assert_allclose(sum(values) if stays else values[-1], updates[total], rtol=1e-13)
