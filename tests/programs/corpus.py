@@ -118,4 +118,11 @@ CORPUS = {
         outputs=("d7_x0",),
         seed=540021,
     ),
+    "a factor that no float32 holds": Case(
+        lengths={"n": 1, "a": 6, "b": 1},
+        leaves={"x0": "input n a b float32 normal", "w2": "variable b b float64 normal"},
+        lines=("t0 = ops.leaky_relu(x0, 0.3)", "t1 = t0 @ w2"),
+        outputs=("t1",),
+        seed=560019,
+    ),
 }
