@@ -50,3 +50,33 @@ def test_products_of_a_library():
     done = emulated(sys.executable, "-c", SCRIPT, PYTHONPATH=path)
     assert (done.code, done.err) == (0, "")
     assert "products by cublaslt" in done.out
+
+
+# Products whose last rows, or whose workspace, lie beyond what was allocated.
+BEYOND = """
+import numpy as np
+from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.errors import DeviceError
+small = {small}
+if small:
+    allocate = CudaBackend._allocate_workspace
+    CudaBackend._allocate_workspace = lambda backend, nbytes: allocate(backend, nbytes - 256)
+backend = CudaBackend(gemm="cublaslt")
+a, b, c = (backend.zeros((rows, 8)) for rows in (4, 8, 4 if small else 3))
+try:
+    backend.library.product((False, False), a.pointer, b.pointer, c.pointer, (4, 8, 8))
+except DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("small", "message"),
+    [(True, "the workspace of 33554432 bytes at"), (False, "matrix c of 128 bytes at")],
+    ids=["workspace", "result"],
+)
+def test_the_standin_notices_what_lies_beyond_an_allocation(small, message):
+    path = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
+    done = emulated(sys.executable, "-c", BEYOND.format(small=small), PYTHONPATH=path)
+    assert (done.code, done.err) == (0, "")
+    assert f"out of bounds: {message}" in done.out

@@ -3,7 +3,9 @@
 It knows only what descriptors, layouts and preferences say, so that a wrong transposition, leading dimension, epilogue
 or pointer gives wrong numbers or an error. It is stricter than the library: every handle must be alive and of its kind,
 every attribute of its type's size, every pointer aligned as the preference promised when the algorithm was chosen, and
-the algorithm must belong to the call. Memory is reached through the driver's copies, after the stream's work.
+the algorithm must belong to the call. Each matrix, and the whole workspace, must lie within one allocation, and an
+algorithm wants all the workspace that it was promised, of which it leaves nothing as it was. Memory is reached through
+the driver's copies, after the stream's work.
 """
 
 import ctypes
@@ -198,7 +200,7 @@ def matmul_algo_get_heuristic(
     results = np.zeros(requested_algo_count, matmul_heuristic_result_dtype)
     packed = [(problem[0] << 32) | problem[1], (problem[2] << 32) | problem[3], *problem[4:]]
     results["algo"]["data_"][0] = [*packed, *((alignments[i] << 32) | alignments[i + 1] for i in (0, 2)), 1]
-    results["workspace_size"][0] = min(wishes.get(1, 0), 4096)
+    results["algo"]["data_"][0][7] = results["workspace_size"][0] = wishes.get(1, 0)
     ctypes.memmove(heuristic_results_array, results.ctypes.data, results.nbytes)
     ctypes.memmove(return_algo_count, np.array([1], np.int32).ctypes.data, 4)
 
@@ -231,10 +233,15 @@ def matmul(
     for pointer, alignment in zip((a, b, c, d), alignments, strict=True):
         if pointer % alignment:
             raise cuBLASLtError(f"misaligned address: {pointer:#x} was promised to be a multiple of {alignment}")
-    if workspace % 256 or not workspace or workspace_size_in_bytes < 4096:
+    if workspace % 256 or not workspace or workspace_size_in_bytes < packed[7]:
         raise cuBLASLtError("CUBLAS_STATUS_INVALID_VALUE: the workspace")
     driver = _Driver(stream)
-    driver.write(workspace, np.full(4096 // 4, np.nan, np.float32))
+    driver.range("the workspace", workspace, workspace_size_in_bytes)
+    for name, pointer, one in (("a", a, adesc), ("b", b, bdesc), ("c", c, cdesc), ("d", d, ddesc)):
+        layout = _get(one, Layout)
+        driver.range(f"matrix {name}", pointer, 4 * (layout.ld * (layout.columns - 1) + layout.rows))
+    for start in (workspace, workspace + workspace_size_in_bytes - 4096):
+        driver.write(start, np.full(4096 // 4, np.nan, np.float32))
     left, right = (
         driver.matrix(pointer, _get(one, Layout)).astype(np.float64) for pointer, one in ((a, adesc), (b, bdesc))
     )
@@ -265,6 +272,14 @@ class _Driver:
     def _check(self, code: int) -> None:
         if code:
             raise cuBLASLtError(f"the driver answers {code}")
+
+    def range(self, what: str, address: int, nbytes: int) -> None:
+        """Check that bytes lie within one allocation."""
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        found = self._library.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        if found or address + nbytes > base.value + size.value:
+            left = max(0, base.value + size.value - address)
+            raise cuBLASLtError(f"out of bounds: {what} of {nbytes} bytes at {address:#x}, where there are {left}")
 
     def read(self, address: int, count: int) -> np.ndarray:
         host = np.empty(count, np.float32)
