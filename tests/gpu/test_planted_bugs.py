@@ -233,6 +233,13 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "staged_rows",
         RACE,
     ),
+    "an array is sent from where an earlier one still waits": (
+        CUDA + "memory.py",
+        "            self._blocks[self._number].copied.synchronize()\n",
+        "",
+        "what_is_sent",
+        LATE,
+    ),
     "a chunk is refilled before its copy has ended": (
         "dptrain/batches/feed.py",
         "        for staging in slot:\n            staging.reuse()\n",

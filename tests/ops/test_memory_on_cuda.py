@@ -1,6 +1,7 @@
 """The CUDA backend's memory, and the ways between it and the host."""
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,6 +149,31 @@ def test_streamed_chunks_are_not_refilled_too_early(cuda_backend):
     for part in [*np.split(x[order], len(steps))] * 2:
         expected += part
     np.testing.assert_array_equal(found, expected)
+
+
+def test_what_is_sent_travels_from_pinned_memory_as_it_was(cuda_backend, monkeypatch):
+    from dptrain.backend.cuda import memory  # which needs PyCUDA
+
+    cuda, pinned = memory.cuda, []
+
+    def noted(pointer, array, stream):
+        pinned.append(any(np.shares_memory(array, one.host) for one in cuda_backend.heap.pinned))
+        cuda.memcpy_htod_async(pointer, array, stream)
+
+    monkeypatch.setattr(memory, "cuda", SimpleNamespace(**vars(cuda) | {"memcpy_htod_async": noted}))
+    sizes = [1000, 1, 700, 3, 0] * 40
+    buffers = [cuda_backend.empty((size,), np.int64) for size in sizes]
+    array = np.empty(1000, np.int64)
+    for number, buffer in enumerate(buffers):
+        array[:] = number
+        cuda_backend.send(buffer, array[: buffer.size])
+    for number, buffer in enumerate(buffers):
+        np.testing.assert_array_equal(cuda_backend.download(buffer), np.full(buffer.size, number))
+    assert len(pinned) == 160
+    assert all(pinned), "a copy from other memory may wait for the stream"
+    large = cuda_backend.empty((10_000,), np.int64)
+    cuda_backend.send(large, np.arange(10_000))
+    np.testing.assert_array_equal(cuda_backend.download(large), np.arange(10_000))
 
 
 def test_room_for_data_is_what_is_left(cuda_backend):

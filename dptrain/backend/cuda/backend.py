@@ -5,6 +5,7 @@ All work of a backend is queued on one non-blocking stream, in order; the host w
 # ruff: noqa: D102 - each method is documented once, in backend/base.py
 
 import contextlib
+import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from dptrain.backend.base import Backend, amount
 from dptrain.backend.cuda.compile import find_nvcc, release, too_new
 from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
-from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, SharedSamples, Streams, count
+from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, PinnedRing, SharedSamples, Streams, count
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.snapshot import DeviceSnapshot
 from dptrain.backend.cuda.state import DeviceState
@@ -214,9 +215,13 @@ class CudaBackend(Backend):
             self.wait()  # the array is the caller's again
 
     def send(self, buffer: DeviceArray, array: HostArray) -> None:
-        """As `write`, for an array of the buffer's type of some kilobytes: the driver copies it at once, none waits."""
-        if buffer.size:
-            cuda.memcpy_htod_async(buffer.pointer, array, self.stream)
+        """As `write`, for an array of the buffer's type; nobody waits for one of some kilobytes."""
+        if buffer.size and not self._ring.send(buffer, array, self.stream):
+            self.write(buffer, array)
+
+    @functools.cached_property
+    def _ring(self) -> PinnedRing:
+        return PinnedRing(self.heap)
 
     def upload_samples(self, array: HostArray) -> DeviceArray:
         if not self.shares_samples:

@@ -12,6 +12,9 @@ from dptrain.backend.cuda.device import Gpu, cuda
 from dptrain.backend.transfers import HostArray
 from dptrain.errors import DeviceError, DeviceMemoryError
 
+# Bytes of a block of the ring from which small arrays are sent, and how many there are.
+_RING_BLOCK, _RING_BLOCKS = 2**16, 4
+
 
 class Streams:
     """The queues of one backend, none of which waits for the default stream.
@@ -244,6 +247,33 @@ class Pinned:
         with contextlib.suppress(cuda.Error, AttributeError):  # as for device memory
             self.free()
             self._heap.retire(self.queued, self.copied)
+
+
+class PinnedRing:
+    """Pinned memory from which small arrays are copied whose owners do not wait: blocks that are filled in turn.
+
+    Args:
+        heap: whose streams copy.
+    """
+
+    def __init__(self, heap: "Heap") -> None:
+        self._blocks = [Pinned(heap, (_RING_BLOCK,), np.dtype(np.uint8)) for _ in range(_RING_BLOCKS)]
+        self._number = self._filled = 0
+
+    def send(self, buffer: DeviceArray, array: HostArray, stream: Any) -> bool:
+        """Queue a copy of an array, which may change at once; return False where it is too large for that."""
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if data.nbytes > _RING_BLOCK:
+            return False
+        if self._filled + data.nbytes > _RING_BLOCK:
+            self._blocks[self._number].copied.record(stream)
+            self._number, self._filled = (self._number + 1) % _RING_BLOCKS, 0
+            self._blocks[self._number].copied.synchronize()
+        place = self._blocks[self._number].host[self._filled : self._filled + data.nbytes]
+        place[:] = data
+        cuda.memcpy_htod_async(buffer.pointer, place, stream)
+        self._filled += data.nbytes
+        return True
 
 
 class Heap:
