@@ -98,7 +98,7 @@ class Exact:
         moves = np.isfinite(scale) & np.isfinite(out)
         if tensor.dtype == np.float32:
             rounds = tensor.op.name in _SUMS and not all(map(_is_short, inputs))
-            rounds |= any(isinstance(one, float) and one != np.float32(one) for one in attributes.values())
+            rounds |= any(isinstance(one, float) and one != float(np.float32(one)) for one in attributes.values())
             moves &= (out != out.astype(np.float32)) | rounds
             out[np.isfinite(scale) & (scale > _GREATEST / 4) & (tensor.op.name in _SUMS)] = np.nan  # parts overflow
         noise = self._noise(out.shape) * epsilon * units
