@@ -101,6 +101,47 @@ def test_a_launch_of_its_own(cuda_backend, tmp_path):
     assert list(kernel_cache().glob("own-row_sums-*.cubin"))
 
 
+REVERSED = """
+extern "C" __global__ void reversed(const float *x, float *y, int n) {
+    extern __shared__ float all[];
+    __shared__ float last;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) all[i] = x[i];
+    if (threadIdx.x == 0) last = x[n - 1];
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = i ? all[n - 1 - i] : last;
+}
+"""
+
+
+def reversed_op(more=0):
+    """Return an op that holds all of a vector in shared memory, and so many bytes more."""
+
+    @dp.ops.op(
+        source=REVERSED,
+        arguments="PPi",
+        launch=lambda x, y: dp.ops.Launch((1, 1), (256, 1, 1), (x, y, x.size), shared=4 * x.size + more),
+    )
+    def reversed(x, y):
+        y[...] = x[::-1]
+
+    return reversed
+
+
+@pytest.mark.parametrize("size", [12_287, 12_288, 50_000, 100, 12_289])
+def test_shared_memory_beyond_48_kilobytes(cuda_backend, size):
+    """Up to what one block of a GPU may have, 227 KB of an H100; in any order of sizes."""
+    assert "cuda float32" in check_op(reversed_op(), (size,), device="cuda")
+
+
+def test_more_shared_memory_than_a_block_can_have(cuda_backend):
+    message = (
+        r"op 'reversed': kernel 'reversed' asks for 400,040 bytes of dynamic shared memory beside 4 of its own: .* "
+        r"gives a block [\d,]+$"
+    )
+    with pytest.raises(DeviceError, match=message):
+        check_op(reversed_op(400_000), (10,), device="cuda")
+
+
 @pytest.mark.parametrize(
     ("op", "message"),
     [
