@@ -1,6 +1,7 @@
 """What the arrays of a batch are to the step that takes it: inputs, targets and weights, nested as the user's."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +26,15 @@ class Batch:
     dtypes: tuple[str, ...]
     dtype: str
 
-    @property
+    @functools.cached_property
     def names(self) -> list[str]:
         """Of the arrays, in order."""
         return tree.leaves(self.data)
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        """What batches of the same structure have in common, to find what was prepared for them: asked every chunk."""
+        return tuple(tree.flatten(self.data)), self.shapes, self.dtypes, self.dtype
 
     def filled(self, arrays: Sequence[Tensor]) -> Any:
         """Return the data with what the step is to see of each array: floating-point numbers in its type."""

@@ -20,7 +20,7 @@ from dptrain.errors import ConfigError, DeviceError, DeviceMemoryError
 from dptrain.metrics import Metric
 from dptrain.ops.indexing import take_rows
 from dptrain.optimizers.base import Optimizer
-from dptrain.program import messages, shapes, tree
+from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.evaluate import evaluate
 from dptrain.program.memory import plan
@@ -136,8 +136,7 @@ class Programs:
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
         """Return a step's program for global batches of so many rows."""
-        about = (tuple(tree.flatten(batch.data)), batch.shapes, batch.dtypes, batch.dtype)
-        key = (step.name, step.version, bool(step.totals), about, batch_rows)
+        key = (step.name, step.version, bool(step.totals), batch.key, batch_rows)
         if key not in self._placed:
             program, names = self._trace(step, batch, batch_rows)
             placed = self._placed[key] = place(program, step.totals, bucket_bytes=self._bucket_bytes)
