@@ -1,14 +1,11 @@
 """The axes of an op's operands and output as letters, as einsum names them: `mk,kn->mn`.
 
-- A lower-case letter may be sharded: ranks that take their parts of every operand that has the letter compute a part of
-  the output. If the output has not the letter, each has a summand of it, or a candidate (`Op.joins`).
-- A capital letter is an axis that must be whole. One that stands several times need not be of one length: `aX,aX->aX`
-  concatenates.
-- `1` is an axis of length 1 that is repeated along the others', or that stands for no element of an operand in
-  particular: `ab,1b->ab`, `ab->a1`.
+- A lower-case letter may be sharded: each rank takes its part of every operand that has the letter, and computes its
+  part of the output. If the output lacks the letter, each rank's result is a summand, or a candidate (`Op.joins`).
+- A capital letter is an axis that must be whole. It may stand for axes of different lengths: `aX,aX->aX` concatenates.
+- `1` is an axis of length 1 that is broadcast (`ab,1b->ab`), or that a reduction leaves behind (`ab->a1`).
 
-What an op makes along a letter of the output that no operand has, it makes of the shape alone: `1b->ab` repeats, and
-`->ab` fills.
+An output letter that no operand has is made from the shape alone: `1b->ab` repeats, `->ab` fills.
 """
 
 import re
@@ -19,8 +16,7 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.program.shapes import Shape
 
-# Of an op of a fixed number of axes the text itself; else a function of the operands' shapes, the output's shape and
-# the attributes.
+# Text where the number of axes is fixed; else a function of the operands' shapes, the output's shape and attributes.
 Letters = str | Callable[[Sequence[Shape], Shape, Mapping[str, Any]], str]
 
 # Letters of axes in order; x, y and z are those of matrices.
@@ -30,11 +26,11 @@ _FORM = re.compile(r"[a-zA-Z1]*(,[a-zA-Z1]*)*->[a-zA-Z1]*")
 
 @dataclass(frozen=True)
 class Named:
-    """Letters of each operand's axes and of the output's, a character each.
+    """Parsed letters, one character an axis.
 
     Attributes:
-        inputs: of the operands.
-        output: as above.
+        inputs: of each operand.
+        output: of the output.
     """
 
     inputs: tuple[str, ...]
@@ -44,25 +40,25 @@ class Named:
         return f"{','.join(self.inputs)}->{self.output}"
 
     def own(self) -> str:
-        """Return the output's letters that no operand has."""
+        """Return the lower-case letters that only the output has."""
         return "".join(letter for letter in self.output if letter.islower() and not _has(self.inputs, letter))
 
 
 def names(rank: int) -> str:
-    """Return a letter for each of so many axes; those behind the 23rd must be whole."""
+    """Return a letter for each axis; axes after the 23rd must be whole."""
     return _NAMES[:rank].ljust(rank, "X")
 
 
 def parsed(text: str, op: str, operands: int | None = None) -> Named:
-    """Return what letters say.
+    """Parse letters.
 
     Args:
         text: such as "mk,kn->mn".
-        op: its name, for messages.
-        operands: how many the op takes, or None.
+        op: the op's name, for messages.
+        operands: how many the op takes; None for any number.
 
     Raises:
-        ConfigError: the text is none, or not for so many operands.
+        ConfigError: the text is malformed, has another number of operands, or repeats a lower-case letter.
     """
 
     def refusal(fault: str) -> ConfigError:
@@ -81,10 +77,10 @@ def parsed(text: str, op: str, operands: int | None = None) -> Named:
 
 
 def parsed_for_any_shape(text: str, op: str, operands: int | None) -> Named:
-    """As `parsed`, of text that stands in a record.
+    """Parse the letters of a record, see `parsed`.
 
     Raises:
-        ConfigError: as there, or the output has a letter that no operand has, though operands have letters.
+        ConfigError: as there, or a letter of the output is missing in the operands, though these have letters.
     """
     found = parsed(text, op, operands)
     if any(found.inputs) and (unknown := found.own()):

@@ -1,4 +1,4 @@
-"""A mesh of ranks, a grid with named axes: where tensors lie on it, and the ops by which they get to other places."""
+"""A mesh is the ranks as a grid with named axes. Here: where tensors lie on it, and the ops that move them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +26,8 @@ class Placement:
 
     Attributes:
         axes: for each axis of the tensor the axis of the mesh over which it is sharded, or None.
-        partial: axes of the mesh over which each rank has a part of the value.
-        join: what makes the value of these.
+        partial: axes of the mesh over which each rank has a summand, or a candidate for the maximum.
+        join: how these make the value.
     """
 
     axes: Axes = ()
@@ -39,18 +39,18 @@ class Placement:
         return self.axes.index(mesh) if mesh in self.axes else None
 
     def without(self, mesh: str) -> "Placement":
-        """Return it of the same value, which all ranks along an axis of the mesh have."""
+        """Return the placement of the same value when it is replicated over an axis of the mesh."""
         partial = tuple(one for one in self.partial if one != mesh)
         axes = tuple(None if one == mesh else one for one in self.axes)
         return Placement(axes, partial, self.join if partial else "sum")
 
     def sharded(self, axis: int, mesh: str) -> "Placement":
-        """Return it with an axis of the tensor sharded over one of the mesh."""
+        """Return the placement with an axis of the tensor sharded over an axis of the mesh."""
         return replace(self, axes=(*self.axes[:axis], mesh, *self.axes[axis + 1 :]))
 
     @property
     def is_replicated(self) -> bool:
-        """Whether all ranks have the value."""
+        """Whether every rank has the whole value."""
         return not self.partial and not any(self.axes)
 
     def __str__(self) -> str:
@@ -88,8 +88,8 @@ def _node(name: str, lowering: ViewMap | None = None) -> Op:
     return made
 
 
-# The ops that a placed program has besides those of its source, each over the axis "mesh" of the mesh; "over" is the
-# join, "axis" the tensor's axis. Shapes are those of the whole tensor. Executors know the first two, of rows.
+# The ops that placement adds. Attributes: "mesh" is the axis of the mesh, "axis" that of the tensor, "over" the join.
+# Shapes are those of the whole tensor. Executors know the first two so far, over `BATCH` and by rows.
 ALL_REDUCE = _node("all_reduce")
 OWN_PART = _node("own_part", ViewMap(_own_maps))
 ALL_GATHER = _node("all_gather")
@@ -104,7 +104,7 @@ class PlacedProgram(Program):
         placements: of every tensor, by its `id`.
         summed: variables of which each rank has a summand.
         bucket_bytes: of sums that travel as one message at most; None for any number.
-        layouts: of variables that are not replicated.
+        layouts: placements of variables that are not replicated.
     """
 
     placements: Mapping[int, Placement] = field(default_factory=dict)

@@ -1,21 +1,21 @@
 """Where tensors lie on a mesh of ranks: a program of the whole batch becomes one that each rank executes on its part.
 
-Over each axis of the mesh a tensor is *replicated* (every rank has it), *sharded* (a rank has its part of one of the
+Over each axis of the mesh a tensor is *replicated* (every rank has it), *sharded* (a rank has its part along one of the
 tensor's axes) or *partial* (a rank has a summand; the value is the sum over the ranks). The batch comes in sharded over
-`BATCH`, the state as it is laid out: replicated, if nobody says otherwise. Each op says along which axes it can be
-divided (`Op.letters`) and in what it is linear (`Op.linear`); the rest follows:
+`BATCH`, variables as their layout says, by default replicated. Each op says along which axes it can be divided
+(`Op.letters`) and in what it is linear (`Op.linear`). The rest follows:
 
-- over each axis of the mesh an op is divided along one letter, of those along which operands are sharded over it: rows
-  of the batch first, then what has most bytes. Operands that are whole there are cut; those sharded over it along
-  another letter are gathered;
-- a letter that comes out shards the output, one that is summed over makes it partial;
-- what is linear in a partial tensor, with all else replicated, is partial again;
-- any other use of a partial tensor needs its sum: an all-reduce goes in there, as late as linearity allows, or a
-  reduce-scatter, where the op takes parts of it;
-- each variable's new value goes to where the variable lies.
+- For each axis of the mesh the op takes one letter, among those along which an operand is sharded over it: rows of the
+  batch first, then the one with most bytes. Operands that are whole along it are sliced; operands that are sharded over
+  that axis along another letter are gathered.
+- A letter that comes out shards the output; one that is summed away makes it partial.
+- What is linear in a partial tensor, with all else replicated, is partial again.
+- Any other use of a partial tensor needs the sum: an all-reduce goes in, as late as linearity allows; or a
+  reduce-scatter, where the op needs only parts of it.
+- Finally each variable's new value moves to the variable's own placement.
 
-Data parallelism is the mesh of the one axis `BATCH`; slots sharded over it are ZeRO-1, weights as well FSDP; kernels
-`(None, "model")` and `("model", None)` are Megatron's pair. Backends execute the first alone so far.
+Data parallelism is the mesh with the one axis `BATCH`. Slots sharded over it are ZeRO-1, weights too FSDP, kernels
+`(None, "model")` and `("model", None)` Megatron's pair. Backends execute only the first so far.
 
 A division by a partial number (a sum of sample weights) waits as long: the quotient goes on as its numerator, and the
 divisor is summed together with whatever needs the quotient. So sums of gradients and of weights can travel in one
@@ -83,8 +83,8 @@ def place(
         summed: variables of which each rank is to keep a summand (totals of metrics, to be summed when they are read),
             where their updates allow it; `PlacedProgram.summed` says of which it does.
         bucket_bytes: of sums that travel as one message at most; None for any number.
-        layouts: of variables that are not replicated: for each axis the axis of the mesh over which it is sharded, or
-            None. Executors refuse such programs so far.
+        layouts: for each axis of a variable the axis of the mesh over which it is sharded, or None; other variables
+            are replicated. Executors refuse programs with sharded variables so far.
 
     Raises:
         ConfigError: an op needs the rows of all ranks at once, or a layout does not fit its variable.
@@ -177,7 +177,7 @@ class _Placing:
         return self._note(tensor.with_inputs([one.tensor for one in parts]), placement, divisor)
 
     def _in_parts(self, op: Op, tensor: Tensor, parts: list[_Part]) -> tuple[list[_Part], Placement]:
-        """Return the inputs of an op that ranks divide, and where its output lies."""
+        """Return the inputs of an op that ranks divide, as they need them, and its output's placement."""
         named, reader = op.named(tensor), f"op {op.name!r}"
         chosen = self._chosen(named, tensor, parts)
         parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
@@ -194,7 +194,7 @@ class _Placing:
         return moved, Placement(axes, partial, op.joins if partial else "sum")
 
     def _chosen(self, named: Named, tensor: Tensor, parts: list[_Part]) -> dict[str, str]:
-        """Return the letters along which ranks divide an op, with the axis of the mesh over which they do."""
+        """Return the letters along which an op is divided, each with its axis of the mesh."""
         found: dict[str, str] = {}
         for mesh in self._mesh:
             nbytes: dict[str, int] = {}  # of operands that are sharded along a letter
@@ -242,10 +242,7 @@ class _Placing:
         return found
 
     def _linear(self, op: Op, parts: list[_Part], meshes: Iterable[str]) -> tuple[list[_Part], tuple[str, ...]]:
-        """Return the inputs of an op that is not divided over these axes of the mesh, and over which it is partial.
-
-        It is over those over which it is linear in a partial input.
-        """
+        """Return the inputs of an op that these axes of the mesh do not divide, and those that leave it partial."""
         stays: tuple[str, ...] = ()
         for mesh in meshes:
             if any(mesh in one.placement.partial for one in parts):
@@ -256,13 +253,13 @@ class _Placing:
         return parts, stays
 
     def _kept_partial(self, op: Op, parts: list[_Part], mesh: str) -> list[int]:
-        """Return which inputs of an op can stay partial, and make its output partial."""
+        """Return the numbers of the inputs that can stay partial, which makes the output partial."""
         partial = [number for number, one in enumerate(parts) if mesh in one.placement.partial]
         tensors = {id(parts[number].tensor) for number in partial}
         if all(self._is_reduced(parts[number], mesh) for number in partial):
-            return []  # the sums are there already: linearity would send others
+            return []  # the sums have been sent already: linearity would send others
         if op.linear == "each" and len(tensors) < len(partial):
-            return []  # those of a square, which needs them
+            return []  # a square needs the sum
         linear_in = range(len(parts)) if op.linear_in is None else op.linear_in
         if op.linear == "joint" and partial == _not_zero(parts, linear_in):
             return partial
@@ -330,24 +327,24 @@ class _Placing:
         return (ALL_REDUCE, id(part.tensor), mesh) in self._nodes
 
     def _sent(self, op: Op, part: _Part, placement: Placement, **attributes: Any) -> _Part:
-        """Return a part that ranks have sent to each other; once, however often it is used."""
+        """Return a part after communication, which happens once however often it is used."""
         key = op, id(part.tensor), *(attributes[name] for name in ("mesh", "axis") if name in attributes)
         if key not in self._nodes:
             self._nodes[key] = Tensor(op, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
         return self._note(self._nodes[key], placement)
 
     def _moved(self, part: _Part, axes: Axes, reader: str, rows: Rows | None, partial: Collection[str] = ()) -> _Part:
-        """Return a part sharded over these axes of the mesh.
+        """Return a part moved to another placement.
 
         Args:
             part: without a divisor.
-            axes: for each of its axes, None for whole.
-            reader: what needs it, for a message.
-            rows: a length that counts rows, if it is by rows of the batch that it is sharded over `BATCH`.
+            axes: over which axes of the mesh it is to be sharded.
+            reader: what needs it, for messages.
+            rows: a length that counts rows, where `BATCH` shards rows of the batch; None where other lengths.
             partial: axes of the mesh over which it may stay partial.
 
         Raises:
-            ConfigError: that needs the rows of all ranks at once.
+            ConfigError: this would gather rows of the batch.
         """
         for axis, mesh in enumerate(part.placement.axes):
             by_rows = isinstance(part.tensor.shape[axis], Rows)
@@ -393,7 +390,7 @@ def _axes_of(named: Named, tensor: Tensor) -> Iterator[tuple[str, int]]:
 
 
 def _of_rows(shape: Shape) -> Axes:
-    """Return over what a tensor is sharded that nobody laid out: along its first axis that counts rows."""
+    """Return how inputs and outputs are sharded: over `BATCH` along the first axis that counts rows."""
     row = row_axis(shape)
     return tuple(BATCH if axis == row else None for axis in range(len(shape)))
 

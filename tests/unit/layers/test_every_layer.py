@@ -16,6 +16,7 @@ from dptrain.program.shapes import Rows, without_rows
 from dptrain.program.tensor import differentiable
 from dptrain.program.tree import leaves
 from tests.unit.layers.cases import ALL_CASES, CASES, ROWS
+from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 every_case = pytest.mark.parametrize(("name", "number"), ALL_CASES)
@@ -173,6 +174,7 @@ def test_ranks_compute_what_one_computes(name, number, shards):
             np.testing.assert_allclose(outputs[key], own, rtol=1e-12, atol=1e-12, err_msg=key)
         for variable, expected in updates.items():
             np.testing.assert_allclose(moved[variable], expected, rtol=1e-12, atol=1e-12, err_msg=variable.path)
+    assert_same_on_mesh(program, values, spread(program), VirtualMesh(shards, model=2))
 
 
 @every_case

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops import random
-from dptrain.optimizers import Adam
+from dptrain.optimizers import OPTIMIZERS, Adam
 from dptrain.program.evaluate import evaluate
 from dptrain.program.explain import explain
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER, Placement
@@ -18,24 +18,27 @@ from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
-from tests.unit.program.virtual_mesh import VirtualMesh
+from tests.unit.ops.test_every_op import ALL as CASES
+from tests.unit.ops.test_every_op import inputs_of, step_of
+from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 
 ROWS = 11
 RNG = np.random.default_rng(0)
 DATA = {"x": RNG.normal(size=(ROWS, 6)), "y": RNG.integers(0, 5, ROWS), "weights": RNG.random(ROWS)}
+ALL = [one.values for one in CASES]
 SENT = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 
 
 class Perceptron:
-    """A training step of two layers by Adam, whose variables know what they are."""
+    """A training step of two layers, by Adam if nothing else is said."""
 
-    def __init__(self, weighted=False):
+    def __init__(self, weighted=False, optimizer=None):
         rng = np.random.default_rng(1)
         self.weights = {
             name: Variable(rng.normal(size=shape), name)
             for name, shape in {"w1": (6, 8), "b1": (8,), "w2": (8, 5), "b2": (5,)}.items()
         }
-        self.optimizer, self.weighted = Adam(0.01), weighted
+        self.optimizer, self.weighted = optimizer or Adam(0.01), weighted
         self.optimizer.build(self.weights.values())
         self.program = trace(self.step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()})
 
@@ -57,22 +60,10 @@ class Perceptron:
         return found
 
 
-def compare(program, layouts, mesh, data=DATA):
-    """Assert that ranks compute what one does, and keep their parts; return how often they send something, by op."""
-    outputs, updates = evaluate(program, data)
-    placed = place(program, layouts=layouts)
-    for rank, (own_outputs, own_updates) in zip(mesh.ranks, mesh.execute(placed, data), strict=True):
-        for name, value in own_outputs.items():
-            tensor = program.outputs[name]
-            axes = tuple(BATCH if isinstance(n, Rows) else None for n in tensor.shape)
-            expected = mesh.part(outputs[name], tensor, axes, rank)
-            np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12, err_msg=name)
-        for variable, value in own_updates.items():
-            expected = mesh.part(updates[variable], variable, layouts.get(variable, ()), rank)
-            np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12, err_msg=variable.path)
-    return Counter(
-        f"{one.op.name} over {one.attributes['mesh']}" for one in placed.tensors if one.op in SENT and one.shape
-    )
+def sent(placed):
+    """Count how often a placed program's ranks send something but numbers, by op and axis of the mesh."""
+    found = [one for one in placed.tensors if one.op in SENT and one.shape]
+    return dict(Counter(f"{one.op.name} over {one.attributes['mesh']}" for one in found))
 
 
 FIRST = {"w1": (BATCH, None), "b1": (BATCH,), "w2": (BATCH, None), "b2": (BATCH,)}
@@ -93,23 +84,30 @@ BOTH = {"w1": (BATCH, "model"), "b1": ("model",), "w2": ("model", BATCH), "b2": 
 )
 def test_a_perceptron_with_adam(mesh, weights, slots, weighted):
     step = Perceptron(weighted)
-    compare(step.program, step.layouts(weights, slots), mesh)
+    assert_same_on_mesh(step.program, DATA, step.layouts(weights, slots), mesh)
+
+
+@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.1, "weight_decay": 0.1, "use_ema": True}], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer(name, options):
+    program = Perceptron(optimizer=OPTIMIZERS[name](**options)).program
+    assert_same_on_mesh(program, DATA, spread(program), VirtualMesh([4, 0, 7], model=2))
 
 
 def test_what_is_sent():
     """Sums of numbers aside, such as the loss."""
+    step = Perceptron()
 
-    def sent(mesh, weights, slots):
-        step = Perceptron()
-        return dict(compare(step.program, step.layouts(weights, slots), mesh))
+    def messages(weights, slots):
+        return sent(place(step.program, layouts=step.layouts(weights, slots)))
 
-    assert sent(VirtualMesh([6, 5]), {}, {}) == {"all_reduce over batch": 4}
+    assert messages({}, {}) == {"all_reduce over batch": 4}
     # Each gradient's parts go to those who have the slots; of new weights everybody gets all.
-    assert sent(VirtualMesh([6, 5]), {}, FIRST) == {"reduce_scatter over batch": 4, "all_gather over batch": 4}
+    assert messages({}, FIRST) == {"reduce_scatter over batch": 4, "all_gather over batch": 4}
     # Weights are gathered where they are used: w2 forward, and transposed backward.
-    assert sent(VirtualMesh([6, 5]), FIRST, FIRST) == {"reduce_scatter over batch": 4, "all_gather over batch": 5}
+    assert messages(FIRST, FIRST) == {"reduce_scatter over batch": 4, "all_gather over batch": 5}
     # As Megatron: one sum forward, for the second layer's output; nothing backward, as nobody asks for x's gradient.
-    assert sent(VirtualMesh([11], model=2), TENSOR, TENSOR) == {"all_reduce over batch": 4, "all_reduce over model": 1}
+    assert messages(TENSOR, TENSOR) == {"all_reduce over batch": 4, "all_reduce over model": 1}
 
 
 AXES = st.sampled_from([None, BATCH, "model", "pipe"])
@@ -132,7 +130,7 @@ def test_any_layout_on_any_mesh(data, weighted):
     parts = data.draw(st.lists(st.integers(0, ROWS), max_size=2).map(sorted), label="cuts of the batch")
     shards = [int(n) for n in np.diff([0, *parts, ROWS])]
     lengths = {mesh: data.draw(st.integers(1, 3), label=mesh) for mesh in ("model", "pipe")}
-    compare(step.program, chosen, VirtualMesh(shards, **lengths))
+    assert_same_on_mesh(step.program, DATA, chosen, VirtualMesh(shards, **lengths))
 
 
 def mixed(variables, seeds):
@@ -168,7 +166,26 @@ def test_all_kinds_of_ops(data):
     program = trace(mixed(variables, random.SeedGenerator(3)), specs)
     chosen = {one: data.draw(layouts(one.shape), label=one.path) for one in program.state}
     cut = data.draw(st.integers(0, ROWS), label="rows of the first rank")
-    compare(program, chosen, VirtualMesh([cut, ROWS - cut], model=2, pipe=3))
+    assert_same_on_mesh(program, DATA, chosen, VirtualMesh([cut, ROWS - cut], model=2, pipe=3))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_every_op_of_operands_that_lie_anywhere(data):
+    """And its gradients; operands may be partial, as multiples of a sum over rows."""
+    name, case = data.draw(st.sampled_from(ALL))
+    variables = [Variable(one, f"x{number}") for number, one in enumerate(inputs_of(case))]
+    operands = [(one, data.draw(st.booleans(), label=f"{one.path} is partial")) for one in variables]
+
+    def step(weights):
+        share = ops.sum(weights)
+        xs = [one * share if many and one.dtype.kind == "f" else one.tensor for one, many in operands]
+        return step_of(name, case)(*xs)
+
+    values = {"weights": np.abs(DATA["weights"]) / 8}
+    program = trace(step, {"weights": ((Rows(ROWS),), "float64")})
+    chosen = {one: data.draw(layouts(one.shape), label=one.path) for one in program.state}
+    assert_same_on_mesh(program, values, chosen, VirtualMesh([4, 0, 7], model=2, pipe=2))
 
 
 def test_rows_come_first():
@@ -182,7 +199,7 @@ def test_rows_come_first():
 
     program = trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()})
     for axes in (("model", None), (BATCH, "model"), (BATCH, None), ("model", BATCH)):
-        compare(program, {table: axes}, VirtualMesh([4, 0, 7], model=2))
+        assert_same_on_mesh(program, DATA, {table: axes}, VirtualMesh([4, 0, 7], model=2))
 
 
 def test_placements_as_text():

@@ -4,7 +4,9 @@ import itertools
 
 import numpy as np
 
+from dptrain.program.evaluate import evaluate
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, constant_of
+from dptrain.program.placement import place
 from dptrain.program.shapes import Rows
 from tests.unit.program.parts import computed
 
@@ -101,3 +103,29 @@ class VirtualMesh:
             return own[0]
         first, rows = sum(self.shards[: rank[BATCH]]), self.shards[rank[BATCH]]
         return computed(tensor, own, self.shape(tensor, placement.axes, rank), first, rows)
+
+
+def spread(program):
+    """Return layouts of a program's state, each another one, over the axes `BATCH` and "model" of a mesh."""
+    turn = itertools.cycle([BATCH, "model", None, "model", None, BATCH, None])
+    found = {}
+    for one in program.state:
+        axes = [next(turn) for _ in one.shape]
+        found[one] = tuple(None if mesh in axes[:axis] else mesh for axis, mesh in enumerate(axes))
+    return found
+
+
+def assert_same_on_mesh(program, values, layouts, mesh, rtol=1e-12, atol=1e-12):
+    """Assert that ranks compute what one does, and keep their parts of the state; return the placed program."""
+    outputs, updates = evaluate(program, values)
+    placed = place(program, layouts=layouts)
+    for rank, (own_outputs, own_updates) in zip(mesh.ranks, mesh.execute(placed, values), strict=True):
+        for name, value in own_outputs.items():
+            tensor = program.outputs[name]
+            axes = tuple(BATCH if isinstance(n, Rows) else None for n in tensor.shape)
+            own = mesh.part(outputs[name], tensor, axes, rank)
+            np.testing.assert_allclose(value, own, rtol=rtol, atol=atol, err_msg=name)
+        for variable, value in own_updates.items():
+            own = mesh.part(updates[variable], variable, layouts.get(variable, ()), rank)
+            np.testing.assert_allclose(value, own, rtol=rtol, atol=atol, err_msg=variable.path)
+    return placed

@@ -12,6 +12,7 @@ from dptrain.program.mesh import PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.shapes import Rows
+from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 
 
 class VirtualRanks:
@@ -94,7 +95,7 @@ def run_on_ranks(
 
 
 def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) -> dict[str, Any]:
-    """Run a model's step in float64 on one rank and on several; return its logs.
+    """Run a model's step in float64 on one rank, on several, and with its state spread over a mesh; return its logs.
 
     Args:
         step: of a model that is built.
@@ -110,4 +111,5 @@ def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) ->
             np.testing.assert_allclose(outputs[name], value, rtol=1e-12, atol=1e-14, err_msg=name)
         for variable, value in updates.items():
             np.testing.assert_allclose(updated[variable], value, rtol=1e-9, atol=1e-12, err_msg=variable.path)
+    assert_same_on_mesh(program, values, spread(program), VirtualMesh(shards, model=2), rtol=1e-9)
     return whole
