@@ -361,9 +361,8 @@ def _joined_shape(*shapes: Shape, axis: int) -> Shape:
 
 def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`aX,aX->aX`; along rows of the batch `ab,ab->ab`: each rank joins its own."""
-    axis = attributes["axis"]
-    given = names(len(out))
-    if not all(isinstance(shape[axis], Rows) for shape in shapes):
+    axis, given = attributes["axis"], names(len(out))
+    if not isinstance(out[axis], Rows):
         given = f"{given[:axis]}X{given[axis + 1 :]}"
     return f"{','.join([given] * len(shapes))}->{given}"
 

@@ -349,9 +349,13 @@ class _Placing:
         for axis, mesh in enumerate(part.placement.axes):
             by_rows = isinstance(part.tensor.shape[axis], Rows)
             if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
-                if by_rows or not self._layouts:
+                whole = part.placement.without(mesh)
+                if part.tensor.shape[axis] == 0 and not by_rows:  # as of no rows
+                    part = self._note(part.tensor, whole)
+                elif by_rows or not self._layouts:
                     raise _refusal(reader, part.tensor, f"that is {part.placement}")
-                part = self._sent(ALL_GATHER, part, part.placement.without(mesh), mesh=mesh, axis=axis)
+                else:
+                    part = self._sent(ALL_GATHER, part, whole, mesh=mesh, axis=axis)
         for mesh in part.placement.partial:
             if mesh in axes and not (mesh == BATCH and rows is not None):
                 axis, before = axes.index(mesh), part

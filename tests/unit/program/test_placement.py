@@ -175,6 +175,19 @@ def test_what_needs_the_rows_of_all_ranks_is_refused():
         place(trace(pairs, SPECS))
 
 
+@pytest.mark.parametrize("shards", SHARDS, ids=str)
+def test_no_rows_are_the_same_everywhere(shards):
+    def step(x, y, sample_weight):
+        nothing = x[:0]
+        return {
+            "nothing": nothing,
+            "sum": ops.sum(nothing, 0),
+            "joined": ops.sum(ops.concatenate([nothing, x, nothing]), 0),
+        }
+
+    compare(step, {}, shards)
+
+
 def test_a_table_is_cut_to_the_rows_that_it_meets():
     table = np.arange(ROWS * 2.0).reshape(ROWS, 2)
 
