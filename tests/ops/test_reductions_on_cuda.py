@@ -93,7 +93,7 @@ def test_a_group_normalization_is_one_pass_over_the_groups_of_samples():
     functions = [one for kernel in launches for one in kernel.functions]
     kinds = [one.group.kind for one in functions]
     assert len(launches) == 5
-    assert kinds == ["product", "rows", "rows", "columns", "product", "columns"], "forward, backward, weights"
+    assert kinds == ["product", "rows", "rows", "product", "columns", "columns"], "forward, backward, weights"
     assert [one.blocks for one in functions if one.group.kind == "rows"] == [B * 4, B * 4], "each group of each sample"
 
 

@@ -1,6 +1,6 @@
 """The kernels of a program: what becomes of its tensors on a GPU, and in which order; nothing here needs one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
@@ -12,6 +12,8 @@ from dptrain.program.passes import with_precision, without_ranks
 from dptrain.program.program import Program
 from dptrain.program.tensor import Tensor, Variable
 
+# Kinds of groups that stay where they are.
+_OWN_LAUNCH = ("product", "call")
 # Elements from which on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
 
@@ -82,7 +84,7 @@ class Composition:
             for function in functions.values():
                 if pair <= function.pointers.keys():
                     function.overlapping |= pair
-        _order(grouping.groups)
+        _order(grouping.groups, sent)
         self.counts_steps = any("step" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
 
@@ -140,8 +142,13 @@ def _local(program: Program, rows: int | None, first_row: int) -> Local:
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
-def _order(groups: Sequence[Group]) -> None:
-    """Give groups the lowest levels that let them wait for what they need."""
+def _order(groups: Sequence[Group], sent: Set[Tensor]) -> None:
+    """Give groups the lowest levels that let them wait for what they need, or later ones that suit them better.
+
+    Args:
+        groups: of a program.
+        sent: what other ranks wait for.
+    """
     level: dict[Group, int] = {}
 
     def of(group: Group) -> int:
@@ -151,6 +158,18 @@ def _order(groups: Sequence[Group]) -> None:
 
     for group in groups:
         group.level = of(group)
+    awaited = {one for group in groups for one in group.after if one.stage == group.stage}
+    awaited |= {group for group in groups if sent & group.roles.keys()}
+    kinds: dict[tuple[int, int], set[str]] = {}
+    for group in groups:
+        kinds.setdefault((group.stage, group.level), set()).add(group.kind)
+    light = sorted(place for place, found in kinds.items() if found.isdisjoint(_OWN_LAUNCH))
+    for group in groups:
+        # A product takes 120 registers a thread and more, and all of its launch with it: what only reads and writes
+        # memory, such as an optimizer's update, has too few threads at once there to keep the memory busy.
+        if group not in awaited and "product" in kinds[group.stage, group.level] and group.kind not in _OWN_LAUNCH:
+            later = (level for stage, level in light if stage == group.stage and level > group.level)
+            group.level = next(later, group.level)
 
 
 def _stages(grouping: Grouping, functions: dict[Group, Function], steps: bool) -> list[list[Kernel]]:

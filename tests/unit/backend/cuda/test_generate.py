@@ -9,6 +9,7 @@ from dptrain.backend.cuda.generate import _RESERVED, names_of
 from dptrain.comm import SoloCommunicator
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
+from tests.ops.test_programs_on_cuda import mlp
 
 CASES = {
     "momentum": lambda a, b: (dp.optimizers.SGD(a, momentum=b, clipnorm=1 + a, weight_decay=b), "mse", b),
@@ -85,3 +86,13 @@ def test_pointers_to_one_place_do_not_claim_to_differ():
         for place, name in zip(used, function.pointers.values(), strict=True):
             shared = sum(one is place for one in used) > 1
             assert ("__restrict__" in own[name]) is not shared, name
+
+
+def test_updates_do_not_share_a_launch_with_products_where_another_comes_later():
+    program, _ = mlp(np.random.default_rng(0), 784, 512, 100, 128)
+    launches = [kernel for stage in Composition(program).stages for kernel in stage]
+    updates = [[one.name for one in kernel.functions if "new_" in one.name] for kernel in launches]
+    assert len(launches) == 7, "not one launch more"
+    assert {"map_new_w1", "map_new_w2", "columns_new_b1", "columns_new_b2"} <= set(updates[-1])
+    assert all(one.group.kind != "product" for one in launches[-1].functions)
+    assert launches[-1].threads == 256
