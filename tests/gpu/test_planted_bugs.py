@@ -126,6 +126,13 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "global_row",
         {},
     ),
+    "every row has the bits of the first that a thread comes to": (
+        "kernels/random.cuh",
+        "feature / 8 != block || row != of_row",
+        "feature / 8 != block",
+        "global_row or all_eight",
+        {},
+    ),
     "beyond an image": ("kernels/windows.cuh", "return h >= 0 && h < H &&", "return h >= 0 &&", "conv2d_0", CHECKED),
     "the last of the greatest in a window": (
         "kernels/windows.cuh",

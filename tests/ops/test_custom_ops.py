@@ -142,6 +142,36 @@ def test_more_shared_memory_than_a_block_can_have(cuda_backend):
         check_op(reversed_op(400_000), (10,), device="cuda")
 
 
+# Whether a thread that goes along rows draws anew for each number.
+DRAWN = """
+#include "random.cuh"
+extern "C" __global__ void drawn(const float *x, float *y, int rows, int features) {
+    Drawn last;
+    for (int row = 0; row < rows; ++row)
+        for (int feature = 0; feature < features; ++feature) {
+            const int block = last.block;
+            const Word of_row = block < 0 ? ~0ull : last.of_row;
+            last.bits(1, 2, 3, 4, row, feature, features);
+            y[row * features + feature] = last.block != block || last.of_row != of_row;
+        }
+}
+"""
+
+
+def test_all_eight_numbers_of_a_block_are_used(cuda_backend):
+    @dp.ops.op(
+        source=DRAWN,
+        arguments="PPii",
+        launch=lambda x, y: dp.ops.Launch((1, 1), (1, 1, 1), (x, y, *x.shape)),
+        output_shapes=lambda x: [x],
+    )
+    def drawn(x, y):
+        y[...] = (np.arange(x.shape[1]) % 8 == 0).astype(np.float32)
+
+    for shape in ((3, 16), (2, 11), (2, 3)):
+        assert "cuda float32" in check_op(drawn, shape, device="cuda")
+
+
 @pytest.mark.parametrize(
     ("op", "message"),
     [

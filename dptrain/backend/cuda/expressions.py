@@ -175,6 +175,7 @@ class Writer:
         # Numbers that were taken apart, by their parts, and the parts of those that were put together.
         self._wholes: dict[tuple[tuple[str, tuple[int, int]], ...], Ex] = {}
         self._segments: dict[str, list[tuple[Ex, Shape]]] = {}
+        self._drawn: dict[str, str] = {}
         self._number = 0
         self.known: dict[tuple[int, str], Ex] = {}
         self.loads: dict[int, set[str]] = {}
@@ -215,6 +216,13 @@ class Writer:
             place.lines.append(f"const {kind} {found.text} = {text};")
             place.made.append(key)
         return self._made[key]
+
+    def drawn(self, numbers: str) -> str:
+        """Return the name of the random numbers that were drawn last for such arguments, beyond all loops."""
+        if numbers not in self._drawn:
+            self._drawn[numbers] = self.fresh("drawn")
+            self._scopes[0].lines.append(f"Drawn {self._drawn[numbers]};")
+        return self._drawn[numbers]
 
     def fresh(self, name: str) -> str:
         """Return a name that nothing else has."""
@@ -587,7 +595,8 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
     count = w.value(t.inputs[0], Index())
     seed, number = (w.own(t, name, t.attributes[name], np.dtype(np.uint64)) for name in ("seed", "number"))
     numbers = [seed, f"{int(t.attributes['purpose'])}ull", count.text, number, at, feature.text, str(features)]
-    return w.let("unsigned int", f"random_bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
+    drawn = w.drawn(", ".join(numbers))
+    return w.let("unsigned int", f"{drawn}.bits({', '.join(numbers)})", max(row.depth, feature.depth, count.depth))
 
 
 def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:

@@ -25,8 +25,8 @@ from dptrain.program.tensor import OPS, DType, Tensor
 
 # Threads of a block where no product wants another number.
 BLOCK = 256
-# Elements of a map that a block takes: with sums, and without.
-_SUMMED, _MAPPED = 4096, 1024
+# Elements of a map that a block takes: with sums, with random numbers, and with neither.
+_SUMMED, _DRAWN, _MAPPED = 4096, 2048, 1024
 # Length of a row from which a block works on it instead of a warp.
 _LONG_ROW = 2048
 # Rows that a block sums of columns at least, and chunks of rows at most.
@@ -216,19 +216,28 @@ class Generator:
                 self._store(made, w, places, mains)
             w.write("if (threadIdx.x == 0) {", *_indented(body), "}")
             return
-        chunk = _SUMMED if sums else _MAPPED
-        made.blocks = -(-self._sizes.count(group.lead) // chunk)
         self._begin_sums(w, sums)
         with w.scope(1) as body:
             mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
             self._join_terms(w, places, sums)
             self._store(made, w, places, mains)
-        w.write(
-            f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({extents(group.lead)}));",
-            f"for (Index i = (Index)block * {chunk} + threadIdx.x; i < end; i += blockDim.x) {{",
-            *_indented(body),
-            "}",
-        )
+        drawn = "random.cuh" in w.needs
+        chunk = _SUMMED if sums else _DRAWN if drawn else _MAPPED
+        made.blocks = -(-self._sizes.count(group.lead) // chunk)
+        w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({extents(group.lead)}));")
+        if drawn:  # a thread takes the eight numbers of a block that it draws
+            w.write(
+                f"for (Index first = (Index)block * {chunk} + threadIdx.x * 8; first < end; first += blockDim.x * 8)",
+                "    for (Index i = first; i < min(first + 8, end); ++i) {",
+                *_indented(_indented(body)),
+                "    }",
+            )
+        else:
+            w.write(
+                f"for (Index i = (Index)block * {chunk} + threadIdx.x; i < end; i += blockDim.x) {{",
+                *_indented(body),
+                "}",
+            )
         self._end_sums(made, w, places, group)
 
     def _rows(self, made: Function, group: Group, w: Writer, places: Places) -> None:
@@ -671,7 +680,7 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
     """Return what tensors are called in C++: by their label or name, or by their op and a number."""
     found: dict[Tensor, str] = {}
     # Some ops are functions of headers.
-    taken: set[str] = {"shared", "block", "pack", "run", "Run", "Global", "starts", "step", *SIZES, *OPS}
+    taken: set[str] = {"shared", "block", "pack", "run", "starts", "step", *_TYPES, *SIZES, *OPS}
     for number, one in enumerate(dict.fromkeys(tensors)):
         path = labels.get(one) or (one.variable.path if one.variable is not None else one.name)
         own = _word(path or (one.op.name if one.op is not None else "constant"))
@@ -683,10 +692,12 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
     return found
 
 
+# Types that functions name.
+_TYPES = ("Run", "Global", "Index", "Word", "Drawn", "Product", "Window", "Best", "Sum", "Greatest", "First")
 # Names that the generator gives, or C++ has.
 _RESERVED = re.compile(
-    r"[virck]\d*|sum|(sum|total|of_block|best|start|parts|k|i)_?\d*|[MNK]|of|end|column|lane|tiles|chunk|chunks|arrived"
-    r"|blocks|depth|slices|auto|bool|break|case|catch|char|class|const|continue|default|delete|do|double|else|enum|float"
+    r"[virck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|drawn\d*|[MNK]|of|end|column|lane|tiles|tile|chunk|chunks"
+    r"|chunk_number|arrived|first|blocks|depth|slices|auto|bool|break|case|catch|char|class|const|continue|default|delete|do|double|else|enum|float"
     r"|for|if|int|long|new|return|short|signed|static|struct|switch|template|this|union|unsigned|void|while|min|max"
 )
 
