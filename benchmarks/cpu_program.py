@@ -16,10 +16,10 @@ from threadpoolctl import threadpool_limits
 
 from dptrain import ops
 from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Array, Tensor, Variable
 
 SAMPLES = 60_000
@@ -58,7 +58,7 @@ def program(batch: int, hidden: int) -> Program:
         right.assign_add(ops.sum(ops.cast(ops.equal(ops.argmax(logits, -1), y), "float64")))
         return {"loss": total / count, "accuracy": right / count}
 
-    shapes = {"images": ((SAMPLES, 784), "uint8"), "labels": ((SAMPLES,), "uint8"), ROWS: ((Rows(batch),), "int64")}
+    shapes = {"images": ((SAMPLES, 784), "uint8"), "labels": ((SAMPLES,), "uint8"), ROWS: ((Dim.rows(batch),), "int64")}
     return place(trace(step, shapes))
 
 

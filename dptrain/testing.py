@@ -22,10 +22,11 @@ from dptrain.errors import ConfigError, DptrainError
 from dptrain.layers import Layer
 from dptrain.ops.custom import Op
 from dptrain.program import tree
+from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, differentiable
 from dptrain.registry.names import not_there, snake_case
 from dptrain.train.devices import open_backend
@@ -258,7 +259,7 @@ class _CheckedLayer:
         self._layer.set_dtype(dtype)
         self._restore()
         data = {f"{what}/{path}": one for what in "xw" for path, one in tree.flatten(getattr(self, f"_{what}"))}
-        inputs = {name: ((Rows(len(one)), *one.shape[1:]), dtype) for name, one in data.items()}
+        inputs = {name: ((Dim.rows(len(one)), *one.shape[1:]), dtype) for name, one in data.items()}
 
         def traced(*given: Tensor) -> dict[str, Tensor]:
             known = dict(zip(data, given, strict=True))

@@ -20,7 +20,8 @@ from dptrain.mixed_precision import dtype_name, dtype_policy
 from dptrain.ops.division import divide_no_nan
 from dptrain.ops.elementwise import cast
 from dptrain.ops.random import SeedGenerator
-from dptrain.program.shapes import Dim, Rows, UnknownLengthError, is_open, read, symbolic, unknown
+from dptrain.program.dims import Dim, Size, UnknownLengthError, is_number, number_of, read, symbolic, unknown
+from dptrain.program.shapes import is_open
 from dptrain.program.tensor import FLOATX, Tensor, Variable, constant, placeholder, scope, tracing
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.random import Purpose, default_seed, next_position, own_seed
@@ -313,7 +314,7 @@ class Layer(Parts):
             self._clear_losses()
         found = []
         for size in _SIZES:
-            own = map_leaves(lambda _, one, size=size: _of_size(one, size), [list(arguments), dict(keywords)])
+            own = map_leaves(lambda _, one, size=size: _of_size(one, Size(size)), [list(arguments), dict(keywords)])
             with tracing():
                 found.append(self(*own[0], **own[1]))
             self._clear_losses()
@@ -480,7 +481,7 @@ def build_shape(value: Any) -> BuildShape | None:
     """Return the shape of a tensor as `build` gets it: None for the first length, the rows of the batch."""
     if not isinstance(value, Tensor):
         return None
-    return tuple(None if not axis or isinstance(n, Rows | Dim) else int(n) for axis, n in enumerate(value.shape))
+    return tuple(None if not axis or isinstance(n, Dim) else int(n) for axis, n in enumerate(value.shape))
 
 
 @contextmanager
@@ -492,19 +493,26 @@ def _calling(training: bool) -> Iterator[None]:
         _training.reset(token)
 
 
-def _of_size(value: Any, size: int) -> Any:
-    """Return a placeholder like a symbolic tensor, in which lengths that are not known are so long."""
+def _of_size(value: Any, size: Size) -> Any:
+    """Return a placeholder like a symbolic tensor, in which lengths that are not known are bound to a size."""
     if not isinstance(value, Tensor) or not is_open(value.shape):
         return value
-    return placeholder(tuple(size if isinstance(n, Dim) else n for n in value.shape), value.dtype, value.name)
+    lengths = (Dim(n.name or n, size=size) if not is_number(n) else n for n in value.shape)
+    return placeholder(tuple(lengths), value.dtype, value.name)
 
 
 def _like_both(one: Any, other: Any) -> Any:
     """Return a placeholder like two tensors, where their lengths are the same."""
     if not isinstance(one, Tensor):
         return one
-    lengths = (n if n == m else unknown() for n, m in zip(one.shape, other.shape, strict=True))
-    return placeholder(tuple(lengths), one.dtype, one.name)
+    return placeholder(tuple(map(_like_both_lengths, one.shape, other.shape)), one.dtype, one.name)
+
+
+def _like_both_lengths(one: Any, other: Any) -> Any:
+    if isinstance(one, Dim) and isinstance(other, Dim) and one.names == other.names and one.scale == other.scale:
+        name = one.names[0]
+        return (name if isinstance(name, Dim) else Dim(name)) * one.scale
+    return number_of(one) if number_of(one) == number_of(other) else unknown()
 
 
 def _noting_built(build: Callable[..., None]) -> Callable[..., None]:

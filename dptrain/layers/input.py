@@ -7,7 +7,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.base import Layer, sizes
 from dptrain.layers.node import Node
 from dptrain.mixed_precision import dtype_policy
-from dptrain.program.shapes import symbolic
+from dptrain.program.dims import symbolic
 from dptrain.program.tensor import Tensor
 
 

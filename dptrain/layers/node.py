@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.program.shapes import Shape, symbolic
+from dptrain.program.dims import symbolic
+from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, is_tracing, placeholder
 from dptrain.program.tree import leaves, map_leaves
 

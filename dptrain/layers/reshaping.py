@@ -9,7 +9,8 @@ from dptrain.errors import ConfigError
 from dptrain.layers.arguments import channels_last, pair, positive
 from dptrain.layers.base import Layer
 from dptrain.layers.input_spec import InputSpec
-from dptrain.program.shapes import differ, quotient
+from dptrain.program.dims import quotient
+from dptrain.program.shapes import differ
 from dptrain.program.tensor import Tensor
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dptrain import ops
 from dptrain.ops.cross_entropy import EPSILON, as_labels
-from dptrain.program.shapes import Rows
+from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor, as_tensors
 
 
@@ -19,7 +19,7 @@ def same_rank(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_column(x: Tensor) -> bool:
-    return x.shape[-1] == 1 and not isinstance(x.shape[-1], Rows)
+    return is_one(x.shape[-1])
 
 
 def pair(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,8 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.losses.functions import pair
 from dptrain.metrics.base import Metric, positive
-from dptrain.program.shapes import Rows, without_rows
+from dptrain.program.dims import Dim
+from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import Tensor, Variable
 
 # Below all outputs but those that `top_k` leaves out (Keras' NEG_INF).
@@ -67,7 +68,7 @@ class _Confusion(Metric):
                 f"metric {self.name!r}: y_true and y_pred must have the same shape. Received: y_true.shape="
                 f"{without_rows(target.shape)}, y_pred.shape={without_rows(output.shape)}"
             )
-        rows = isinstance(output.shape[-1], Rows)
+        rows = isinstance(output.shape[-1], Dim)
         if (output.ndim == 1 and self.class_id is not None) or (rows and self.top_k is not None):
             raise ConfigError(
                 f"When {'top_k' if self.class_id is None else 'class_id'} is provided, y_pred must be a 2D array with "

@@ -11,7 +11,7 @@ from dptrain.models.graph import Graph
 from dptrain.models.model import Model
 from dptrain.models.sequential import Sequential
 from dptrain.program import tree
-from dptrain.program.shapes import read
+from dptrain.program.dims import read
 from dptrain.saving import keras_config
 
 CloneFunction = Callable[[Layer], Layer]

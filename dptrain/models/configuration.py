@@ -17,8 +17,8 @@ from dptrain.layers import InputLayer, Layer
 from dptrain.models.graph import Graph
 from dptrain.ops.manipulation import getitem
 from dptrain.program import tree
+from dptrain.program.dims import Dim, is_number, length_of, read
 from dptrain.program.op import Op
-from dptrain.program.shapes import Dim, is_number, length_of, read
 from dptrain.program.tensor import OPS, Tensor, counted
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import plain

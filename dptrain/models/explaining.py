@@ -8,6 +8,7 @@ import numpy as np
 from dptrain.backend.cpu.codegen import generate
 from dptrain.errors import ConfigError
 from dptrain.program import tree
+from dptrain.program.dims import Dim
 from dptrain.program.explain import COLUMNS, names_of, shown, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
@@ -17,14 +18,14 @@ from dptrain.program.mesh import PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, without_all_reduce
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
+from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor
 
 if TYPE_CHECKING:
     from dptrain.models.model import Model
 
 # What a step is given, by name: shape with rows, type.
-_Data = dict[str, tuple[tuple[int, ...], str]]
+_Data = dict[str, tuple[Shape, str]]
 
 
 def explain(
@@ -120,7 +121,7 @@ def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dty
         raise ConfigError(f"You must call `compile()` before explaining the {step} step.")
     if model._stack:  # its first layer says the shape
         model.build()
-    data, inputs = _data(model, Rows(batch_size), step, dtype)
+    data, inputs = _data(model, Dim.rows(batch_size), step, dtype)
     run = model.step(step)
 
     def traced(*given: Tensor) -> Any:
@@ -134,7 +135,7 @@ def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dty
     return place(trace(traced, inputs), run.totals)
 
 
-def _data(model: "Model", rows: Rows, step: str, dtype: str | None) -> tuple[Any, _Data]:
+def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any, _Data]:
     """Return what a step is given, names in place of arrays, and their shapes and types."""
     symbols = model.input_symbols
     if symbols is None:

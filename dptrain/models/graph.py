@@ -14,7 +14,8 @@ from dptrain.errors import ConfigError
 from dptrain.layers import Layer
 from dptrain.layers.node import Node
 from dptrain.program import tree
-from dptrain.program.shapes import axis_of_one, bound, is_number, learned, read
+from dptrain.program.dims import bound, is_number, learned, number_of, read
+from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import Tensor, as_tensors, counted
 
 # What makes a symbolic tensor: a call of a layer, or the tensor itself where an op was called.
@@ -189,9 +190,10 @@ def _check_rows(given: Tensor, like: Tensor) -> None:
     Raises:
         ConfigError: it has.
     """
-    if given.ndim and is_number(like.shape[0]) and is_number(given.shape[0]) and given.shape[0] != like.shape[0]:
+    rows, wanted = (one.shape[0] if one.ndim else 1 for one in (given, like))
+    if is_number(wanted) and is_number(rows) and int(rows) != number_of(wanted):
         raise ConfigError(
             f"Invalid input shape for input {like.name!r}. Expected shape {read(like.shape)}, but input has "
             f"incompatible shape {read(given.shape)}: its batch_size is fixed, so every batch must have "
-            f"{int(like.shape[0])} rows"
+            f"{number_of(wanted)} rows"
         )

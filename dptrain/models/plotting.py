@@ -11,7 +11,7 @@ from dptrain.errors import ConfigError
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import name_of_maker
 from dptrain.program import tree
-from dptrain.program.shapes import read
+from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.failure import warn
 from dptrain.runtime.files import write_atomically

@@ -11,7 +11,7 @@ from dptrain.layers.node import Node
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import Graph, Maker, name_of_maker
 from dptrain.program import tree
-from dptrain.program.shapes import is_number, read, symbolic
+from dptrain.program.dims import is_number, number_of, read, symbolic
 from dptrain.program.tensor import Tensor, placeholder
 
 
@@ -111,7 +111,7 @@ class Structure(Layer):
     def fixed_batch_size(self) -> int | None:
         """The rows that every batch of a functional model must have, where one of its inputs says so."""
         symbols = [] if self._graph is None else self.inputs
-        return next((int(one.shape[0]) for one in symbols if is_number(one.shape[0])), None)
+        return next((number_of(one.shape[0]) for one in symbols if is_number(one.shape[0])), None)
 
     @property
     def graph(self) -> Graph | None:

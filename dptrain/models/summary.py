@@ -15,7 +15,7 @@ from dptrain.layers import Layer
 from dptrain.layers.parts import name_layers
 from dptrain.models.graph import name_of_maker
 from dptrain.program import tree
-from dptrain.program.shapes import read
+from dptrain.program.dims import read
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.runtime.launcher import detect_launch
 

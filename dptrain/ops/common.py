@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.program.letters import names
-from dptrain.program.shapes import Rows, Shape, broadcast, size
+from dptrain.program.shapes import Shape, broadcast, is_one
 from dptrain.program.tensor import FLOATX, OPS, DType, Tensor
-from dptrain.program.views import is_one
 
 
 def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
@@ -67,17 +66,11 @@ def unbroadcast(dy: Tensor, x: Tensor) -> Tensor:
     """Return the gradient in an input of one in what it was broadcast to: its sum over the axes that were spread."""
     extra = len(dy.shape) - len(x.shape)
     spread = [
-        axis + extra
-        for axis, length in enumerate(x.shape)
-        if length == 1 and not isinstance(length, Rows) and (dy.shape[axis + extra] != 1 or _is_rows(dy, axis + extra))
+        axis + extra for axis, length in enumerate(x.shape) if is_one(length) and not is_one(dy.shape[axis + extra])
     ]
     axes = (*range(extra), *spread)
     if axes:
         dy = OPS["reduce_sum"](dy, axes=axes, keepdims=False)
-        if size(dy.shape) == size(x.shape) and dy.shape != x.shape:
+        if spread:
             dy = OPS["reshape_to"](dy, shape=x.shape)
     return dy if dy.dtype == x.dtype else OPS["cast_to"](dy, dtype=x.dtype.name)
-
-
-def _is_rows(tensor: Tensor, axis: int) -> bool:
-    return isinstance(tensor.shape[axis], Rows)

@@ -18,10 +18,11 @@ from dptrain.ops.common import common_dtype, first_dtype
 from dptrain.ops.elementwise import multiply
 from dptrain.ops.manipulation import transpose
 from dptrain.ops.padding import pad
+from dptrain.program.dims import greatest, is_number
 from dptrain.program.lowering import Windows
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
-from dptrain.program.shapes import Dim, differ, greatest, size
+from dptrain.program.shapes import differ, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
 
 Pair = tuple[int, int]
@@ -442,7 +443,7 @@ def _placed(
             sizes.append((length + stride - 1) // stride)
             before.append(greatest(0, (sizes[-1] - 1) * stride + reach - length) // 2)
         else:
-            if not isinstance(length, Dim) and reach > length:
+            if is_number(length) and reach > length:
                 raise ConfigError(f"a window of {reach} does not fit into a length of {length} without padding")
             sizes.append((length - reach) // stride + 1)
             before.append(0)

@@ -14,7 +14,7 @@ from dptrain.ops.indexing import one_hot, take_along_last
 from dptrain.ops.manipulation import squeeze
 from dptrain.ops.reduction import log_softmax, max, sum
 from dptrain.ops.rounding import isnan
-from dptrain.program.shapes import Rows, without_rows
+from dptrain.program.shapes import is_one, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
 
 EPSILON = 1e-7
@@ -110,7 +110,7 @@ def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> 
 
 def as_labels(y_true: Tensor, y_pred: Tensor) -> Tensor:
     """Return labels without an axis of length 1 behind, which they may have beside (..., classes)."""
-    column = y_true.ndim == y_pred.ndim and y_true.shape[-1] == 1 and not isinstance(y_true.shape[-1], Rows)
+    column = y_true.ndim == y_pred.ndim and is_one(y_true.shape[-1])
     return squeeze(y_true, -1) if column else y_true
 
 

@@ -16,7 +16,8 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, where
 from dptrain.ops.manipulation import concatenate, expand_dims, full, reshape, transpose
 from dptrain.ops.reduction import sum, summed_dtype
-from dptrain.program.shapes import Rows, normalized_axes
+from dptrain.program.dims import counts_rows
+from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor, as_tensors
 
 # How many elements are joined at once. Each level computes so many numbers for every element, and has so many times
@@ -68,7 +69,7 @@ def cumulative(x: Any, axis: int | None, dtype: npt.DTypeLike | None, join: Join
 def _last(x: Tensor, join: Join, neutral: int) -> Tensor:
     """Return what is joined along the last axis."""
     *front, length = x.shape
-    if isinstance(length, Rows) and x.value is None:
+    if counts_rows(length) and x.value is None:
         raise ConfigError(f"not supported: cumulative sums and products along the rows of a batch, of {x}")
     if length <= _BLOCK:
         return _within(x, join, neutral)

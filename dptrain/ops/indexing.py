@@ -10,12 +10,13 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import where as chosen
 from dptrain.ops.manipulation import reshape, transpose_to
 from dptrain.ops.reduction import sum as sum_over
+from dptrain.program.dims import counts_rows
 from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Gather, Scatter
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import op
 from dptrain.program.schema import TypeName
-from dptrain.program.shapes import Rows, Shape, normalized_axes
+from dptrain.program.shapes import Shape, normalized_axes
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
 
 
@@ -88,15 +89,16 @@ def in_range(given: Any, length: int) -> Tensor:
         ConfigError: one is out of range.
     """
     (places,) = as_tensors([given])
-    if places.dtype.kind == "u" or isinstance(length, Rows):
+    if places.dtype.kind == "u" or counts_rows(length):
         return places
+    length = int(length)
     if places.value is None:
-        return chosen(places < 0, places + int(length), places)
+        return chosen(places < 0, places + length, places)
     value: Array = places.value
     wrong = value[(value < -length) | (value >= length)]
     if wrong.size:
-        raise ConfigError(f"index {wrong.flat[0]} is out of range for a length of {int(length)}")
-    return as_tensors([np.where(value < 0, value + int(length), value)])[0] if (value < 0).any() else places
+        raise ConfigError(f"index {wrong.flat[0]} is out of range for a length of {length}")
+    return as_tensors([np.where(value < 0, value + length, value)])[0] if (value < 0).any() else places
 
 
 def taken(x: Tensor, places: Tensor, axis: int) -> Tensor:

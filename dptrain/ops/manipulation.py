@@ -1,7 +1,7 @@
 """Shapes: reshape, transpose, slices, concatenation, and tensors made of a shape alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,15 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import common_dtype, elementwise, first_dtype, unbroadcast
+from dptrain.program.dims import Dim, quotient
 from dptrain.program.letters import names
 from dptrain.program.lowering import Element, Insert, Join, ViewMap
 from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
 from dptrain.program.schema import TypeName
-from dptrain.program.shapes import Rows, Shape, broadcast, differ, is_open, normalized_axes, quotient, size
+from dptrain.program.shapes import Shape, broadcast, differ, is_one, is_open, normalized_axes, row_axis, size
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
-from dptrain.program.views import IndexMap, aligned_axes, key_maps, marked
+from dptrain.program.views import IndexMap, aligned_axes, extent, key_maps, marked
 
 # Made of a shape
 
@@ -40,13 +41,13 @@ def _full_onnx(graph: OnnxGraph, made: Tensor) -> Value:
 
 def zeros(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return zeros, by default float32; a length that counts rows of the batch is shared out among the ranks."""
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
     return full(shape=lengths, value=0, dtype=np.dtype(dtype or FLOATX).name)
 
 
 def ones(shape: Sequence[int] | int, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return ones, as `zeros`."""
-    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    lengths = (shape,) if isinstance(shape, int | Dim) else tuple(shape)
     return full(shape=lengths, value=1, dtype=np.dtype(dtype or FLOATX).name)
 
 
@@ -72,9 +73,11 @@ def _reshape_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[st
     each rank's part becomes its part of `(2, 3n)`.
     """
 
+    count: Callable[[Shape], Any] = extent if None not in (row_axis(shapes[0]), row_axis(out)) else size
+
     def places(shape: Shape) -> list[Any]:
-        before = [math.prod(map(int, shape[:axis])) for axis in range(len(shape))]
-        kinds = ["rows" if isinstance(n, Rows) else n for n in shape]
+        before = [count(shape[:axis]) for axis in range(len(shape))]
+        kinds = ["rows" if isinstance(n, Dim) else n for n in shape]
         return ["1" if kind == 1 else place for kind, place in zip(kinds, zip(before, kinds, strict=True), strict=True)]
 
     old, new = places(shapes[0]), places(out)
@@ -118,28 +121,28 @@ def reshape(x: Any, newshape: Sequence[int] | int) -> Tensor:
         ConfigError: it has another number of elements.
     """
     (tensor,) = as_tensors([x])
-    shape = lengths = (newshape,) if isinstance(newshape, int) else tuple(newshape)
+    lengths: Shape = (newshape,) if isinstance(newshape, int | Dim) else tuple(newshape)
+    shape = lengths
     if shape.count(-1) == 1:
         shape = tuple(_missing(tensor.shape, shape) if n == -1 else n for n in shape)
-    wrong = not is_open((*shape, *tensor.shape)) and size(shape) != size(tensor.shape)
-    if wrong or any(n < 0 for n in shape):
+    if not _as_many(shape, tensor.shape) or any(n < 0 for n in shape):
         raise ConfigError(f"cannot reshape {tensor.shape} into {lengths}")
     rows = tensor.shape[0] if tensor.shape else 0
-    if isinstance(rows, Rows) and shape[:1] == (rows,) and not any(isinstance(n, Rows) for n in shape):
+    if isinstance(rows, Dim) and shape and not any(isinstance(n, Dim) for n in shape) and rows == shape[0]:
         shape = (rows, *shape[1:])
     return reshape_to(tensor, shape=shape)
 
 
+def _as_many(shape: Shape, old: Shape) -> bool:
+    """Whether two shapes may have the same number of elements."""
+    if is_open((*shape, *old)) or extent(shape) == extent(old):
+        return True
+    return math.prod(map(int, shape)) == math.prod(map(int, old))
+
+
 def _missing(old: Shape, new: Shape) -> Any:
     """Return the length that stands for -1: with the rows of the batch, if no other one has them."""
-    if is_open((*old, *new)):
-        return quotient(math.prod(old), math.prod(n for n in new if n != -1))
-    known = math.prod(int(n) for n in new if n != -1)
-    length = size(old) // known if known else 0
-    rows = next((n for n in old if isinstance(n, Rows)), None)
-    if rows is None or any(isinstance(n, Rows) for n in new) or not rows.rows or length % rows.rows:
-        return length
-    return Rows(rows.rows, length // rows.rows)
+    return quotient(math.prod(old), math.prod(n for n in new if n != -1))
 
 
 def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
@@ -158,7 +161,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
         ConfigError: an axis is longer.
     """
     (tensor,) = as_tensors([x])
-    single = [one for one, n in enumerate(tensor.shape) if n == 1 and not isinstance(n, Rows)]
+    single = [one for one, n in enumerate(tensor.shape) if is_one(n)]
     axes = single if axis is None else normalized_axes(axis, tensor.ndim)
     if wrong := set(axes) - set(single):
         raise ConfigError(f"axis {min(wrong)} of shape {tensor.shape} has not length 1")
@@ -237,7 +240,7 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
     (tensor,) = as_tensors([x])
     if broadcast(tensor.shape, tuple(shape)) != tuple(shape):
         raise ConfigError(f"shape {tensor.shape} cannot be broadcast to {tuple(shape)}")
-    if tensor.shape == tuple(shape) and [type(n) for n in tensor.shape] == [type(n) for n in shape]:
+    if [type(n) for n in tensor.shape] == [type(n) for n in shape] and tensor.shape == tuple(shape):
         return tensor
     return broadcast_along(tensor, shape=tuple(shape))
 
@@ -264,8 +267,8 @@ def _key_letters(lengths: Shape, key: Key) -> tuple[str, str]:
     def kept(one: tuple[int, int, int] | int, n: int) -> bool:
         if not isinstance(one, tuple) or one[2] != 1:
             return False
-        if isinstance(n, Rows):
-            return all(end == 0 or isinstance(end, Rows) for end in one[:2])
+        if isinstance(n, Dim):
+            return all(isinstance(end, Dim) or end == 0 for end in one[:2])
         return marked(one[:2]) == marked((0, n))
 
     found = "".join(
@@ -342,7 +345,7 @@ def _put_onnx(graph: OnnxGraph, made: Tensor, x: Value) -> Value:
     if any(step != 1 for *_, step in bounds):
         raise refusal(made, "with steps")
     if any(
-        isinstance(start, Rows) or isinstance(stop, Rows) != isinstance(n, Rows)
+        isinstance(start, Dim) or isinstance(stop, Dim) != isinstance(n, Dim)
         for (start, stop, _), n in zip(bounds, made.shape, strict=True)
     ):
         raise refusal(made, "along the rows")
@@ -362,7 +365,7 @@ def _joined_shape(*shapes: Shape, axis: int) -> Shape:
 def _join_letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
     """`aX,aX->aX`; along rows of the batch `ab,ab->ab`: each rank joins its own."""
     axis, given = attributes["axis"], names(len(out))
-    if not isinstance(out[axis], Rows):
+    if not isinstance(out[axis], Dim):
         given = f"{given[:axis]}X{given[axis + 1 :]}"
     return f"{','.join([given] * len(shapes))}->{given}"
 
@@ -377,7 +380,7 @@ def concatenate_along(*xs: Array, axis: int, out: Array) -> None:
 def _concatenate_along(y: Tensor, dy: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
     axis, start, parts = y.attributes["axis"], 0, []
     for x in xs:
-        stop = x.shape[axis] if start == 0 else start + x.shape[axis]
+        stop = start + x.shape[axis]
         whole: list[tuple[int, int, int]] = [(0, length, 1) for length in dy.shape]
         whole[axis] = (start, stop, 1)
         parts.append(getitem(dy, key=tuple(whole)))

@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import broadcast_to, concatenate, put
-from dptrain.program.shapes import Rows
+from dptrain.program.dims import counts_rows
 from dptrain.program.tensor import Tensor, as_tensors
 
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
@@ -45,7 +45,7 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float |
             ends = [(*tensor.shape[:axis], n, *tensor.shape[axis + 1 :]) for n in (before, behind)]
             first, last = (broadcast_to(value, one) for one in ends)
             tensor = concatenate([first, tensor, last], axis)
-        elif isinstance(length, Rows) or not length:
+        elif counts_rows(length) or not length:
             raise ConfigError(f"pad: mode={mode!r} along axis {axis} of shape {tensor.shape}; expected a known length")
         else:
             tensor = take(tensor, np.pad(np.arange(int(length)), (before, behind), mode), axis)  # type: ignore[call-overload]

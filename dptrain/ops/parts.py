@@ -9,8 +9,8 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.indexing import in_range, take_rows, taken
 from dptrain.ops.manipulation import getitem, reshape_to, transpose_to
+from dptrain.program.dims import Dim, counts_rows, greatest, is_number, least
 from dptrain.program.operand import METHODS
-from dptrain.program.shapes import Dim, Rows, greatest, least
 from dptrain.program.tensor import Tensor, as_tensors
 
 Slice = tuple[int, int, int]
@@ -64,8 +64,10 @@ def _bounds(one: slice, length: int) -> Slice:
 
 
 def _place(one: int, length: int) -> int:
-    if isinstance(length, Dim):
+    if not is_number(length):
         return one if one >= 0 else length + one
+    if one == 0 and isinstance(length, Dim):  # of no rows it is refused when the step runs
+        return 0
     if not -length <= one < length:
         raise ConfigError(f"index {one} is out of range for a length of {int(length)}")
     return one % length
@@ -110,7 +112,7 @@ def _general(x: Tensor, given: list[Any]) -> Tensor:
 
 def _forwards(one: slice, length: int) -> slice:
     """Return the slice whose elements, backwards, are those of a slice with a negative step."""
-    if isinstance(length, Rows):
+    if counts_rows(length):
         raise ConfigError("not supported: a slice with a negative step along the rows of a batch")
     places = range(*one.indices(length))
     return slice(places[-1], places[0] + 1, -places.step) if places else slice(0, 0)
@@ -155,7 +157,7 @@ def _gathered(x: Tensor, given: list[Any]) -> Tensor:
     together = axes == list(range(axes[0], axes[-1] + 1))
     if len(axes) == 1:
         return taken(x, places[0], axes[0])
-    if any(isinstance(x.shape[axis], Rows) for axis in axes):
+    if any(counts_rows(x.shape[axis]) for axis in axes):
         raise ConfigError(f"not supported: several arrays index {x} along the rows of a batch; use one, or ops.take")
     rest = [axis for axis in range(x.ndim) if axis not in axes]
     lengths = [int(x.shape[axis]) for axis in axes]

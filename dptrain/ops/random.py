@@ -16,10 +16,11 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, cos, floor_divide, greater_equal, log, sqrt, where
 from dptrain.ops.manipulation import concatenate, reshape
+from dptrain.program.dims import Dim
 from dptrain.program.lowering import RandomBits
 from dptrain.program.op import in_one_call, op
 from dptrain.program.schema import Word
-from dptrain.program.shapes import Rows, Shape, row_axis
+from dptrain.program.shapes import Shape, row_axis
 from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 
@@ -100,9 +101,9 @@ _common: tuple[object, SeedGenerator] | None = None
 def _by_blocks(shape: Sequence[int], draw: Callable[[Shape], Tensor]) -> Tensor:
     """Return what `draw` gives for a shape; for that of a concatenation, of each part, as every rank has rows of it."""
     rows = shape[0] if shape else 0
-    if not isinstance(rows, Rows) or len(rows.blocks) == 1:
+    if not isinstance(rows, Dim) or len(rows.blocks) == 1:
         return draw(tuple(shape))
-    return concatenate([draw((Rows(rows.rows, scale), *shape[1:])) for scale in rows.blocks])
+    return concatenate([draw((rows.times(scale), *shape[1:])) for scale in rows.blocks])
 
 
 def _bits(count: Any, shape: Sequence[int], seed: int, purpose: Purpose, number: int) -> Tensor:

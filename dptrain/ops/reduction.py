@@ -24,11 +24,12 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.manipulation import broadcast_to, reshape
 from dptrain.ops.rounding import isfinite
+from dptrain.program.dims import Dim
 from dptrain.program.letters import names
 from dptrain.program.lowering import Reduction
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import in_one_call, op
-from dptrain.program.shapes import Rows, Shape, normalized_axes, size
+from dptrain.program.shapes import Shape, normalized_axes, size
 from dptrain.program.tensor import Array, Tensor, as_tensors, constant
 
 
@@ -138,7 +139,8 @@ def mean(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False
     """Return the mean over axes, as `sum`; NaN of nothing."""
     tensor = floating(x)
     count = math.prod(tensor.shape[one] for one in normalized_axes(axis, tensor.ndim))  # marked, if it counts rows
-    return sum(tensor, axis, keepdims) / count
+    found: Tensor = sum(tensor, axis, keepdims) / count
+    return found
 
 
 def var(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
@@ -168,7 +170,7 @@ def max(x: Any, axis: int | Sequence[int] | None = None, keepdims: bool = False,
     if tensor.dtype.kind == "b":
         return cast(max(cast(tensor, "int32"), axis, keepdims, initial), "bool")
     axes = normalized_axes(axis, tensor.ndim)
-    if initial is None and any(tensor.shape[one] == 0 and not isinstance(tensor.shape[one], Rows) for one in axes):
+    if initial is None and any(not isinstance(tensor.shape[one], Dim) and tensor.shape[one] == 0 for one in axes):
         raise ConfigError(
             f"the greatest or least of no elements, of shape {tensor.shape} over axes {axes}: give `initial`"
         )

@@ -38,14 +38,15 @@ def evaluate(
     Raises:
         ConfigError: an input is missing or has another shape.
     """
+    rows = program.rows if rows is None else rows
     found: dict[int, Array] = {}
     for name, one in program.inputs.items():
         if name not in values:
             raise ConfigError(f"input {name!r} is missing")
         array = np.asarray(values[name], one.dtype)
-        expected = one.shape if rows is None else local(one.shape, rows)
-        if array.shape != tuple(expected):
-            raise ConfigError(f"input {name!r} has shape {array.shape}: expected {tuple(map(int, expected))}")
+        expected = local(one.shape, rows)
+        if array.shape != expected:
+            raise ConfigError(f"input {name!r} has shape {array.shape}: expected {expected}")
         found[id(one)] = array
     for variable, one in program.state.items():
         known = None if state is None else state.get(variable)
@@ -53,7 +54,8 @@ def evaluate(
     for stage in stages(program):
         for tensor in stage.tensors:
             if id(tensor) not in found:
-                found[id(tensor)] = _value(tensor, [found[id(one)] for one in tensor.inputs], rows, first_row)
+                inputs = [found[id(one)] for one in tensor.inputs]
+                found[id(tensor)] = _value(tensor, inputs, rows, first_row, program.rows)
                 if tensor.op is not None:
                     watch(tensor, found[id(tensor)])
         for message in stage.messages:
@@ -67,9 +69,9 @@ def evaluate(
     return outputs, updates
 
 
-def _value(tensor: Tensor, inputs: list[Array], rows: int | None, first_row: int) -> Array:
+def _value(tensor: Tensor, inputs: list[Array], rows: int, first_row: int, batch_rows: int) -> Array:
     if tensor.op is None:
-        return constant_of(tensor, rows)
+        return constant_of(tensor, rows, batch_rows)
     if tensor.op is OWN_PART:
         return own_part(tensor, inputs[0], rows, first_row)
     return tensor.op.execute(inputs, tensor, rows, first_row)

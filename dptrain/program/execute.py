@@ -88,7 +88,8 @@ class Executable:
     ) -> None:
         if comm is None or comm.size == 1:
             program = without_ranks(program)
-        self._program, self._rows, self._first_row, self._comm = program, rows, first_row, comm
+        self._program, self._first_row, self._comm = program, first_row, comm
+        self._rows = program.rows if rows is None else rows
         self.plan: Plan = plan(program, rows)
         self._arena = aligned((self.plan.size,), np.uint8)
         self.nbytes = self.plan.size
@@ -137,13 +138,13 @@ class Executable:
         """Nothing is held."""
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
-        return tuple(tensor.shape) if self._rows is None else local(tensor.shape, self._rows)
+        return local(tensor.shape, self._rows)
 
     def _prepare(self, tensor: Tensor) -> None:
         """Give a tensor its array, and note the call that computes it, if there is anything to compute."""
         op, inputs = tensor.op, [self._arrays[id(one)] for one in tensor.inputs]
         if op is None:
-            array = constant_of(tensor, self._rows)
+            array = constant_of(tensor, self._rows, self._program.rows)
         elif op is OWN_PART:
             array = own_part(tensor, inputs[0], self._rows, self._first_row)
         elif op.is_view:
@@ -188,7 +189,7 @@ class Executable:
         return self._arena[start : start + size].view(tensor.dtype).reshape(shape)
 
 
-def _copy_of(op: Any, inputs: list[Array], tensor: Tensor, rows: int | None, out: Array) -> None:
+def _copy_of(op: Any, inputs: list[Array], tensor: Tensor, rows: int, out: Array) -> None:
     np.copyto(out, op.execute(inputs, tensor, rows))
 
 

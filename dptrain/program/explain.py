@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import Element
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.messages import count
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, Shape, size
+from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor, Variable
 
 # Columns of a table at most: what does not fit is wrapped at commas, and longer names are cut.
@@ -206,8 +207,8 @@ def shown(shape: Shape) -> str:
     return f"({', '.join(_length(n) for n in shape)})"
 
 
-def _length(n: int) -> str:
-    if not isinstance(n, Rows):
+def _length(n: int | Dim) -> str:
+    if not isinstance(n, Dim):
         return str(n)
     return "B" if n.scale == 1 else f"{n.scale} B"
 
@@ -223,7 +224,7 @@ def names_of(program: Program) -> dict[int, str]:
                 number += 1
                 yield id(tensor), f"%{number}"
             elif tensor.counts_rows:
-                yield id(tensor), _length(Rows(1, tensor.attributes["rows"]))
+                yield id(tensor), _length(Dim.rows(1, tensor.attributes["rows"]))
             elif tensor.value is not None and tensor.value.size == 1:
                 yield id(tensor), f"{tensor.value.item():.6g}"
             else:

@@ -43,8 +43,9 @@ from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.passes import without_repeats
 from dptrain.program.program import Program
+from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import IndexMap, Key, View, compose, is_one, matrix, space_of, whole
+from dptrain.program.views import IndexMap, Key, View, compose, matrix, space_of, whole
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:

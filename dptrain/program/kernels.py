@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.op import Op
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Array, DType, Tensor, Variable
-from dptrain.program.views import IndexMap, View, aligned_axes, is_one, space_of
+from dptrain.program.views import IndexMap, View, aligned_axes, space_of
 
 
 def copy(x: Array, *, out: Array) -> None:
@@ -232,7 +233,7 @@ def fitting(loop: Loop, tensor: Tensor, inputs: Sequence[View]) -> Member | None
     reduction = lowering_of(tensor)
     if made.kind == "sum" and isinstance(reduction, Reduction) and reduction.join == "argmax":
         return None  # a place is known at the end of a row of its own, not joined from terms that come one by one
-    if made.kind == "sum" and not inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Rows)):
+    if made.kind == "sum" and not inner and not (len(loop.space) == 2 and isinstance(loop.space[0], Dim)):
         return None  # the order of the sum would be another one than in a loop of its own
     for number, view in enumerate(made.reads):
         read = loop.member(view.root)

@@ -60,6 +60,7 @@ def plan(program: Program, rows: int | None = None) -> Plan:
         program: as it is executed, see `messages.stages`.
         rows: of a rank; None for all.
     """
+    rows = program.rows if rows is None else rows
     order = [one for stage in stages(program) for one in stage.order]
     at = {id(one): number for number, one in enumerate(order)}
     roots = _roots(order)
@@ -97,9 +98,8 @@ def arrange(lives: Sequence[tuple[int, int, int]], alignment: int = ALIGNMENT) -
     return offsets, max((end for _, end, _, _ in placed), default=0)
 
 
-def _bytes(tensor: Tensor, rows: int | None) -> int:
-    shape = tensor.shape if rows is None else local(tensor.shape, rows)
-    return -(-size(shape) * tensor.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+def _bytes(tensor: Tensor, rows: int) -> int:
+    return -(-size(local(tensor.shape, rows)) * tensor.dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 
 def _roots(order: list[Tensor]) -> dict[int, int]:

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dptrain.program.dims import Dim
 from dptrain.program.lowering import ViewMap
 from dptrain.program.op import Op
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, Tensor, Variable
 from dptrain.program.views import IndexMap, Offset
 
@@ -78,7 +79,7 @@ def _on_one_rank(x: Any, **attributes: Any) -> Any:
 
 def _own_maps(made: Tensor) -> list[IndexMap]:
     axis, length = made.attributes["axis"], made.shape[made.attributes["axis"]]
-    scale = length.scale if isinstance(length, Rows) else 0
+    scale = length.scale if isinstance(length, Dim) else 0
     return [IndexMap(n, Offset(first=scale if n == axis else 0)) for n in range(made.ndim)]
 
 
@@ -118,15 +119,15 @@ def own_part(tensor: Tensor, array: Array, rows: int | None, first_row: int) -> 
     axis, length = tensor.attributes["axis"], tensor.shape[tensor.attributes["axis"]]
     if rows is None:
         return array
-    assert isinstance(length, Rows)
+    assert isinstance(length, Dim)
     own = slice(first_row * length.scale, (first_row + rows) * length.scale)
     found: Array = array[(slice(None),) * axis + (own,)]
     return found
 
 
-def constant_of(tensor: Tensor, rows: int | None) -> Array:
-    """Return the value of a constant as a rank has it: of a number of rows that is its own summand, its rows."""
-    value = tensor.numpy()
-    if rows is None or not tensor.attributes.get("own"):
-        return value
-    return np.full(value.shape, rows * tensor.attributes["rows"], value.dtype)
+def constant_of(tensor: Tensor, rows: int, batch_rows: int) -> Array:
+    """Return the value of a constant as a rank has it: of a number of rows those of the batch, or its own summand."""
+    if not tensor.counts_rows:
+        return tensor.numpy()
+    counted = rows if tensor.attributes.get("own") else batch_rows
+    return np.full(tensor.shape, counted * tensor.attributes["rows"], tensor.dtype)

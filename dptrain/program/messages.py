@@ -186,9 +186,12 @@ def split(program: PlacedProgram) -> tuple[Program, Program]:
     """
     summed = [one for stage in stages(program) for message in stage.messages for one in message]
     known = {id(one): placeholder(one.shape, one.dtype, f"sum {number}") for number, one in enumerate(summed)}
-    before = Program(program.inputs, program.state, {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}, {})
+    sums = {f"sum {n}": one.inputs[0] for n, one in enumerate(summed)}
+    before = Program(program.inputs, program.state, sums, {}, rows=program.rows)
     rest = rewritten(program, lambda one: known.get(id(one), one))
-    after = Program({one.name: one for one in known.values()}, program.state, rest.outputs, rest.updates)
+    after = Program(
+        {one.name: one for one in known.values()}, program.state, rest.outputs, rest.updates, rows=program.rows
+    )
     data = {id(one) for one in program.inputs.values()}
     again = any(id(one) in data for one in after.tensors)
     if (

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.errors import ConfigError
-from dptrain.program.shapes import Rows, Shape, row_axis
+from dptrain.program.dims import Dim
+from dptrain.program.shapes import Shape, row_axis
 from dptrain.program.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -75,7 +76,7 @@ class OnnxGraph:
         value = Value(name, tensor.dtype)
         axis = row_axis(tensor.shape)
         length = None if axis is None else tensor.shape[axis]
-        if self._batch is None and axis is not None and isinstance(length, Rows) and length.scale == 1:
+        if self._batch is None and axis is not None and isinstance(length, Dim) and length.scale == 1:
             self._batch = value, axis
         return value
 
@@ -114,9 +115,9 @@ class OnnxGraph:
 
     def vector(self, numbers: Sequence[int]) -> Value:
         """Return integers as a vector of int64, with what counts rows as it is at each execution."""
-        if not any(isinstance(n, Rows) for n in numbers):
+        if not any(isinstance(n, Dim) for n in numbers):
             return self.constant([int(n) for n in numbers], np.int64)
-        parts = [self.rows(n.scale) if isinstance(n, Rows) else self.constant([int(n)], np.int64) for n in numbers]
+        parts = [self.rows(n.scale) if isinstance(n, Dim) else self.constant([int(n)], np.int64) for n in numbers]
         return parts[0] if len(parts) == 1 else self.node("Concat", *parts, axis=0)
 
     def rows(self, scale: int = 1) -> Value:
@@ -137,7 +138,7 @@ class OnnxGraph:
 
     def reshape(self, value: Value, shape: Shape) -> Value:
         """Return the elements in another shape."""
-        counted = [place for place, n in enumerate(shape) if isinstance(n, Rows)]
+        counted = [place for place, n in enumerate(shape) if isinstance(n, Dim)]
         if len(counted) == 1 and all(shape):
             lengths = self.constant([-1 if place in counted else int(n) for place, n in enumerate(shape)], np.int64)
             return self.node("Reshape", value, lengths)

@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
+from dptrain.program.dims import Dim
 from dptrain.program.letters import Letters, Named, parsed, parsed_for_any_shape
 from dptrain.program.lowering import Lowering, UserKernel, ViewMap
 from dptrain.program.operand import OPERATORS, OPS, Operator
-from dptrain.program.shapes import Rows, Shape, is_open, local, size
+from dptrain.program.shapes import Shape, is_open, local, size
 from dptrain.program.tensor import NOT_TRACKED, WATCHED, Array, DType, ShapeDtype, Tensor, as_tensors, of_value
 
 # How an op depends on its inputs, which decides what becomes of partial sums: "joint" for f(a + b, c + d) = f(a, c) +
@@ -215,15 +216,15 @@ class Op:
         attributes = self.local_attributes(made, rows, first_row)
         if self.is_view:
             return np.asarray(self.compute(*arrays, **attributes))
-        return self._computed(arrays, attributes, made.shape if rows is None else local(made.shape, rows), made.dtype)
+        return self._computed(arrays, attributes, local(made.shape, rows), made.dtype)
 
     def local_attributes(self, made: Tensor, rows: int | None, first_row: int) -> dict[str, Any]:
         """Return the attributes of a tensor as a rank with these rows has them; as `execute`."""
         attributes = made.attributes
         if self.by_row:
-            counted = next((n for n in made.shape if isinstance(n, Rows)), None)
+            counted = next((n for n in made.shape if isinstance(n, Dim)), None)
             attributes = attributes | {"first_row": 0 if counted is None else first_row * counted.scale}
-        return attributes if rows is None else {name: _local(value, rows) for name, value in attributes.items()}
+        return {name: _local(value, rows) for name, value in attributes.items()}
 
     def named(self, made: Tensor) -> Named:
         """Return the letters of the operands' axes and of the output's of a tensor that it makes.
@@ -270,13 +271,15 @@ def in_one_call(compute: Callable[..., Array], *inputs: Tensor) -> Tensor | None
 
 
 def _counts_rows(shape: Shape) -> bool:
-    return Rows in [length.__class__ for length in shape]
+    return Dim in [length.__class__ for length in shape]
 
 
-def _local(value: Any, rows: int) -> Any:
+def _local(value: Any, rows: int | None) -> Any:
     if isinstance(value, tuple):
         return tuple(_local(one, rows) for one in value)
-    return value.scale * rows if isinstance(value, Rows) else value
+    if not isinstance(value, Dim):
+        return value
+    return value.number if rows is None else value.scale * rows
 
 
 def op(*, operator: Operator | None = None, **record: Any) -> Callable[[Callable[..., Any]], Op]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from dptrain.errors import ConfigError
-from dptrain.program.shapes import Dim, Rows
+from dptrain.program.dims import Dim
 
 if TYPE_CHECKING:
     from dptrain.program.op import Op
@@ -162,7 +162,7 @@ class Operand:
         if not known.shape:
             raise TypeError("a tensor without dimensions has no length")
         (length, *_) = known.shape
-        if isinstance(length, Rows | Dim) and known.is_symbolic:
+        if isinstance(length, Dim) and known.is_symbolic:
             raise ConfigError(
                 f"len() and iteration are not supported over the rows of a batch, of {self}: their number changes from "
                 "batch to batch; ops take all rows at once, and `x.shape[0]` is their number in a computation"

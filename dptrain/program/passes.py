@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.program.dims import Dim
 from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Tensor
 from dptrain.program.views import marked
 
@@ -101,7 +101,7 @@ def _identity(tensor: Tensor) -> Any:
 def _comparable(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return tuple(map(_comparable, value))
-    if isinstance(value, Rows):
+    if isinstance(value, Dim):
         return ("rows", value.scale)
     try:
         hash(value)

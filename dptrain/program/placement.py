@@ -30,13 +30,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.letters import Named
 from dptrain.program.lowering import Element
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes, PlacedProgram, Placement
 from dptrain.program.op import Op
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, Shape, row_axis, size
+from dptrain.program.shapes import Shape, row_axis, size
 from dptrain.program.tensor import Tensor, Variable
 
 
@@ -105,7 +106,7 @@ def place(
         variable: placing.parts[id(one)].tensor if variable in chosen else placing.finished(one, variable)
         for variable, one in program.updates.items()
     }
-    placed = (program.inputs, program.state, outputs, updates, program.derived)
+    placed = (program.inputs, program.state, outputs, updates, program.derived, program.rows, program.for_one_size)
     return PlacedProgram(*placed, placing.placements, frozenset(chosen), bucket_bytes, laid)
 
 
@@ -156,7 +157,7 @@ class _Placing:
         part = self._divided(self.parts[id(tensor)])
         known = None if variable is None else self._layouts.get(variable)
         axes = _of_rows(tensor.shape) if known is None else known.axes
-        rows = next((n for n in tensor.shape if known is None and isinstance(n, Rows)), None)
+        rows = next((n for n in tensor.shape if known is None and isinstance(n, Dim)), None)
         return self._moved(part, axes, "the end of a step", rows).tensor
 
     def _place(self, op: Op, tensor: Tensor, parts: list[_Part]) -> _Part:
@@ -181,14 +182,14 @@ class _Placing:
         named, reader = op.named(tensor), f"op {op.name!r}"
         chosen = self._chosen(named, tensor, parts)
         parts, partial = self._linear(op, parts, [mesh for mesh in self._mesh if mesh not in chosen.values()])
-        counted = (n for letter, n in _axes_of(named, tensor) if chosen.get(letter) == BATCH and isinstance(n, Rows))
-        rows = next(counted, None)
+        counted = (n for letter, n in _axes_of(named, tensor) if chosen.get(letter) == BATCH and isinstance(n, Dim))
+        rows: Any = next(counted, None)
         moved = [
             self._moved(one, tuple([chosen.get(letter) for letter in names]), reader, rows, partial)
             for one, names in zip(parts, named.inputs, strict=True)
         ]
         axes = tuple([chosen.get(letter) for letter in named.output])
-        if any(isinstance(n, Rows) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
+        if any(isinstance(n, Dim) and mesh is None for n, mesh in zip(tensor.shape, axes, strict=True)):
             raise _refusal(reader, tensor, "to be made")
         partial += tuple(mesh for letter, mesh in chosen.items() if letter not in named.output)
         return moved, Placement(axes, partial, op.joins if partial else "sum")
@@ -203,7 +204,7 @@ class _Placing:
                 if axis is not None:
                     more = size(one.tensor.shape) * one.tensor.dtype.itemsize
                     nbytes[names[axis]] = nbytes.get(names[axis], 0) + more
-            counted = [letter for letter, n in _axes_of(named, tensor) if mesh == BATCH and isinstance(n, Rows)]
+            counted = [letter for letter, n in _axes_of(named, tensor) if mesh == BATCH and isinstance(n, Dim)]
             free = [letter for letter in (*counted, *nbytes) if letter.islower() and letter not in found]
             if free:
                 found[max(free, key=lambda letter: (letter in counted, nbytes.get(letter, 0)))] = mesh
@@ -333,7 +334,7 @@ class _Placing:
             self._nodes[key] = Tensor(op, (part.tensor,), attributes, part.tensor.shape, part.tensor.dtype)
         return self._note(self._nodes[key], placement)
 
-    def _moved(self, part: _Part, axes: Axes, reader: str, rows: Rows | None, partial: Collection[str] = ()) -> _Part:
+    def _moved(self, part: _Part, axes: Axes, reader: str, rows: Dim | None, partial: Collection[str] = ()) -> _Part:
         """Return a part moved to another placement.
 
         Args:
@@ -347,7 +348,7 @@ class _Placing:
             ConfigError: this would gather rows of the batch.
         """
         for axis, mesh in enumerate(part.placement.axes):
-            by_rows = isinstance(part.tensor.shape[axis], Rows)
+            by_rows = isinstance(part.tensor.shape[axis], Dim)
             if mesh is not None and (axes[axis] != mesh or (mesh == BATCH and by_rows != (rows is not None))):
                 whole = part.placement.without(mesh)
                 if part.tensor.shape[axis] == 0 and not by_rows:  # as of no rows
@@ -369,7 +370,7 @@ class _Placing:
             if mesh is not None and part.placement.axes[axis] != mesh:
                 shape = list(part.tensor.shape)
                 if mesh == BATCH and rows is not None:
-                    shape[axis] = Rows(rows.rows, shape[axis] // rows.rows) if rows.rows else rows
+                    shape[axis] = rows.counting(shape[axis])
                 made = Tensor(OWN_PART, (part.tensor,), {"mesh": mesh, "axis": axis}, tuple(shape), part.tensor.dtype)
                 part = self._note(made, part.placement.sharded(axis, mesh))
         return part

@@ -1,14 +1,14 @@
 """A program: what one execution reads, and what it makes of it; traced from a Python function."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-import numpy as np
 import numpy.typing as npt
 
+from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, Trace, Variable, as_tensors, placeholder, tracing
 
 # The input that holds numbers of stored rows: an executable is given those of many steps, and reads its own at each.
@@ -26,6 +26,8 @@ class Program:
         updates: the new values of variables.
         derived: outputs that follow from the new state alone, such as metrics' results: a program
             of that state, to be executed when somebody looks.
+        rows: of the global batch; 0 where nothing counts them.
+        for_one_size: whether something in it depends on that number but lengths that say so.
     """
 
     inputs: Mapping[str, Tensor]
@@ -33,6 +35,8 @@ class Program:
     outputs: Mapping[str, Tensor]
     updates: Mapping[Variable, Tensor]
     derived: "Program | None" = None
+    rows: int = 0
+    for_one_size: bool = False
 
     @property
     def results(self) -> list[Tensor]:
@@ -44,54 +48,9 @@ class Program:
         """All of them, each after its inputs."""
         return topological(self.results)
 
-    @property
-    def rows(self) -> int:
-        """The number of rows of the global batch, as it was traced; 0 where nothing counts them."""
-        for one in (*self.tensors, *self.inputs.values()):
-            if one.counts_rows:
-                return int(one.numpy()) // int(one.attributes["rows"])
-            for length in one.shape:
-                if isinstance(length, Rows):
-                    return length.rows
-        return 0
-
-
-def same_for_rows(one: Program, other: Program) -> bool:
-    """Whether two traces of a function, for different numbers of rows, differ in nothing but that number.
-
-    If so, nothing in the function depends on the number but lengths that say so.
-    """
-    mine, theirs = one.tensors, other.tensors
-    places = [{id(tensor): place for place, tensor in enumerate(each)} for each in (mine, theirs)]
-
-    def kind(tensor: Tensor, place: dict[int, int]) -> Any:
-        inputs = [place[id(each)] for each in tensor.inputs]
-        variable = None if tensor.variable is None else id(tensor.variable)
-        return id(tensor.op), inputs, variable, _scaled(tensor.shape), tensor.dtype, _scaled(tensor.attributes)
-
-    def is_same(a: Tensor, b: Tensor) -> bool:
-        if kind(a, places[0]) != kind(b, places[1]):
-            return False
-        return a.op is not None or a.value is None or a.counts_rows or np.array_equal(a.value, np.asarray(b.value))
-
-    results = [
-        [place[id(each)] for each in program.results] for place, program in zip(places, (one, other), strict=True)
-    ]
-    return (
-        len(mine) == len(theirs)
-        and list(one.outputs) == list(other.outputs)
-        and results[0] == results[1]
-        and all(map(is_same, mine, theirs))
-    )
-
-
-def _scaled(value: Any) -> Any:
-    """Return an attribute, with what counts rows as such."""
-    if isinstance(value, Rows):
-        return "rows", value.scale
-    if isinstance(value, Mapping):
-        return {name: _scaled(one) for name, one in value.items()}
-    return tuple(map(_scaled, value)) if isinstance(value, tuple | list) else value
+    def for_rows(self, rows: int) -> Self:
+        """Return the program for global batches of another number of rows."""
+        return replace(self, rows=rows)
 
 
 def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple[Shape, npt.DTypeLike]]) -> Program:
@@ -100,7 +59,7 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
     Args:
         function: takes the inputs by position, and returns what comes out by name; it may read and assign variables,
             which stay as they are.
-        inputs: shape and dtype by name; lengths that count rows of the batch are `Rows`.
+        inputs: shape and dtype by name; lengths that count rows of the batch are `Dim`s.
 
     Raises:
         ConfigError: the function decides by a value.
@@ -114,7 +73,9 @@ def trace(function: Callable[..., Mapping[str, Any]], inputs: Mapping[str, tuple
     derived = _derived(outputs, seen)
     updates = {variable: leaf.inputs[0] for variable, leaf in seen.written.items()}
     own = {name: one for name, one in outputs.items() if name not in derived.outputs}
-    return Program(data, seen.read, own, updates, derived)
+    sizes = [n.size for shape, _ in inputs.values() for n in shape if isinstance(n, Dim) and n.size is not None]
+    rows = sizes[0].number if sizes else 0
+    return Program(data, seen.read, own, updates, derived, rows, any(one.asked for one in sizes))
 
 
 def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
@@ -129,7 +90,7 @@ def _derived(outputs: Mapping[str, Tensor], seen: Trace) -> Program:
             inputs = [tell(one) for one in tensor.inputs]
             if tensor.op is None:
                 told[id(tensor)] = None if tensor.value is None or tensor.counts_rows else tensor
-            elif any(one is None for one in inputs) or any(isinstance(n, Rows) for n in tensor.shape):
+            elif any(one is None for one in inputs) or any(isinstance(n, Dim) for n in tensor.shape):
                 told[id(tensor)] = None
             else:
                 same = [one for one in inputs if one is not None]

@@ -13,6 +13,7 @@ import numpy as np
 from annotated_types import Interval
 
 from dptrain.errors import DataError
+from dptrain.program.dims import Dim, number_of
 from dptrain.program.op import Op
 from dptrain.runtime.text import short
 
@@ -88,6 +89,7 @@ def _is(value: Any, kind: Any) -> bool:
     if kind is bool or isinstance(value, bool | np.bool_):
         return kind is bool and isinstance(value, bool)
     if kind is int:
+        value = number_of(value) if isinstance(value, Dim) else value
         return isinstance(value, int) and _LEAST <= value <= _MOST
     return kind is float and (isinstance(value, float) or _is(value, int))
 

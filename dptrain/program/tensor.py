@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError, DivergenceError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
+from dptrain.program.dims import Dim, is_number, number_of
 from dptrain.program.operand import METHODS, OPERATORS, is_plain
 from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
-from dptrain.program.shapes import Dim, Rows, Shape, is_number
+from dptrain.program.shapes import Shape
 
 if TYPE_CHECKING:
     from dptrain.program.op import Op
@@ -40,7 +41,7 @@ class Tensor(Operand):
         op: what makes it; None for constants, placeholders and variables.
         inputs: of the op.
         attributes: of the op.
-        shape: lengths; those that count rows of the batch are `Rows`.
+        shape: lengths; those that count rows of the batch are `Dim`s.
         dtype: of the elements.
         value: the elements, or None inside a trace.
         name: of a placeholder or a variable, for messages.
@@ -226,15 +227,18 @@ def _converted(one: Any, met: Sequence[DType]) -> Tensor:
     if isinstance(one, int | Dim) and not isinstance(one, bool) and met:
         common = met[0] if len(met) == 1 else np.result_type(*met)
         dtype = None if common.kind == "b" else common
-    return counted(one, dtype) if isinstance(one, Rows | Dim) else constant(one, dtype)
+    return counted(one, dtype) if isinstance(one, Dim) else constant(one, dtype)
 
 
 def counted(length: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     """Return a length as a constant; it differs from batch to batch where it counts rows, or is not known."""
     if is_number(length):
-        made = constant(length, dtype)
-        return row_count(made, length.scale) if isinstance(length, Rows) else made
+        made = constant(number_of(length), dtype)
+        return row_count(made, length.scale) if isinstance(length, Dim) else made
     return Tensor(None, (), {"length": length, "dtype": dtype}, (), np.dtype(dtype or np.int64))
+
+
+Dim.to_tensor = staticmethod(counted)
 
 
 def row_count(known: Tensor, scale: int) -> Tensor:
@@ -603,7 +607,7 @@ def placeholder(shape: Shape, dtype: npt.DTypeLike, name: str, variable: Variabl
     """Return a tensor whose value comes with each execution.
 
     Args:
-        shape: lengths, those that count rows as `Rows`.
+        shape: lengths, those that count rows as `Dim`s.
         dtype: of its elements.
         name: under which the value comes.
         variable: whose value it is.

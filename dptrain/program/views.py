@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.dims import Dim
+from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Tensor
 
 # Lengths, and whether they count rows.
@@ -14,14 +15,9 @@ NOTHING: Extent = (0, 0)
 ONE: Extent = (1, 0)
 
 
-def is_one(n: int) -> bool:
-    """Whether a length is 1 for every batch."""
-    return n == 1 and not isinstance(n, Rows)
-
-
 def marked(shape: Iterable[int]) -> Key:
     """Return a shape such that lengths that count rows equal only others that do."""
-    return tuple((n.scale, True) if isinstance(n, Rows) else (int(n), False) for n in shape)
+    return tuple((n.scale, True) if isinstance(n, Dim) else (int(n), False) for n in shape)
 
 
 def space_of(shape: Iterable[int]) -> Key:
@@ -33,7 +29,7 @@ def extent(shape: Iterable[int]) -> Extent:
     """Return the number of elements."""
     number, power = ONE
     for n in shape:
-        number, power = (number * n.scale, power + 1) if isinstance(n, Rows) else (number * int(n), power)
+        number, power = (number * n.scale, power + 1) if isinstance(n, Dim) else (number * int(n), power)
     return number, power if number else 0
 
 
@@ -68,7 +64,7 @@ class Offset:
 
 def offset(n: int) -> Offset:
     """Return a length as it is on a rank."""
-    return Offset(rows=n.scale) if isinstance(n, Rows) else Offset(int(n))
+    return Offset(rows=n.scale) if isinstance(n, Dim) else Offset(int(n))
 
 
 @dataclass(frozen=True)

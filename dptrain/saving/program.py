@@ -22,10 +22,11 @@ import numpy as np
 import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file names ops by their names
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
+from dptrain.program.dims import Dim, read
 from dptrain.program.evaluate import evaluate
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
-from dptrain.program.shapes import SYMBOLIC_ROWS, Rows, is_open, read, size
+from dptrain.program.shapes import is_open, size
 from dptrain.program.tensor import OPS, Tensor, Variable, constant, placeholder, row_count, tracing, watching
 from dptrain.runtime.text import short
 from dptrain.saving.reading import reading
@@ -35,15 +36,13 @@ _KIND = "dptrain program 1"
 _ADVICE = "export it again"
 # Constants that reading makes again of others may have so many elements.
 _MAX_FOLDED = 1 << 24
-# The number of rows for which a prediction is traced: a prime, lest another length is taken for it.
-_TRACED_ROWS = 10009
 # What an op makes of two rows may have so many.
 _MAX_CHECKED = 1 << 28
 
 
 def attribute_of(value: Any) -> Any:
     """Return an op's attribute as JSON can hold it."""
-    if isinstance(value, Rows):
+    if isinstance(value, Dim):
         return {"rows": value.scale}
     if isinstance(value, tuple | list):
         return [attribute_of(one) for one in value]
@@ -53,13 +52,13 @@ def attribute_of(value: Any) -> Any:
     raise ConfigError(f"not supported: attribute {value!r} of an op in a file")
 
 
-def attribute_from(value: Any, rows: int = SYMBOLIC_ROWS.rows) -> Any:
+def attribute_from(value: Any, rows: int | None = None) -> Any:
     """Return the attribute that `attribute_of` wrote, for a number of rows."""
     if isinstance(value, Mapping):
         scale = value["rows"]
         if not is_length(scale) or len(value) > 1:
             raise DataError(f"{short(dict(value))}: expected a length")
-        return Rows(rows, scale)
+        return Dim.rows(rows, scale)
     return tuple(attribute_from(one, rows) for one in value) if isinstance(value, list) else value
 
 
@@ -82,7 +81,7 @@ def prediction(model: Any) -> Program:
         ConfigError: as `encode`.
     """
     symbols = model.input_symbols
-    if any(is_open(one.shape) for one in tree.leaves(symbols)):
+    if any(is_open(one.shape[1:]) for one in tree.leaves(symbols)):
         shapes = ", ".join(str(read(one.shape)) for one in tree.leaves(symbols))
         raise ConfigError(f"not supported: exporting a model of inputs {shapes}, where more than the rows is None")
 
@@ -91,19 +90,15 @@ def prediction(model: Any) -> Program:
         found: Mapping[str, Any] = model.step("predict").function((tree.map_leaves(lambda *_: next(each), symbols),))
         return found
 
-    def traced(rows: int) -> Program:
-        inputs = {
-            path or "input": ((Rows(rows), *one.shape[1:]), model.dtype if one.dtype.kind == "f" else one.dtype)
-            for path, one in tree.flatten(symbols)
-        }
-        program = trace(predicted, inputs)
-        if missing := [name for name in tree.leaves(model.prediction) if name not in program.outputs]:
-            raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
-        return program
-
-    program = traced(_TRACED_ROWS)
-    (about, arrays), (other, more) = map(_described, (program, traced(_TRACED_ROWS + 2)))
-    if about != other or any(not np.array_equal(one, more[name]) for name, one in arrays.items()):
+    rows = Dim.rows(model.fixed_batch_size or 2)
+    inputs = {
+        path or "input": ((rows, *one.shape[1:]), model.dtype if one.dtype.kind == "f" else one.dtype)
+        for path, one in tree.flatten(symbols)
+    }
+    program = trace(predicted, inputs)
+    if missing := [name for name in tree.leaves(model.prediction) if name not in program.outputs]:
+        raise ConfigError(f"not supported: output {missing[0]!r} does not depend on the inputs")
+    if program.for_one_size:
         raise ConfigError(
             "not supported: a prediction in whose program the number of rows is a number of Python's; compute with "
             "x.shape[0] in ops alone"
@@ -193,7 +188,7 @@ class StoredProgram:
                     made.append(constant(self.arrays[node["constant"]]))
             outputs = {name: made[number] for name, number in self.about["results"].items()}
             updates = {self.state[path]: made[number] for path, number in self.about["updates"].items()}
-        return Program(inputs, state, outputs, updates)
+        return Program(inputs, state, outputs, updates, rows=rows)
 
     def _made(self, node: Mapping[str, Any], made: Sequence[Tensor], rows: int) -> Tensor:
         op, numbers = OPS.get(node["op"]), node["inputs"]

@@ -22,11 +22,12 @@ from dptrain.ops.indexing import take_rows
 from dptrain.optimizers.base import Optimizer
 from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.memory import plan
 from dptrain.program.mesh import OWN_PART, PlacedProgram
 from dptrain.program.placement import place
-from dptrain.program.program import ROWS, Program, same_for_rows, trace
+from dptrain.program.program import ROWS, Program, trace
 from dptrain.program.tensor import Tensor, Variable, watching
 from dptrain.runtime.failure import phase
 
@@ -127,6 +128,7 @@ class Programs:
         self.backend, self.comm = backend, comm
         self._bucket_bytes = None if bucket_mb is None else max(int(bucket_mb * 1e6), 1)
         self._placed: OrderedDict[Any, PlacedProgram] = OrderedDict()
+        self._of_any_size: OrderedDict[Any, tuple[PlacedProgram, _Traced]] = OrderedDict()
         self._known: dict[int, Variable] = {}  # that were read or written
         self._traced: dict[int, _Traced] = {}  # by the `id` of what was placed
         self._arenas: dict[tuple[int, int], int] = {}  # by that `id` and rows
@@ -136,11 +138,19 @@ class Programs:
 
     def placed(self, step: Step, batch: Batch, batch_rows: int) -> PlacedProgram:
         """Return a step's program for global batches of so many rows."""
-        key = (step.name, step.version, bool(step.totals), batch.key, batch_rows)
+        any_size = (step.name, step.version, bool(step.totals), batch.key)
+        key = (*any_size, batch_rows)
         if key not in self._placed:
-            program, names = self._trace(step, batch, batch_rows)
-            placed = self._placed[key] = place(program, step.totals, bucket_bytes=self._bucket_bytes)
-            self._traced[id(placed)] = _Traced(names, _depends_on_batches(program, placed, step.totals))
+            if any_size in self._of_any_size:
+                of_another, traced = self._of_any_size[any_size]
+                placed = of_another.for_rows(batch_rows)
+            else:
+                program, names = self._trace(step, batch, batch_rows)
+                placed = place(program, step.totals, bucket_bytes=self._bucket_bytes)
+                traced = _Traced(names, _depends_on_batches(program, placed, step.totals))
+                if not program.for_one_size:
+                    self._of_any_size[any_size] = placed, traced
+            self._placed[key], self._traced[id(placed)] = placed, traced
             self._known |= {id(one): one for one in placed.state}
             self._drop_old()
         self._placed.move_to_end(key)
@@ -149,8 +159,8 @@ class Programs:
     @staticmethod
     def _trace(step: Step, batch: Batch, batch_rows: int) -> tuple[Program, list[str]]:
         """Return a step's program for global batches of so many rows, and the names of what comes out, in its order."""
-        inputs: dict[str, tuple[tuple[int, ...], npt.DTypeLike]]
-        inputs = {ROWS: ((shapes.Rows(batch_rows),), np.int64)}
+        inputs: dict[str, tuple[shapes.Shape, npt.DTypeLike]]
+        inputs = {ROWS: ((Dim.rows(batch_rows),), np.int64)}
         inputs |= {name: one for name, *one in zip(batch.names, batch.shapes, batch.dtypes, strict=True)}  # type: ignore[misc]
         names: list[str] = []
 
@@ -168,8 +178,7 @@ class Programs:
         placed = self.placed(step, batch, batch_rows)
         known = self._traced[id(placed)]
         if known.by_row is None:
-            traces = (self._trace(step, batch, rows)[0] for rows in (batch_rows, batch_rows + 1))
-            known.by_row = _computes_rows(placed) and same_for_rows(*traces)
+            known.by_row = _computes_rows(placed) and not placed.for_one_size
         return known.by_row
 
     def depends_on_batches(self, step: Step, batch: Batch, batch_rows: int) -> bool:
@@ -277,6 +286,7 @@ class Programs:
     def forget(self) -> None:
         """Give prepared programs back."""
         self._placed.clear()
+        self._of_any_size.clear()
         self._known.clear()
         self._traced.clear()
         self._arenas.clear()
@@ -286,6 +296,8 @@ class Programs:
 
     def _drop_old(self) -> None:
         """Forget the programs that were not used for the longest time, and all that is known by their `id`s."""
+        if len(self._of_any_size) > _KEPT_PLACED:
+            self._of_any_size.popitem(last=False)
         if len(self._placed) <= _KEPT_PLACED:
             return
         in_use = {id(placed) for placed, _ in self._last.values()}
@@ -368,7 +380,7 @@ class Programs:
             with watching(), np.errstate(all="ignore"):
                 if self.comm.size == 1:
                     # Marked rows, as in a trace: what depends on them (random numbers, say) is then the same.
-                    counted = [(shapes.Rows(len(one)), *one.shape[1:]) for one in taken]
+                    counted = [(Dim.rows(len(one)), *one.shape[1:]) for one in taken]
                     data = [
                         Tensor(None, (), {}, shape, one.dtype, one) for shape, one in zip(counted, taken, strict=True)
                     ]
@@ -407,12 +419,18 @@ class _Traced:
 def _depends_on_batches(program: Program, placed: PlacedProgram, totals: Collection[Variable]) -> bool:
     """Whether a step's results depend on how samples are cut into batches.
 
-    Its totals may be more than sums over samples, or it changes something else, or needs all rows of a batch at once.
-    Random numbers are a function of the row in the batch, and of a count of draws.
+    Its totals may be more than sums over samples, or it changes something else, or needs all rows of a batch at once,
+    or asks how many these are. Random numbers are a function of the row in the batch, and of a count of draws.
     """
     counts_batches = bool(placed.updates.keys() - placed.summed)
     draws = any(one.op is not None and one.op.by_row for one in placed.tensors)
-    return counts_batches or draws or messages.count(placed) > 0 or not sums_over_samples(program, totals)
+    return (
+        program.for_one_size
+        or counts_batches
+        or draws
+        or messages.count(placed) > 0
+        or not sums_over_samples(program, totals)
+    )
 
 
 class _Halves:
@@ -447,7 +465,7 @@ def _computes_rows(placed: PlacedProgram) -> bool:
     if any(one.counts_rows or (one.op is not None and (one.op.by_row or one.op is OWN_PART)) for one in tensors):
         return False
     leading = [one.shape[0] if one.shape else 0 for one in placed.outputs.values()]
-    return all(isinstance(n, shapes.Rows) and n.scale == 1 for n in leading)
+    return all(isinstance(n, Dim) and n.scale == 1 for n in leading)
 
 
 def _what_fits(program: Program, rows: int, error: BaseException) -> str:

@@ -13,8 +13,8 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Kernel, source
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import DeviceError
+from dptrain.program.dims import Dim
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from tests.ops.test_every_op_on_cuda import program_of_all
 from tests.ops.test_programs_on_cuda import mlp, shapes_program
 from tests.programs.corpus import CORPUS
@@ -53,7 +53,7 @@ def products(length, precision, layouts=("nn", "nt", "tn", "tt")):
         }
         return {name: made[name] for name in layouts}
 
-    program = trace(step, {"a": ((Rows(length), length), "float32"), "b": ((length, length), "float32")})
+    program = trace(step, {"a": ((Dim.rows(length), length), "float32"), "b": ((length, length), "float32")})
     return apart(Composition(program, precision=precision))
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 
 from dptrain import ops
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 
 
 def test_sums_products_and_their_gradients(cuda_backend):
@@ -17,7 +17,7 @@ def test_sums_products_and_their_gradients(cuda_backend):
         (slope,) = gradients(ops.sum(ops.square(sums)) + ops.sum(products), [x])
         return {"sums": sums, "products": products, "slope": slope}
 
-    program = trace(step, {"x": ((Rows(3), 300), x.dtype)})
+    program = trace(step, {"x": ((Dim.rows(3), 300), x.dtype)})
     expected, _ = evaluate(program, {"x": x})
     executable = cuda_backend.executable(program, {"x": x})
     executable.run()

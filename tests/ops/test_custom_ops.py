@@ -8,10 +8,10 @@ import pytest
 import dptrain as dp
 from dptrain.backend.cuda.compile import kernel_cache
 from dptrain.errors import DeviceError
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.testing import CheckError, check_layer, check_op
 from tests.conftest import ROOT
 
@@ -223,7 +223,7 @@ def test_the_kernel_runs_in_the_order_of_the_ops(cuda_backend):
         (dx,) = gradients(loss, [x])
         return {"loss": loss, "dx": dx, "cubes": op(x, scale=1.0) * 2}
 
-    program = trace(step, {"x": ((Rows(4), 5), "float32")})
+    program = trace(step, {"x": ((Dim.rows(4), 5), "float32")})
     x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
     expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
     executable = cuda_backend.executable(program, {"x": x[:3]}, rows=3)

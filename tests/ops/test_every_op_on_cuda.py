@@ -5,10 +5,10 @@ import pytest
 
 import dptrain.ops
 import dptrain.ops.random
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS
 from tests.unit.ops.cases import CASES, ROWS
 
@@ -31,7 +31,7 @@ def program_of_all(dtype, labels=None):
             array = array.astype(np.float32).astype(dtype) if array.dtype.kind == "f" else array
             shape = list(array.shape)
             if axis is not None:
-                shape[axis] = Rows(shape[axis])
+                shape[axis] = Dim.rows(shape[axis])
             specs[f"{label}_x{n}"], values[f"{label}_x{n}"] = (tuple(shape), array.dtype), array
 
     def step(*given):
@@ -44,7 +44,7 @@ def program_of_all(dtype, labels=None):
             if made.dtype.kind == "f" and numbers:
                 weighted = dptrain.ops.sum(made * made)
                 found |= {f"{label}_d{n}": one for n, one in enumerate(gradients(weighted, numbers)) if one is not None}
-        found["full_of_rows"] = OPS["full"](shape=(Rows(ROWS), 2), value=2.5, dtype=dtype)
+        found["full_of_rows"] = OPS["full"](shape=(Dim.rows(ROWS), 2), value=2.5, dtype=dtype)
         return found
 
     return trace(step, specs), values

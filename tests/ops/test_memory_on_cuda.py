@@ -11,8 +11,8 @@ from dptrain.batches import feed
 from dptrain.batches.sampling import Shard
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.ops.indexing import take_rows
+from dptrain.program.dims import Dim
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
 
@@ -30,7 +30,7 @@ def adding(cuda_backend, array, total):
         return {}
 
     count = total.shape[0]
-    specs = {"stored": (array.shape, array.dtype), "rows": ((Rows(count),), "int64")}
+    specs = {"stored": (array.shape, array.dtype), "rows": ((Dim.rows(count),), "int64")}
     program = trace(step, specs)
     order = cuda_backend.upload(np.arange(len(array)))
     return cuda_backend.executable(program, {"stored": array, "rows": order}).run

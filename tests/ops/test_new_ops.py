@@ -11,6 +11,7 @@ from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.backend.cuda.compose import Composition
 from dptrain.layers import Layer
 from dptrain.ops.common import broadcast_shape, elementwise, first_dtype, floating_dtype
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
@@ -20,7 +21,6 @@ from dptrain.program.lowering import Element, Reduction, ViewMap
 from dptrain.program.op import Op
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from dptrain.program.views import IndexMap, Offset
 from tests.unit.program.virtual_ranks import run_on_ranks
@@ -144,7 +144,7 @@ def training(function=None, seed=0):
         w.assign(w - 0.1 * w.grad)
         return {"loss": loss, "dx": gradients(loss, [x])[0], "y": y, "view": view(y) + 1, "tops": tops}
 
-    return trace(step, {"x": ((Rows(B), N, N), "float32")}), {"x": rng.normal(size=(B, N, N)).astype(np.float32)}
+    return trace(step, {"x": ((Dim.rows(B), N, N), "float32")}), {"x": rng.normal(size=(B, N, N)).astype(np.float32)}
 
 
 def assert_close(found, expected):
@@ -201,7 +201,7 @@ def kernels(program):
 def without_gradient(function, view):
     return trace(
         lambda x, w: {"y": function(view(function(x) * 2) @ w) + 1},
-        {"x": ((Rows(B), N, N), "float32"), "w": ((N, 3), "float32")},
+        {"x": ((Dim.rows(B), N, N), "float32"), "w": ((N, 3), "float32")},
     )
 
 
@@ -221,7 +221,7 @@ def about(program):
 def test_a_gpu_stores_what_is_expensive_and_no_view():
     def step(function):
         # A row's number, which all its elements use.
-        return trace(lambda x: {"y": x * function(x[:, :1] * 2)}, {"x": ((Rows(B), N), "float32")})
+        return trace(lambda x: {"y": x * function(x[:, :1] * 2)}, {"x": ((Dim.rows(B), N), "float32")})
 
     assert about(step(bent_op())) == about(step(ops.tanh)) == ["map: tanh", "map: y"]
     assert about(step(bent_op(expensive=False))) == about(step(ops.square)) == ["map: y"]

@@ -6,8 +6,8 @@ import pytest
 from dptrain import ops
 from dptrain.ops.indexing import take_rows
 from dptrain.ops.random import SeedGenerator, dropout
+from dptrain.program.dims import Dim
 from dptrain.program.program import ROWS, trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from dptrain.random import Purpose
 
@@ -51,7 +51,7 @@ def training(seed, rows=B, hidden=HIDDEN):
             one.assign(one + speed.value)
         return {"loss": loss}
 
-    specs = {"pixels": ((STORED, INPUTS), "uint8"), "labels": ((STORED,), "int64"), ROWS: ((Rows(rows),), "int64")}
+    specs = {"pixels": ((STORED, INPUTS), "uint8"), "labels": ((STORED,), "int64"), ROWS: ((Dim.rows(rows),), "int64")}
     data = {"pixels": rng.integers(0, 256, (STORED, INPUTS)).astype(np.uint8), "labels": rng.integers(0, 3, STORED)}
     return trace(step, specs), data | {ROWS: rng.integers(0, STORED, 400)}
 

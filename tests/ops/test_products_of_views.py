@@ -7,10 +7,10 @@ import pytest
 
 import dptrain as dp
 from dptrain import layers, ops
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from tests.tolerances import assert_near
 
 # They leave two or three axes; "reshape" gives a matrix the shape of its transpose.
@@ -100,7 +100,7 @@ def networks_step(networks):
 def test_networks_that_permute(cuda_backend):
     dp.utils.set_random_seed(1)
     networks = {name: dp.Sequential([layers.Input((6, 5)), *make()]) for name, make in NETWORKS.items()}
-    program = trace(networks_step(networks), {"x": ((Rows(7), 6, 5), "float32")})
+    program = trace(networks_step(networks), {"x": ((Dim.rows(7), 6, 5), "float32")})
     x = np.random.default_rng(0).normal(size=(7, 6, 5)).astype(np.float32)
     executable = cuda_backend.executable(program, {"x": x})
     executable.run()

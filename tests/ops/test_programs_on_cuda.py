@@ -9,9 +9,9 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops.indexing import take_rows
 from dptrain.ops.random import SeedGenerator, dropout
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
 B, F = 6, 5
@@ -84,7 +84,7 @@ class Wild:
             return ops.softmax(x, axis=int(rng.integers(x.ndim)))
         if kind == 8 and x.ndim == 2:
             weights = self.pick(pool, 2)
-            if weights.shape[0] == x.shape[1] and not isinstance(weights.shape[0], Rows):
+            if weights.shape[0] == x.shape[1] and not isinstance(weights.shape[0], Dim):
                 return x @ weights
             return ops.transpose(x) @ x if rng.random() < 0.5 else ops.transpose(x)
         if kind == 9 and x.ndim:
@@ -113,7 +113,7 @@ class Wild:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_programs(cuda_backend, seed):
     wild = Wild(seed, 40)
-    specs = {"x": ((Rows(B), F), "float32"), "y": ((F, F), "float32"), "labels": ((Rows(B),), "int64")}
+    specs = {"x": ((Dim.rows(B), F), "float32"), "y": ((F, F), "float32"), "labels": ((Dim.rows(B),), "int64")}
     program = trace(wild.step, specs)
     rng = np.random.default_rng(seed)
     values = {"x": rng.normal(size=(B, F)).astype(np.float32), "y": rng.normal(size=(F, F)).astype(np.float32)}
@@ -153,7 +153,11 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50):
         iterations.assign_add(1)
         return {"loss": loss}
 
-    specs = {"pixels": ((stored, inputs), "uint8"), "labels": ((stored,), "int64"), "rows": ((Rows(rows),), "int64")}
+    specs = {
+        "pixels": ((stored, inputs), "uint8"),
+        "labels": ((stored,), "int64"),
+        "rows": ((Dim.rows(rows),), "int64"),
+    }
     data = {"pixels": rng.integers(0, 256, (stored, inputs)).astype(np.uint8)}
     data["labels"] = rng.integers(0, classes, stored)
     return trace(step, specs), data
@@ -212,7 +216,7 @@ def test_new_values_replace_old_ones_that_are_still_read(cuda_backend):
         late = read_late * ops.sum(x @ ops.transpose(x))
         return {"old": old, "new": kept.value, "a": first, "sum": ops.sum(first * second) + number.value, "late": late}
 
-    program = trace(step, {"x": ((Rows(B), 3), "float32")})
+    program = trace(step, {"x": ((Dim.rows(B), 3), "float32")})
     _, found, expected, state = both(cuda_backend, program, {"x": rng.normal(size=(B, 3)).astype(np.float32)}, 3)
     check(found, expected)
     check_state(state)
@@ -226,7 +230,7 @@ def test_state_is_read_and_written_through_its_variable(cuda_backend):
         return {}
 
     x = np.arange(B * 3, dtype=np.float32).reshape(B, 3)
-    executable = cuda_backend.executable(trace(step, {"x": ((Rows(B), 3), "float32")}), {"x": x})
+    executable = cuda_backend.executable(trace(step, {"x": ((Dim.rows(B), 3), "float32")}), {"x": x})
     executable.run([0, 0])
     np.testing.assert_allclose(total.numpy(), 2 * x.sum(0))
     total.assign(np.ones(3))
@@ -260,7 +264,7 @@ def shapes_program(rng, rows):
             "half": ops.sum(ops.reshape(x, (-1, 3, 7)) @ a[:7], (0, 2)),
         }
 
-    specs = {"x": ((Rows(rows), 21), "float32"), "long": ((8, 2500), "float32"), "a": ((21, 65), "float32")}
+    specs = {"x": ((Dim.rows(rows), 21), "float32"), "long": ((8, 2500), "float32"), "a": ((21, 65), "float32")}
     specs["b"] = ((65, 21), "float32")
     return trace(step, specs), {
         name: rng.normal(size=tuple(map(int, shape))).astype(np.float32) for name, (shape, _) in specs.items()
@@ -323,7 +327,7 @@ def test_not_a_number_stays_one(cuda_backend):
             "sum": ops.sum(x, 0),
         }
 
-    program = trace(step, {"x": ((Rows(4), 4), "float32")})
+    program = trace(step, {"x": ((Dim.rows(4), 4), "float32")})
     _, found, expected, _ = both(cuda_backend, program, {"x": x})
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
@@ -362,7 +366,7 @@ def test_random_numbers_are_those_of_the_global_row(cuda_backend):
         bits, dropped = seeds.bits((x.shape[0], 11)), dropout(x, 0.3, seed=seeds)
         return {"bits": bits, "dropped": dropped, "few": seeds.bits((x.shape[0], 3))}
 
-    program = trace(step, {"x": ((Rows(B), 9), "float32")})
+    program = trace(step, {"x": ((Dim.rows(B), 9), "float32")})
     x = np.ones((B, 9), np.float32)
     whole, _ = evaluate(program, {"x": x}, {seeds.count: np.array(3)})
     seeds.count.assign(3)
@@ -378,7 +382,7 @@ def test_rows_of_a_batch_as_channels(cuda_backend):
         return {"pooled": ops.max_pool(images, 2), "conv": ops.conv(images, ops.ones((2, 2, x.shape[0], 3)))}
 
     x = np.random.default_rng(1).integers(-4, 5, (5, 2, 4, 6)).astype(np.float32)
-    program = trace(step, {"x": ((Rows(5), 2, 4, 6), "float32")})
+    program = trace(step, {"x": ((Dim.rows(5), 2, 4, 6), "float32")})
     expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
     executable = cuda_backend.executable(program, {"x": x[:3]}, rows=3)
     executable.run()
@@ -387,13 +391,13 @@ def test_rows_of_a_batch_as_channels(cuda_backend):
 
 
 def test_what_is_wrong_is_said(cuda_backend):
-    program = trace(lambda x: {"y": x * 2}, {"x": ((Rows(B), 2), "float32")})
+    program = trace(lambda x: {"y": x * 2}, {"x": ((Dim.rows(B), 2), "float32")})
     with pytest.raises(ConfigError, match="input 'x' is missing"):
         cuda_backend.executable(program, {})
     with pytest.raises(ConfigError, match=r"input 'x' has shape \(3, 3\): expected \(6, 2\)"):
         cuda_backend.executable(program, {"x": np.zeros((3, 3), np.float32)})
     with pytest.raises(ConfigError, match="input 'x' is of float64 on the device: expected float32"):
         cuda_backend.executable(program, {"x": np.zeros((B, 2))})
-    half = trace(lambda x: {"y": ops.cast(x, "float16")}, {"x": ((Rows(B), 2), "float32")})
+    half = trace(lambda x: {"y": ops.cast(x, "float16")}, {"x": ((Dim.rows(B), 2), "float32")})
     with pytest.raises(ConfigError, match="tensors of float16"):
         cuda_backend.executable(half, {"x": np.zeros((B, 2), np.float32)})

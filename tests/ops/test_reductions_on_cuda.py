@@ -9,9 +9,9 @@ import pytest
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.groups import reduction
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
 B = 5
@@ -29,21 +29,21 @@ def kind(shape, axes, reduce=ops.sum):
 @pytest.mark.parametrize(
     ("shape", "axes", "expected"),
     [
-        ((Rows(B), 8, 4), (0, 1, 2), "all"),
-        ((Rows(B), 8, 4), (2,), "rows"),
-        ((Rows(B), 8, 4), (0,), "columns"),
-        ((Rows(B), 31, 4), (1,), None),
-        ((Rows(B), 32, 4), (1,), "columns"),
-        ((3, Rows(B), 4), (1,), "columns"),
-        ((Rows(B), 2, 1, 16, 3), (1, 3), "columns"),
-        ((Rows(B), 4, 4, 4, 2), (1, 2, 4), "rows"),
-        ((Rows(B), 4, 4, 4, 1), (1, 2, 4), None),
-        ((Rows(B), 6, 4, 4, 1), (1, 2, 4), None),
-        ((Rows(B), 6, 6, 4, 1), (1, 2, 4), "columns"),
-        ((Rows(B), 8, 7), (0, 2), "columns"),
-        ((Rows(B), 8, 8), (0, 2), "totals"),
-        ((8, 4, Rows(B)), (0, 2), "totals"),
-        ((Rows(B), 8, 1, 8), (0, 2, 3), "totals"),
+        ((Dim.rows(B), 8, 4), (0, 1, 2), "all"),
+        ((Dim.rows(B), 8, 4), (2,), "rows"),
+        ((Dim.rows(B), 8, 4), (0,), "columns"),
+        ((Dim.rows(B), 31, 4), (1,), None),
+        ((Dim.rows(B), 32, 4), (1,), "columns"),
+        ((3, Dim.rows(B), 4), (1,), "columns"),
+        ((Dim.rows(B), 2, 1, 16, 3), (1, 3), "columns"),
+        ((Dim.rows(B), 4, 4, 4, 2), (1, 2, 4), "rows"),
+        ((Dim.rows(B), 4, 4, 4, 1), (1, 2, 4), None),
+        ((Dim.rows(B), 6, 4, 4, 1), (1, 2, 4), None),
+        ((Dim.rows(B), 6, 6, 4, 1), (1, 2, 4), "columns"),
+        ((Dim.rows(B), 8, 7), (0, 2), "columns"),
+        ((Dim.rows(B), 8, 8), (0, 2), "totals"),
+        ((8, 4, Dim.rows(B)), (0, 2), "totals"),
+        ((Dim.rows(B), 8, 1, 8), (0, 2, 3), "totals"),
         ((255, 8, 8), (0, 2), "rows"),
         ((256, 8, 8), (0, 2), "totals"),
         ((3, 8, 8), (0, 2), None),
@@ -57,8 +57,8 @@ def test_who_computes_a_sum(shape, axes, expected):
 
 def test_places_of_the_greatest_are_found_like_sums():
     assert kind((50, 3), 0, ops.argmax) == "columns"
-    assert kind((Rows(B), 50, 3), 1, ops.argmax) == "columns"
-    assert kind((Rows(B), 3, 3), 1, ops.argmax) is None
+    assert kind((Dim.rows(B), 50, 3), 1, ops.argmax) == "columns"
+    assert kind((Dim.rows(B), 3, 3), 1, ops.argmax) is None
     assert kind((50,), 0, ops.argmax) == "all"
 
 
@@ -84,7 +84,7 @@ def group_normalization(rows, size=8, features=16, groups=4):
             one.assign(one.value - 0.1 * one.grad)
         return {"loss": loss, "y": y}
 
-    shape = (Rows(rows), size, size, features)
+    shape = (Dim.rows(rows), size, size, features)
     return trace(step, {"x": (shape, "float32"), "wanted": (shape, "float32")})
 
 
@@ -121,7 +121,7 @@ def drawn(seed):
     lengths = [int(rng.choice([1, 2, 3, 4, 7, 8, 9])) for _ in range(ndim)]
     lengths[rng.integers(ndim)] = int(rng.choice([31, 32, 33, 65, 257, 2047, 2048, 2100] if ndim < 4 else [31, 33, 65]))
     batch = int(rng.integers(ndim + 1))  # beyond the last: nothing counts rows
-    shape = tuple(Rows(n) if axis == batch else n for axis, n in enumerate(lengths))
+    shape = tuple(Dim.rows(n) if axis == batch else n for axis, n in enumerate(lengths))
     chosen = [one for n in range(1, ndim + 1) for one in itertools.combinations(range(ndim), n)]
     chosen = [chosen[n] for n in rng.permutation(len(chosen))[:6]]
 

@@ -10,9 +10,10 @@ import numpy as np
 import dptrain.ops.random
 from dptrain import ops
 from dptrain.ops.indexing import take_rows
+from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
 from dptrain.program.program import ROWS, Program, trace
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.random import Purpose
 
@@ -73,7 +74,7 @@ class Case:
     def _length(self, word: str, rows: int | None) -> int:
         if word in ("n", "2n"):
             scale = len(word)
-            return Rows(self.rows, scale) if rows is None else scale * rows
+            return Dim.rows(self.rows, scale) if rows is None else scale * rows
         return self.lengths[word] if word in self.lengths else int(word)
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -118,7 +119,7 @@ class Case:
         first, rows = sum(self.shards[:rank]), self.shards[rank]
         found = {}
         for name, value in values.items():
-            axis = next((n for n, length in enumerate(self.shape(name)) if isinstance(length, Rows)), None)
+            axis = next((n for n, length in enumerate(self.shape(name)) if isinstance(length, Dim)), None)
             if name == ROWS:
                 found[name] = value.reshape(max(1, self.steps), self.rows)[:, first : first + rows].reshape(-1)
             elif axis is None:

@@ -8,12 +8,12 @@ import pytest
 
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.mesh import PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Array
 from tests.programs.case import Case
 from tests.programs.exact import Expected
@@ -73,7 +73,7 @@ def joined(case: Case, found: Sequence[Mapping[str, Array]], rank: int) -> dict[
     for name in whole:
         parts = [one[name] for one in found]
         shape = outputs[name].shape if name in outputs else ()
-        axis = next((n for n, length in enumerate(shape) if isinstance(length, Rows)), None)
+        axis = next((n for n, length in enumerate(shape) if isinstance(length, Dim)), None)
         if axis is None:
             continue
         blocks = []

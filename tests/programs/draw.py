@@ -20,9 +20,9 @@ import numpy as np
 import dptrain
 import dptrain.ops.random
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.placement import place
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Tensor, Variable, placeholder, tracing
 from tests.programs.case import Case, environment
 from tests.programs.exact import Exact
@@ -299,7 +299,7 @@ def binary(d: Drawing) -> None:
 
 def _broadcasts(a, b) -> bool:
     return all(
-        (n == m and isinstance(n, Rows) == isinstance(m, Rows)) or 1 in (n, m)
+        (n == m and isinstance(n, Dim) == isinstance(m, Dim)) or 1 in (n, m)
         for n, m in zip(a[::-1], b[::-1], strict=False)
     )
 
@@ -329,11 +329,11 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
         forms = [f"ops.reshape({x}, ({x}.shape[0], -1))"] if shape and int(shape[0]) else []
         if rank > 1:
             forms += [f"ops.reshape({x}, (*{x}.shape[:-2], {x}.shape[-2] * {x}.shape[-1]))"]
-            if not any(isinstance(n, Rows) for n in shape[-2:]):
+            if not any(isinstance(n, Dim) for n in shape[-2:]):
                 forms += [f"ops.reshape({x}, (*{x}.shape[:-2], {x}.shape[-1], {x}.shape[-2]))"] * 2
         for axis, n in enumerate(shape):
             for by in (2, 3, 4, 5, 8):
-                if int(n) and int(n) % by == 0 and not isinstance(n, Rows) and rank < 4:
+                if int(n) and int(n) % by == 0 and not isinstance(n, Dim) and rank < 4:
                     split = f"{x}.shape[{axis}] // {by}, {by}" if d.chance(0.5) else f"{by}, {x}.shape[{axis}] // {by}"
                     forms.append(f"ops.reshape({x}, (*{x}.shape[:{axis}], {split}, *{x}.shape[{axis + 1} :]))")
         forms += [f"ops.expand_dims({x}, {int(d.rng.integers(rank + 1))})"] if rank < 4 else []
@@ -344,9 +344,9 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
     elif kind == "s" and rank:
         keys = [":"] * rank
         for axis, n in enumerate(shape):
-            if isinstance(n, Rows) and not d.shards and n > 2 and d.chance(0.3):  # which ranks refuse
+            if isinstance(n, Dim) and not d.shards and n > 2 and d.chance(0.3):  # which ranks refuse
                 keys[axis] = d.choose(["1:", ":-1", "::2", "::-1", "1", "-1"])
-            if isinstance(n, Rows) or n < 2 or d.chance(0.4):
+            if isinstance(n, Dim) or n < 2 or d.chance(0.4):
                 continue
             some = ["1:", ":-1", "::2", "1::2", "::-1", "-2:", "::-2", "1:-1:3" if n > 2 else "0:1"]
             keys[axis] = d.choose([*some, str(int(d.rng.integers(-n, n)))])
@@ -358,7 +358,7 @@ def view(d: Drawing, x: str = "", kinds: str = "rtsm") -> str:
             f"ops.stack([{x}, -{x}], {axis})",
             f"ops.flip({x}, {axis})",
         ]
-        forms += [f"ops.pad({x}, {[(0, 0) if isinstance(n, Rows) else d.choose([(1, 0), (0, 2)]) for n in shape]})"]
+        forms += [f"ops.pad({x}, {[(0, 0) if isinstance(n, Dim) else d.choose([(1, 0), (0, 2)]) for n in shape]})"]
         forms += [f"ops.repeat({x}, 2, {axis})", f"ops.roll({x}, 1, {axis})", f"ops.stop_gradient({x})"]
         forms += [f"ops.broadcast_to({x}, (2, *{x}.shape))"] if rank < 4 else []
         if one.tensor.dtype.kind == "b":
@@ -373,7 +373,7 @@ def product(d: Drawing) -> None:
     x = d.float(2, 3, 4)
     a = x.name
     inner = x.tensor.shape[-1]
-    if isinstance(inner, Rows) or d.chance(0.15):
+    if isinstance(inner, Dim) or d.chance(0.15):
         others = [
             one.name
             for one in d.known.values()
@@ -387,7 +387,7 @@ def product(d: Drawing) -> None:
         width = d.length(136)
         dtype = x.tensor.dtype.name if d.chance(0.9) else "float64"
         batch = list(map(int, x.tensor.shape[:-2])) if x.tensor.ndim == 3 and d.chance(0.3) else []
-        if x.tensor.ndim == 3 and isinstance(x.tensor.shape[0], Rows):
+        if x.tensor.ndim == 3 and isinstance(x.tensor.shape[0], Dim):
             batch = []
         if d.chance(0.3) and inner > 1:
             w = d.leaf("variable", [*batch, width, int(inner)], dtype, "normal")
@@ -441,7 +441,7 @@ def images(d: Drawing, dilation: str = "") -> None:
     if not x:
         x = d.leaf("input", ["n", d.choose([5, 6, 7]), d.choose([5, 6, 8]), channels], "float32", "normal")
     shape = d.known[x].tensor.shape
-    if any(isinstance(n, Rows) for n in shape[1:]):
+    if any(isinstance(n, Dim) for n in shape[1:]):
         raise RefusedError
     padding = d.choose(["same", "valid"])
     if d.chance(0.3) and not dilation:
@@ -463,8 +463,8 @@ def drawn(d: Drawing) -> None:
     """Random numbers, of the rows or of anything."""
     x = d.float()
     width = d.length(20)
-    forms = [f"dropout({x.name}, 0.3, seed=seeds)"] if x.tensor.ndim > 1 and isinstance(x.tensor.shape[0], Rows) else []
-    if x.tensor.ndim > 1 and isinstance(x.tensor.shape[0], Rows):
+    forms = [f"dropout({x.name}, 0.3, seed=seeds)"] if x.tensor.ndim > 1 and isinstance(x.tensor.shape[0], Dim) else []
+    if x.tensor.ndim > 1 and isinstance(x.tensor.shape[0], Dim):
         forms += [f"ops.cast(seeds.bits(({x.name}.shape[0], {width})), 'float64') * 2.0**-32"]
     forms += [f"ops.cast(seeds.bits((3, {width})), 'float64') * 2.0**-32 + ops.sum({x.name})"]
     d.line(d.choose(forms))
@@ -514,7 +514,7 @@ def product_of_views(d: Drawing) -> None:
     while d.known[x].tensor.ndim < 2:
         x = d.line(f"ops.expand_dims({x}, 0)")
     inner = d.known[x].tensor.shape[-1]
-    if isinstance(inner, Rows):
+    if isinstance(inner, Dim):
         order = (*range(d.known[x].tensor.ndim - 2), -1, -2)
         y = d.line(f"{x} @ ops.transpose({x}, {order})")
     else:
@@ -782,4 +782,4 @@ def _update(d: Drawing, name: str) -> None:
 
 def _reduces(shape, wanted) -> bool:
     lead = len(shape) - len(wanted)
-    return lead >= 0 and tuple(shape[lead:]) == tuple(wanted) and not any(isinstance(n, Rows) for n in shape[lead:])
+    return lead >= 0 and tuple(shape[lead:]) == tuple(wanted) and not any(isinstance(n, Dim) for n in shape[lead:])

@@ -5,10 +5,10 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
+from dptrain.program.dims import Dim
 from dptrain.program.messages import stages
 from dptrain.program.placement import place
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Tensor
 from tests.programs.case import Case
 
@@ -34,7 +34,7 @@ def features(case: Case) -> set[str]:
     for one in program.tensors:
         found |= set(_of_tensor(one))
     found |= {f"{name} rows" for name in _amount(case.rows)} | {f"{name} steps" for name in _amount(case.steps)}
-    if any(isinstance(n, Rows) and n.scale > 1 for one in program.tensors for n in one.shape):
+    if any(isinstance(n, Dim) and n.scale > 1 for one in program.tensors for n in one.shape):
         found.add("several rows for each of the batch")
     if any("special" in text for text in case.leaves.values()):
         found.add("NaN and infinities")

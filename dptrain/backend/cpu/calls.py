@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+from dptrain.program.dims import Dim
 from dptrain.program.kernels import C_TYPES, Call
 from dptrain.program.lowering import Insert, Join, RandomBits, Scatter, Windows
-from dptrain.program.shapes import Rows, Shape, row_axis
-from dptrain.program.views import IndexMap, Offset, View, extent, index, is_one, key_maps, length_text, offset
+from dptrain.program.shapes import Shape, is_one, row_axis
+from dptrain.program.views import IndexMap, Offset, View, extent, index, key_maps, length_text, offset
 
 Address = Callable[[Any, bool], str]
 
@@ -74,7 +75,7 @@ def _random_bits(call: Call) -> str:
 
 
 def _scale(n: int) -> int:
-    return n.scale if isinstance(n, Rows) else 1
+    return n.scale if isinstance(n, Dim) else 1
 
 
 def _add_rows(call: Call) -> str:

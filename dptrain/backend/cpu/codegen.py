@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.calls import call_text
+from dptrain.program.dims import Dim
 from dptrain.program.kernels import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, numbers_of, operand_dtypes
 from dptrain.program.lowering import Element, Reduction, lowering_of
 from dptrain.program.program import ROWS
-from dptrain.program.shapes import Rows
+from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor
 from dptrain.program.views import (
     NOTHING,
@@ -31,7 +32,6 @@ from dptrain.program.views import (
     extent,
     index,
     index_text,
-    is_one,
     length_text,
     marked,
     matrix,
@@ -668,7 +668,7 @@ def _is_blocked(loop: Loop) -> bool:
     takes = any(
         one.inner and (one.kind == "reduce" or (one.kind == "sum" and row not in one.axes)) for one in loop.members
     )
-    return takes and (isinstance(loop.space[row], Rows) or loop.space[row] > _BLOCK)
+    return takes and (isinstance(loop.space[row], Dim) or loop.space[row] > _BLOCK)
 
 
 def _between_passes(loop: Loop) -> set[int]:

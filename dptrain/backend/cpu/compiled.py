@@ -82,8 +82,8 @@ class CompiledExecutable:
         join: bool = True,
     ) -> None:
         self._comm = comm if comm is not None and comm.size > 1 else None
-        whole_batch = program.rows
-        self._rows, self._first_row = whole_batch if rows is None else rows, first_row
+        self._batch_rows = program.rows
+        self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
         self.fused: Fused = fuse(program if self._comm else without_ranks(program), join=join)
         self.code: Code = generate(self.fused)
         self._library = library(self.code.source)
@@ -94,7 +94,7 @@ class CompiledExecutable:
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
         self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
         self._outside = np.zeros(1, np.int64)
-        own = (self._rows, first_row, whole_batch)
+        own = (self._rows, first_row, self._batch_rows)
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data)
         self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *threads_and_products())
         self._is_one_call = all(isinstance(one, NativeFunction) for one in self.code.parts)
@@ -200,7 +200,7 @@ class CompiledExecutable:
         """Return a root's memory."""
         beneath = self.fused.memory_of(root)
         if id(beneath) not in self._arrays:  # of a constant
-            self._arrays[id(beneath)] = np.asarray(constant_of(beneath, self._rows), order="C")
+            self._arrays[id(beneath)] = np.asarray(constant_of(beneath, self._rows, self._batch_rows), order="C")
         return self._arrays[id(beneath)].reshape(local(root.shape, self._rows))
 
     def _strided(self, view: View, tensor: Tensor) -> Array:

@@ -95,7 +95,7 @@ class CudaExecutable:
         made = Composition(
             program, rows, first_row, alone=alone, precision=backend.precision, library=backend.library is not None
         )
-        self._made, self._rows, self._sizes = made, rows, made.sizes
+        self._made, self._rows, self._sizes = made, made.sizes.rows, made.sizes
         self.source = made.source()
         flat = [kernel for stage in made.stages for kernel in stage]
         self._allocate(flat)
@@ -188,7 +188,7 @@ class CudaExecutable:
         self._messages.append((over, exchange))
 
     def _shape(self, tensor: Tensor) -> tuple[int, ...]:
-        return tuple(tensor.shape) if self._rows is None else local(tensor.shape, self._rows)
+        return local(tensor.shape, self._rows)
 
     def _bind_inputs(self, program: Program, arrays: Mapping[str, Any]) -> None:
         self._arrays: list[DeviceArray] = []
@@ -290,7 +290,7 @@ class CudaExecutable:
         outputs = {user.output: buffer(tensor)}
         scratch = self._scratch.get((function.name, "others"), 0)
         for number, (shape, start) in call.scratch.items():
-            own = tuple(shape) if self._rows is None else local(shape, self._rows)
+            own = local(shape, self._rows)
             outputs[number] = DeviceArray(memory, scratch + start, own, tensor.dtype)
         buffers = [*map(buffer, tensor.inputs), *(outputs[number] for number in sorted(outputs))]
         numbers = tensor.op.local_attributes(tensor, self._rows, self._sizes.first_row)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.kernels import numbers_of, reduced_axes
 from dptrain.program.lowering import (
     Element,
@@ -29,9 +30,9 @@ from dptrain.program.lowering import (
 )
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.program import ROWS
-from dptrain.program.shapes import Rows, Shape
+from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import IndexMap, is_one
+from dptrain.program.views import IndexMap
 
 # C++'s names of the types that tensors can have on a GPU.
 TYPES = {
@@ -89,20 +90,20 @@ def literal(value: Any, dtype: DType) -> str:
 
 def extent(n: int) -> str:
     """Return a length as C++ writes it, in which B is the number of a rank's rows."""
-    return str(int(n)) if not isinstance(n, Rows) else "B" if n.scale == 1 else f"{n.scale} * B"
+    return str(int(n)) if not isinstance(n, Dim) else "B" if n.scale == 1 else f"{n.scale} * B"
 
 
 def extents(shape: Sequence[int]) -> str:
     """Return a product of lengths."""
-    rows = [n for n in shape if isinstance(n, Rows)]
-    known = math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Rows)])
+    rows: list[Any] = [n for n in shape if isinstance(n, Dim)]
+    known = math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Dim)])
     return " * ".join(([str(known)] if known != 1 or not rows else []) + ["B"] * len(rows))
 
 
 def weight(shape: Sequence[int]) -> tuple[int, int]:
     """Return what tells products of lengths apart whatever the number of rows is."""
-    rows = [n for n in shape if isinstance(n, Rows)]
-    return len(rows), math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Rows)])
+    rows: list[Any] = [n for n in shape if isinstance(n, Dim)]
+    return len(rows), math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Dim)])
 
 
 def aligned(first: Sequence[Shape], second: Sequence[Shape]) -> list[tuple[int, int]] | None:
@@ -544,7 +545,7 @@ def _put(w: Writer, t: Tensor, index: Index) -> Ex:
     for one, part, n in zip(t.attributes["key"], w.parts(index), t.shape, strict=True):
         start, stop, step = one if isinstance(one, tuple) else (one, one + 1, 1)
         own = []
-        if not (isinstance(start, int) and start == 0 and not isinstance(start, Rows)):
+        if not (isinstance(start, int) and start == 0 and not isinstance(start, Dim)):
             own.append(f"{part.text} >= {extent(start)}")
         if not (same((stop,), (n,))):
             own.append(f"{part.text} < {extent(stop)}")
@@ -589,7 +590,7 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
     row, feature = w.parts(index)
     w.needs |= {"random.cuh"}
     at = f"(Word){row.text}"
-    if isinstance(rows, Rows):
+    if isinstance(rows, Dim):
         w.needs.add("first_row")
         at = f"(Word)({row.text} + {rows.scale} * (Word)first_row)"
     count = w.value(t.inputs[0], Index())

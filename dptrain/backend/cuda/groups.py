@@ -23,6 +23,7 @@ from dptrain.backend.cuda.expressions import (
     same,
     weight,
 )
+from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
     Product,
@@ -38,7 +39,7 @@ from dptrain.program.lowering import (
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.program import Program
-from dptrain.program.shapes import Rows, Shape, size
+from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Tensor, Variable
 
 # Ops that read whole inputs in an order of their own, and are worth storing.
@@ -312,7 +313,7 @@ def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns", "totals
     if join_of(tensor) is None:
         return None
     shape, axes = tensor.inputs[0].shape, reduced_axes(tensor)
-    long = [axis for axis, n in enumerate(shape) if n != 1 or isinstance(n, Rows)]
+    long = [axis for axis, n in enumerate(shape) if not is_one(n)]
     over = [axis for axis in long if axis in axes]
     kept = [axis for axis in long if axis not in axes]
     if not over:
@@ -339,7 +340,7 @@ def reduction(tensor: Tensor) -> tuple[Literal["all", "rows", "columns", "totals
 
 
 def _has_rows(shape: Iterable[int]) -> bool:
-    return any(isinstance(n, Rows) for n in shape)
+    return any(isinstance(n, Dim) for n in shape)
 
 
 def _sides(shape: Shape, sides: Mapping[int, Side]) -> Axes:

@@ -7,9 +7,9 @@ import numpy as np
 
 from dptrain import comm, ops
 from dptrain.backend.cuda.backend import CudaBackend
+from dptrain.program.dims import Dim
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
 bucket_bytes, *shards = [int(one) for one in sys.argv[1:]]
@@ -34,7 +34,7 @@ def step(x, share):
     return {"loss": loss}
 
 
-inputs = {"x": ((Rows(rows), 4), "float32"), "share": ((Rows(rows), 1), "float32")}
+inputs = {"x": ((Dim.rows(rows), 4), "float32"), "share": ((Dim.rows(rows), 1), "float32")}
 program = place(trace(step, inputs), bucket_bytes=bucket_bytes or None)
 ranks = comm.current()
 first = sum(shards[: ranks.rank])

@@ -5,10 +5,10 @@ import numpy as np
 from dptrain import comm as comms
 from dptrain import ops
 from dptrain.data.parts import cut
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
 ROWS = 5
@@ -35,7 +35,7 @@ def step(x, y, weights):
     return {"loss": loss}
 
 
-specs = {name: ((Rows(ROWS), *array.shape[1:]), array.dtype) for name, array in data.items()}
+specs = {name: ((Dim.rows(ROWS), *array.shape[1:]), array.dtype) for name, array in data.items()}
 program = place(trace(step, specs))
 start, stop = cut(0, ROWS, comm.size)[comm.rank]
 own = {name: array[start:stop] for name, array in data.items()}

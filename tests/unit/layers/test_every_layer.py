@@ -8,11 +8,12 @@ import pytest
 from dptrain import layers, ops
 from dptrain.errors import ConfigError
 from dptrain.layers import LAYERS, Input
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows, without_rows
+from dptrain.program.shapes import without_rows
 from dptrain.program.tensor import differentiable
 from dptrain.program.tree import leaves
 from tests.unit.layers.cases import ALL_CASES, CASES, ROWS
@@ -140,7 +141,7 @@ def program_of(case, layer):
         found = {f"d{n}": one.grad for n, one in enumerate(layer.trainable_weights)}
         return {"y": y, "loss": loss, **found}
 
-    return trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()}), values
+    return trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()}), values
 
 
 @every_case

@@ -7,12 +7,12 @@ import dptrain as dp
 from dptrain import losses, ops
 from dptrain.errors import ConfigError
 from dptrain.losses import LOSSES, SparseCategoricalCrossentropy
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.messages import count
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable, constant, differentiable
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import custom_object_scope
@@ -132,7 +132,7 @@ def test_ranks_compute_what_one_computes(case, reduction, shards):
         return {"loss": value, "gradient": w.grad}
 
     values = {"y_true": target, "x": output, "weights": WEIGHTS}
-    program = trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
+    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
     whole, _ = evaluate(program, values)
     placed, starts = place(program), np.cumsum([0, *shards])
     # Whether all targets are 0 or 1 must be known first; the sum of the weights then does not wait either.
@@ -183,7 +183,7 @@ def test_ignored_samples_count_in_nothing(reduction, expected, shards):
         return {"loss": value, "gradient": w.grad}
 
     values = {"y_true": LABELS, "x": np.eye(ROWS), "weights": WEIGHTS}
-    program = trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
+    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
     placed = place(program)
     assert count(placed) == 1  # sums of losses, gradients and counted samples travel together
     for outputs, _ in run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]:

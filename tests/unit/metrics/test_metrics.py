@@ -7,11 +7,11 @@ import dptrain as dp
 from dptrain import losses, metrics, ops
 from dptrain.errors import ConfigError
 from dptrain.metrics import METRICS, Mean, MeanMetricWrapper, Metric, Sum, resolve
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.messages import count
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import constant
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -144,7 +144,7 @@ def test_ranks_keep_summands_of_totals(case, weighted, shards):
         return {}
 
     values = {"y_true": target, "y_pred": output, "weights": WEIGHTS}
-    program = trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
+    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in values.items()})
     placed = place(program, summed=metric.variables)
     assert count(placed) == (case == "hinge")  # which asks whether all targets are 0 or 1
     found = [updates for _, updates in run_on_ranks(placed, values, shards, dict.fromkeys(values, 0))[0]]
@@ -175,7 +175,7 @@ def test_a_batchs_loss_counts_for_its_rows():
         mean.update_state(ops.mean(x), sample_weight=x.shape[0])
         return {"mean": mean.result()}
 
-    program = trace(step, {"x": ((Rows(ROWS), C), np.float64)})
+    program = trace(step, {"x": ((Dim.rows(ROWS), C), np.float64)})
     outputs, updates = evaluate(program, {"x": Z})
     assert updates[mean.count] == ROWS
     np.testing.assert_allclose(outputs["mean"], Z.mean())

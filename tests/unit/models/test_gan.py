@@ -5,10 +5,10 @@ import pytest
 
 import dptrain as keras
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from tests.unit.program.virtual_ranks import run_on_ranks
 
 SIDE, LATENT = 8, 5
@@ -163,7 +163,7 @@ def test_a_step_on_five_ranks_of_which_some_have_no_images():
     gan.generator.build()
     gan.set_dtype("float64")
     step = gan.step("train")
-    inputs = {"x": ((Rows(3), SIDE, SIDE, 1), np.float64)}
+    inputs = {"x": ((Dim.rows(3), SIDE, SIDE, 1), np.float64)}
     whole = trace(lambda x: step.function(x), inputs)
     expected, updates = evaluate(whole, {"x": data})
     found, _ = run_on_ranks(place(whole), {"x": data}, [1, 0, 0, 2, 0], {"x": 0})

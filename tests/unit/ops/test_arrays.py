@@ -5,11 +5,11 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable, differentiable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -162,7 +162,7 @@ def test_rows_stay_rows(shards):
         loss.backward()
         return {"loss": loss, "gradient": w.grad, "finite": ops.all(ops.isfinite(ops.repeat(x, 3, 0)))}
 
-    program = trace(step, {"x": ((Rows(6), 4), np.float64)})
+    program = trace(step, {"x": ((Dim.rows(6), 4), np.float64)})
     whole, _ = evaluate(program, {"x": M})
     for outputs, _ in run_on_ranks(place(program), {"x": M}, shards, {"x": 0})[0]:
         for name, value in whole.items():

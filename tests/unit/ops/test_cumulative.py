@@ -7,11 +7,11 @@ import pytest
 
 from dptrain import layers, ops
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import differentiable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -75,7 +75,7 @@ def step(x):
 
 def test_on_ranks():
     x = RNG.normal(size=(5, 40))
-    program = trace(step, {"x": ((Rows(5), 40), x.dtype)})
+    program = trace(step, {"x": ((Dim.rows(5), 40), x.dtype)})
     whole, _ = evaluate(program, {"x": x})
     np.testing.assert_allclose(whole["y"], np.cumsum(x, 1), rtol=1e-11)
     found, _ = run_on_ranks(place(program), {"x": x}, [2, 0, 3], {"x": 0})
@@ -85,4 +85,4 @@ def test_on_ranks():
 
 def test_along_the_rows_of_a_batch():
     with pytest.raises(ConfigError, match="along the rows of a batch"):
-        trace(lambda x: {"y": ops.cumsum(x, 0)}, {"x": ((Rows(5), 4), np.float64)})
+        trace(lambda x: {"y": ops.cumsum(x, 0)}, {"x": ((Dim.rows(5), 4), np.float64)})

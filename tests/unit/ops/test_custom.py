@@ -6,10 +6,10 @@ import pytest
 import dptrain as dp
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -94,7 +94,7 @@ def step(x):
 
 
 def test_ranks_compute_what_one_does():
-    program = trace(step, {"x": ((Rows(len(X)), 3), np.float64)})
+    program = trace(step, {"x": ((Dim.rows(len(X)), 3), np.float64)})
     alone = step(Variable(X).tensor)
     for shards in ([7], [3, 0, 4]):
         found, _ = run_on_ranks(place(program), {"x": X}, shards, {"x": 0})
@@ -130,9 +130,9 @@ def test_what_nobody_can_know_is_said():
 
     with pytest.raises(ConfigError, match=r"op 'total' has no gradient: register one with @total.gradient"):
         ops.sum(total(Variable(X))).backward()
-    program = trace(lambda x: {"y": total(x)}, {"x": ((Rows(7), 3), np.float64)})
+    program = trace(lambda x: {"y": total(x)}, {"x": ((Dim.rows(7), 3), np.float64)})
     with pytest.raises(ConfigError, match=r"op 'total': its output of shape .* is no row for each .* letters='aX->X'"):
         place(program)
-    transposed = trace(lambda x: {"y": halves(ops.transpose(x))[0]}, {"x": ((Rows(7), 3), np.float64)})
+    transposed = trace(lambda x: {"y": halves(ops.transpose(x))[0]}, {"x": ((Dim.rows(7), 3), np.float64)})
     with pytest.raises(ConfigError, match="op 'halves': the rows of the batch are along another axis"):
         place(transposed)

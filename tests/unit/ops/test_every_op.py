@@ -5,11 +5,11 @@ import pytest
 
 import dptrain.ops
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, constant, differentiable
 from tests.unit.ops.cases import CASES, ROWS
 from tests.unit.program.virtual_ranks import run_on_ranks
@@ -91,7 +91,7 @@ def program_of(name, case):
     for n, (array, axis) in enumerate(zip(arrays, case.rows, strict=True)):
         shape = list(array.shape)
         if axis is not None:
-            shape[axis] = Rows(shape[axis])
+            shape[axis] = Dim.rows(shape[axis])
         specs[f"x{n}"], values[f"x{n}"] = (tuple(shape), array.dtype), array
 
     return trace(step_of(name, case), specs), values

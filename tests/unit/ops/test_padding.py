@@ -5,9 +5,9 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import differentiable
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4))
@@ -49,4 +49,4 @@ def test_refused(arguments, message):
 
 def test_the_rows_of_a_batch_are_not_mirrored():
     with pytest.raises(ConfigError, match="expected a known length"):
-        trace(lambda x: {"y": ops.pad(x, 1, "reflect")}, {"x": ((Rows(5), 4), np.float64)})
+        trace(lambda x: {"y": ops.pad(x, 1, "reflect")}, {"x": ((Dim.rows(5), 4), np.float64)})

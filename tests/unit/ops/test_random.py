@@ -6,10 +6,10 @@ import pytest
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops import random
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.random import Purpose, stream
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -32,7 +32,7 @@ def test_the_same_on_any_number_of_ranks(shards):
         }
 
     seed.count.assign(5)
-    program = trace(step, {"x": ((Rows(ROWS), 3), "float64")})
+    program = trace(step, {"x": ((Dim.rows(ROWS), 3), "float64")})
     values = {"x": np.arange(ROWS * 3.0).reshape(ROWS, 3)}
     whole, state = evaluate(program, values)
     assert state == {seed.count: 5 + 4}
@@ -84,7 +84,7 @@ def test_refused():
     with pytest.raises(ConfigError, match="rate = 1: expected 0 to below 1"):
         random.dropout(np.ones(3), 1, seed=seed)
     with pytest.raises(ConfigError, match="rows of the batch must come first"):
-        seed.bits((3, Rows(4)))
+        seed.bits((3, Dim.rows(4)))
     with pytest.raises(ConfigError, match="Received: seed=-1"):
         random.SeedGenerator(-1)
 
@@ -99,7 +99,7 @@ def test_parts_of_a_concatenation_draw_for_their_own_rows():
         return {"sum": ops.sum(noisy * noisy, axis=0), "dropped": ops.sum(random.dropout(both, 0.5, seed=seed))}
 
     x = np.arange(24, dtype=np.float32).reshape(8, 3)
-    placed = place(trace(function, {"x": ((Rows(8), 3), np.float32)}))
+    placed = place(trace(function, {"x": ((Dim.rows(8), 3), np.float32)}))
     whole, state = evaluate(placed, {"x": x})
     found, _ = run_on_ranks(placed, {"x": x}, [3, 0, 5], {"x": 0})
     for outputs, own in found:

@@ -10,13 +10,13 @@ import dptrain as dp
 from dptrain import ops, optimizers
 from dptrain.errors import ConfigError
 from dptrain.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Lion, RMSprop, schedules
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Loop
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.tolerances import assert_near
 from tests.unit.optimizers.references import RULES
@@ -249,7 +249,7 @@ def test_ranks_clip_the_sum_of_their_gradients(limits, shards):
         optimizer.apply([kernel.grad], [kernel])
         return {"loss": loss}
 
-    rows = {"x": ((Rows(11), 4), "float64"), "y": ((Rows(11), 2), "float64")}
+    rows = {"x": ((Dim.rows(11), 4), "float64"), "y": ((Dim.rows(11), 2), "float64")}
     program = place(trace(regress, rows))
     for _ in range(2):
         results, _ = run_on_ranks(program, {"x": x, "y": y}, shards, {"x": 0, "y": 0})

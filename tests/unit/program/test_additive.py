@@ -5,8 +5,8 @@ import pytest
 
 from dptrain import ops
 from dptrain.program.additive import sums_over_samples
+from dptrain.program.dims import Dim
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
 
@@ -33,7 +33,7 @@ def test_what_is_added(added, expected):
         total.assign_add(added(x))
         return {}
 
-    program = trace(step, {"x": ((Rows(6),), np.float32)})
+    program = trace(step, {"x": ((Dim.rows(6),), np.float32)})
     assert sums_over_samples(program, [total, other]) is expected
 
 
@@ -44,7 +44,7 @@ def test_what_is_not_added():
         total.assign(ops.maximum(total, ops.max(x)))
         return {}
 
-    assert not sums_over_samples(trace(step, {"x": ((Rows(6),), np.float32)}), [total])
+    assert not sums_over_samples(trace(step, {"x": ((Dim.rows(6),), np.float32)}), [total])
 
 
 def test_several_sums():
@@ -55,4 +55,4 @@ def test_several_sums():
         total.assign_add(ops.sum(x * x))
         return {"sum": total}
 
-    assert sums_over_samples(trace(step, {"x": ((Rows(6),), np.float32)}), [total])
+    assert sums_over_samples(trace(step, {"x": ((Dim.rows(6),), np.float32)}), [total])

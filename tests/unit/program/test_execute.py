@@ -8,12 +8,12 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.memory import plan
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.unit.program.test_placement import DATA, ROWS, SPECS, batch_normalization, cross_entropy, steps, weights
 from tests.unit.program.virtual_ranks import on_ranks
@@ -123,7 +123,7 @@ def test_steps_read_their_own_rows():
         total.assign_add(ops.sum(x, 0))
         return {"x": x}
 
-    program = trace(step, {"stored": (table.shape, table.dtype), "rows": ((Rows(3),), np.int64)})
+    program = trace(step, {"stored": (table.shape, table.dtype), "rows": ((Dim.rows(3),), np.int64)})
     executable = Executable(program, HostMemory(), {"stored": table, "rows": order})
     executable.run([0, 6, 3])
     np.testing.assert_array_equal(executable.outputs["x"], table[order[3:6]])

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dptrain import ops
+from dptrain.program.dims import Dim
 from dptrain.program.explain import explain, grouped, wrapped, wrapped_code
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.conftest import ROOT
 
@@ -34,7 +34,7 @@ def test_what_is_counted():
     def step(x):
         return {"y": ops.sum(ops.reshape(ops.matmul(x, np.ones((3, 5))), (-1,)))}
 
-    lines = explain(trace(step, {"x": ((Rows(4), 3), np.float64)})).splitlines()
+    lines = explain(trace(step, {"x": ((Dim.rows(4), 3), np.float64)})).splitlines()
     product, view, total, output, sums = (line.split() for line in lines[1:])
     assert product[-2:] == [str(2 * 4 * 3 * 5), str(4 * 5 * 8)]
     assert product[2:6] == ["constant", "(3,", "5))", "(B,"]
@@ -50,7 +50,7 @@ def test_what_is_counted():
 
 def groups_of(step) -> dict[str, str]:
     """Return the names of ops by group."""
-    program = place(trace(step, {"x": ((Rows(4), 3), np.float64)}))
+    program = place(trace(step, {"x": ((Dim.rows(4), 3), np.float64)}))
     found = grouped(program)
     assert sorted(id(one) for members in found.values() for one in members) == sorted(
         id(one) for one in program.tensors if one.op is not None
@@ -80,7 +80,7 @@ def test_a_step_of_a_user_s_own():
 
 def test_a_table_is_as_wide_as_a_terminal():
     names = [f"a_rather_long_name_of_an_input_{n}" for n in range(5)]
-    inputs = {name: ((Rows(4), 3), np.float64) for name in [*names, "x" * 150]}
+    inputs = {name: ((Dim.rows(4), 3), np.float64) for name in [*names, "x" * 150]}
     text = explain(trace(lambda *xs: {"y" * 120: ops.concatenate(xs, 1)}, inputs))
     assert max(map(len, text.splitlines())) == 100
     assert text.count("a_rather_long_name_of_an_input_3,") == 1

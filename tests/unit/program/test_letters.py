@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, elementwise, first_dtype
+from dptrain.program.dims import Dim
 from dptrain.program.letters import names
 from dptrain.program.op import Op
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Tensor, constant
 from tests.unit.ops.cases import CASES, Case, normal
 from tests.unit.program.parts import attributes_of_part, computed
@@ -112,12 +112,12 @@ def letters_of(name, *shapes, **attributes):
 
 
 def test_letters_of_some_ops():
-    n = Rows(6)
+    n = Dim.rows(6)
     assert letters_of("batch_matmul", (2, 3), (3, 4)) == "xy,yz->xz"
     assert letters_of("batch_matmul", (5, 1, 2, 3), (4, 3, 2)) == "a1xy,byz->abxz"
     assert letters_of("add", (3, 1), (3, 4)) == "a1,ab->ab"
-    assert letters_of("add", (Rows(1), 4), (4,)) == "ab,b->ab"
-    assert letters_of("add", (1, 4), (Rows(1), 4)) == "1b,ab->ab"
+    assert letters_of("add", (Dim.rows(1), 4), (4,)) == "ab,b->ab"
+    assert letters_of("add", (1, 4), (Dim.rows(1), 4)) == "1b,ab->ab"
     assert letters_of("reduce_sum", (2, 3, 4), axes=(0, 2), keepdims=True) == "abc->1b1"
     assert letters_of("argmax_along", (2, 3, 4), axis=1) == "aXb->ab"
     assert letters_of("reshape_to", (4, n, 3), shape=(4, n * 3)) == "abX->ab"

@@ -11,12 +11,12 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.optimizers import OPTIMIZERS, Adam
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.explain import explain
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER, Placement
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.unit.ops.test_every_op import ALL as CASES
 from tests.unit.ops.test_every_op import inputs_of, step_of
@@ -40,7 +40,9 @@ class Perceptron:
         }
         self.optimizer, self.weighted = optimizer or Adam(0.01), weighted
         self.optimizer.build(self.weights.values())
-        self.program = trace(self.step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()})
+        self.program = trace(
+            self.step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()}
+        )
 
     def step(self, x, y, weights):
         w1, b1, w2, b2 = self.weights.values()
@@ -162,7 +164,7 @@ def test_all_kinds_of_ops(data):
     rng = np.random.default_rng(2)
     shapes = {"kernel": (2, 2, 1, 4), "table": (5, 4), "dense": (9, 3), "scale": (3,)}
     variables = {name: Variable(rng.normal(size=shape), name) for name, shape in shapes.items()}
-    specs = {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()}
+    specs = {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()}
     program = trace(mixed(variables, random.SeedGenerator(3)), specs)
     chosen = {one: data.draw(layouts(one.shape), label=one.path) for one in program.state}
     cut = data.draw(st.integers(0, ROWS), label="rows of the first rank")
@@ -183,7 +185,7 @@ def test_every_op_of_operands_that_lie_anywhere(data):
         return step_of(name, case)(*xs)
 
     values = {"weights": np.abs(DATA["weights"]) / 8}
-    program = trace(step, {"weights": ((Rows(ROWS),), "float64")})
+    program = trace(step, {"weights": ((Dim.rows(ROWS),), "float64")})
     chosen = {one: data.draw(layouts(one.shape), label=one.path) for one in program.state}
     assert_same_on_mesh(program, values, chosen, VirtualMesh([4, 0, 7], model=2, pipe=2))
 
@@ -197,7 +199,7 @@ def test_rows_come_first():
         table.assign(table - ops.sum(met) * ops.square(table))
         return {"met": met}
 
-    program = trace(step, {name: ((Rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()})
+    program = trace(step, {name: ((Dim.rows(ROWS), *one.shape[1:]), one.dtype) for name, one in DATA.items()})
     for axes in (("model", None), (BATCH, "model"), (BATCH, None), ("model", BATCH)):
         assert_same_on_mesh(program, DATA, {table: axes}, VirtualMesh([4, 0, 7], model=2))
 

@@ -9,10 +9,10 @@ from dptrain import ops
 from dptrain.comm.node_sum import TreeSum
 from dptrain.data.parts import cut
 from dptrain.program import messages
+from dptrain.program.dims import Dim
 from dptrain.program.execute import Executable, HostMemory
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.unit.program.virtual_ranks import on_ranks
 
@@ -34,7 +34,7 @@ def chain(layers):
             one.assign(one - 0.1 * one.grad)
         return {"loss": loss}
 
-    return trace(step, {"x": ((Rows(ROWS), FEATURES), np.float64)}), weights
+    return trace(step, {"x": ((Dim.rows(ROWS), FEATURES), np.float64)}), weights
 
 
 WEIGHT_BYTES = FEATURES * FEATURES * 8

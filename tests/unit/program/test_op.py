@@ -13,10 +13,10 @@ from dptrain import ops
 from dptrain.errors import ConfigError, DivergenceError
 from dptrain.ops import random
 from dptrain.program import op as calls
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.lowering import Element
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Tensor, Variable, constant, watching
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
@@ -24,7 +24,7 @@ X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 def rows_of(array):
     """Return a batch as a step that runs eagerly gets it."""
-    return Tensor(None, (), {}, (Rows(len(array)), *array.shape[1:]), array.dtype, array)
+    return Tensor(None, (), {}, (Dim.rows(len(array)), *array.shape[1:]), array.dtype, array)
 
 
 # What is remembered of earlier calls
@@ -32,9 +32,9 @@ def rows_of(array):
 
 def test_rows_stay_marked_after_plain_tensors_of_their_shape():
     assert ops.exp(constant(X)).shape == (6, 4)
-    assert isinstance(ops.exp(rows_of(X)).shape[0], Rows)
-    assert isinstance((constant(X) + rows_of(X)).shape[0], Rows)
-    assert not isinstance((constant(X) + constant(X)).shape[0], Rows)
+    assert isinstance(ops.exp(rows_of(X)).shape[0], Dim)
+    assert isinstance((constant(X) + rows_of(X)).shape[0], Dim)
+    assert not isinstance((constant(X) + constant(X)).shape[0], Dim)
 
 
 def test_types_and_shapes_are_told_apart():
@@ -150,7 +150,7 @@ def test_a_part_that_is_not_there(key):
 
 
 def test_a_part_up_to_the_number_of_rows_counts_them():
-    assert isinstance(constant(X)[: Rows(3)].shape[0], Rows)
+    assert isinstance(constant(X)[: Dim.rows(3)].shape[0], Dim)
 
 
 # What records say

@@ -5,15 +5,15 @@ import pytest
 
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.passes import with_precision, without_ranks, without_repeats
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 
-B = Rows(8)
+B = Dim.rows(8)
 X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 
 

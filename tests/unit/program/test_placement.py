@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from dptrain import ops
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.explain import explain
 from dptrain.program.gradient import gradients
 from dptrain.program.messages import stages
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Variable
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -25,7 +25,7 @@ DATA = {
     "y": RNG.integers(0, 3, ROWS),
     "weights": np.where(RNG.random(ROWS) < 0.3, 0.0, RNG.random(ROWS)),
 }
-SPECS = {name: ((Rows(ROWS), *array.shape[1:]), array.dtype) for name, array in DATA.items()}
+SPECS = {name: ((Dim.rows(ROWS), *array.shape[1:]), array.dtype) for name, array in DATA.items()}
 AXES = dict.fromkeys(DATA, 0)
 
 

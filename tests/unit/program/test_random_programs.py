@@ -14,6 +14,7 @@ from tests.programs.check import by_numpy, expected, run_alone, wrong_on_cpu
 from tests.programs.corpus import CORPUS
 from tests.programs.draw import THRESHOLDS, program
 from tests.programs.features import WANTED, features
+from tests.programs.same import same_for_rows
 from tests.programs.shrink import shrunk
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -28,6 +29,16 @@ def test_random_programs(part):
     for seed in range(part * EACH, (part + 1) * EACH):
         case = program(seed)
         assert not (said := wrong_on_cpu(case, thorough=seed % 4 == 0)), f"{said}\n{case}"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_program_is_for_any_number_of_rows_unless_it_says_otherwise(part):
+    for seed in range(part * EACH, (part + 1) * EACH):
+        case = program(seed)
+        traced = case.trace()
+        for rows in (1, case.rows + 1, 2 * case.rows + 3):
+            other = dataclasses.replace(case, lengths=case.lengths | {"n": rows}, steps=min(case.steps, 1))
+            assert traced.for_one_size or same_for_rows(traced, other.trace()), case
 
 
 @needs_compiler

@@ -8,11 +8,11 @@ import pytest
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, common_dtype, elementwise
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.op import Op
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tape import GradientTape
 from dptrain.program.tensor import Variable, constant, differentiable
 
@@ -169,7 +169,7 @@ def test_deciding_by_a_value_while_a_step_is_traced():
         return {"y": x if ops.sum(x) > 0 else -x}
 
     with pytest.raises(ConfigError, match=r"asked for while a step is traced.*run_eagerly=True"):
-        trace(step, {"x": ((Rows(3),), np.float64)})
+        trace(step, {"x": ((Dim.rows(3),), np.float64)})
 
 
 def test_a_trace_reads_and_writes_state():
@@ -179,7 +179,7 @@ def test_a_trace_reads_and_writes_state():
         total.assign(total + ops.sum(x, 0) + read)
         return {"twice": total * 2}
 
-    program = trace(step, {"x": ((Rows(3), 2), np.float64)})
+    program = trace(step, {"x": ((Dim.rows(3), 2), np.float64)})
     assert list(program.state) == [total, read]
     assert list(program.updates) == [total]
     np.testing.assert_array_equal(total.numpy(), [0, 0])
@@ -200,7 +200,7 @@ def test_a_variable_that_is_only_written_is_state():
         last.assign(ops.sum(x, 0))
         return {}
 
-    program = trace(step, {"x": ((Rows(3), 2), np.float64)})
+    program = trace(step, {"x": ((Dim.rows(3), 2), np.float64)})
     assert (list(program.state), list(program.updates)) == ([last], [last])
 
 
@@ -228,7 +228,7 @@ def test_the_number_of_rows_is_a_constant_that_says_so():
     def step(x):
         return {"mean": ops.sum(x) / (2 * x.shape[0]), "rows": ops.cast(x.shape[0], "float64"), "more": x.shape[0] + 1}
 
-    program = trace(step, {"x": ((Rows(8), 2), "float64")})
+    program = trace(step, {"x": ((Dim.rows(8), 2), "float64")})
     (counted,) = [one for one in program.outputs["mean"].inputs if one.op is None]
     assert (counted.counts_rows, counted.attributes["rows"], float(counted)) == (True, 2, 16)
     assert program.outputs["rows"].op.name == "cast_to"
@@ -239,7 +239,7 @@ def test_what_depends_on_no_placeholder_is_computed_once():
     def step(x):
         return {"y": x * ops.exp(constant(np.array(0.0))), "ones": ops.ones((x.shape[0], 1))}
 
-    program = trace(step, {"x": ((Rows(3),), np.float64)})
+    program = trace(step, {"x": ((Dim.rows(3),), np.float64)})
     assert [one.op.name for one in program.tensors if one.op] == ["multiply", "full"]
 
 
@@ -313,8 +313,8 @@ def test_rows_one_by_one():
 def test_a_batch_has_no_length_while_a_step_is_traced():
     for function in (len, list):
         with pytest.raises(ConfigError, match="over the rows of a batch"):
-            trace(lambda x, function=function: {"y": function(x)}, {"x": ((Rows(3), 2), np.float64)})
-    program = trace(lambda x: {"y": sum(list(x))}, {"x": ((2, Rows(3)), np.float64)})
+            trace(lambda x, function=function: {"y": function(x)}, {"x": ((Dim.rows(3), 2), np.float64)})
+    program = trace(lambda x: {"y": sum(list(x))}, {"x": ((2, Dim.rows(3)), np.float64)})
     np.testing.assert_array_equal(evaluate(program, {"x": np.ones((2, 3))})[0]["y"], [2, 2, 2])
 
 

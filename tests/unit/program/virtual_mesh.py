@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, constant_of
 from dptrain.program.placement import place
-from dptrain.program.shapes import Rows
 from tests.unit.program.parts import computed
 
 JOINS = {"sum": np.sum, "max": np.max}
@@ -30,7 +30,7 @@ class VirtualMesh:
 
     def bounds(self, mesh, number, length):
         """Return from where to where a rank has its part along an axis of this length: parts are nearly equal."""
-        if isinstance(length, Rows):
+        if isinstance(length, Dim):
             ends = np.cumsum([0, *self.shards]) * length.scale
         else:
             ends = np.cumsum([0, *map(len, np.array_split(range(length), self.lengths[mesh]))])
@@ -88,7 +88,7 @@ class VirtualMesh:
     def _value(self, tensor, placement, parts, number, given):
         rank, own = self.ranks[number], [one[number] for one in parts]
         if tensor.op is None:
-            whole = constant_of(tensor, self.shards[rank[BATCH]]) if given is None else given
+            whole = constant_of(tensor, self.shards[rank[BATCH]], sum(self.shards)) if given is None else given
             return self.part(whole, tensor, placement.axes, rank)
         attributes = tensor.attributes
         if tensor.op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
@@ -122,7 +122,7 @@ def assert_same_on_mesh(program, values, layouts, mesh, rtol=1e-12, atol=1e-12):
     for rank, (own_outputs, own_updates) in zip(mesh.ranks, mesh.execute(placed, values), strict=True):
         for name, value in own_outputs.items():
             tensor = program.outputs[name]
-            axes = tuple(BATCH if isinstance(n, Rows) else None for n in tensor.shape)
+            axes = tuple(BATCH if isinstance(n, Dim) else None for n in tensor.shape)
             own = mesh.part(outputs[name], tensor, axes, rank)
             np.testing.assert_allclose(value, own, rtol=rtol, atol=atol, err_msg=name)
         for variable, value in own_updates.items():

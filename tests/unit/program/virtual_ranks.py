@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from dptrain.program import tree
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.mesh import PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh, spread
 
 
@@ -103,7 +103,7 @@ def assert_step_is_the_same_on_ranks(step: Any, data: Any, shards: list[int]) ->
         shards: rows of each rank.
     """
     values = {f"data {number}": one for number, one in enumerate(tree.leaves(data))}
-    inputs = {name: ((Rows(len(one)), *one.shape[1:]), one.dtype) for name, one in values.items()}
+    inputs = {name: ((Dim.rows(len(one)), *one.shape[1:]), one.dtype) for name, one in values.items()}
     program = trace(lambda *given: step.function(tree.refilled(data, iter(given))), inputs)
     whole, updates = evaluate(program, values)
     for outputs, updated in run_on_ranks(place(program), values, shards, dict.fromkeys(values, 0))[0]:

@@ -13,8 +13,8 @@ import dptrain as dp
 from dptrain import activations, layers, ops
 from dptrain.data.preprocessing import Preprocessing
 from dptrain.errors import ConfigError
+from dptrain.program.dims import Dim
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS
 from dptrain.saving import onnx_file
 from tests.tolerances import assert_near
@@ -85,7 +85,7 @@ def test_every_op_is_written_or_known_not_to_be():
 def test_every_op_computes_what_numpy_does(name, case):
     rng = np.random.default_rng(7)
     arrays = [one.astype(np.float32) if (one := make(rng)).dtype.kind == "f" else one for make in case.inputs]
-    counted = Rows(10009)
+    counted = Dim.rows(10009)
     inputs = {
         f"x{n}": (tuple(counted if axis == case.rows[n] else length for axis, length in enumerate(x.shape)), x.dtype)
         for n, x in enumerate(arrays)
@@ -128,7 +128,7 @@ TYPED = {
 def test_types_go_the_way_numpy_s_do(name, dtype):
     function, x = TYPED[name][0], np.array([[0, 1, 2], [5, 7, 3]]).astype(dtype)
     expected = function(ops.convert_to_tensor(x)).numpy()
-    program = trace(lambda one: {"y": function(one)}, {"x": ((Rows(10009), 3), dtype)})
+    program = trace(lambda one: {"y": function(one)}, {"x": ((Dim.rows(10009), 3), dtype)})
     (found,) = Session(onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m").SerializeToString())(x)
     assert found.dtype == program.outputs["y"].dtype
     assert_near(found, expected.astype(np.float64), "float32")
@@ -150,7 +150,7 @@ def test_types_go_the_way_numpy_s_do(name, dtype):
     ],
 )
 def test_rows_are_counted_when_the_graph_runs(function):
-    program = trace(lambda x: {"y": function(x)}, {"x": ((Rows(10009), 4), np.float32)})
+    program = trace(lambda x: {"y": function(x)}, {"x": ((Dim.rows(10009), 4), np.float32)})
     session = Session(onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m").SerializeToString())
     for rows in (1, 2, 7):
         x = RNG.normal(size=(rows, 4))
@@ -295,7 +295,7 @@ def test_padding_with_steps_is_refused():
     key = ((0, 10007, 1), (0, 5, 2))
     program = trace(
         lambda x: {"y": OPS["put"](x, key=((0, x.shape[0], 1), key[1]), shape=(x.shape[0], 5))},
-        {"x": ((Rows(10009), 3), np.float32)},
+        {"x": ((Dim.rows(10009), 3), np.float32)},
     )
     with pytest.raises(ConfigError, match="op 'put' with steps"):
         onnx_file.model_of(program, {"x": "x"}, {"y": "y"}, "m")

@@ -11,10 +11,10 @@ from dptrain.errors import DeviceError, DeviceMemoryError
 from dptrain.layers import Dense
 from dptrain.optimizers import OPTIMIZERS
 from dptrain.program import messages
+from dptrain.program.dims import Dim
 from dptrain.program.memory import plan
 from dptrain.program.placement import place
-from dptrain.program.program import same_for_rows, trace
-from dptrain.program.shapes import Rows
+from dptrain.program.program import trace
 
 OPTIONS = [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2}]
 
@@ -22,7 +22,7 @@ OPTIONS = [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, 
 def placed(model: dp.Sequential):
     model.build()
     step = model.step("train")
-    inputs = {"x": ((Rows(8), 6), np.float32), "y": ((Rows(8),), np.int64)}
+    inputs = {"x": ((Dim.rows(8), 6), np.float32), "y": ((Dim.rows(8),), np.int64)}
     return place(trace(lambda x, y: step.function((x, y)), inputs))
 
 
@@ -163,7 +163,7 @@ def test_many_sizes_of_batches_do_not_pile_up():
 
 
 @pytest.mark.parametrize(
-    ("function", "is_same"),
+    ("function", "for_any"),
     [
         (lambda x: x * 2 + x.shape[0], True),
         (lambda x: x * int(x.shape[0]), False),
@@ -172,6 +172,6 @@ def test_many_sizes_of_batches_do_not_pile_up():
         (lambda x: x[: int(x.shape[0]) - 1], False),
     ],
 )
-def test_traces_differ_where_the_number_of_rows_is_a_number(function, is_same):
-    traces = [trace(lambda x: {"y": function(x)}, {"x": ((Rows(n), 2), np.float32)}) for n in (8, 9)]
-    assert same_for_rows(*traces) is is_same
+def test_a_program_is_for_one_size_where_the_number_of_rows_is_a_number(function, for_any):
+    program = trace(lambda x: {"y": function(x)}, {"x": ((Dim.rows(8), 2), np.float32)})
+    assert program.for_one_size is not for_any

@@ -108,7 +108,7 @@ def test_programs_are_prepared_once(monkeypatch, shards):
     run_to_end(trainer.training(batches, CallbackList([], model), epochs=3))
     assert trainer.timing.samples == 53
     assert int(model.optimizer.iterations) == 21
-    assert len(traced) == 2  # batches of 8, and of 5
+    assert len(traced) == 1  # for batches of 8 and of 5
     assert len(prepared) == {None: 2, 4: 2 * (4 + 1)}[shards]  # fixed shards: each, and what follows from their sums
 
 

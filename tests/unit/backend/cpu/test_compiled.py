@@ -13,6 +13,7 @@ from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
+from dptrain.program.dims import Dim
 from dptrain.program.evaluate import evaluate
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
@@ -21,7 +22,6 @@ from dptrain.program.passes import without_ranks
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS as ORDER
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import OPS, Variable
 from tests.unit.ops.test_every_op import ALL, program_of, step_of
 from tests.unit.program.test_execute import five_steps_on_ranks, network, random_training
@@ -147,7 +147,7 @@ def test_special_numbers(dtype):
         found |= {name: OPS[name](a, b) for name in [*binary, "divide_no_nan", "not_equal", "greater_equal"]}
         return found | {"highest": ops.max(b, -1), "where": ops.argmax(b, -1)}
 
-    program = trace(step, {"a": ((Rows(len(values)), 1), dtype), "b": ((len(values),), dtype)})
+    program = trace(step, {"a": ((Dim.rows(len(values)), 1), dtype), "b": ((len(values),), dtype)})
     tolerance = {"rtol": 3e-7 if dtype == "float32" else 1e-15, "atol": 1e-37}
     compare(program, 1, {"a": values.reshape(-1, 1), "b": values}, tolerance)
 
@@ -168,7 +168,9 @@ def test_integers(dtype):
             found["root"] = ops.sqrt(a)
         return found | {"sum": ops.sum(a), "max": ops.max(b), "right": ops.sum(ops.equal(a, b))}
 
-    compare(trace(step, {"a": ((Rows(6),), dtype), "b": ((Rows(6),), dtype)}), 1, {"a": a, "b": b}, {"rtol": 1e-7})
+    compare(
+        trace(step, {"a": ((Dim.rows(6),), dtype), "b": ((Dim.rows(6),), dtype)}), 1, {"a": a, "b": b}, {"rtol": 1e-7}
+    )
 
 
 def training():
@@ -190,7 +192,7 @@ def training():
 
 
 def specs(rows):
-    return {"images": ((40, 7), "uint8"), "labels": ((40,), "int64"), ORDER: ((Rows(rows),), "int64")}
+    return {"images": ((40, 7), "uint8"), "labels": ((40,), "int64"), ORDER: ((Dim.rows(rows),), "int64")}
 
 
 def test_many_steps_in_one_call():
@@ -221,7 +223,7 @@ def test_a_row_has_the_same_bits_in_any_batch():
     def rows(count):
         program = trace(
             lambda x: {"softmax": ops.softmax(ops.tanh(x)), "norm": ops.sum(ops.square(x), -1)},
-            {"x": ((Rows(count), 37), "float32")},
+            {"x": ((Dim.rows(count), 37), "float32")},
         )
         executable = CompiledExecutable(program, HostMemory(), {"x": x[:count]})
         executable.run()
@@ -237,7 +239,7 @@ def test_threads_have_one_threads_bits():
     rows, features = 700, 300
     rng = np.random.default_rng(3)
     data = {"x": rng.normal(size=(900, features)).astype(np.float32), ORDER: rng.permutation(900)[:rows]}
-    wanted = {"x": ((900, features), "float32"), ORDER: ((Rows(rows),), "int64")}
+    wanted = {"x": ((900, features), "float32"), ORDER: ((Dim.rows(rows),), "int64")}
     start = rng.normal(0, 0.1, (features, features)).astype(np.float32)
 
     def trained(threads):
@@ -293,7 +295,7 @@ def test_reductions_of_any_length(length):
         }
 
     compare(trace(step, {"x": ((4, length), "float32")}), 1, data, {"rtol": 2e-5, "atol": 2e-5})
-    transposed = trace(lambda x: {"softmax": ops.softmax(ops.transpose(x))}, {"x": ((Rows(4), length), "float32")})
+    transposed = trace(lambda x: {"softmax": ops.softmax(ops.transpose(x))}, {"x": ((Dim.rows(4), length), "float32")})
     compare(transposed, 1, data, {"rtol": 1e-5})
 
 
@@ -306,7 +308,7 @@ def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
         found = {"columns": ops.sum(x, axis=0), "all": ops.sum(x), "total": ops.sum(squares), "of": ops.max(x, axis=0)}
         return found | {"lengths": ops.sum(ops.sqrt(squares)), "most": ops.max(squares)}
 
-    program = trace(step, {"x": ((Rows(rows), 40), "float32")})
+    program = trace(step, {"x": ((Dim.rows(rows), 40), "float32")})
     x = np.random.default_rng(rows).normal(size=(rows, 40)).astype(np.float32)
     assert "dp_summed(" in executable_of(program, {"x": x}, True).code.source
     compare(program, 1, {"x": x}, {"rtol": 1e-5, "atol": 1e-3})
@@ -319,7 +321,7 @@ def test_sums_over_rows_of_no_columns_and_of_many():
     def step(x, y):
         return {"none": ops.sum(ops.square(x), axis=0), "many": ops.sum(ops.square(y), axis=0)}
 
-    program = trace(step, {"x": ((Rows(40), 0), "float32"), "y": ((Rows(40), many), "float32")})
+    program = trace(step, {"x": ((Dim.rows(40), 0), "float32"), "y": ((Dim.rows(40), many), "float32")})
     data = {"x": np.zeros((40, 0), np.float32), "y": np.ones((40, many), np.float32)}
     np.testing.assert_array_equal(compare(program, 1, data)[0]["many"], 40)
 
@@ -334,7 +336,7 @@ def test_an_epilogue_leaves_alone_what_its_product_reads():
         y = ops.relu(x @ (2 * w))
         return {"y": y, "sums": ops.sum(y, axis=0)}
 
-    program = trace(step, {"x": ((Rows(rows), features), "float32"), "w": ((features, features), "float32")})
+    program = trace(step, {"x": ((Dim.rows(rows), features), "float32"), "w": ((features, features), "float32")})
     executable = CompiledExecutable(program, HostMemory(), data, threads=2)
     assert "dp_product_summed<" in executable.code.source
     executable.run()
@@ -379,7 +381,7 @@ def test_images():
 
     for rows in (5, 0):
         data = {"x": np.random.default_rng(1).normal(size=(rows, 7, 9, 2))}
-        program = trace(step, {"x": ((Rows(5), 7, 9, 2), "float64")})
+        program = trace(step, {"x": ((Dim.rows(5), 7, 9, 2), "float64")})
         if rows:
             compare(program, 2, data)
         else:  # a rank without rows
@@ -399,7 +401,7 @@ def test_the_gradient_of_a_gradient_of_pooling():
 
     x = np.random.default_rng(1).integers(-2, 3, (5, 6, 7, 2)).astype(float)
     x[3, 2, 3, 1] = np.nan
-    program = trace(step, {"x": ((Rows(5), 6, 7, 2), "float64")})
+    program = trace(step, {"x": ((Dim.rows(5), 6, 7, 2), "float64")})
     compare(program, 1, {"x": x})
     assert [type(one) for one in generate(fuse(program)).parts] == [NativeFunction]
 
@@ -412,7 +414,7 @@ def test_rows_of_a_batch_as_channels():
         return {"pooled": ops.max_pool(images, 2), "conv": ops.conv(images, ops.ones((2, 2, x.shape[0], 3), "float64"))}
 
     x = np.random.default_rng(1).normal(size=(5, 2, 4, 6))
-    program = trace(step, {"x": ((Rows(5), 2, 4, 6), "float64")})
+    program = trace(step, {"x": ((Dim.rows(5), 2, 4, 6), "float64")})
     compare(program, 1, {"x": x})
     expected, _ = evaluate(program, {"x": x[:3]}, rows=3)
     executable = CompiledExecutable(without_ranks(place(program)), HostMemory(), {"x": x[:3]}, rows=3)
@@ -431,7 +433,7 @@ def test_many_images():
         return {"y": y, "gradient": kernel.grad}
 
     data = {"x": np.random.default_rng(1).normal(size=(30, 12, 12, 8))}
-    compare(trace(step, {"x": ((Rows(30), 12, 12, 8), "float64")}), 1, data)
+    compare(trace(step, {"x": ((Dim.rows(30), 12, 12, 8), "float64")}), 1, data)
 
 
 def test_rows_of_a_table_that_is_trained():
@@ -443,7 +445,7 @@ def test_rows_of_a_table_that_is_trained():
         return {}
 
     data = {"x": np.random.default_rng(1).integers(-9, 9, (12, 2))}
-    program = trace(step, {"x": ((Rows(12), 2), "int64")})
+    program = trace(step, {"x": ((Dim.rows(12), 2), "int64")})
     compare(program, 3, data)
     assert [type(one) for one in generate(fuse(without_ranks(program))).parts] == [NativeFunction]
 

@@ -13,9 +13,9 @@ from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu import compiled
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.errors import DeviceError
+from dptrain.program.dims import Dim
 from dptrain.program.execute import HostMemory
 from dptrain.program.program import trace
-from dptrain.program.shapes import Rows
 from dptrain.program.tensor import Variable
 from tests.unit.backend.cpu.test_products import product
 
@@ -112,7 +112,7 @@ def generated_by(compiler, target, options=()):
         ops.mean(ops.square(shares - x)).backward()
         return {"shares": shares, "rows": ops.sum(y * x, -1), "columns": ops.sum(y * x, 0), "gradient": weight.grad}
 
-    program = trace(step, {"x": ((Rows(9), 37), "float32")})
+    program = trace(step, {"x": ((Dim.rows(9), 37), "float32")})
     with pytest.MonkeyPatch.context() as patch:
         by = functools.partial(compiled_by, compiler, target, headers=compiling.HEADERS, options=options)
         patch.setattr(compiled, "library", by)

@@ -1,0 +1,407 @@
+"""Lengths as data: a number, or a `Dim`, which is a name with a scale and an offset.
+
+In a trace a dim is bound to the size at hand, and counts rows of the batch: what is proportional to it is a dim again,
+so that a shape says what ranks share out, and one program serves every number of rows. Whoever asks for the number gets
+it, and the program is one for that size alone. Dims of symbolic tensors are bound to nothing, and have no number.
+"""
+
+import itertools
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+
+# The name of the rows of a batch.
+_ROWS = "rows"
+
+
+class UnknownLengthError(ConfigError):
+    """A number is asked for where there is a length alone that is not known yet."""
+
+
+class Size:
+    """What a name of dims is bound to.
+
+    Attributes:
+        number: as above.
+        asked: whether anybody has asked for it: what was computed since may be right for this number alone.
+    """
+
+    __slots__ = ("asked", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.asked = number, False
+
+
+class Dim:
+    """A length: `scale` times a name, or several names, and `offset`.
+
+    Sums, multiples, exact quotients and products are dims; what is not, such as another quotient, is a dim whose name
+    is that expression, or a number where the dim is bound to one. Divided by or multiplied with anything but integers
+    it is a tensor. Bound to nothing it reads as None, as in Keras; `bound` says what it is once its names are known.
+
+    Args:
+        names: of the lengths that are multiplied: words, or expressions (function, operand, operand).
+        scale: as above.
+        offset: as above.
+        blocks: scales of the parts of which a sum, a concatenation's length, has one behind the other.
+        size: that its single name is bound to, or None.
+
+    Attributes:
+        names: as above.
+        scale: as above.
+        offset: as above.
+        blocks: as above.
+        size: as above.
+    """
+
+    __slots__ = ("blocks", "names", "offset", "scale", "size")
+    __array_ufunc__ = None  # `array * dim` is the dim's to compute
+
+    # Returns a dim as a tensor; the tensors' module says how.
+    to_tensor: ClassVar[Callable[[Any], Any]]
+
+    def __init__(
+        self, *names: Any, scale: int = 1, offset: int = 0, blocks: tuple[int, ...] = (), size: Size | None = None
+    ) -> None:
+        self.names, self.scale, self.offset, self.blocks = names, scale, offset, blocks or (scale,)
+        self.size = size
+
+    @classmethod
+    def rows(cls, number: int | None = None, scale: int = 1, blocks: tuple[int, ...] = ()) -> "Dim":
+        """Return so many times the rows of a global batch that has this number of them; None if nobody has it."""
+        return cls(_ROWS, scale=scale, blocks=blocks, size=None if number is None else Size(number))
+
+    def times(self, scale: int) -> "Dim":
+        """Return so many times what its name stands for."""
+        return Dim(*self.names, scale=scale, size=self.size)
+
+    def counting(self, length: Any) -> "Dim":
+        """Return a length of this batch as a dim of its rows."""
+        size = 0 if self.size is None else self.size.number
+        return self.times(number_of(length) // size) if size else self
+
+    def __repr__(self) -> str:
+        return "None" if self.size is None else str(self.number)
+
+    def __hash__(self) -> int:
+        return hash((self.names, self.scale, self.offset))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dim):
+            same = (self.names, self.scale, self.offset) == (other.names, other.scale, other.offset)
+            return same and (self.size is None or other.size is None or self.size.number == other.size.number)
+        if other is None:
+            return self.size is None
+        if not _is_int(other):
+            return NotImplemented
+        return self.size is not None and other >= 0 and int(self) == other  # type: ignore[operator]
+
+    @property
+    def name(self) -> str | None:
+        """Its name where it is nothing more than that."""
+        only = len(self.names) == 1 and isinstance(self.names[0], str) and (self.scale, self.offset) == (1, 0)
+        return self.names[0] if only else None
+
+    @property
+    def number(self) -> int:
+        """Its number, for messages, estimates and executions: what they are must not change what is computed.
+
+        Raises:
+            UnknownLengthError: it is bound to nothing.
+        """
+        if self.size is None:
+            raise UnknownLengthError(
+                "a length that is None, such as the number of rows of a batch, is asked for outside of a step, where "
+                "it is no number: compute with ops in a layer's `call`, which is run for batches of every size, or say "
+                "in `Input(shape, batch_size)` what it is"
+            )
+        return self.scale * self.size.number + self.offset
+
+    def bound(self, lengths: Mapping[str, Any]) -> Any:
+        """Return the length where names have these: a number, or what other dims make of it.
+
+        Raises:
+            KeyError: one of its names is not among them.
+        """
+        if self.names == (_ROWS,) and isinstance(lengths[_ROWS], Dim) and lengths[_ROWS].name and not self.offset:
+            return Dim(_ROWS, scale=self.scale, blocks=self.blocks, size=lengths[_ROWS].size)
+        found: Any = self.scale
+        for one in self.names:
+            if isinstance(one, str):
+                found = found * lengths[one]
+            else:
+                function, *operands = one
+                found = found * _FUNCTIONS[function](*(bound(n, lengths) for n in operands))
+        return found + self.offset
+
+    def _is_like(self, other: "Dim") -> bool:
+        """Whether another dim has the same names, bound to the same."""
+        return self.names == other.names and (
+            self.size is other.size or (self.size and self.size.number) == (other.size and other.size.number)
+        )
+
+    # Computing with it
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, Dim):
+            if self.size or other.size:
+                return int(self) * int(other)
+            if self.offset or other.offset:
+                return Dim(("*", self, other))
+            return _length((*self.names, *other.names), self.scale * other.scale)
+        if not _is_int(other):
+            return self._as_tensor(other, operator.mul)
+        return _length(self.names, self.scale * other, self.offset * other, size=self.size)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Dim):
+            if not self._is_like(other):
+                return int(self) + int(other) if self.size or other.size else Dim(("+", self, other))
+            scale, offset = self.scale + other.scale, self.offset + other.offset
+            return _length(self.names, scale, offset, self.blocks + other.blocks, self.size)
+        if not _is_int(other):
+            return self._as_tensor(other, operator.add)
+        return _length(self.names, self.scale, self.offset + other, self.blocks, self.size)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        if isinstance(other, Dim):
+            if not self._is_like(other):
+                return int(self) - int(other) if self.size or other.size else self + -other
+            return _length(self.names, self.scale - other.scale, self.offset - other.offset, size=self.size)
+        return self + -other if _is_int(other) else self._as_tensor(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Any:
+        if _is_int(other):
+            return other - int(self) if self.size else -self + other
+        return self._as_tensor(other, operator.sub, reflected=True)
+
+    def __floordiv__(self, other: Any) -> Any:
+        if isinstance(other, Dim):
+            if not self.offset and not other.offset and self.scale % other.scale == 0:
+                left = Counter(self.names)
+                left.subtract(other.names)
+                if min(left.values()) >= 0:
+                    return _length(tuple(left.elements()), self.scale // other.scale)
+            return int(self) // int(other) if self.size or other.size else Dim(("//", self, other))
+        if not _is_int(other):
+            return self._as_tensor(other, operator.floordiv)
+        if other > 0 and self.scale % other == 0:
+            return _length(self.names, self.scale // other, self.offset // other, size=self.size)
+        return int(self) // other if self.size else Dim(("//", self, other))
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        if _is_int(other):
+            return other // int(self) if self.size else Dim(("//", other, self))
+        return self._as_tensor(other, operator.floordiv, reflected=True)
+
+    def __mod__(self, other: Any) -> Any:
+        if _is_int(other) and other > 0 and self.scale % other == 0:
+            return self.offset % other
+        return int(self) % int(other) if self.size else Dim(("%", self, other))
+
+    def __rmod__(self, other: Any) -> Any:
+        if _is_int(other):
+            return other % int(self) if self.size else Dim(("%", other, self))
+        return NotImplemented
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._as_tensor(other, operator.truediv)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._as_tensor(other, operator.truediv, reflected=True)
+
+    def _as_tensor(self, other: Any, function: Callable[[Any, Any], Any], *, reflected: bool = False) -> Any:
+        if not isinstance(other, int | float | np.generic | np.ndarray | Dim):
+            return NotImplemented
+        own = Dim.to_tensor(self)
+        return function(other, own) if reflected else function(own, other)
+
+    # Asking for the number
+
+    def __lt__(self, other: Any) -> bool:
+        if self.size is None:
+            apart = self - other
+            if isinstance(apart, Dim) and (apart.scale < 0 or apart.offset < 0):
+                apart = int(self)
+            return not isinstance(apart, Dim) and bool(apart < 0)  # no length is below 0
+        if isinstance(other, Dim) and self._is_like(other):
+            return self.scale < other.scale
+        return bool(other > 0) and int(self) < int(other)
+
+    def __gt__(self, other: Any) -> bool:
+        if self.size is None:
+            apart = self - other
+            if isinstance(apart, Dim) and (apart.scale > 0 or apart.offset > 0):
+                apart = int(self)
+            return not isinstance(apart, Dim) and bool(apart > 0)
+        if isinstance(other, Dim) and self._is_like(other):
+            return self.scale > other.scale
+        return bool(other < 0) or int(self) > int(other)
+
+    def __le__(self, other: Any) -> bool:
+        return not self > other
+
+    def __ge__(self, other: Any) -> bool:
+        return not self < other
+
+    def __int__(self) -> int:
+        """Return its number, and note that it was asked for.
+
+        Raises:
+            UnknownLengthError: it is bound to nothing.
+        """
+        number = self.number
+        assert self.size is not None
+        self.size.asked = True
+        return number
+
+    __index__ = __int__
+
+    def __bool__(self) -> bool:
+        return int(self) != 0
+
+    def __float__(self) -> float:
+        return float(int(self))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(int(self), dtype)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer)
+
+
+def _length(
+    names: tuple[Any, ...], scale: int, offset: int = 0, blocks: tuple[int, ...] = (), size: Size | None = None
+) -> Any:
+    """Return a dim, or the number that it is."""
+    if not names or not scale:
+        return scale + offset if not names else offset
+    made = Dim(*sorted(names, key=repr), scale=scale, offset=offset, blocks=blocks, size=size)
+    return made if size is None or (scale > 0 and not offset) else int(made)
+
+
+def length_of(factors: Sequence[Any], scale: int, offset: int) -> Any:
+    """Return a length made of others, of expressions (function, operand, operand), and of None, the rows of a batch.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found: Any = scale
+    for one in factors:
+        if isinstance(one, tuple) and not (len(one) == 3 and isinstance(one[0], str) and one[0] in _FUNCTIONS):
+            raise ConfigError(f"{str(one)[:80]}: expected a length")
+        found = found * (Dim.rows() if one is None else Dim(one) if isinstance(one, tuple) else one)
+    if not all(isinstance(one, int | Dim) for one in (scale, offset, found)):
+        raise ConfigError(f"{str(found)[:80]}: expected a length")
+    return found + offset
+
+
+# Of expressions that stand in a dim's names.
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "/": lambda product, factor: _exact(product, factor),
+    "min": min,
+    "max": max,
+}
+_numbers = itertools.count()
+
+
+def unknown() -> Any:
+    """Return a length of symbolic tensors that is like no other."""
+    return Dim(f"length {next(_numbers)}")
+
+
+def bound(value: Any, lengths: Mapping[str, Any]) -> Any:
+    """Return an attribute of an op with numbers, or other dims, for the names of dims in it; as `Dim.bound`."""
+    if isinstance(value, tuple):
+        return tuple(bound(one, lengths) for one in value)
+    return value.bound(lengths) if isinstance(value, Dim) else value
+
+
+def learned(lengths: dict[str, Any], symbolic: Iterable[Any], shape: Iterable[Any]) -> None:
+    """Note the lengths of a tensor under the names that they have in a symbolic one, but for those known already."""
+    for one, n in zip(symbolic, shape, strict=False):
+        name = one.name if isinstance(one, Dim) else None
+        if name is not None:
+            lengths.setdefault(name, n)
+
+
+def is_number(length: Any) -> bool:
+    """Whether a length is known, as rows of a batch at hand are."""
+    return not isinstance(length, Dim) or length.size is not None
+
+
+def counts_rows(length: Any) -> bool:
+    """Whether a length is that of the rows of a batch, or a multiple of it."""
+    return isinstance(length, Dim) and length.names == (_ROWS,)
+
+
+def number_of(length: Any) -> int:
+    """Return a length's number, without asking for it; see `Dim.number`.
+
+    Raises:
+        UnknownLengthError: it is not known.
+    """
+    return length.number if isinstance(length, Dim) else int(length)
+
+
+def read(shape: Iterable[Any]) -> tuple[int | None, ...]:
+    """Return a symbolic tensor's shape as users read it: None for what is not known."""
+    return tuple(number_of(n) if is_number(n) else None for n in shape)
+
+
+def _exact(product: Any, factor: Any) -> Any:
+    if product % factor if factor else product:
+        raise ConfigError(f"{product} elements cannot be {factor} times as many as others: no such shape")
+    return product // factor if factor else 0
+
+
+def quotient(product: Any, factor: Any) -> Any:
+    """Return the length by which another must be multiplied to give a product."""
+    found = product // factor if isinstance(factor, Dim) or factor else 0
+    exact = is_number(product) or math.prod((factor, found)) == product
+    return found if exact else Dim(("/", product, factor))
+
+
+def least(one: Any, other: Any) -> Any:
+    """Return the lesser of two lengths."""
+    try:
+        return min(one, other)
+    except UnknownLengthError:
+        return Dim(("min", one, other))
+
+
+def greatest(one: Any, other: Any) -> Any:
+    """Return the greater of two lengths."""
+    try:
+        return max(one, other)
+    except UnknownLengthError:
+        return Dim(("max", one, other))
+
+
+def symbolic(shape: Iterable[Any]) -> tuple[Any, ...]:
+    """Return the shape of a symbolic tensor that users write: None for the rows of the batch, and for other lengths."""
+    lengths: list[Any] = list(shape)
+    for axis, n in enumerate(lengths):
+        if axis:
+            lengths[axis] = unknown() if n is None else n if isinstance(n, Dim) else int(n)
+        else:
+            lengths[0] = n if isinstance(n, Dim) else Dim.rows(None if n is None else int(n))
+    return tuple(lengths)

@@ -1,0 +1,46 @@
+"""Whether two traces are of one program."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain.program.dims import Dim
+from dptrain.program.program import Program
+from dptrain.program.tensor import Tensor
+
+
+def same_for_rows(one: Program, other: Program) -> bool:
+    """Whether two traces of a function, for different numbers of rows, differ in nothing but that number."""
+    mine, theirs = one.tensors, other.tensors
+    places = [{id(tensor): place for place, tensor in enumerate(each)} for each in (mine, theirs)]
+
+    def kind(tensor: Tensor, place: dict[int, int]) -> Any:
+        inputs = [place[id(each)] for each in tensor.inputs]
+        variable = None if tensor.variable is None else tensor.variable.path
+        return id(tensor.op), inputs, variable, _scaled(tensor.shape), tensor.dtype, _scaled(tensor.attributes)
+
+    def is_same(a: Tensor, b: Tensor) -> bool:
+        if kind(a, places[0]) != kind(b, places[1]):
+            return False
+        known = a.op is not None or a.value is None or a.counts_rows
+        return known or np.array_equal(a.value, np.asarray(b.value), equal_nan=a.dtype.kind == "f")
+
+    results = [
+        [place[id(each)] for each in program.results] for place, program in zip(places, (one, other), strict=True)
+    ]
+    return (
+        len(mine) == len(theirs)
+        and list(one.outputs) == list(other.outputs)
+        and results[0] == results[1]
+        and all(map(is_same, mine, theirs))
+    )
+
+
+def _scaled(value: Any) -> Any:
+    """Return an attribute, with what counts rows as such."""
+    if isinstance(value, Dim):
+        return "rows", value.scale
+    if isinstance(value, Mapping):
+        return {name: _scaled(one) for name, one in value.items()}
+    return tuple(map(_scaled, value)) if isinstance(value, tuple | list) else value
