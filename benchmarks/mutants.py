@@ -139,7 +139,11 @@ RANDOM_PROGRAMS = "tests/unit/program/test_random_programs.py"
 CPU_HEADERS = ("kernels/native", "kernels/scalar.h")
 ON_CPU = ("dptrain/program", "dptrain/backend/cpu", *CPU_HEADERS)
 ON_CUDA = ("dptrain/program", "dptrain/backend/cuda", *(f"kernels/{name}" for name in CUDA_HEADERS))
-CHECKED = ("tests/ops/test_programs_on_cuda.py", "-k", "many_shapes or training or a_row_replaces")
+CHECKED = (
+    "tests/ops/test_programs_on_cuda.py",
+    "-k",
+    "many_shapes or training or a_row_replaces or every_tile or tensor_cores",
+)
 KILLERS = (
     Killer("import", ("-c", IMPORTS), ("dptrain",), is_sieve=True),
     Killer("unit tests", _pytest("tests/unit/program", "--ignore", RANDOM_PROGRAMS), ("dptrain/program",)),
