@@ -90,7 +90,9 @@ def prediction(model: Any) -> Program:
         found: Mapping[str, Any] = model.step("predict").function((tree.map_leaves(lambda *_: next(each), symbols),))
         return found
 
-    rows = Dim.rows(model.fixed_batch_size or 2)
+    if model.fixed_batch_size is not None:
+        raise ConfigError(f"not supported: exporting a model whose batch_size is fixed, to {model.fixed_batch_size}")
+    rows = Dim.rows(2)
     inputs = {
         path or "input": ((rows, *one.shape[1:]), model.dtype if one.dtype.kind == "f" else one.dtype)
         for path, one in tree.flatten(symbols)

@@ -142,6 +142,7 @@ class Programs:
         key = (*any_size, batch_rows)
         if key not in self._placed:
             if any_size in self._of_any_size:
+                self._of_any_size.move_to_end(any_size)
                 of_another, traced = self._of_any_size[any_size]
                 placed = of_another.for_rows(batch_rows)
             else:

@@ -187,6 +187,8 @@ def test_fixed_rows():
     assert Input(batch_shape=(4, None)).shape == (4, None)
     with pytest.raises(ConfigError, match="cannot pass both `batch_size` and `batch_shape`"):
         Input(batch_size=4, batch_shape=(4, 8))
+    with pytest.raises(ConfigError, match="not supported: exporting a model whose batch_size is fixed, to 4"):
+        model.export("x")
     model.compile("sgd", "mse", jit_compile=False)
     x, y = samples(8, 8), samples(8, 2)
     model.fit(x, y, verbose=0)
@@ -216,6 +218,22 @@ def test_batches_of_a_generator_may_differ_in_length():
     assert np.isfinite(losses).all()
     found = model.predict(((samples(4, n, 8),) for n in (3, 4)), steps=2, verbose=0)
     assert found.shape == (8, 2)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_step_is_traced_for_each_number_of_rows_only_where_it_asks(monkeypatch, asks):
+    inputs = Input((None, 8))
+    pooled = layers.Lambda(lambda x: ops.mean(x, axis=1) / (int(x.shape[0]) if asks else x.shape[0]))(inputs)
+    model = Model(inputs, layers.Dense(2)(pooled))
+    model.compile("sgd", "mse", jit_compile=False)
+    seen = []
+    step = model.train_step
+    monkeypatch.setattr(model, "train_step", lambda data: (seen.append(data[0].shape), step(data))[1])
+    x, y = samples(10, 5, 8), samples(10, 2)
+    model.fit(x, y, batch_size=4, epochs=2, verbose=0)  # batches of 4, 4 and 2
+    assert len(seen) == (2 if asks else 1)
+    pooled = x[:3].mean(axis=1) @ model.get_weights()[0] / 3 + model.get_weights()[1]
+    np.testing.assert_allclose(model.predict_on_batch(x[:3]), pooled, atol=1e-5)
 
 
 def test_programs_of_the_last_sizes_are_kept():
