@@ -384,10 +384,14 @@ def steps_of(config: Config, splits: Splits, comm: Communicator) -> int:
         ConfigError: settings that do not go together, or with the number of samples.
     """
     chosen, train = config.train, splits.train
-    shards = fixed_shards(config)
+    shards, samples = fixed_shards(config), min(chosen.batch_size, len(train))
+    if chosen.shards_per_batch is not None and chosen.shards_per_batch > max(samples, 1):
+        raise ConfigError(
+            f"train.shards_per_batch = {shards}: a global batch has {samples} samples; use at most {samples}"
+        )
     common: dict[str, Any] = {"seed": config.seed, "shuffle": chosen.shuffle, "drop_last": chosen.drop_last}
-    samples = Samples(train.x, train.y, split=train)
-    steps = training_sampler(samples, chosen.batch_size, comm, shards=shards, **common).steps
+    given = Samples(train.x, train.y, split=train)
+    steps = training_sampler(given, chosen.batch_size, comm, shards=shards, **common).steps
     if chosen.steps_per_epoch is not None and chosen.steps_per_epoch > steps:
         raise ConfigError(
             f"train.steps_per_epoch = {chosen.steps_per_epoch}: the data gives {steps} steps at this batch size"
