@@ -79,6 +79,8 @@ class Exact:
                     out[...] = out.astype(np.float32)
                 else:
                     out[np.abs(out) < _LEAST] *= 0
+            if self._rounds and tensor.op.name == "power":
+                out[np.isnan(inputs[0] + 0 * inputs[1])] = 1  # as NaN ** 0, where a sum is 0 that nearly is
             if self._rounds and tensor.op.name.startswith("conv") and not np.isfinite(inputs[1]).all():
                 out[...] = np.nan  # a device may multiply the zeros of the padding, or leave them out
         return out
