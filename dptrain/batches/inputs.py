@@ -109,10 +109,11 @@ class Samples:
     def facts(self) -> list[Any]:
         """What must be the same on all ranks."""
         if self.are_own:
-            return []
+            return [self.total]
+        rows = () if self.split is None or self.split.rows is None else (self.split.rows,)
         named = {"x": self.x, "y": self.y, "sample_weight": self.weights}
         names = [path for path, _ in tree.flatten(named)]
-        return [*(names if len(names) > 3 else []), *fingerprint(*tree.leaves(named))]
+        return [*(names if len(names) > 3 else []), *fingerprint(*tree.leaves(named), *rows)]
 
     def stored(self) -> tuple[list[Array], Batch]:
         """Return the arrays as a feed takes them, targets and weights in the model's dtype, and what they are."""

@@ -178,6 +178,16 @@ def test_some_rows_of_a_data_set():
     assert part.evaluate(Split(x, y, rows), verbose=0) == alone.evaluate(x[rows], y[rows], verbose=0)
 
 
+def test_ranks_must_agree_on_which_rows_are_used_and_on_how_many_each_has():
+    x, y = toy()
+    splits = [Split(x, y), Split(x, y, np.arange(29)), Split(x, y, np.arange(30)), Split(x, y, np.arange(29)[::-1])]
+    splits += [Split(x, y, total=80), Split(x, y, total=81)]
+    facts = [Samples(one.x, one.y, split=one).facts for one in splits]
+    assert all(facts[i] != facts[j] for i in range(len(facts)) for j in range(i))
+    assert facts[0] == Samples(x, y).facts
+    assert facts[4] == Samples(x + 1, y, split=Split(x + 1, y, total=80)).facts  # its own are each rank's
+
+
 def test_every_epoch_of_some_steps_of_a_split_is_a_new_pass():
     x, y = toy()
     whole, parts = build(), build()
