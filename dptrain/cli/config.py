@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Interval
 
-from dptrain.cli.checked import Before, Checked, NotValidError, checked
 from dptrain.cli.words import suggest
 from dptrain.data.tasks import task_of_loss
 from dptrain.errors import ConfigError
+from dptrain.runtime.checked import Before, Checked, NotValidError, checked
 from dptrain.runtime.defaults import DEFAULT_BUCKET_MB, DEFAULT_MAX_BYTES, REPRODUCIBLE_SHARDS
 from dptrain.runtime.terminal import VERBOSITY
 from dptrain.runtime.text import short

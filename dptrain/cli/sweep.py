@@ -12,9 +12,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from annotated_types import Interval
+from typing import Any
 
 from dptrain.batches.fingerprint import fingerprint
 from dptrain.callbacks import Callback, Logs
@@ -32,7 +30,6 @@ from dptrain.cli.building import (
     standardize,
     steps_of,
 )
-from dptrain.cli.checked import Before, Checked, NotValidError, checked
 from dptrain.cli.config import (
     Config,
     DataConfig,
@@ -54,21 +51,22 @@ from dptrain.comm import Communicator, SoloCommunicator
 from dptrain.data.loading import LoadedData
 from dptrain.errors import ConfigError
 from dptrain.models import Model
+from dptrain.runtime.checked import NotValidError, checked
 from dptrain.runtime.failure import phase
 from dptrain.runtime.launcher import usable_cores
 from dptrain.runtime.terminal import NO_BREAK, say
 from dptrain.runtime.text import short
 from dptrain.runtime.yaml_files import read_mapping
 from dptrain.saving.run_folder import MODELS
-from dptrain.sweeps import formatting, statistics
-from dptrain.sweeps.capacity import Capacity, measure, packs_of
-from dptrain.sweeps.driver import Request, execute, gather, prepare, spread
+from dptrain.sweeps import formatting
+from dptrain.sweeps.capacity import Capacity, measure
+from dptrain.sweeps.driver import Request, execute, gather, prepare, request, spread
 from dptrain.sweeps.keeping import keeps_models
-from dptrain.sweeps.pareto import decided, mean_column, objectives_of, require_one
+from dptrain.sweeps.options import SweepOptions
+from dptrain.sweeps.pareto import mean_column, objectives_of
 from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import RESERVED, SweepResult
-from dptrain.sweeps.scheduler import rung_epochs
-from dptrain.sweeps.space import Space, label, parse_grid, parse_random, parse_seeds
+from dptrain.sweeps.space import Space, label, parse_grid, parse_random
 from dptrain.sweeps.training import Recipe
 from dptrain.train.trainer import StepIterator
 
@@ -108,83 +106,25 @@ _INDIFFERENT = (
 )
 # What --random takes and a grid does not.
 _RANGE = re.compile(r"[^=]+=\s*(log:)?[-+.\deE]+\.\.[-+.\deE]+")
-_DEFAULT_METRIC = {"multiclass": ["val_accuracy"], "binary": ["val_accuracy"], "regression": ["val_mae"]}
+_DEFAULT_METRIC = {"multiclass": "val_accuracy", "binary": "val_accuracy", "regression": "val_mae"}
 # Trials that a dry run times, and those that it names; trials and seeds of a fast dev run.
 _TIMED, _NAMED, _DEV = 8, 20, 2
 
 
-def seconds_of(value: object) -> object:
-    """Return the seconds of "90s", "30m" or "2h"."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smh])", value.strip())
-    if match is None:
-        raise ValueError("expected a number with a unit, such as 90s, 30m or 2h")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def packing_of(value: object) -> bool | int:
-    """Read what `--packing` is given: on, off or a number.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    word = str(value).strip().lower()
-    if word in ("on", "off", "true", "false"):
-        return word in ("on", "true")
-    if word.isdecimal():
-        return int(word)
-    raise ValueError("expected on, off or a number of packs")
-
-
-def listed(value: object) -> object:
-    """Return a text as a list of it."""
-    return [value] if isinstance(value, str) else value
-
-
 @dataclasses.dataclass(frozen=True)
-class SweepOptions(Checked):
+class Plan(SweepOptions):
     """What a sweep is asked to do: the keys of a plan file.
 
     Attributes:
-        seeds: as `parse_seeds`.
         grid: values by field.
         random: what fields are drawn from, as `space.parse_distribution`.
-        samples: how many draws.
-        adaptive: how many settings Optuna chooses.
-        search_seed: of the draws.
-        metric: keys of the logs, or `MEASURED`, that trials are compared by; the first ranks them. If not set, the
-            validation's accuracy or mean absolute error.
-        mode: whether a high or a low value is good, of each, or "auto" of all; a plan file may have one text of either.
-        halving: one trial in so many goes on from a rung.
-        min_epochs: the first rung.
-        runs_per_device: runs that a rank trains at once.
-        packing: runs of one program share launches on a GPU, as a pack; a number: as so many packs.
-        folds: of cross-validation; none for none.
-        keep: whose models stay as files; the best trial's where it is none.
-        max_time: seconds after which the sweep stops, to be continued; on the command line with a unit, such as 2h.
     """
 
-    seeds: Any = "0-4"
     grid: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     random: dict[str, Any] = dataclasses.field(default_factory=dict)
-    samples: Annotated[int, Interval(ge=0)] = 0
-    adaptive: Annotated[int, Interval(ge=0)] = 0
-    search_seed: Annotated[int, Interval(ge=0, lt=2**63)] = 0
-    metric: Annotated[list[str], Before(listed)] | None = None
-    mode: Annotated[list[Literal["auto", "max", "min"]], Before(listed)] = dataclasses.field(
-        default_factory=lambda: ["auto"]
-    )
-    halving: Annotated[int, Interval(ge=2)] | None = None
-    min_epochs: Annotated[int, Interval(ge=1)] = 1
-    runs_per_device: Annotated[int, Interval(ge=1)] | None = None
-    packing: Annotated[bool | int, Before(packing_of)] = True
-    folds: Annotated[int, Interval(ge=2)] | None = None
-    keep: Literal["best", "all", "none"] | None = None
-    max_time: Annotated[Annotated[float, Interval(ge=0)] | None, Before(seconds_of)] = None
 
 
-def options_of(parsed: argparse.Namespace) -> SweepOptions:
+def plan_of(parsed: argparse.Namespace) -> Plan:
     """Return what the command line says, over what the plan file says.
 
     Raises:
@@ -193,7 +133,7 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
     said = {key.removeprefix("sweep."): value for key, value in vars(parsed).items() if key.startswith("sweep.")}
     said.pop("dry_run", None)
     plan = said.pop("plan", None)
-    known = [field.name for field in dataclasses.fields(SweepOptions)]
+    known = [field.name for field in dataclasses.fields(Plan)]
     tree: dict[str, Any] = {} if plan is None else read_mapping(Path(plan), "--plan")
     for key in tree:
         if key not in known:
@@ -220,7 +160,7 @@ def options_of(parsed: argparse.Namespace) -> SweepOptions:
         tree["random"] = {name: one.describe() for name, one in drawn.items()}
     tree |= said
     try:
-        return checked(SweepOptions, tree)
+        return checked(Plan, tree)
     except NotValidError as error:
         name = ".".join(part for part in error.place if isinstance(part, str))
         where = "on the command line" if name in typed else f"in {plan}"
@@ -237,87 +177,63 @@ def _once(flag: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> int:
     """Train every setting with every seed; return 0 if all runs succeeded. Collective."""
 
-    def read() -> tuple[SweepOptions, dict[str, str], Space, tuple[int, ...], tuple[int, ...]]:
-        options = options_of(parsed)
+    def read() -> tuple[Request, dict[str, str]]:
+        plan = plan_of(parsed)
         refuse_in_a_sweep(config)
-        objectives = objectives_of(
-            _DEFAULT_METRIC["multiclass"] if options.metric is None else options.metric, options.mode
-        )
-        if options.folds is not None and config.train.validation_split:
+        if plan.folds is not None and config.train.validation_split:
             raise ConfigError("--folds and --validation-split: each says what validates; leave one out")
         if config.train.fold is not None:
             raise ConfigError("--fold is of one run: --folds K trains every trial and seed on each of K folds")
-        space = space_of(options)
-        if config.fast_dev_run and not options.adaptive:
+        space = space_of(plan)
+        if config.fast_dev_run and not plan.adaptive:
             space = Space(
                 grid=_first(space.grid), random=space.random, samples=min(space.samples, _DEV), seed=space.seed
             )
-        seeds = parse_seeds(options.seeds)
         function = None if config.model.function is None else load_function(config.model.function)
         fields = {name: field_path(name, config) for name in space.fields}
         if len(set(fields.values())) < len(fields):
             raise ConfigError(f"swept {', '.join(fields)}: two of them are the same field")
         if config.data.sharding != "global":
             raise ConfigError("--sharding static: every run of a sweep has all samples; leave it out")
-        if not options.adaptive:
+        if plan.halving is not None and (
+            config.train.early_stopping is not None or "train.early_stopping" in fields.values()
+        ):
+            raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
+        metric, epochs = _DEFAULT_METRIC["multiclass"], epochs_of(config)
+        asked = request(plan, space, epochs, default=metric, sweeps_epochs="train.epochs" in fields.values())
+        if not plan.adaptive:
             for setting in space.settings():
-                one = _config(config, setting, fields, seeds[0])
+                one = _config(config, setting, fields, asked.seeds[0])
                 monitored(one)
                 if function is not None:
                     function.arguments(one.model.arguments)
-        rungs: tuple[int, ...] = ()
-        if options.halving is not None:
-            require_one(objectives)
-            if "train.epochs" in fields.values():
-                raise ConfigError("--halving: not supported where epochs are swept")
-            if config.train.early_stopping is not None or "train.early_stopping" in fields.values():
-                raise ConfigError("--halving and --early-stopping: each says when a run stops; leave one out")
-            rungs = rung_epochs(options.min_epochs, epochs_of(config), options.halving)
-        statistics.check_installed()  # last: SciPy takes longer to import than all the rest
-        return options, objectives, space, seeds[:_DEV] if config.fast_dev_run else seeds, rungs
+        return asked, fields
 
-    options, objectives, space, seeds, rungs = ranks.agree("configuration", read)
-    ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(options)})
-    keep, why_not = ranks.agree("configuration", lambda: keeps_models(options.keep))
-    notes, folds = [why_not] if why_not else [], options.folds or 1
+    asked, fields = ranks.agree("configuration", read)
+    ranks.require_same("the ranks sweep differently", {"sweep": dataclasses.asdict(asked.options)})
+    keep, why_not = ranks.agree("configuration", lambda: keeps_models(asked.options.keep))
+    notes = [why_not] if why_not else []
     phase.enter("data")
     data = load_data(config, ranks)
-    if options.metric is None:
-        objectives = objectives_of(_DEFAULT_METRIC[data.task], options.mode)
-    fields = {name: field_path(name, config) for name in space.fields}
-    recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, folds))
-    validated = [metric for metric in objectives if metric.startswith("val_")]
+    recipe = ranks.agree("configuration", lambda: ConfigRecipe(config, data, fields, asked.folds))
+    if asked.options.metric is None:
+        asked = dataclasses.replace(asked, objectives=objectives_of([_DEFAULT_METRIC[data.task]], asked.options.mode))
+    validated = [metric for metric in asked.objectives if metric.startswith("val_")]
     if not recipe.has_test and validated:
         notes.append(
             f"Trials were chosen by {formatting.listed(validated)} on the test part of the data set, so the best value "
             "is too good for new samples; --validation-split or --folds keeps the test part separate."
         )
-    decides = {
-        "seeds": list(seeds),
-        "space": space.to_dict(),
-        "adaptive": options.adaptive,
-        **decided(objectives),
-        "halving": options.halving,
-        "min_epochs": options.min_epochs,
-        "epochs": epochs_of(config),
-        "folds": options.folds,
-        "config": _deciding(config, fields.values()),
-        "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
-    }
-    asked = Request(
-        space=space,
-        seeds=seeds,
-        objectives=objectives,
-        rungs=rungs,
-        eta=options.halving or 3,
-        adaptive=options.adaptive,
-        runs_per_device=options.runs_per_device,
-        packs=packs_of(options.packing),
-        decides=decides,
-        folds=folds,
+    asked = dataclasses.replace(
+        asked,
+        seeds=asked.seeds[:_DEV] if config.fast_dev_run else asked.seeds,
         keep=keep,
-        max_seconds=options.max_time,
         notes=notes,
+        further={
+            "epochs": asked.epochs,
+            "config": _deciding(config, fields.values()),
+            "data": [fingerprint(split.x, split.y) for split in (data.train, data.test)],
+        },
     )
     if ranks.rank == 0 and config.verbose != 0:
         say(f"measuring memory and speed of a run{' on every rank' if ranks.size > 1 else ''}")
@@ -346,7 +262,7 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             files={"config.yaml": to_yaml(dataclasses.replace(config, out=None))},
         )
         if ranks.rank == 0 and config.verbose != 0:
-            _show_result(result, space, str(out) if kept else None)
+            _show_result(result, asked.space, str(out) if kept else None)
     return result.exit_code
 
 
@@ -415,7 +331,7 @@ def _folded(config: Config, run: Run) -> Config:
     return dataclasses.replace(config, train=train)
 
 
-def space_of(options: SweepOptions) -> Space:
+def space_of(options: Plan) -> Space:
     """Return what is swept.
 
     Raises:
@@ -555,7 +471,7 @@ def _show_plan(
     for note in data.notes:
         say(note)
     say(f"{data.name}: {recipe.samples}")
-    how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.adaptive else ""
+    how = f", chosen by Optuna from {', '.join(asked.space.fields)}" if asked.options.adaptive else ""
     say(
         f"{formatting.counted(asked.trials, 'trial')}{how} x {seeds} = {formatting.counted(asked.runs, 'run')} of "
         f"{formatting.counted(epochs_of(config), 'epoch')}; "
@@ -565,7 +481,9 @@ def _show_plan(
         say(f"Pareto front of {formatting.listed([*asked.objectives])}")
     if asked.rungs:
         at = formatting.listed([str(rung) for rung in asked.rungs])
-        say(f"stopping early: one trial in {asked.eta} goes on after {at} epochs, judged by its seeds' mean")
+        say(
+            f"stopping early: one trial in {asked.options.halving} goes on after {at} epochs, judged by its seeds' mean"
+        )
     for rank, one in enumerate(capacities):
         memory = f"{one.run_bytes / 1e6:.1f} MB a run"
         if one.free_bytes is not None:
@@ -586,7 +504,7 @@ def _show_time(
     """Print the settings and, after trying some of them, how long it may take."""
     if ranks.rank != 0:
         return
-    if not asked.adaptive:
+    if not asked.options.adaptive:
         settings = asked.space.settings()
         for number, setting in enumerate(settings[:_NAMED]):
             say(f"  trial {number}: {label(setting)}", indent=4)

@@ -4,6 +4,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,17 +16,17 @@ from dptrain.callbacks import Callback, Logs
 from dptrain.data.holdout import fold_rows
 from dptrain.errors import ConfigError, ExitCode, PreemptedError
 from dptrain.models import Model
+from dptrain.runtime.checked import NotValidError, checked
 from dptrain.runtime.failure import leave, phase
-from dptrain.sweeps import statistics
+from dptrain.runtime.text import short
 from dptrain.sweeps.arguments import Builder, facts, require_array, require_function
-from dptrain.sweeps.capacity import packs_of
-from dptrain.sweeps.driver import Request, agreed, execute, prepare
+from dptrain.sweeps.driver import Request, agreed, execute, prepare, request
 from dptrain.sweeps.keeping import Keep, keeps_models
-from dptrain.sweeps.pareto import decided, objectives_of, require_free, require_one
+from dptrain.sweeps.options import SweepOptions
+from dptrain.sweeps.pareto import require_free
 from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import RESERVED, SweepResult
-from dptrain.sweeps.scheduler import rung_epochs
-from dptrain.sweeps.space import Space, parse_seeds
+from dptrain.sweeps.space import Space
 from dptrain.sweeps.training import Recipe
 from dptrain.train.trainer import StepIterator
 
@@ -53,7 +54,7 @@ def sweep(
     folds: int | None = None,
     test_data: Any = None,
     keep: Keep | None = None,
-    max_time: float | None = None,
+    max_time: float | str | None = None,
     out: str | Path | None = None,
     callbacks: Callable[[], Sequence[Callback]] | None = None,
     verbose: str | int = "auto",
@@ -92,7 +93,7 @@ def sweep(
         test_data: (x, y) that decide nothing: evaluated once, by the final models of the best trial, in the end.
         keep: whose models stay in `out` as `.keras` files: "best" for the best trial's, "all" or "none"; None for the
             best trial's, where h5py is installed.
-        max_time: seconds after which the sweep stops; with the same `out` it goes on.
+        max_time: seconds after which the sweep stops, or a text such as "2h"; with the same `out` it goes on.
         out: directory of the results, to be continued if it holds the same sweep, or one with fewer seeds, settings or
             epochs; None keeps no files.
         callbacks: returns new callbacks for a run.
@@ -112,81 +113,51 @@ def sweep(
     ranks = comms.current()
     phase.enter("sweep")
 
-    def check() -> tuple[Space, _Recipe, tuple[int, ...], dict[str, str], tuple[int, ...]]:
-        for name, value in (("halving", halving), ("runs_per_device", runs_per_device)):
-            _check_whole(name, value, 1)
-        _check_whole("folds", folds, 2)
-        if keep not in (None, "best", "all", "none"):
-            raise ConfigError(f"keep = {keep!r}: expected 'best', 'all' or 'none'")
-        if max_time is not None and not (isinstance(max_time, int | float) and max_time >= 0):
-            raise ConfigError(f"max_time = {max_time!r}: expected seconds, a number >= 0")
-        for name, value in (("adaptive", adaptive), ("samples", samples), ("epochs", fit.get("epochs"))):
-            _check_whole(name, value, 0)
-        _check_whole("min_epochs", min_epochs, 1)
+    def check() -> tuple[Request, _Recipe]:
+        given = {
+            **dict(seeds=seeds, metric=metric, mode=mode, samples=samples, adaptive=adaptive),
+            **dict(search_seed=search_seed, halving=halving, min_epochs=min_epochs, runs_per_device=runs_per_device),
+            **dict(packing=packing, folds=folds, keep=keep, max_time=max_time),
+        }
+        try:
+            options = checked(SweepOptions, given)
+        except NotValidError as error:
+            raise ConfigError(f"{error.place[0]} = {short(error.value)}: {error}") from None
+        _check_whole("epochs", fit.get("epochs"), 0)
         require_array("sweep", x)
         if verbose not in ("auto", 0, 1, 2):
             raise ConfigError(f"verbose = {verbose!r}: expected 'auto', 0, 1 or 2")
         chosen = space if isinstance(space, Space) else _space(space, samples, adaptive, search_seed)
         recipe = _Recipe(build_model, chosen, x, y, callbacks, fit, folds or 1, test_data)
-        for one in (modes := [mode] if isinstance(mode, str) else list(mode)):
-            if one not in ("auto", "max", "min"):
-                raise ConfigError(f"mode = {one!r}: expected 'auto', 'max' or 'min'")
         if halving is not None and callbacks is not None:
             raise ConfigError("not supported: callbacks with halving, which takes runs up again")
-        if halving is not None and "epochs" in chosen.fields:
-            raise ConfigError("not supported: halving where epochs are swept")
-        rungs = () if halving is None else rung_epochs(min_epochs, fit.get("epochs", 1), halving)
-        validated = fit.get("validation_data") is not None or bool(fit.get("validation_split"))
+        validated = fit.get("validation_data") is not None or bool(fit.get("validation_split")) or folds is not None
         validated = validated or not {"validation_data", "validation_split"}.isdisjoint(chosen.fields)
-        validated = validated or folds is not None
-        keys = [metric] if isinstance(metric, str) else metric
-        objectives = objectives_of(["val_loss" if validated else "loss"] if keys is None else keys, modes)
-        for key in objectives:
+        default, epochs = "val_loss" if validated else "loss", fit.get("epochs", 1)
+        asked = request(options, chosen, epochs, default=default, sweeps_epochs="epochs" in chosen.fields)
+        for key in asked.objectives:
             if key.startswith("val_") and not validated:
                 raise ConfigError(f"metric = {key!r}: there is no validation; give validation_data or validation_split")
-        require_free(chosen.fields, [*objectives])
-        if halving is not None:
-            require_one(objectives)
-        statistics.check_installed()  # last: SciPy takes longer to import than all the rest
-        return chosen, recipe, parse_seeds(seeds), objectives, rungs
+        require_free(chosen.fields, [*asked.objectives])
+        return asked, recipe
 
-    chosen, recipe, all_seeds, objectives, rungs = agreed(ranks, "sweep", check)
+    asked, recipe = agreed(ranks, "sweep", check)
     models, _ = agreed(ranks, "sweep", lambda: keeps_models("none" if out is None else keep))
     # Callbacks may end a training otherwise than that of fewer epochs: then another number of epochs is another sweep.
-    length = {} if callbacks is not None or "epochs" in chosen.fields else {"epochs": fit.get("epochs", 1)}
-    decides = {
-        "space": chosen.to_dict(),
-        "adaptive": adaptive,
-        "seeds": list(all_seeds),
-        **decided(objectives),
-        "halving": halving,
-        "min_epochs": min_epochs,
+    length = {} if callbacks is not None or "epochs" in asked.space.fields else {"epochs": asked.epochs}
+    further = {
         "data": facts([x, y]),
         **length,
-        "folds": folds,
         "test_data": facts(test_data),
         "fit": {name: facts(value) for name, value in fit.items() if name not in length},
         "build_model": getattr(build_model, "__qualname__", type(build_model).__name__),
     }
-    ranks.require_same("the ranks sweep differently", decides)
+    asked = replace(asked, keep=models, further=further)
+    ranks.require_same("the ranks sweep differently", asked.decides)
     with ExitStack() as stack:
         folder = Path() if out is None else Path(out)
         if out is None and ranks.rank == 0:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dptrain-"))) / "sweep"
-        asked = Request(
-            space=chosen,
-            seeds=all_seeds,
-            objectives=objectives,
-            rungs=rungs,
-            eta=halving or 3,
-            adaptive=adaptive,
-            runs_per_device=runs_per_device,
-            packs=packs_of(packing),
-            decides=decides,
-            folds=folds or 1,
-            keep=models,
-            max_seconds=max_time,
-        )
         result = execute(ranks, recipe, asked, prepare(ranks, recipe, asked), folder, verbose=verbose)
         phase.enter("user code")
     if result.signal:

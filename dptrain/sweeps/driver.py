@@ -3,7 +3,7 @@
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,14 +16,17 @@ from dptrain.models import Model
 from dptrain.runtime.failure import end_job, phase
 from dptrain.runtime.files import write_atomically
 from dptrain.saving.keras_zip import why_not_saved
+from dptrain.sweeps import statistics
 from dptrain.sweeps.adaptive import OptunaSource
-from dptrain.sweeps.capacity import Capacity, first_that_works, measure
+from dptrain.sweeps.capacity import Capacity, first_that_works, measure, packs_of
 from dptrain.sweeps.directory import SweepDirectory
 from dptrain.sweeps.keeping import Keep, finish
+from dptrain.sweeps.options import SweepOptions
+from dptrain.sweeps.pareto import decided, objectives_of, require_one
 from dptrain.sweeps.records import Run, Setting
 from dptrain.sweeps.result import SweepResult, best_trial, conclude
-from dptrain.sweeps.scheduler import ListSource, SettingSource
-from dptrain.sweeps.space import Space
+from dptrain.sweeps.scheduler import ListSource, SettingSource, rung_epochs
+from dptrain.sweeps.space import Space, parse_seeds
 from dptrain.sweeps.sweep import Stop, SweepPlan, run_sweep
 from dptrain.sweeps.training import Recipe
 from dptrain.train.devices import open_backend
@@ -40,36 +43,48 @@ class Request:
     """What a sweep is asked to do, the same on all ranks.
 
     Attributes:
+        options: as the user has given them.
         space: what is varied.
         seeds: every trial is trained with each.
         objectives: of each metric, a key of the logs or of `training.MEASURED`, "max", "min" or "auto"; trials are
             ranked by the first.
-        rungs: numbers of epochs at which trials are judged, rising.
-        eta: one trial in so many goes on from a rung.
-        adaptive: how many settings Optuna chooses; 0 for those of the space.
-        runs_per_device: runs that a rank trains at once; None to find out.
-        packs: on a GPU, into which a rank's runs of one program are divided, each of which shares launches; 0 for none:
-            each run has a stream of its own. None to find out.
-        decides: everything that decides results, as `SweepPlan`.
-        folds: of cross-validation; 1 for none.
+        epochs: of a run that goes to its end.
         keep: whose models stay as files.
-        max_seconds: after which the sweep stops, to be continued; None for never.
+        further: what decides results beside options and space, as JSON can carry it: data, model, training.
         notes: sentences that belong to the findings.
     """
 
+    options: SweepOptions
     space: Space
     seeds: Sequence[int]
     objectives: Mapping[str, str]
-    rungs: Sequence[int]
-    eta: int
-    adaptive: int
-    runs_per_device: int | None
-    packs: int | None
-    decides: Mapping[str, Any]
-    folds: int = 1
+    epochs: int
     keep: Keep = "none"
-    max_seconds: float | None = None
+    further: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+    @property
+    def folds(self) -> int:
+        """Of cross-validation; 1 for none."""
+        return self.options.folds or 1
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Numbers of epochs at which trials are judged, rising."""
+        one = self.options
+        return () if one.halving is None else rung_epochs(one.min_epochs, self.epochs, one.halving)
+
+    @property
+    def decides(self) -> dict[str, Any]:
+        """Everything that decides results, as `SweepPlan`."""
+        one = self.options
+        return {
+            "seeds": list(self.seeds),
+            "space": self.space.to_dict(),
+            **{name: getattr(one, name) for name in ("adaptive", "halving", "min_epochs", "folds")},
+            **decided(self.objectives),
+            **self.further,
+        }
 
     @property
     def runs(self) -> int:
@@ -79,19 +94,41 @@ class Request:
     @property
     def trials(self) -> int:
         """How many settings there will be."""
-        return self.adaptive or self.space.size
+        return self.options.adaptive or self.space.size
 
     def settings_to_try(self) -> Sequence[Setting]:
         """Return some settings that are like the sweep's; where Optuna chooses, draws stand for them."""
-        if self.adaptive:
+        if self.options.adaptive:
             return Space(random=self.space.random, samples=_TRIED, seed=self.space.seed).settings()
         return spread(self.space.settings(), _TRIED)
 
     def source(self, modes: Sequence[Literal["max", "min"]]) -> SettingSource:
         """Return where the settings come from."""
-        if self.adaptive:
-            return OptunaSource(self.space.random, self.adaptive, modes, self.space.seed)
+        if self.options.adaptive:
+            return OptunaSource(self.space.random, self.options.adaptive, modes, self.space.seed)
         return ListSource(self.space.settings())
+
+
+def request(options: SweepOptions, space: Space, epochs: int, *, default: str, sweeps_epochs: bool) -> Request:
+    """Return what a sweep is asked to do.
+
+    Args:
+        options: as the user has given them.
+        space: what is varied.
+        epochs: of a run that goes to its end.
+        default: the metric where the user names none.
+        sweeps_epochs: whether runs differ in their epochs.
+
+    Raises:
+        ConfigError: options do not go together.
+    """
+    objectives = objectives_of([default] if options.metric is None else options.metric, options.mode)
+    if options.halving is not None:
+        require_one(objectives)
+        if sweeps_epochs:
+            raise ConfigError("halving: not supported where epochs are swept")
+    statistics.check_installed()  # last: SciPy takes longer to import than all the rest
+    return Request(options, space, parse_seeds(options.seeds), objectives, epochs)
 
 
 def agreed(ranks: Communicator, where: str, action: Callable[[], T]) -> T:
@@ -128,7 +165,8 @@ def prepare(ranks: Communicator, recipe: Recipe, asked: Request) -> Capacity:
         with comms.independent():
             run = Run(0, 0, seed, 0, asked.folds)
             metrics = [*asked.objectives]
-            return measure(recipe, settings, run, metrics, asked.runs_per_device, most, asked.packs)
+            packs = packs_of(asked.options.packing)
+            return measure(recipe, settings, run, metrics, asked.options.runs_per_device, most, packs)
 
     return agreed(ranks, "device", look)
 
@@ -166,13 +204,13 @@ def execute(
         seeds=asked.seeds,
         modes=modes,
         rungs=asked.rungs,
-        eta=asked.eta,
+        eta=asked.options.halving or 3,
         decides=asked.decides,
         fields=asked.space.fields,
         folds=asked.folds,
         keep=asked.keep,
         keeps_states=asked.keep != "none" or recipe.has_test,
-        seconds=asked.max_seconds,
+        seconds=asked.options.max_time,
     )
     capacities = gather(ranks, capacity)
     about = {

@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from annotated_types import Interval
 
-from dptrain.cli.checked import Before, Checked, NotValidError, checked
+from dptrain.runtime.checked import Before, Checked, NotValidError, checked
 
 
 def halved(value: object) -> object:
