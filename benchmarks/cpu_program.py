@@ -39,9 +39,9 @@ def program(batch: int, hidden: int) -> Program:
 
     def step(images: Tensor, labels: Tensor, rows: Tensor) -> dict[str, Tensor]:
         w1, b1, w2, b2 = weights
-        x = ops.cast(ops.take(images, rows), "float32") / 255
+        x = ops.cast(ops.take(images, rows, axis=0), "float32") / 255
         logits = ops.relu(x @ w1 + b1) @ w2 + b2
-        y = ops.take(labels, rows)
+        y = ops.take(labels, rows, axis=0)
         values = -ops.sum(ops.one_hot(y, 10) * ops.log_softmax(logits), axis=-1)
         ops.mean(values).backward()
         t = ops.cast(updates + 1, "float64")

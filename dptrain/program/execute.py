@@ -1,26 +1,131 @@
-"""Executing a program many times with NumPy: calls on views that are cut once, in memory that is planned once.
+"""Executing a program op by op with NumPy: what compiled programs must compute, and machines without a compiler do.
 
-What does not change from step to step is done when an `Executable` is made: shapes for a rank's rows, views, the arrays
-that ops write, and which of them share memory. A step is then a list of calls.
+Each op writes an array of its own, which is made once and written anew at each step.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
-from dptrain.program.memory import Plan, aligned, plan
-from dptrain.program.mesh import OWN_PART, constant_of, own_part
-from dptrain.program.messages import all_reduce, stages
-from dptrain.program.passes import without_ranks
+from dptrain.program.context import WATCH
+from dptrain.program.memory import aligned
+from dptrain.program.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
+from dptrain.program.messages import all_reduced, stages
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
-from dptrain.program.tensor import Array, Tensor, Variable
+from dptrain.program.tensor import Array, Tensor, Variable, watch
 
-Call = Callable[[], Any]
+
+def evaluate(
+    program: Program,
+    values: Mapping[str, Any],
+    state: Mapping[Variable, Array] | None = None,
+    *,
+    rows: int | None = None,
+    first_row: int = 0,
+    comm: Communicator | None = None,
+) -> tuple[dict[str, Array], dict[Variable, Array]]:
+    """Return what comes out of a program, and the new values of its state. Collective where it is a placed one.
+
+    Derived outputs are among it unless ranks have summands of the state.
+
+    Args:
+        program: what is executed.
+        values: of its inputs, by name: this rank's rows of what is sharded.
+        state: values of variables; those that are not in it have their own.
+        rows: of the global batch that this rank has; None for all.
+        first_row: the global number of the first of them.
+        comm: the ranks; None for one.
+
+    Raises:
+        ConfigError: an input is missing or has another shape.
+    """
+    given = state or {}
+    old = {variable: given[variable] if variable in given else variable.numpy() for variable in program.state}
+    step = _Step(program, values, old, rows, first_row, comm)
+    step.execute()
+    outputs = {name: step.values[one] for name, one in program.outputs.items()}
+    updates = {variable: step.values[one] for variable, one in program.updates.items()}
+    if program.derived is not None and not (isinstance(program, PlacedProgram) and program.summed):
+        outputs |= evaluate(program.derived, {}, {**given, **updates})[0]
+    return outputs, updates
+
+
+class _Step:
+    """A program's ops, in order.
+
+    Args:
+        program: what is executed.
+        arrays: of its inputs, by name.
+        state: the arrays of its variables.
+        rows: as `evaluate`.
+        first_row: as `evaluate`.
+        comm: as `evaluate`.
+
+    Attributes:
+        values: of its tensors, after `execute`.
+        nbytes: of the arrays that ops write.
+
+    Raises:
+        ConfigError: an input is missing or has another shape.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arrays: Mapping[str, Any],
+        state: Mapping[Variable, Array],
+        rows: int | None,
+        first_row: int,
+        comm: Communicator | None,
+    ) -> None:
+        self._rows, self._first_row, self._comm = program.rows if rows is None else rows, first_row, comm
+        self.values: dict[Tensor, Array] = {one: state[variable] for variable, one in program.state.items()}
+        for name, one in program.inputs.items():
+            if name not in arrays:
+                raise ConfigError(f"input {name!r} is missing")
+            array, expected = np.asarray(arrays[name], one.dtype), local(one.shape, self._rows)
+            if array.shape != expected:
+                raise ConfigError(f"input {name!r} has shape {array.shape}: expected {expected}")
+            self.values[one] = array
+        self._stages = stages(program)
+        self._attributes: dict[Tensor, dict[str, Any]] = {}
+        self.nbytes = 0
+        for one in program.tensors:
+            if one.op is None:
+                if one not in self.values:
+                    self.values[one] = constant_of(one, self._rows, program.rows)
+                continue
+            self._attributes[one] = one.op.local_attributes(one, self._rows, first_row)
+            if not one.op.is_view and one.op is not ALL_REDUCE:
+                self.values[one] = aligned(local(one.shape, self._rows), one.dtype)
+                self.nbytes += self.values[one].nbytes
+
+    @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
+    def execute(self) -> None:
+        """Compute all values. Collective where the program is a placed one."""
+        values, is_watched = self.values, WATCH.get() is not None
+        for stage in self._stages:
+            for one in stage.tensors:
+                op = one.op
+                if op is None:
+                    continue
+                inputs = [values[read] for read in one.inputs]
+                if op is OWN_PART:
+                    values[one] = own_part(one, inputs[0], self._rows, self._first_row)
+                elif op.is_view:
+                    values[one] = np.asarray(op.compute(*inputs, **self._attributes[one]))
+                else:
+                    op.compute(*inputs, **self._attributes[one], out=values[one])
+                if is_watched:
+                    watch(one, values[one])
+            for message in stage.messages:
+                parts = [values[one.inputs[0]] for one in message]
+                sums = all_reduced(parts, self._comm, message[0].attributes["over"])
+                values |= zip(message, sums, strict=True)
 
 
 class HostMemory:
@@ -56,7 +161,7 @@ class HostMemory:
 
 
 class Executable:
-    """A program for one number of rows.
+    """A program for one number of rows, executed many times.
 
     Args:
         program: what is executed.
@@ -68,7 +173,6 @@ class Executable:
         comm: the ranks; None for one.
 
     Attributes:
-        plan: where in memory its tensors are.
         outputs: what the last step made, by name.
         nbytes: of its memory, state and inputs aside.
 
@@ -86,115 +190,40 @@ class Executable:
         first_row: int = 0,
         comm: Communicator | None = None,
     ) -> None:
-        if comm is None or comm.size == 1:
-            program = without_ranks(program)
-        self._program, self._first_row, self._comm = program, first_row, comm
-        self._rows = program.rows if rows is None else rows
-        self.plan: Plan = plan(program, rows)
-        self._arena = aligned((self.plan.size,), np.uint8)
-        self.nbytes = self.plan.size
-        self._arrays: dict[int, Array] = {}
-        self._calls: list[Call] = []
-        self._moves: list[Call] = []
-        self.outputs: Mapping[str, Array] = {}
+        self._program = program
         self._order = self._window = np.empty(0, np.int64)
-        for name, one in program.inputs.items():
-            if name not in arrays:
-                raise ConfigError(f"input {name!r} is missing")
-            if name == ROWS:
-                self._order, self._window = arrays[name], np.empty(self._shape(one), one.dtype)
-                self._arrays[id(one)] = self._window
-            else:
-                self._arrays[id(one)] = _checked(name, arrays[name], self._shape(one))
+        if ROWS in program.inputs and ROWS in arrays:
+            own = local(program.inputs[ROWS].shape, program.rows if rows is None else rows)
+            self._order, self._window = arrays[ROWS], np.zeros(own, np.int64)
+            arrays = {**arrays, ROWS: self._window}
         memory.adopt(program.state)
-        self.state = {variable: memory.array(variable) for variable in program.state}
-        self._arrays |= {id(one): self.state[variable] for variable, one in program.state.items()}
-        for stage in stages(program):
-            for tensor in stage.tensors:
-                if id(tensor) not in self._arrays:
-                    self._prepare(tensor)
-            for message in stage.messages:
-                self._prepare_message(message)
-        self._prepare_updates()
-        self._results = {name: self._arrays[id(one)] for name, one in program.outputs.items()}
+        self._state = {variable: memory.array(variable) for variable in program.state}
+        self._step = _Step(program, arrays, self._state, rows, first_row, comm)
+        self.nbytes = self._step.nbytes
+        self.outputs: Mapping[str, Array] = {}
 
-    @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """Execute it as often as there are starts. Collective where the program is a placed one.
 
         Args:
             starts: where in the array `ROWS` each step's rows begin.
         """
+        values = self._step.values
         for number, start in enumerate(starts, 1):
             self._window[...] = self._order[start : start + len(self._window)]
-            for call in self._calls:
-                call()
-            if number == len(starts):  # before the moves: outputs may be of the old state
-                self.outputs = {name: array.copy() for name, array in self._results.items()}
-            for call in self._moves:
-                call()
+            self._step.execute()
+            if number == len(starts):  # before the state changes, whose old value an output may be
+                self.outputs = {name: values[one].copy() for name, one in self._program.outputs.items()}
+            new = {variable: self._own(one) for variable, one in self._program.updates.items()}
+            for variable, value in new.items():
+                np.copyto(self._state[variable], value)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _shape(self, tensor: Tensor) -> tuple[int, ...]:
-        return local(tensor.shape, self._rows)
-
-    def _prepare(self, tensor: Tensor) -> None:
-        """Give a tensor its array, and note the call that computes it, if there is anything to compute."""
-        op, inputs = tensor.op, [self._arrays[id(one)] for one in tensor.inputs]
-        if op is None:
-            array = constant_of(tensor, self._rows, self._program.rows)
-        elif op is OWN_PART:
-            array = own_part(tensor, inputs[0], self._rows, self._first_row)
-        elif op.is_view:
-            array = op.execute(inputs, tensor, self._rows)
-            if array.size and not np.may_share_memory(array, inputs[0]):  # strides cannot say this reshape: a copy
-                array = self._place(tensor)
-                self._calls.append(partial(_copy_of, op, inputs, tensor, self._rows, array))
-        else:
-            array = self._place(tensor)
-            attributes = op.local_attributes(tensor, self._rows, self._first_row)
-            self._calls.append(partial(op.compute, *inputs, **attributes, out=array))
-        self._arrays[id(tensor)] = array
-
-    def _prepare_message(self, message: list[Tensor]) -> None:
-        """Give sums their arrays, one behind the other, and note the calls that fill and sum them."""
-        assert self._comm is not None
-        over, parts = message[0].attributes["over"], [self._arrays[id(one.inputs[0])] for one in message]
-        flat = np.empty(sum(part.size for part in parts), parts[0].dtype)
-        places = np.split(flat, np.cumsum([part.size for part in parts])[:-1])
-        for one, part, place in zip(message, parts, places, strict=True):
-            self._arrays[id(one)] = place.reshape(part.shape)
-            self._calls.append(partial(np.copyto, self._arrays[id(one)], part))
-        self._calls.append(partial(all_reduce, flat, over, self._comm))
-
-    def _prepare_updates(self) -> None:
-        """Note the calls that give the state the new values which were not written over it."""
-        moves = [(self._arrays[id(one)], self.state[variable]) for variable, one in self._program.updates.items()]
-        moves = [(new, old) for new, old in moves if new is not old]
-        for number, (new, old) in enumerate(moves):
-            if any(np.may_share_memory(new, state) for state in self.state.values()):  # which may be replaced before
-                moves[number] = np.empty_like(old), old
-                self._moves.append(partial(np.copyto, moves[number][0], new))
-        self._moves += [partial(np.copyto, old, new) for new, old in moves]
-
-    def _place(self, tensor: Tensor) -> Array:
-        """Return the array that an op is to write: the state that it replaces, or a place in the arena."""
-        replaced = self.plan.in_place.get(id(tensor))
-        if replaced is not None:
-            return self._arrays[id(replaced)]
-        start, shape = self.plan.offsets[id(tensor)], self._shape(tensor)
-        size = int(np.prod(shape, dtype=np.int64)) * tensor.dtype.itemsize
-        return self._arena[start : start + size].view(tensor.dtype).reshape(shape)
-
-
-def _copy_of(op: Any, inputs: list[Array], tensor: Tensor, rows: int, out: Array) -> None:
-    np.copyto(out, op.execute(inputs, tensor, rows))
-
-
-def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    array = np.asarray(value)
-    if array.shape != shape:
-        raise ConfigError(f"input {name!r} has shape {array.shape}: expected {shape}")
-    return array
+    def _own(self, tensor: Tensor) -> Array:
+        """Return a value that stays when the state changes."""
+        root = tensor
+        while root.op is not None and (root.op.is_view or root.op is ALL_REDUCE):
+            root = root.inputs[0]
+        return self._step.values[tensor].copy() if root.op is None else self._step.values[tensor]

@@ -23,7 +23,7 @@ import dptrain.ops.random  # noqa: F401  # with all of the vocabulary: a file na
 from dptrain.errors import ConfigError, DataError
 from dptrain.program import tree
 from dptrain.program.dims import Dim, read
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import Program, trace
 from dptrain.program.schema import check_attributes, is_length, is_type_name
 from dptrain.program.shapes import is_open, size

@@ -23,7 +23,7 @@ from dptrain.optimizers.base import Optimizer
 from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.memory import plan
 from dptrain.program.mesh import OWN_PART, PlacedProgram
 from dptrain.program.placement import place

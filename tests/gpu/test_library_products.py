@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 SCRIPT = """
 import numpy as np
 from dptrain.backend.cuda.backend import CudaBackend
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from tests.ops.test_products_of_views import step_of
 from tests.ops.test_programs_on_cuda import check, check_state, mlp, shapes_program

@@ -4,7 +4,7 @@ import numpy as np
 
 from dptrain import ops
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 

@@ -9,7 +9,7 @@ import dptrain as dp
 from dptrain.backend.cuda.compile import kernel_cache
 from dptrain.errors import DeviceError
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.testing import CheckError, check_layer, check_op

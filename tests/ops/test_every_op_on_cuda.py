@@ -6,7 +6,7 @@ import pytest
 import dptrain.ops
 import dptrain.ops.random
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from dptrain.program.tensor import OPS

@@ -12,8 +12,7 @@ from dptrain.backend.cuda.compose import Composition
 from dptrain.layers import Layer
 from dptrain.ops.common import broadcast_shape, elementwise, first_dtype, floating_dtype
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
-from dptrain.program.execute import HostMemory
+from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.fuse import fuse
 from dptrain.program.gradient import gradients
 from dptrain.program.kernels import Loop

@@ -8,7 +8,7 @@ import pytest
 import dptrain as dp
 from dptrain import layers, ops
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
 from tests.tolerances import assert_near

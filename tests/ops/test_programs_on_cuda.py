@@ -10,7 +10,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops.indexing import take_rows
 from dptrain.ops.random import SeedGenerator, dropout
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 

@@ -10,7 +10,7 @@ from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.groups import reduction
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 

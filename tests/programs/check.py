@@ -9,8 +9,7 @@ import pytest
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu.compiled import CompiledExecutable
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
-from dptrain.program.execute import Executable, HostMemory
+from dptrain.program.execute import Executable, HostMemory, evaluate
 from dptrain.program.mesh import PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program

@@ -1,4 +1,4 @@
-"""The CPU: programs run as NumPy calls on prepared views, or compiled where there is a C++ compiler."""
+"""The CPU: programs are compiled where there is a C++ compiler; else NumPy executes them op by op."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,11 +35,11 @@ def wants_compiled(choice: bool | Literal["auto"]) -> bool | None:
 
 
 class NumpyExecutable(execute.Executable):
-    """Prepared NumPy calls in the floating-point environment of a GPU: denormals are zero, and overflow no event."""
+    """Ops by NumPy in the floating-point environment of a GPU, in which denormals are zero."""
 
     def run(self, starts: Sequence[int] = (0,)) -> None:
         """See `execute.Executable`."""
-        with flush_to_zero(), np.errstate(all="ignore"):
+        with flush_to_zero():
             super().run(starts)
 
 

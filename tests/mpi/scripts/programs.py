@@ -6,7 +6,7 @@ from dptrain import comm as comms
 from dptrain import ops
 from dptrain.data.parts import cut
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable

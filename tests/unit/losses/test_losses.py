@@ -8,7 +8,7 @@ from dptrain import losses, ops
 from dptrain.errors import ConfigError
 from dptrain.losses import LOSSES, SparseCategoricalCrossentropy
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.messages import count
 from dptrain.program.placement import place

@@ -8,7 +8,7 @@ from dptrain import losses, metrics, ops
 from dptrain.errors import ConfigError
 from dptrain.metrics import METRICS, Mean, MeanMetricWrapper, Metric, Sum, resolve
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.messages import count
 from dptrain.program.placement import place
 from dptrain.program.program import trace

@@ -9,7 +9,7 @@ import dptrain as dp
 from dptrain.cli.main import main
 from dptrain.errors import ConfigError
 from dptrain.models.explaining import program_of
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 
 
 def dense() -> dp.Sequential:

@@ -6,7 +6,7 @@ import pytest
 import dptrain as keras
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from tests.unit.program.virtual_ranks import run_on_ranks

@@ -8,7 +8,7 @@ import pytest
 from dptrain import layers, ops
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.placement import place
 from dptrain.program.program import trace

@@ -5,7 +5,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.errors import ConfigError
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 

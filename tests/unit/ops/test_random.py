@@ -7,7 +7,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.random import Purpose, stream

@@ -11,8 +11,7 @@ from dptrain import ops, optimizers
 from dptrain.errors import ConfigError
 from dptrain.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Lion, RMSprop, schedules
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
-from dptrain.program.execute import Executable, HostMemory
+from dptrain.program.execute import Executable, HostMemory, evaluate
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Loop
 from dptrain.program.placement import place

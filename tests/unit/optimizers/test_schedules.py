@@ -19,7 +19,7 @@ from dptrain.optimizers.schedules import (
     PolynomialDecay,
 )
 from dptrain.optimizers.schedules import CosineDecay as CosineDecayWhereKerasHasIt
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim, Size, bound, greatest, least, quotient, unknown
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.shapes import local
 from dptrain.program.tensor import Tensor

@@ -1,4 +1,4 @@
-"""A prepared program has the bits of one that is evaluated op by op, step after step, and takes less memory."""
+"""A program that is executed many times has the bits of one that is evaluated anew at each step."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
-from dptrain.program.execute import Executable, HostMemory
-from dptrain.program.memory import plan
+from dptrain.program.execute import Executable, HostMemory, evaluate
 from dptrain.program.placement import place
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -72,7 +70,7 @@ def five_steps_on_ranks(shards, executable):
 
 
 def compare_steps(program, steps):
-    """Assert that a prepared program has the bits of an evaluated one; return it, and what came out."""
+    """Assert that an executable has the bits of `evaluate`; return what came out."""
     state = {one: one.numpy() for one in program.state}
     executable, came_out = Executable(program, HostMemory(), DATA), []
     for _ in range(steps):
@@ -85,20 +83,16 @@ def compare_steps(program, steps):
             value = expected[name]
             assert executable.outputs[name].tobytes() == value.tobytes(), name
         for variable, value in state.items():
-            assert executable.state[variable].tobytes() == variable.numpy().tobytes() == value.tobytes(), variable
-    return executable, came_out
+            assert variable.numpy().tobytes() == value.tobytes(), variable
+    return came_out
 
 
 def test_bits_over_many_steps():
     seed = random.SeedGenerator(3)
     variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
     program = trace(network(variables, seed), SPECS)
-    executable, came_out = compare_steps(program, 10)
+    came_out = compare_steps(program, 10)
     assert came_out[-1]["loss"] < came_out[0]["loss"]
-    # Weights are written over; what lives shortly shares its place with others.
-    # (w2 is copied: its new value is made early, for `right`, and the reverse pass still reads the old one.)
-    assert sorted(one.name for one in executable.plan.in_place.values()) == ["b1", "gamma", "seed_generator", "w1"]
-    assert executable.plan.size < executable.plan.alone / 2
 
 
 @pytest.mark.parametrize("shards", [[4, 4, 3], [0, 11]], ids=str)
@@ -136,7 +130,7 @@ def test_steps_read_their_own_rows():
 @settings(max_examples=40, deadline=None)
 @given(step=steps())
 def test_random_programs(step):
-    """Whatever shares memory, the second step has the bits of the first."""
+    """Whatever arrays are used again, the second step has the bits of the first."""
     compare_steps(random_training(step), 2)
 
 
@@ -149,7 +143,6 @@ def test_state_that_is_still_read_is_not_written_over():
         return {"new": w * 2 + 0 * ops.sum(sample_weight), "old": before * 2}
 
     program = trace(step, SPECS)
-    assert plan(program).in_place == {}
     executable = Executable(program, HostMemory(), DATA)
     for number in range(3):
         executable.run()
@@ -198,14 +191,6 @@ def test_views_of_every_kind():
         }
 
     compare_steps(trace(step, SPECS), 3)
-
-
-def test_lives_do_not_overlap_in_memory():
-    variables = weights(w1=(4, 6), b1=6, gamma=6, w2=(6, 3))
-    program = trace(network(variables), SPECS)
-    small, large = plan(program, 2), plan(program, 200)
-    assert small.size < large.size
-    assert all(offset % 64 == 0 for offset in large.offsets.values())
 
 
 def test_refused():

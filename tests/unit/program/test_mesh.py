@@ -12,7 +12,7 @@ from dptrain.errors import ConfigError
 from dptrain.ops import random
 from dptrain.optimizers import OPTIMIZERS, Adam
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.explain import explain
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER, Placement
 from dptrain.program.placement import place

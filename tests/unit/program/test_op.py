@@ -14,7 +14,7 @@ from dptrain.errors import ConfigError, DivergenceError
 from dptrain.ops import random
 from dptrain.program import op as calls
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.lowering import Element
 from dptrain.program.program import trace
 from dptrain.program.tensor import OPS, Tensor, Variable, constant, watching

@@ -6,7 +6,7 @@ import pytest
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.passes import with_precision, without_ranks, without_repeats
 from dptrain.program.placement import place

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.explain import explain
 from dptrain.program.gradient import gradients
 from dptrain.program.messages import stages

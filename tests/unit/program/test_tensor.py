@@ -9,7 +9,7 @@ from dptrain import ops
 from dptrain.errors import ConfigError
 from dptrain.ops.common import broadcast_shape, common_dtype, elementwise
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.op import Op
 from dptrain.program.program import trace

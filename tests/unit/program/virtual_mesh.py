@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, constant_of
 from dptrain.program.placement import place
 from tests.unit.program.parts import computed

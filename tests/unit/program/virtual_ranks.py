@@ -8,7 +8,7 @@ import numpy as np
 
 from dptrain.program import tree
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.mesh import PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import trace

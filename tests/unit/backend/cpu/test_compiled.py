@@ -14,8 +14,7 @@ from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
-from dptrain.program.execute import HostMemory
+from dptrain.program.execute import HostMemory, evaluate
 from dptrain.program.fuse import fuse
 from dptrain.program.gradient import gradients
 from dptrain.program.passes import without_ranks

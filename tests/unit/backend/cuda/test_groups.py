@@ -7,7 +7,7 @@ import pytest
 
 from dptrain.backend.cuda.groups import operand_of
 from dptrain.program.dims import Dim
-from dptrain.program.evaluate import evaluate
+from dptrain.program.execute import evaluate
 from dptrain.program.program import Program, trace
 from tests.ops.test_products_of_views import VIEWS, viewed
 
