@@ -62,6 +62,7 @@ PYTHON = (
     "dptrain/program/operand.py",
     "dptrain/program/passes.py",
     "dptrain/program/placement.py",
+    "dptrain/program/cpp.py",
     "dptrain/program/views.py",
 )
 KERNELS = ("*.cuh", "*.h")

@@ -16,12 +16,6 @@
 #define DP_LOOP _Pragma("GCC ivdep")
 #endif
 
-// A whole number as a fraction, of which none is -0.
-template <class T, class I> static inline T dp_number(I whole) {
-    const T made = (T)whole;
-    return made + (T)0;
-}
-
 // Those of native_threads.h and native_product.h, which are compiled once for all programs.
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);

@@ -24,6 +24,12 @@
 #define DP_NAN __builtin_nanf("")
 #endif
 
+// A whole number as a fraction, of which none is -0.
+template <class T, class I> DP_INLINE T dp_number(I whole) {
+    const T made = (T)whole;
+    return made + (T)0;
+}
+
 template <class T> DP_INLINE T dp_maximum(T a, T b) { return (a > b || a != a) ? a : b; }
 template <class T> DP_INLINE T dp_minimum(T a, T b) { return (a < b || a != a) ? a : b; }
 template <class T> DP_INLINE T dp_absolute(T x) { return x < 0 ? (T)(-x) : x; }

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from dptrain.program import lowering
+from dptrain.program.cpp import TYPES
 from dptrain.program.kernels import (
-    C_TYPES,
     COPY,
     Call,
     Fused,
@@ -240,7 +240,7 @@ def _is_uniform(tensor: Tensor, inputs: Sequence[View]) -> bool:
 
 def _has_code(tensor: Tensor, inputs: Sequence[View]) -> bool:
     """Whether a loop can compute a tensor."""
-    if any(one.dtype.name not in C_TYPES for one in (tensor, *tensor.inputs)):
+    if any(one.dtype.name not in TYPES for one in (tensor, *tensor.inputs)):
         return False
     match lowering_of(tensor):
         case lowering.Reduction("argmax"):

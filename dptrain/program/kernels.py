@@ -14,7 +14,7 @@ from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.op import Op
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one
-from dptrain.program.tensor import Array, DType, Tensor, Variable
+from dptrain.program.tensor import Array, Tensor, Variable
 from dptrain.program.views import IndexMap, View, aligned_axes, space_of
 
 
@@ -28,11 +28,6 @@ def _not_placed(*arguments: Any) -> Any:
 
 
 COPY = Op(copy, _not_placed, _not_placed, _not_placed, lowering=Element("{0}"))
-
-# Types that generated code has, and their names in C++.
-C_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
-    f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)
-}
 
 
 @dataclass(eq=False)
@@ -192,30 +187,6 @@ class Fused:
             if not isinstance(kernel, Loop):
                 found |= own
         return found
-
-
-def operand_dtypes(tensor: Tensor) -> list[DType]:
-    """Return the types in which the inputs of an op of single elements enter its expression `Element.c`."""
-    element, own = lowering_of(tensor), [one.dtype for one in tensor.inputs]
-    if isinstance(element, Element):  # else a reduction over axes of length 1
-        if not own or element.converts:
-            return own
-        if element.conditions:
-            return [np.dtype(bool) if n in element.conditions else tensor.dtype for n in range(len(own))]
-        if element.by_last:
-            return [np.dtype(np.float64 if own[0].kind == "f" else np.int64)]
-    common = np.result_type(*own)
-    if tensor.dtype.kind == "f" and common.kind != "f":
-        common = np.dtype(np.float64)  # as NumPy, which rounds to float32 at the end
-    return [common] * len(own)
-
-
-def numbers_of(tensor: Tensor) -> dict[str, Any]:
-    """Return the attributes that an op's expression may name, with the defaults of those that are not given."""
-    assert tensor.op is not None
-    defaults = getattr(tensor.op.compute, "__kwdefaults__", None) or {}
-    known = {**defaults, **tensor.attributes}
-    return {name: value for name, value in known.items() if isinstance(value, int | float | np.generic)}
 
 
 # What fits into a loop

@@ -20,7 +20,7 @@ class Element:
 
     Attributes:
         c: the element as an expression of C++: of the operands `{0}`, `{1}`, ... in the types of
-            `program/kernels.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last axis,
+            `program/cpp.py:operand_dtypes`, of attributes by name, and of `{last}`, the index along the last axis,
             which the operand then does not have. Functions are those of `kernels/scalar.h`.
         conditions: operands that enter as truth values; the others then have the output's type.
         exponents: operands that are part of the code where they are positive whole numbers that are known, since

@@ -177,31 +177,3 @@ def matrix(view: View, shape: Shape) -> tuple[bool, Extent] | None:
     if (of_rows == ONE or rows == ONE) and (of_columns != NOTHING or columns == ONE):
         return True, rows if columns == ONE else of_columns
     return None
-
-
-# As C++, in which R is a rank's rows and F its first row
-
-
-def length_text(one: Extent) -> str:
-    """Return a product of lengths."""
-    number, power = one
-    rows = "*".join("R" * power)
-    return str(int(number)) if not power else rows if number == 1 else f"{int(number)}*{rows}"
-
-
-def index_text(name: str, stride: Extent) -> str:
-    """Return how far an index goes."""
-    return name if stride == ONE else f"{name}*{length_text(stride)}"
-
-
-def _offset_text(one: Offset, step: Extent) -> str:
-    terms = [str(one.plain)] if one.plain else []
-    terms += [f"{number}*{name}" for number, name in ((one.rows, "R"), (one.first, "F")) if number]
-    return f"({' + '.join(terms)})*{length_text(step)}"
-
-
-def index(view: View, strides: Sequence[Extent], axes: Sequence[int]) -> str:
-    """Return the place in a root of a reader's element at `axes`, and at 0 along the others."""
-    terms = [_offset_text(first, step) for first, step in view.start()]
-    terms += [index_text(f"i{axis}", strides[axis]) for axis in axes if strides[axis] != NOTHING]
-    return " + ".join(terms) or "0"

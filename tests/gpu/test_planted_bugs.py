@@ -114,7 +114,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "a place is taken for another that has the same parts": (
         CUDA + "expressions.py",
-        "return tuple((ex.text, weight(shape)) for ex, shape in segments)",
+        "return tuple((ex.text, extent(shape)) for ex, shape in segments)",
         "return tuple((ex.text, (0, 0)) for ex, shape in segments[:1])",
         "group_normalization",
         {},

@@ -31,7 +31,7 @@ from tests.programs.exact import Exact
 GENERATORS = (
     *("backend/cpu/codegen.py", "backend/cuda/generate.py", "backend/cuda/products.py", "backend/cuda/executable.py"),
     *("backend/cuda/groups.py", "backend/cuda/expressions.py", "backend/cuda/compose.py"),
-    *("program/fuse.py", "program/kernels.py", "program/merge.py", "program/views.py"),
+    *("program/fuse.py", "program/kernels.py", "program/merge.py", "program/views.py", "program/cpp.py"),
 )
 # The lengths in `kernels/`: a warp, blocks of rows (`dp_block`), tiles of products.
 IN_HEADERS = (16, 32, 64, 1024)

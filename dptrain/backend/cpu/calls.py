@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+from dptrain.program.cpp import TYPES, ctype, length_text, place_text
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import C_TYPES, Call
+from dptrain.program.kernels import Call
 from dptrain.program.lowering import Insert, Join, RandomBits, Scatter, Windows
 from dptrain.program.shapes import Shape, is_one, row_axis
-from dptrain.program.views import IndexMap, Offset, View, extent, index, key_maps, length_text, offset
+from dptrain.program.views import IndexMap, Offset, View, extent, key_maps, offset
 
 Address = Callable[[Any, bool], str]
 
@@ -21,12 +22,12 @@ def call_text(call: Call, address: Address) -> str | None:
     """
     op, tensor = call.tensor.op, call.tensor
     assert op is not None
-    if any(one.dtype.name not in C_TYPES for one in (tensor, *tensor.inputs)):
+    if any(one.dtype.name not in TYPES for one in (tensor, *tensor.inputs)):
         return None
     if isinstance(op.lowering, Join):
         return _joined(call, address)
     if isinstance(op.lowering, Insert):
-        scalar, part = C_TYPES[tensor.dtype.name], View(tensor, tuple(key_maps(tensor.attributes["key"])))
+        scalar, part = ctype(tensor.dtype), View(tensor, tuple(key_maps(tensor.attributes["key"])))
         fill = f"  dp_fill<{scalar}>({address(tensor, True)}, {length_text(extent(tensor.shape))}, 0);\n"
         return fill + _copied(part, call.reads[0], tensor.inputs[0].shape, address)
     if not all(view.is_whole(one.shape) for view, one in zip(call.reads, tensor.inputs, strict=True)):
@@ -48,7 +49,7 @@ def _copied(to: View, of: View, shape: Shape, address: Address) -> str:
     ]
     if lines:
         lines.insert(-1, "DP_LOOP\n")
-    places = [index(one, one.strides(len(shape)), axes) for one in (to, of)]
+    places = [place_text(one, one.strides(len(shape)), axes) for one in (to, of)]
     target, source = address(to.root, True), address(of.root, False)
     return "".join(lines) + f"{'  ' * (len(axes) + 1)}({target})[{places[0]}] = ({source})[{places[1]}];\n"
 
@@ -67,7 +68,7 @@ def _random_bits(call: Call) -> str:
     own = call.tensor.attributes
     rows, features = (length_text(extent((n,))) for n in own["shape"])
     counted = row_axis(call.tensor.shape)
-    first = f"F*{_scale(call.tensor.shape[counted])}" if counted is not None else "0"
+    first = f"first_row * {_scale(call.tensor.shape[counted])}" if counted is not None else "0"
     return (
         f"dp_random_bits({{out}}, {rows}, {features}, {int(own['seed'])}ULL, {int(own['purpose'])}ULL, *{{0}}, "
         f"{int(own['number'])}ULL, {first});"
@@ -82,7 +83,7 @@ def _add_rows(call: Call) -> str:
     values, places = call.tensor.inputs
     length, *rest = call.tensor.shape
     sizes = [length_text(extent((length,))), length_text(extent(rest)), length_text(extent(places.shape))]
-    types = f"{C_TYPES[values.dtype.name]}, {C_TYPES[places.dtype.name]}"
+    types = f"{ctype(values.dtype)}, {ctype(places.dtype)}"
     return f"dp_add_rows<{types}>(c, {{out}}, {sizes[0]}, {sizes[1]}, {{0}}, {{1}}, {sizes[2]});"
 
 
@@ -100,7 +101,7 @@ def _windows(call: Call) -> str | None:
     sizes = ", ".join([length_text(extent(image[:1])), *(length_text(extent((n,))) for n in kernel[2:] or image[3:])])
     given = ", ".join(f"{{{n}}}" for n in range(len(tensor.inputs)))
     context = "c, " if kernel else ""
-    return f"dp_{op.name}<{C_TYPES[tensor.dtype.name]}>({context}{window}, {sizes}, {given}, {{out}});"
+    return f"dp_{op.name}<{ctype(tensor.dtype)}>({context}{window}, {sizes}, {given}, {{out}});"
 
 
 _ARGUMENTS: dict[type, Callable[[Call], str | None]] = {

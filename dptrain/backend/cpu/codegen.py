@@ -7,20 +7,26 @@ the rows that it has just computed and still has in its cache.
 Nothing in the text depends on the batch size: rows, and where arrays lie, are read from the `Context` of
 `kernels/native.h`.
 
-In the text: R rows of the rank, F its first row, G rows of the global batch; i0, i1, ... indices of a loop's outer
-axes, j of its last one, q of a block of rows; a arrays, p sums of a block, b where a row of one begins, v what is read,
-t what is computed.
+In the text, beside the names of `program/cpp.py`: i0, i1, ... indices of a loop's outer axes, j of its last one, q of a
+block of rows; a arrays, p sums of a block, b where a row of one begins, v what is read, t what is computed.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from dptrain.backend.cpu.calls import call_text
+from dptrain.program.cpp import (
+    Ex,
+    ctype,
+    element,
+    index_text,
+    known_number,
+    length_text,
+    literal,
+    place_text,
+)
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import C_TYPES, Call, Fused, Kernel, Loop, Member, Product, numbers_of, operand_dtypes
+from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member, Product
 from dptrain.program.lowering import Element, Reduction, lowering_of
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import is_one
@@ -30,9 +36,6 @@ from dptrain.program.views import (
     ONE,
     View,
     extent,
-    index,
-    index_text,
-    length_text,
     marked,
     matrix,
     space_of,
@@ -50,6 +53,7 @@ _LONG = 32
 _SUMMED = 1 << 16
 # Rows that are shorter go through a loop as one, which an epilogue cannot.
 _WIDE = 64
+_SIZES = "  const int64_t B = c.R, first_row = c.F, global_B = c.G;\n"
 
 
 @dataclass
@@ -145,7 +149,7 @@ class _Writer:
     def _define(self, body: str, arguments: str = "") -> str:
         """Write a function of this body; return its name."""
         name = f"kernel{len(self._functions)}"
-        head = f"static void {name}(Context &c{arguments}) {{\n  const int64_t R = c.R, F = c.F, G = c.G;\n"
+        head = f"static void {name}(Context &c{arguments}) {{\n{_SIZES}"
         self._functions.append(f"{head}{body}}}\n")
         return name
 
@@ -177,14 +181,13 @@ class _Writer:
         return "dp_product_then", name, text.operations
 
     def _address(self, root: Tensor, written: bool) -> str:
-        return f"({'' if written else 'const '}{C_TYPES[root.dtype.name]} *)c.p[{self.slot(root)}]"
+        return f"({'' if written else 'const '}{ctype(root.dtype)} *)c.p[{self.slot(root)}]"
 
     def _close(self, calls: list[str]) -> None:
         if not calls:
             return
-        name, lengths = f"native{len(self.code.parts)}", "  const int64_t R = c.R, G = c.G;\n"
-        body = "\n".join(calls)
-        self._functions.append(f'extern "C" void {name}(Context &c, int last) {{\n{lengths}{body}\n}}\n')
+        name, body = f"native{len(self.code.parts)}", "\n".join(calls)
+        self._functions.append(f'extern "C" void {name}(Context &c, int last) {{\n{_SIZES}{body}\n}}\n')
         self.code.parts.append(NativeFunction(name))
 
     def _run(self) -> str:
@@ -227,7 +230,7 @@ class _Writer:
     def _product(self, product: Product, epilogue: tuple[str, str, str] | None) -> str:
         tensor, (x1, x2) = product.tensor, product.reads
         a, b = tensor.inputs
-        rank, scalar = tensor.ndim, C_TYPES[tensor.dtype.name]
+        rank, scalar = tensor.ndim, ctype(tensor.dtype)
         m, n, k = (extent(shape) for shape in (tensor.shape[-2:-1], tensor.shape[-1:], a.shape[-1:]))
         axes = [
             [
@@ -254,7 +257,7 @@ class _Writer:
             indent += "  "
         pointers = []
         for view, own in zip((*reads, whole(tensor)), (*strides, whole(tensor).strides(rank)), strict=True):
-            pointers.append(f"{self._address(view.root, view.root is tensor)} + {index(view, own, outer)}")
+            pointers.append(f"{self._address(view.root, view.root is tensor)} + {place_text(view, own, outer)}")
         settings = ", ".join(
             (str(of_a[0]).lower(), str(of_b[0]).lower(), *map(length_text, (m, n, k))),
         )
@@ -294,7 +297,7 @@ class _LoopText:
             if self._is_summed(member):
                 self._offsets[member] = self.summed
                 self.summed += -(-extent(member.tensor.shape)[0] * member.tensor.dtype.itemsize // 64) * 64
-        if collapse and all(one.kind == "map" and "{last}" not in _expression(one) for one in loop.members):
+        if collapse and all(one.kind == "map" and not _is_by_last(one) for one in loop.members):
             self._collapse()
 
     def text(self) -> str:
@@ -329,7 +332,7 @@ class _LoopText:
         """Return the body of the function that adds up what blocks have summed, in their order."""
         lines = []
         for member, place in self._offsets.items():
-            tensor, scalar = member.tensor, C_TYPES[member.tensor.dtype.name]
+            tensor, scalar = member.tensor, ctype(member.tensor.dtype)
             size, start = extent(tensor.shape)[0], self._start(member)
             lines.append(f"  {scalar} *w{place} = ({scalar} *)c.p[{self._writer.slot(tensor)}];\n")
             lines.append(f"  dp_fill<{scalar}>(w{place}, {size}, {start});\n")
@@ -449,10 +452,10 @@ class _LoopText:
         return self._writer.number(member.tensor)
 
     def _index(self, view: View) -> str:
-        return index(view, view.strides(self._rank), self._outer)
+        return place_text(view, view.strides(self._rank), self._outer)
 
     def _array(self, root: Tensor, *, written: bool = False) -> str:
-        slot, scalar = self._writer.slot(root), C_TYPES[root.dtype.name]
+        slot, scalar = self._writer.slot(root), ctype(root.dtype)
         name = f"{'w' if written else 'a'}{slot}"
         if name not in self._known:
             self._known[name] = name
@@ -463,8 +466,8 @@ class _LoopText:
     def _value(self, view: View, number: int, *, inner: bool) -> str:
         """Return what stands for an element of a view in a pass, for each element of a row or for a whole row."""
         root = view.root
-        if (literal := _literal_of(root)) is not None:
-            return literal
+        if (known := known_number(root, _number)) is not None:
+            return known
         read = self._loop.member(root)
         if read is not None:
             name = f"t{self._number(read)}"
@@ -473,7 +476,7 @@ class _LoopText:
             if id(root) in self._buffers:
                 return f"r{self._number(read)}[j]"
         stride = view.strides(self._rank)[self._row] if self._rank else NOTHING
-        scalar, key = C_TYPES[root.dtype.name], (id(root), view.maps)
+        scalar, key = ctype(root.dtype), (id(root), view.maps)
         if not inner or stride == NOTHING:
             if key not in self._known:
                 self._known[key] = f"v{len(self._known)}"
@@ -491,7 +494,7 @@ class _LoopText:
         key = (id(view.root), view.maps, "base")
         if key not in self._known:
             self._known[key] = name = f"b{len(self._known)}"
-            scalar = C_TYPES[view.root.dtype.name]
+            scalar = ctype(view.root.dtype)
             self._note("head", f"const {scalar} *{name} = {self._array(view.root)} + {self._index(view)};")
         return self._known[key]
 
@@ -503,11 +506,9 @@ class _LoopText:
             self._reduce(member, number)
             return
         tensor, name = member.tensor, f"t{self._number(member)}"
-        scalar = C_TYPES[tensor.dtype.name]
+        scalar = ctype(tensor.dtype)
         value = self._gathered(member, number) if member.kind == "gather" else self._mapped(member, number)
-        is_cast = member.kind == "map" and _expression(member) == "{0}"
-        made = self._converted(value, member.reads[0], tensor.dtype) if is_cast else f"({scalar})({value})"
-        self._note(part, f"const {scalar} {name} = {made};", number)
+        self._note(part, f"const {scalar} {name} = {value};", number)
         self._store(member, name, part, number)
         if id(tensor) in self._buffers:
             length = self._lengths[self._row]
@@ -516,24 +517,14 @@ class _LoopText:
             self._note(part, f"r{self._number(member)}[j - jb] = {name};", number)
 
     def _mapped(self, member: Member, number: int) -> str:
-        tensor = member.tensor
-        dtypes = operand_dtypes(tensor)
-        operands = []
-        for view, dtype in zip(member.reads, dtypes, strict=True):
-            value = self._value(view, number, inner=member.inner)
-            operands.append(value if view.root.dtype == dtype else self._converted(value, view, dtype))
+        operands = [
+            Ex(self._value(view, number, inner=member.inner), computed=self._loop.member(view.root) is not None)
+            for view in member.reads
+        ]
         last = "0" if not member.axes or member.axes[-1] is None else f"i{member.axes[-1]}"
         if member.inner and member.axes and member.axes[-1] == self._row:
             last = "j"
-        kind = dtypes[0] if dtypes else tensor.dtype
-        numbers = {name: literal(value, kind) for name, value in numbers_of(tensor).items()}
-        return _expression(member).format(*operands, last=last, **numbers)
-
-    def _converted(self, value: str, view: View, to: DType) -> str:
-        """Return an element of a view in another type."""
-        # Of a fraction that becomes a whole number and then a fraction again, GCC makes one truncation: -0 of -0.5.
-        is_whole = view.root.dtype.kind in "iu" and to.kind == "f" and self._loop.member(view.root) is not None
-        return f"dp_number<{C_TYPES[to.name]}>({value})" if is_whole else f"(({C_TYPES[to.name]})({value}))"
+        return element(member.tensor, operands, _number, last)
 
     def _gathered(self, member: Member, number: int) -> str:
         table, places = member.reads
@@ -545,7 +536,7 @@ class _LoopText:
         of_row = self._rank > 0 and places.strides(self._rank)[self._row] == NOTHING
         if member.inner and of_row and (read is None or not read.inner or read.kind == "reduce"):
             name = f"g{self._number(member)}"
-            scalar = C_TYPES[table.root.dtype.name]
+            scalar = ctype(table.root.dtype)
             self._note("before", f"const {scalar} *{name} = {array} + {row} * {step} + {self._index(table)};", number)
             if read is None and self._outer and places.strides(self._rank)[self._outer[-1]] == ONE:
                 axis = self._outer[-1]
@@ -567,7 +558,7 @@ class _LoopText:
             view.strides(self._rank)[self._row] if self._rank else NOTHING,
         )
         if part == "body" and stride != NOTHING:
-            scalar, own = C_TYPES[tensor.dtype.name], f"o{self._number(member)}"
+            scalar, own = ctype(tensor.dtype), f"o{self._number(member)}"
             self._note("head", f"{scalar} *{own} = {array} + {self._index(view)};")
             self._note(part, f"{own}[{index_text('j', stride)}] = {name};", number)
         else:
@@ -575,7 +566,7 @@ class _LoopText:
 
     def _reduce(self, member: Member, number: int) -> None:
         tensor, own, join = member.tensor, self._number(member), _join(member)
-        dtype, scalar = _accumulated(member), C_TYPES[tensor.dtype.name]
+        dtype, scalar = _accumulated(member), ctype(tensor.dtype)
         if not self._takes(member):
             value = f"({scalar})({self._value(member.reads[0], number, inner=member.inner)})"
             self._accumulate(member, value, "body" if member.inner else "after", number)
@@ -583,10 +574,10 @@ class _LoopText:
         length = self._lengths[self._row]
         lanes = 1 if not length[1] and length[0] < _LONG else _LANES
         kind = {"sum": "dp_Sum", "max": "dp_Max", "argmax": "dp_Argmax"}[join]
-        settings = C_TYPES[dtype.name] if join == "argmax" else f"{C_TYPES[dtype.name]}, {lanes}"
+        settings = ctype(dtype) if join == "argmax" else f"{ctype(dtype)}, {lanes}"
         declared = f"{kind}<{settings}> s{own}"
         if self._rank == 1 and length[1] and join == "sum":  # in the order of a sum in a loop over rows
-            declared = f"dp_RowSum<{C_TYPES[dtype.name]}> s{own}({self.rows})"
+            declared = f"dp_RowSum<{ctype(dtype)}> s{own}({self.rows})"
         self._note("before", f"{declared};", number)
         self._note("taken", f"s{own}.add({self._vector(member, dtype, number)}, m);", number)
         if member.kind == "sum":
@@ -601,10 +592,10 @@ class _LoopText:
         read = self._loop.member(view.root)
         if read is not None and read.inner and read.kind != "reduce" and read.tensor.dtype == dtype:
             return self._direct(member, read) or f"r{self._number(read)}"
-        beside = view.strides(self._rank)[self._row] == ONE and _literal_of(view.root) is None
+        beside = view.strides(self._rank)[self._row] == ONE and known_number(view.root, _number) is None
         if read is None and beside and view.root.dtype == dtype:
             return f"{self._base(view)} + jb"
-        own, scalar = f"q{self._number(member)}", C_TYPES[dtype.name]
+        own, scalar = f"q{self._number(member)}", ctype(dtype)
         self._note("top", f"{scalar} {own}[{_BLOCK if self._blocked else self._lengths[self._row][0]}];")
         self._note("body", f"{own}[j - jb] = ({scalar})({self._value(view, number, inner=True)});", number)
         return own
@@ -613,7 +604,7 @@ class _LoopText:
         """Take a value up in a sum that is complete after the loop."""
         tensor, op = member.tensor, member.tensor.op
         assert op is not None
-        view, scalar = whole(tensor).along(member.axes), C_TYPES[tensor.dtype.name]
+        view, scalar = whole(tensor).along(member.axes), ctype(tensor.dtype)
         start, first, last = self._start(member), "top", "bottom"
         if member in self._offsets:
             array, first, last = f"p{self._number(member)}", "begin", "end"
@@ -637,17 +628,17 @@ class _LoopText:
 
     def _start(self, member: Member) -> str:
         """Return what a reduction begins with."""
-        return "0" if _join(member) == "sum" else f"dp_lowest<{C_TYPES[member.tensor.dtype.name]}>()"
+        return "0" if _join(member) == "sum" else f"dp_lowest<{ctype(member.tensor.dtype)}>()"
 
     def _joined(self, member: Member, one: str, other: str) -> str:
         """Return what a reduction makes of two values."""
-        scalar = C_TYPES[member.tensor.dtype.name]
+        scalar = ctype(member.tensor.dtype)
         return f"{one} + {other}" if _join(member) == "sum" else f"dp_maximum<{scalar}>({one}, {other})"
 
 
-def _expression(member: Member) -> str:
-    element = lowering_of(member.tensor)
-    return element.c if isinstance(element, Element) else "{0}"  # a reduction over axes of length 1
+def _is_by_last(member: Member) -> bool:
+    lowering = lowering_of(member.tensor)
+    return isinstance(lowering, Element) and lowering.by_last
 
 
 def _join(member: Member) -> str:
@@ -682,28 +673,5 @@ def _between_passes(loop: Loop) -> set[int]:
     return found
 
 
-def literal(value: Any, dtype: DType) -> str:
-    """Return a number as C++ of a type."""
-    if dtype.kind == "f":
-        number = float(np.asarray(value, dtype))
-        if math.isnan(number):
-            return f"(({C_TYPES[dtype.name]})DP_NAN)"
-        if math.isinf(number):
-            return f"(({C_TYPES[dtype.name]}){'-' if number < 0 else ''}DP_INFINITY)"
-        return f"({number.hex()}{'f' if dtype == np.float32 else ''})"
-    if dtype.kind == "b":
-        return "true" if value else "false"
-    number = int(value)
-    if number == -(2**63):
-        return "INT64_MIN"
-    return f"(({C_TYPES[dtype.name]}){number}{'ULL' if number >= 2**63 else 'LL'})"
-
-
-def _literal_of(root: Tensor) -> str | None:
-    """Return a single number that is known, or the number of rows, as C++."""
-    if root.op is not None or root.value is None or root.value.size != 1 or root.variable is not None:
-        return None
-    if root.counts_rows:
-        rows = "R" if root.attributes.get("own") else "G"
-        return f"(({C_TYPES[root.dtype.name]})({rows} * {root.attributes['rows']}))"
-    return literal(root.value.item(), root.dtype)
+def _number(attribute: str, value: Any, dtype: DType) -> str:
+    return literal(value, dtype)

@@ -5,7 +5,7 @@ elements their expression, other ops a function of `kernels/`. What is stored is
 outermost scope in which its operands are known, and what is written once is used again.
 """
 
-import math
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.program.cpp import Ex, cast, ctype, element, known_number, length_text, literal, offset_text
 from dptrain.program.dims import Dim
-from dptrain.program.kernels import numbers_of, reduced_axes
+from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
     Element,
     Gather,
@@ -32,78 +33,14 @@ from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.program import ROWS
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.views import IndexMap
-
-# C++'s names of the types that tensors can have on a GPU.
-TYPES = {
-    **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
-    **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},
-    **{"int64": "long long", "uint64": "unsigned long long"},
-}
-
-
-class Ex(NamedTuple):
-    """An expression.
-
-    Attributes:
-        text: C++.
-        depth: of the scope that knows all its operands.
-    """
-
-    text: str
-    depth: int = 0
-
+from dptrain.program.views import ONE, Extent, IndexMap, Offset, extent
 
 ZERO = Ex("0")
 
 
-def ctype(dtype: DType) -> str:
-    """Return C++'s name of a type.
-
-    Raises:
-        ConfigError: no kernel computes in it.
-    """
-    if dtype.name not in TYPES:
-        raise ConfigError(f"not supported on a GPU: tensors of {dtype.name}; cast to float32")
-    return TYPES[dtype.name]
-
-
-def literal(value: Any, dtype: DType) -> str:
-    """Return a number as C++ writes it in a type."""
-    number = np.asarray(value).astype(dtype)[()]
-    if dtype.kind == "f":
-        if not np.isfinite(number):
-            found = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
-            return found if dtype == np.float32 else f"(double){found}"
-        return (
-            f"{float(number)!r}"
-            if dtype == np.float64
-            else f"{str(number) if '.' in str(number) or 'e' in str(number) else str(number) + '.0'}f"
-        )
-    if dtype.kind == "b":
-        return "true" if number else "false"
-    if dtype.itemsize < 4:
-        return f"({TYPES[dtype.name]}){int(number)}"  # else an int, for which functions of two equal types are no match
-    suffix = {"int64": "ll", "uint64": "ull", "uint32": "u"}.get(dtype.name, "")
-    return f"(-{2**63 - 1}ll - 1)" if int(number) == -(2**63) else f"{int(number)}{suffix}"
-
-
-def extent(n: int) -> str:
-    """Return a length as C++ writes it, in which B is the number of a rank's rows."""
-    return str(int(n)) if not isinstance(n, Dim) else "B" if n.scale == 1 else f"{n.scale} * B"
-
-
 def extents(shape: Sequence[int]) -> str:
     """Return a product of lengths."""
-    rows: list[Any] = [n for n in shape if isinstance(n, Dim)]
-    known = math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Dim)])
-    return " * ".join(([str(known)] if known != 1 or not rows else []) + ["B"] * len(rows))
-
-
-def weight(shape: Sequence[int]) -> tuple[int, int]:
-    """Return what tells products of lengths apart whatever the number of rows is."""
-    rows: list[Any] = [n for n in shape if isinstance(n, Dim)]
-    return len(rows), math.prod([n.scale for n in rows] + [int(n) for n in shape if not isinstance(n, Dim)])
+    return length_text(extent(shape))
 
 
 def aligned(first: Sequence[Shape], second: Sequence[Shape]) -> list[tuple[int, int]] | None:
@@ -114,9 +51,9 @@ def aligned(first: Sequence[Shape], second: Sequence[Shape]) -> list[tuple[int, 
     if not first and not second:
         return []
     for count in range(1, len(second) + 1):
-        wanted = weight([n for shape in second[:count] for n in shape])
+        wanted = extent([n for shape in second[:count] for n in shape])
         for own in range(len(first) + 1):
-            if weight([n for shape in first[:own] for n in shape]) == wanted:
+            if extent([n for shape in first[:own] for n in shape]) == wanted:
                 rest = aligned(first[own:], second[count:])
                 if rest is not None:
                     return [(own, count), *rest]
@@ -174,7 +111,7 @@ class Writer:
         self._scopes = [Scope(0, [], [])]
         self._made: dict[tuple[str, str], Ex] = {}
         # Numbers that were taken apart, by their parts, and the parts of those that were put together.
-        self._wholes: dict[tuple[tuple[str, tuple[int, int]], ...], Ex] = {}
+        self._wholes: dict[tuple[tuple[str, Extent], ...], Ex] = {}
         self._segments: dict[str, list[tuple[Ex, Shape]]] = {}
         self._drawn: dict[str, str] = {}
         self._number = 0
@@ -238,7 +175,7 @@ class Writer:
 
     def flat(self, index: Index) -> Ex:
         """Return the place of an element in memory."""
-        own = [(ex, shape) for ex, shape in index.segments if weight(shape) != (0, 1)]
+        own = [(ex, shape) for ex, shape in index.segments if extent(shape) != ONE]
         if (whole := self._wholes.get(_key(own))) is not None:
             return whole
         found = ZERO
@@ -260,7 +197,7 @@ class Writer:
     def split(self, ex: Ex, shapes: Sequence[Shape]) -> list[Ex]:
         """Return the places within shapes whose elements are numbered through, of which `ex` is such a number."""
         found = [ZERO] * len(shapes)
-        long = [n for n, shape in enumerate(shapes) if weight(shape) != (0, 1)]
+        long = [n for n, shape in enumerate(shapes) if extent(shape) != ONE]
         if len(long) > 1 and (made := self._taken_apart(ex, shapes)) is not None:
             return made
         rest = ex
@@ -307,13 +244,13 @@ class Writer:
             axis += len(lengths)
             if len(own) == len(lengths) and same(own, lengths):
                 found.append((ex, lengths))
-            elif weight(own) == (0, 1):
+            elif extent(own) == ONE:
                 found.append((ZERO, own))
             else:
                 parts = self.parts(Index((ex, lengths)))[len(lengths) - len(own) :]
                 outer = lengths[len(lengths) - len(own) :]
                 found += [
-                    (ZERO if weight((n,)) == (0, 1) and weight((m,)) != (0, 1) else part, (n,))
+                    (ZERO if extent((n,)) == ONE and extent((m,)) != ONE else part, (n,))
                     for part, n, m in zip(parts, own, outer, strict=True)
                 ]
         return Index(*found)
@@ -330,7 +267,9 @@ class Writer:
             found = self.known.get((id(tensor), self.flat(index).text))
             if found is not None:
                 return found
-        return self.load(tensor, index) if self._is_stored(tensor) else self.computed(tensor, index)
+        if self._is_stored(tensor):
+            return self.load(tensor, index)
+        return self.computed(tensor, index)._replace(computed=tensor.op is not None)
 
     def computed(self, tensor: Tensor, index: Index) -> Ex:
         """Return an element, computed even if the tensor is stored; as `value`."""
@@ -343,7 +282,9 @@ class Writer:
 
     def _computed(self, tensor: Tensor, index: Index) -> Ex:
         if tensor.op is None:
-            return self._constant(tensor, index)
+            known = known_number(tensor, functools.partial(self.number, tensor))
+            assert known is not None, f"{tensor} is neither stored nor known"
+            return Ex(known)
         if tensor.op is ALL_REDUCE:
             return self.value(tensor.inputs[0], index)
         if isinstance(tensor.op.lowering, Element):
@@ -362,26 +303,9 @@ class Writer:
             place = self.place(f"{start.text} + {place.text}", start, place)
         return self.let(ctype(tensor.dtype), f"{self._name(tensor)}[{place.text}]", place.depth)
 
-    def cast(self, ex: Ex, found: DType, wanted: DType) -> Ex:
-        """Return a value in another type."""
-        if found == wanted:
-            return ex
-        return Ex(f"({ex.text} != 0)" if wanted.kind == "b" else f"({ctype(wanted)}){ex.text}", ex.depth)
-
-    def _constant(self, tensor: Tensor, index: Index) -> Ex:
-        if tensor.counts_rows:
-            counted = "B" if tensor.attributes.get("own") else "global_B"
-            return Ex(f"({ctype(tensor.dtype)})({tensor.attributes['rows']} * {counted})")
-        if tensor.value is not None and tensor.value.size == 1:
-            return Ex(self.number(tensor, "", tensor.value.reshape(()), tensor.dtype))
-        raise AssertionError(f"{tensor} is neither stored nor known")
-
     def number(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
         """Return a number of a constant or an attribute: its name where each run has its own, else as it is."""
-        if differs_by_run(value, dtype):
-            return self.own(tensor, attribute, value, dtype)
-        text = literal(value, dtype)
-        return f"({text})" if text.startswith("-") else text
+        return self.own(tensor, attribute, value, dtype) if differs_by_run(value, dtype) else literal(value, dtype)
 
     def own(self, tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
         """Return the name of a number that each run has its own of."""
@@ -389,34 +313,20 @@ class Writer:
             return literal(value, dtype)
         return self._number_name(tensor, attribute, value, dtype)
 
-    def _element(self, element: Element, tensor: Tensor, index: Index) -> Ex:
+    def _element(self, lowering: Element, tensor: Tensor, index: Index) -> Ex:
         """Return what an op of single elements makes."""
-        dtypes = [one.dtype for one in tensor.inputs]
-        numbers = {name: self.number(tensor, name, value, tensor.dtype) for name, value in numbers_of(tensor).items()}
-        if element.by_last:
-            *_, last = self.parts(index)
-            segments = [(part, (n,)) for part, n in zip(self.parts(index)[:-1], index.shape[:-1], strict=True)]
-            own = self.reshaped(Index(*segments), tensor.inputs[0].shape)
-            x = self.value(tensor.inputs[0], own)
-            inputs, depth = [x.text], max(x.depth, last.depth)
-            numbers["last"] = last.text
-        else:
-            wanted = tensor.dtype if tensor.dtype.kind != "b" else np.result_type(*dtypes) if dtypes else tensor.dtype
-            found = [
-                Ex(literal(one.numpy().reshape(()), one.dtype))  # compilers know shorter ways: x * x
-                if n in element.exponents and _is_whole(one)
-                else self.value(one, self.spread(index, one.shape))
-                for n, one in enumerate(tensor.inputs)
-            ]
-            types = [np.dtype(bool) if n in element.conditions else wanted for n in range(len(found))]
-            if element.converts:
-                types = dtypes
-            cast = [self.cast(one, dtype, to) for one, dtype, to in zip(found, dtypes, types, strict=True)]
-            inputs, depth = [one.text for one in cast], max((one.depth for one in cast), default=0)
-        text = element.c.format(*inputs, **numbers)
-        if element.converts:
-            text = self.cast(Ex(text), dtypes[0], tensor.dtype).text
-        return self.let(ctype(tensor.dtype), text, depth)
+        last = ZERO
+        if lowering.by_last:
+            *parts, last = self.parts(index)
+            index = self.reshaped(_split(parts, index.shape[:-1]), tensor.inputs[0].shape)
+        found = [
+            Ex(literal(one.numpy(), one.dtype))  # compilers know shorter ways: x * x
+            if n in lowering.exponents and _is_whole(one)
+            else self.value(one, index if lowering.by_last else self.spread(index, one.shape))
+            for n, one in enumerate(tensor.inputs)
+        ]
+        text = element(tensor, found, functools.partial(self.number, tensor), last.text)
+        return self.let(ctype(tensor.dtype), text, max(one.depth for one in (last, *found)))
 
     def pointer(self, tensor: Tensor) -> str:
         """Return the name of what a function reads in its own order."""
@@ -452,8 +362,8 @@ class Writer:
         return Ex(result, self.depth)
 
 
-def _key(segments: Sequence[tuple[Ex, Shape]]) -> tuple[tuple[str, tuple[int, int]], ...]:
-    return tuple((ex.text, weight(shape)) for ex, shape in segments)
+def _key(segments: Sequence[tuple[Ex, Shape]]) -> tuple[tuple[str, Extent], ...]:
+    return tuple((ex.text, extent(shape)) for ex, shape in segments)
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -482,20 +392,20 @@ _LEAST_THRESHOLD = 2**16
 
 def same(a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether shapes are the same for every number of rows."""
-    return len(a) == len(b) and all(weight((n,)) == weight((m,)) for n, m in zip(a, b, strict=True))
+    return len(a) == len(b) and all(extent((n,)) == extent((m,)) for n, m in zip(a, b, strict=True))
 
 
 def _matched(index: Index, shape: Shape) -> Index | None:
     """Return the place in another shape whose axes can be dealt out to the segments, or None."""
     rest, found = list(shape), list[tuple[Ex, Shape]]()
     for ex, lengths in index.segments:
-        wanted, own = weight(lengths), list[int]()
-        while rest and weight(own) != wanted:
+        wanted, own = extent(lengths), list[int]()
+        while rest and extent(own) != wanted:
             own.append(rest.pop(0))
-        if weight(own) != wanted:
+        if extent(own) != wanted:
             return None
         found.append((ex, tuple(own)))
-    return Index(*found, (ZERO, tuple(rest))) if weight(rest) == (0, 1) else None
+    return Index(*found, (ZERO, tuple(rest))) if extent(rest) == ONE else None
 
 
 # What other ops make: functions of a writer, the tensor and the index of one of its elements.
@@ -527,17 +437,10 @@ def _mapped(w: Writer, one: IndexMap, parts: Sequence[Ex]) -> Ex:
     part = None if one.axis is None else parts[one.axis]
     if part is not None and one == IndexMap(one.axis):
         return part
-    first, terms = one.first, list[str]()
-    if first.plain or not (first.rows or first.first):
-        terms.append(str(first.plain))
-    if first.rows:
-        terms.append("B" if first.rows == 1 else f"{first.rows} * B")
-    if part is not None:
-        terms.append(part.text if one.step == 1 else f"{part.text} * {one.step}")
-    if first.first:
-        w.needs.add("first_row")
-        terms.append(f"{first.first} * first_row")
-    return Ex(terms[0]) if part is None and len(terms) == 1 else w.place(" + ".join(terms), *([part] if part else []))
+    if part is None:
+        return Ex(f"({offset_text(one.first)})" if one.first.rows or one.first.first else offset_text(one.first))
+    moved = part.text if one.step == 1 else f"{part.text} * {one.step}"
+    return w.place(moved if one.first == Offset() else f"{offset_text(one.first)} + {moved}", part)
 
 
 def _put(w: Writer, t: Tensor, index: Index) -> Ex:
@@ -546,14 +449,14 @@ def _put(w: Writer, t: Tensor, index: Index) -> Ex:
         start, stop, step = one if isinstance(one, tuple) else (one, one + 1, 1)
         own = []
         if not (isinstance(start, int) and start == 0 and not isinstance(start, Dim)):
-            own.append(f"{part.text} >= {extent(start)}")
+            own.append(f"{part.text} >= {extents((start,))}")
         if not (same((stop,), (n,))):
-            own.append(f"{part.text} < {extent(stop)}")
+            own.append(f"{part.text} < {extents((stop,))}")
         if step != 1:
-            own.append(f"({part.text} - {extent(start)}) % {step} == 0")
+            own.append(f"({part.text} - {extents((start,))}) % {step} == 0")
         tests, depth = tests + own, max(depth, part.depth if own else 0)
         if isinstance(one, tuple):
-            found.append(w.place(f"({part.text} - {extent(start)}) / {step}", part) if own else part)
+            found.append(w.place(f"({part.text} - {extents((start,))}) / {step}", part) if own else part)
     if not tests:
         return w.value(x, _split(found, x.shape))
     condition = Ex(" && ".join(tests), depth)
@@ -566,11 +469,12 @@ def _concatenate_along(w: Writer, t: Tensor, index: Index) -> Ex:
 
     def element(one: Tensor, start: str) -> Ex:
         own = [*parts[:axis], w.place(f"{at.text} - ({start})", at), *parts[axis + 1 :]]
-        return w.cast(w.value(one, _split(own, one.shape)), one.dtype, t.dtype)
+        found = w.value(one, _split(own, one.shape))
+        return found._replace(text=cast(found, one.dtype, t.dtype))
 
     for one in t.inputs:
         start = " + ".join(before) or "0"
-        before.append(extent(one.shape[axis]))
+        before.append(extents((one.shape[axis],)))
         ends.append(Ex(f"{at.text} < {' + '.join(before)}", at.depth))
         values.append(lambda one=one, start=start: element(one, start))  # type: ignore[misc]
     return w.chosen(ctype(t.dtype), ends, values, "0")
@@ -580,7 +484,7 @@ def _take_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     table, places = t.inputs
     parts = w.parts(index)
     place = w.value(places, w.reshaped(_split(parts[: places.ndim], places.shape), places.shape))
-    row = w.place(f"row_at({place.text}, {extent(table.shape[0])})", place)
+    row = w.place(f"row_at({place.text}, {extents((table.shape[0],))})", place)
     rest = parts[places.ndim :]
     return w.value(table, Index((row, table.shape[:1]), *zip(rest, ((n,) for n in table.shape[1:]), strict=True)))
 
@@ -591,7 +495,6 @@ def _random_bits(w: Writer, t: Tensor, index: Index) -> Ex:
     w.needs |= {"random.cuh"}
     at = f"(Word){row.text}"
     if isinstance(rows, Dim):
-        w.needs.add("first_row")
         at = f"(Word)({row.text} + {rows.scale} * (Word)first_row)"
     count = w.value(t.inputs[0], Index())
     seed, number = (w.own(t, name, t.attributes[name], np.dtype(np.uint64)) for name in ("seed", "number"))
@@ -609,8 +512,8 @@ def _batch_matmul(w: Writer, t: Tensor, index: Index) -> Ex:
     def term(k: Ex) -> Ex:
         x = w.value(a, Index(*w.spread(outer, a.shape[:-2]).segments, (m, a.shape[-2:-1]), (k, a.shape[-1:])))
         y = w.value(b, Index(*w.spread(outer, b.shape[:-2]).segments, (k, b.shape[-2:-1]), (n, b.shape[-1:])))
-        x, y = w.cast(x, a.dtype, t.dtype), w.cast(y, b.dtype, t.dtype)
-        return Ex(f"({x.text} * {y.text})", max(x.depth, y.depth))
+        factors = cast(x, a.dtype, t.dtype), cast(y, b.dtype, t.dtype)
+        return Ex(f"({factors[0]} * {factors[1]})", max(x.depth, y.depth))
 
     return w.joined(ctype(t.dtype), "Sum", a.shape[-1:], term)
 
@@ -668,9 +571,9 @@ def _windows(w: Writer, t: Tensor, index: Index) -> Ex:
     size = kernel[:2] or own["window"]
     numbers = [*image[1:3], *places[1:3], *size, *own["strides"], *own.get("dilation", (1, 1)), *own["before"]]
     window = f"Window{{{', '.join(str(int(n)) for n in numbers)}}}"
-    counts = [extent(n) for n in kernel[2:] or t.shape[-1:]]
+    counts = [extents((n,)) for n in kernel[2:] or t.shape[-1:]]
     if t.op.lowering.kernel == -1:  # a sum over all images
-        counts.insert(0, extent(image[0]))
+        counts.insert(0, extents((image[0],)))
     arguments = [*(w.pointer(one) for one in t.inputs), window, *counts, *(one.text for one in parts)]
     return w.let(ctype(t.dtype), f"{t.op.name}({', '.join(arguments)})", max(one.depth for one in parts))
 
@@ -681,7 +584,7 @@ def _add_rows(w: Writer, t: Tensor, index: Index) -> Ex:
     parts = w.parts(index)
     w.needs.add("windows.cuh")
     feature = w.flat(_split(parts[1:], features))
-    arguments = [w.pointer(values), w.pointer(places), extents(places.shape), extent(t.shape[0]), extents(features)]
+    arguments = [w.pointer(values), w.pointer(places), extents(places.shape), extents((t.shape[0],)), extents(features)]
     call = f"add_rows({', '.join(arguments)}, {parts[0].text}, {feature.text})"
     return w.let(ctype(t.dtype), call, max(parts[0].depth, feature.depth))
 

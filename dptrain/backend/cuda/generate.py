@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.backend.cuda.expressions import Ex, Writer, ctype, extents, join_of, join_type, weight
+from dptrain.backend.cuda.expressions import Writer, extents, join_of, join_type
 from dptrain.backend.cuda.groups import Group, Grouping, Places, is_product, operand_of
 from dptrain.backend.cuda.products import THREADS, product_plan
+from dptrain.program.cpp import Ex, cast, ctype
 from dptrain.program.lowering import UserKernel, lowering_of
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
+from dptrain.program.views import ONE, extent
 
 # Threads of a block where no product wants another number.
 BLOCK = 256
@@ -210,7 +212,7 @@ class Generator:
 
     def _map(self, made: Function, group: Group, w: Writer, places: Places) -> None:
         sums = group.of("sum")
-        if not sums and weight(group.lead) == (0, 1):  # read and replaced by one thread
+        if not sums and extent(group.lead) == ONE:  # read and replaced by one thread
             with w.scope(0) as body:
                 mains = [(one, w.computed(one, places.index(one.shape, "main"))) for one in group.of("main")]
                 self._store(made, w, places, mains)
@@ -466,7 +468,7 @@ class Generator:
         x, found = one.inputs[0], places.term(one)
         if join_type(one).startswith("Best"):
             return f"{join_type(one)}{{{found.text}, {places.place_of_term(one).text}}}"
-        return w.cast(found, x.dtype, one.dtype).text
+        return cast(found, x.dtype, one.dtype)
 
     def _end_sums(self, made: Function, w: Writer, places: Places, group: Group) -> None:
         sums = group.of("sum")
@@ -695,10 +697,16 @@ def names_of(tensors: Iterable[Tensor], labels: Mapping[Tensor, str]) -> dict[Te
 # Types that functions name.
 _TYPES = ("Run", "Global", "Index", "Word", "Drawn", "Product", "Window", "Best", "Sum", "Greatest", "First")
 # Names that the generator gives, or C++ has.
+_KEYWORDS = """
+alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|class|compl|const|const_cast|constexpr
+continue|decltype|default|delete|do|double|dynamic_cast|else|enum|explicit|export|extern|false|float|for|friend|goto|if
+inline|int|long|mutable|namespace|new|noexcept|not|not_eq|nullptr|operator|or|or_eq|private|protected|public|register
+reinterpret_cast|return|short|signed|sizeof|static|static_assert|static_cast|struct|switch|template|this|thread_local
+throw|true|try|typedef|typeid|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq
+"""
 _RESERVED = re.compile(
     r"[virck]\d*|(sum|total|of_block|best|start|parts|k|i)_?\d*|drawn\d*|[MNK]|of|end|column|lane|tiles|tile|chunk|chunks"
-    r"|chunk_number|arrived|first|blocks|depth|slices|auto|bool|break|case|catch|char|class|const|continue|default|delete|do|double|else|enum|float"
-    r"|for|if|int|long|new|return|short|signed|static|struct|switch|template|this|union|unsigned|void|while|min|max"
+    r"|chunk_number|arrived|first|blocks|depth|slices|min|max|" + "|".join(_KEYWORDS.split())
 )
 
 

@@ -15,14 +15,13 @@ import numpy as np
 
 from dptrain.backend.cuda.expressions import (
     ZERO,
-    Ex,
     Index,
     Writer,
     aligned,
     join_of,
     same,
-    weight,
 )
+from dptrain.program.cpp import Ex
 from dptrain.program.dims import Dim
 from dptrain.program.kernels import reduced_axes
 from dptrain.program.lowering import (
@@ -41,6 +40,7 @@ from dptrain.program.messages import stages
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.views import ONE, Extent, extent
 
 # Ops that read whole inputs in an order of their own, and are worth storing.
 _WHOLE = (Scatter, Windows)
@@ -130,8 +130,8 @@ def is_product(tensor: Tensor) -> bool:
     """Whether the tiled kernels compute it: float32 matrices, of which both factors have a batch, or one."""
     if not isinstance(lowering_of(tensor), Product) or any(one.dtype != np.float32 for one in tensor.inputs):
         return False
-    batch = weight(tensor.shape[:-2])
-    return all(weight(one.shape[:-2]) in (batch, (0, 1)) for one in tensor.inputs)
+    batch = extent(tensor.shape[:-2])
+    return all(extent(one.shape[:-2]) in (batch, ONE) for one in tensor.inputs)
 
 
 def is_call(tensor: Tensor) -> bool:
@@ -199,7 +199,7 @@ class Grouping:
     def _expensive(self, tensor: Tensor) -> Tensor | None:
         """Return what should be computed once where a smaller tensor is used for many elements, or None."""
         while tensor.op is not None and tensor.op.is_view:
-            if weight(tensor.inputs[0].shape) != weight(tensor.shape):
+            if extent(tensor.inputs[0].shape) != extent(tensor.shape):
                 return None  # of which that view's own input is judged
             tensor = tensor.inputs[0]
         if tensor.op is None or tensor in self.anchors or self._cheap(tensor):
@@ -355,22 +355,22 @@ def _sides(shape: Shape, sides: Mapping[int, Side]) -> Axes:
     return tuple(found)
 
 
-def weights(axes: Axes) -> tuple[tuple[Side, tuple[int, int]], ...]:
+def weights(axes: Axes) -> tuple[tuple[Side, Extent], ...]:
     """Return what tells the axes of groups apart whatever the number of rows is."""
-    return tuple((side, weight(shape)) for side, shape in axes)
+    return tuple((side, extent(shape)) for side, shape in axes)
 
 
 def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
     """Yield the roles that an anchor could have in a group by its shape."""
-    how, own = reduction(tensor), weight(tensor.shape)
-    lead, inner = weight(group.lead), weight(group.inner)
+    how, own = reduction(tensor), extent(tensor.shape)
+    lead, inner = extent(group.lead), extent(group.inner)
     if how is not None:
         kind, axes = how
         if kind == group.kind and weights(axes) == weights(group.axes):
             yield "reduce" if kind == "rows" else "sum"
         if kind == "all" and group.kind in ("map", "rows"):
             terms = tensor.inputs[0].shape
-            if weight(terms) == lead or (group.kind == "rows" and dealt(terms, group) is not None):
+            if extent(terms) == lead or (group.kind == "rows" and dealt(terms, group) is not None):
                 yield "sum"
         return
     if is_product(tensor) or is_call(tensor):
@@ -385,7 +385,7 @@ def roles_in(tensor: Tensor, group: Group) -> Iterator[Role]:
         yield "row"
     if group.kind != "map" and dealt(tensor.shape, group) is not None:
         yield "main"
-    if group.of("sum") and own == (inner if group.by_column else (0, 1)):
+    if group.of("sum") and own == (inner if group.by_column else ONE):
         yield "final"
 
 
@@ -470,5 +470,5 @@ class Places:
     def is_of_rows(self, tensor: Tensor) -> bool:
         """Whether a sum of a group of rows has one term for each row."""
         how = reduction(tensor)
-        terms = weight(tensor.inputs[0].shape) if tensor.inputs else None
-        return self.group.kind == "rows" and how is not None and how[0] == "all" and terms == weight(self.group.lead)
+        terms = extent(tensor.inputs[0].shape) if tensor.inputs else None
+        return self.group.kind == "rows" and how is not None and how[0] == "all" and terms == extent(self.group.lead)

@@ -8,9 +8,10 @@ import pytest
 from dptrain import ops
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
+from dptrain.program.cpp import operand_dtypes
 from dptrain.program.dims import Dim
 from dptrain.program.fuse import fuse
-from dptrain.program.kernels import Call, Loop, Product, operand_dtypes
+from dptrain.program.kernels import Call, Loop, Product
 from dptrain.program.passes import without_ranks
 from dptrain.program.placement import place
 from dptrain.program.program import trace

@@ -55,7 +55,7 @@ def test_seeds_and_rates_are_no_part_of_it(case):
 
 
 def test_no_tensor_has_a_name_that_the_generator_gives():
-    words = ["total", "sum", "parts", "best_1", "i", "k3", "chunk", "for", "B", "shared", "conv2d", "Product"]
+    words = ["total", "sum", "parts", "best_1", "i", "k3", "chunk", "for", "B", "shared", "conv2d", "Product", "true"]
     tensors = [Variable(np.zeros(1, np.float32), one).value for one in words for _ in range(2)]
     names = names_of(tensors, dict(zip(tensors, [one for one in words for _ in range(2)], strict=True)))
     assert len(set(names.values())) == len(tensors)

@@ -1,0 +1,164 @@
+"""The language of generated kernels: types, numbers, lengths and single elements, as C++ and CUDA C++ write them alike.
+
+In the text: B the rank's rows, `first_row` the global number of the first of them, `global_B` the rows of all ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dptrain.errors import ConfigError
+from dptrain.program.lowering import Element, lowering_of
+from dptrain.program.tensor import DType, Tensor
+from dptrain.program.views import NOTHING, ONE, Extent, Offset, View
+
+# C++'s names of the types that kernels compute in.
+TYPES = {
+    **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
+    **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},
+    **{"int64": "long long", "uint64": "unsigned long long"},
+}
+_SUFFIXES = {"float32": "f", "int64": "ll", "uint64": "ull", "uint32": "u"}
+
+
+class Ex(NamedTuple):
+    """An expression.
+
+    Attributes:
+        text: C++, which a cast may stand before.
+        depth: of the scope that knows all its operands.
+        computed: in the same function, not read from memory.
+    """
+
+    text: str
+    depth: int = 0
+    computed: bool = False
+
+
+# Returns the text of an attribute, by its name ("" for a constant), value and type.
+Number = Callable[[str, Any, DType], str]
+
+
+def ctype(dtype: DType) -> str:
+    """Return C++'s name of a type.
+
+    Raises:
+        ConfigError: no kernel computes in it.
+    """
+    if dtype.name not in TYPES:
+        raise ConfigError(f"not supported by kernels: tensors of {dtype.name}; cast to float32")
+    return TYPES[dtype.name]
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """Return a number as C++ writes it in a type."""
+    number, kind = np.asarray(value).astype(dtype).reshape(())[()], ctype(dtype)
+    if dtype.kind == "b":
+        return "true" if number else "false"
+    if dtype.kind == "f" and not np.isfinite(number):
+        found = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
+        return f"(({kind}){found})"
+    text, suffix = str(number), _SUFFIXES.get(dtype.name, "")
+    if dtype.kind == "f" and not set(text) & set(".e"):
+        text += ".0"
+    if dtype.kind == "i" and number == np.iinfo(dtype).min:
+        text = f"{number + 1}{suffix} - 1"  # C++ has no negative literals
+        return f"(({kind})({text}))"
+    if dtype.kind in "iu" and dtype.itemsize < 4:
+        return f"(({kind}){text})"  # else an int, for which functions of two equal types are no match
+    return f"({text}{suffix})" if text.startswith("-") else f"{text}{suffix}"
+
+
+def length_text(one: Extent) -> str:
+    """Return a product of lengths."""
+    number, power = one
+    return " * ".join(([str(int(number))] if number != 1 or not power else []) + ["B"] * power)
+
+
+def offset_text(one: Offset) -> str:
+    """Return a number that may depend on the batch."""
+    terms = [str(one.plain)] if one.plain else []
+    terms += [f"{n} * {name}" for n, name in ((one.rows, "B"), (one.first, "first_row")) if n]
+    return " + ".join(terms) or "0"
+
+
+def index_text(name: str, stride: Extent) -> str:
+    """Return how far an index goes."""
+    return name if stride == ONE else f"{name} * {length_text(stride)}"
+
+
+def place_text(view: View, strides: Sequence[Extent], axes: Sequence[int]) -> str:
+    """Return the place in a root of a reader's element at `axes`, and at 0 along the others."""
+    terms = [f"({offset_text(first)}) * {length_text(step)}" for first, step in view.start()]
+    terms += [index_text(f"i{axis}", strides[axis]) for axis in axes if strides[axis] != NOTHING]
+    return " + ".join(terms) or "0"
+
+
+def known_number(tensor: Tensor, number: Number) -> str | None:
+    """Return a single number that is known, or that of rows, as C++; None for other tensors.
+
+    Args:
+        tensor: any.
+        number: writes it.
+    """
+    if tensor.op is not None or tensor.value is None or tensor.value.size != 1 or tensor.variable is not None:
+        return None
+    if tensor.counts_rows:
+        rows = "B" if tensor.attributes.get("own") else "global_B"
+        return f"({ctype(tensor.dtype)})({rows} * {tensor.attributes['rows']})"
+    return number("", tensor.value.reshape(()), tensor.dtype)
+
+
+def operand_dtypes(tensor: Tensor) -> list[DType]:
+    """Return the types in which the inputs of an op of single elements enter its expression `Element.c`: NumPy's."""
+    element, own = lowering_of(tensor), [one.dtype for one in tensor.inputs]
+    if isinstance(element, Element):  # else a reduction over axes of length 1
+        if not own or element.converts:
+            return own
+        if element.conditions:
+            return [np.dtype(bool) if n in element.conditions else tensor.dtype for n in range(len(own))]
+        if element.by_last:
+            return [np.dtype(np.float64 if own[0].kind == "f" else np.int64)]
+    common = np.result_type(*own)
+    if tensor.dtype.kind == "f" and common.kind != "f":
+        common = np.dtype(np.float64)  # as NumPy, which rounds to float32 at the end
+    return [common] * len(own)
+
+
+def cast(value: Ex, found: DType, wanted: DType) -> str:
+    """Return a value in another type."""
+    if found == wanted:
+        return value.text
+    # Of a fraction that becomes a whole number and then a fraction again, GCC makes one truncation: -0 of -0.5.
+    if value.computed and found.kind in "iu" and wanted.kind == "f":
+        return f"dp_number<{ctype(wanted)}>({value.text})"
+    return f"({ctype(wanted)}){value.text}"
+
+
+def element(tensor: Tensor, operands: Sequence[Ex], number: Number, last: str = "0") -> str:
+    """Return what an op of single elements, or a reduction over axes of length 1, makes of its operands.
+
+    Args:
+        tensor: what it makes.
+        operands: an element of each input.
+        number: writes its attributes.
+        last: the index along the last axis.
+    """
+    lowering, own, wanted = lowering_of(tensor), [one.dtype for one in tensor.inputs], operand_dtypes(tensor)
+    if not isinstance(lowering, Element) or lowering.converts:
+        return cast(operands[0], own[0], tensor.dtype)
+    kind = wanted[0] if wanted else tensor.dtype
+    if lowering.conditions:
+        kind = tensor.dtype
+    numbers = {name: number(name, value, kind) for name, value in _numbers_of(tensor).items()}
+    inputs = [cast(one, found, to) for one, found, to in zip(operands, own, wanted, strict=True)]
+    return lowering.c.format(*inputs, last=last, **numbers)
+
+
+def _numbers_of(tensor: Tensor) -> dict[str, Any]:
+    """Return the attributes that an op's expression may name, with the defaults of those that are not given."""
+    assert tensor.op is not None
+    defaults = getattr(tensor.op.compute, "__kwdefaults__", None) or {}
+    known = {**defaults, **tensor.attributes}
+    return {name: value for name, value in known.items() if isinstance(value, int | float | np.generic)}
