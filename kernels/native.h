@@ -16,14 +16,15 @@
 #define DP_LOOP _Pragma("GCC ivdep")
 #endif
 
-// Those of native_threads.h and native_product.h, which are compiled once for all programs.
+// Those of native_threads.h and native_product.h, which are compiled once for all programs; products are null in a program
+// that has none of their type.
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
 template <class T>
-using dp_Multiply = bool(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a, int64_t lda,
-                         const T *b, int64_t ldb, T *out, bool add, dp_Range *epilogue, void *context, int64_t step,
-                         int64_t operations);
+using dp_Multiply = bool(dp_Parallel *parallel, int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k,
+                         const T *a, int64_t lda, const T *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,
+                         void *context, int64_t step, int64_t operations);
 
 struct Context {
     char **p;           // where roots lie
@@ -189,10 +190,12 @@ static bool dp_product(Context &c, bool at, bool bt, int64_t m, int64_t n, int64
         if (!add) dp_fill(out, m * n, (T)0);
         return false;
     }
+    dp_Multiply<T> *multiply;
     if constexpr (sizeof(T) == 4)
-        return c.multiply_float(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, epilogue, &c, step, operations);
+        multiply = c.multiply_float;
     else
-        return c.multiply_double(c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, epilogue, &c, step, operations);
+        multiply = c.multiply_double;
+    return multiply(c.parallel, c.threads, at, bt, m, n, k, a, lda, b, ldb, out, add, epilogue, &c, step, operations);
 }
 
 // The same, and then a loop over the rows of out in which none needs another.

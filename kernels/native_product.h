@@ -13,7 +13,7 @@
 // Threads share the rows of out, after they have packed b together; of few rows, the columns, each packing its own. A
 // thread runs the `epilogue`, what is computed from out next, on the rows that it has just made.
 //
-// Compiled after native_threads.h.
+// A library of its own for each type, which takes long to compile: `parallel` is the threads' (native_threads.h).
 //
 // Every element is a chain of fused multiply-adds per block of k, in order, whatever the tile, the thread and the other
 // rows. Its bits depend only on its row of a and its column of b, and on whether the CPU has FMA: all that have it agree.
@@ -25,6 +25,7 @@
 #define DPTRAIN_NATIVE_PRODUCT_H
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -73,6 +74,8 @@ static const int64_t dp_PART = 1 << 19;
 // What copies so many elements is not worth handing over.
 static const int64_t dp_COPIED = 1 << 15;
 
+typedef void dp_Part(void *data, int64_t part);
+typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
 
 // Internal linkage: a process may load this library as compiled for several CPUs, and tables of tiles must not be shared.
@@ -81,6 +84,7 @@ template <class T> struct dp_Product {
     typedef T Vector __attribute__((vector_size(dp_BYTES), aligned(sizeof(T)), may_alias));
     static const int W = dp_BYTES / sizeof(T), NR = 2 * W;
 
+    dp_Parallel *parallel;
     bool at, bt, add;
     int64_t m, n, k;
     const T *a;
@@ -285,7 +289,7 @@ template <class T> struct dp_Product {
     // The transposed product, b' a, whose lines are long where out has hardly a column.
     void run_transposed(int64_t threads) {
         T *const transposed = scratch<3>(m * n);
-        dp_Product{!bt, false, false, n, m, k, b, ldb, a, lda, transposed, nullptr, nullptr, 1}.run(threads);
+        dp_Product{parallel, !bt, false, false, n, m, k, b, ldb, a, lda, transposed, nullptr, nullptr, 1}.run(threads);
         for (int64_t i = 0; i < m; ++i)
             for (int64_t j = 0; j < n; ++j) out[i * n + j] = transposed[j * m + i];
     }
@@ -299,16 +303,16 @@ template <class T> struct dp_Product {
         const int64_t most = std::min(by_rows ? m / std::max(2 * (int64_t)dp_MR, step) : (n + NR - 1) / NR, 4 * threads);
         const int64_t shared = threads < 2 ? 1 : std::max(std::min(most, (m * n * k + operations * 16) / dp_PART), (int64_t)1);
         first = 0, last = n, packed = nullptr, parts = shared;
-        if (!by_rows) dp_parallel(threads, parts, part, this);
+        if (!by_rows) parallel(threads, parts, part, this);
         const bool lies = !bt && n <= NR && n % W == 0 && ldb == n;  // as if it were packed
-        if (by_rows && lies) dp_parallel(threads, parts, part, this);
+        if (by_rows && lies) parallel(threads, parts, part, this);
         for (; by_rows && !lies && first < n; first = last) {
             last = std::min(first + together(), n);
             packed = scratch<2>(size(first, last));
             parts = shared > 1 && size(first, last) > dp_COPIED ? std::min((last - first + NR - 1) / NR, 2 * threads) : 1;
-            dp_parallel(threads, parts, pack_part, this);
+            parallel(threads, parts, pack_part, this);
             parts = shared;
-            dp_parallel(threads, parts, part, this);
+            parallel(threads, parts, part, this);
         }
         return epilogue;
     }
@@ -317,10 +321,10 @@ template <class T> struct dp_Product {
 
 // Export products of a type as dp_product_TYPE.
 #define DP_PRODUCT(T)                                                                                                     \
-    extern "C" bool dp_product_##T(int64_t threads, bool at, bool bt, int64_t m, int64_t n, int64_t k, const T *a,        \
-                                   int64_t lda, const T *b, int64_t ldb, T *out, bool add, dp_Range *epilogue,            \
-                                   void *context, int64_t step, int64_t operations) {                                     \
-        return dp_Product<T>{at, bt, add, m, n, k, a, lda, b, ldb, out, epilogue, context, step, operations}              \
+    extern "C" bool dp_product_##T(dp_Parallel *parallel, int64_t threads, bool at, bool bt, int64_t m, int64_t n,        \
+                                   int64_t k, const T *a, int64_t lda, const T *b, int64_t ldb, T *out, bool add,         \
+                                   dp_Range *epilogue, void *context, int64_t step, int64_t operations) {                 \
+        return dp_Product<T>{parallel, at, bt, add, m, n, k, a, lda, b, ldb, out, epilogue, context, step, operations}    \
             .run(threads);                                                                                                \
     }
 

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from dptrain.backend.cuda.sources import kernels_dir
@@ -23,8 +24,6 @@ from dptrain.runtime.text import one_line
 
 # The headers of generated programs.
 HEADERS = ("scalar.h", "native.h", "native_calls.h")
-# Those of the library that all programs share.
-PRODUCT_HEADERS = ("native_threads.h", "native_product.h")
 # No option lets the compiler join or reorder floating-point operations, so bits do not depend on it or on what it tunes
 # for. Without -ffp-contract=off it may round a multiply-add once, which NumPy rounds twice, and GCC decides anew for
 # each loop and each CPU that it tunes for: a row would differ from the same row among many, fused loops from single
@@ -100,17 +99,31 @@ def native_cache() -> Path:
     return cache_dir() / "native"
 
 
-@functools.cache
-def threads_and_products() -> tuple[int, int, int]:
-    """Return the addresses of `dp_parallel`, `dp_product_float` and `dp_product_double`, which all programs share.
+# What all programs share is compiled once.
 
-    Raises:
-        DeviceError: there is no compiler, or it fails.
+
+def dp_parallel() -> int:
+    """Return the address of `dp_parallel`, the threads; raises as `library`."""
+    return _address(library("", ("native_threads.h",), ("-pthread",)).dp_parallel)
+
+
+@functools.cache
+def products(scalar: str) -> Future[int]:
+    """Begin to compile `dp_product_float` or `dp_product_double`, and return what will be its address.
+
+    That takes longer than compiling a program, which can be done meanwhile. The result raises as `library`.
     """
-    found = library("DP_PRODUCT(float)\nDP_PRODUCT(double)\n", PRODUCT_HEADERS, ("-pthread",))
-    functions = (found.dp_parallel, found.dp_product_float, found.dp_product_double)
-    parallel, of_float, of_double = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
-    return parallel, of_float, of_double
+    made = ThreadPoolExecutor(1)
+    try:
+        return made.submit(
+            lambda: _address(library(f"DP_PRODUCT({scalar})\n", ("native_product.h",))[f"dp_product_{scalar}"])
+        )
+    finally:
+        made.shutdown(wait=False)
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 def _compiled(text: str, command: tuple[str, ...]) -> bytes:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.codegen import Code, NativeFunction, generate
-from dptrain.backend.cpu.compile import library, threads_and_products
+from dptrain.backend.cpu.compile import dp_parallel, library, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member
+from dptrain.program.lowering import Product, Windows, lowering_of
 from dptrain.program.memory import aligned, arrange
 from dptrain.program.mesh import constant_of
 from dptrain.program.messages import all_reduce
@@ -24,6 +25,9 @@ from dptrain.program.shapes import local
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.views import Extent, View, whole
 from dptrain.runtime.python_lock import released
+
+# C++ types of products, by what NumPy calls them.
+_PRODUCTS = {"float32": "float", "float64": "double"}
 
 
 class Context(ctypes.Structure):
@@ -86,7 +90,7 @@ class CompiledExecutable:
         self._rows, self._first_row = self._batch_rows if rows is None else rows, first_row
         self.fused: Fused = fuse(program if self._comm else without_ranks(program), join=join)
         self.code: Code = generate(self.fused)
-        self._library = library(self.code.source)
+        self._library, shared = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
         self._arrays = {id(one): memory.array(variable) for variable, one in program.state.items()}
@@ -96,9 +100,17 @@ class CompiledExecutable:
         self._outside = np.zeros(1, np.int64)
         own = (self._rows, first_row, self._batch_rows)
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data)
-        self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *threads_and_products())
+        self._context = Context(*table, *own, self._outside.ctypes.data, max(threads, 1), *shared)
         self._is_one_call = all(isinstance(one, NativeFunction) for one in self.code.parts)
         self.bind(arrays)
+
+    def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
+        """Return the program's library, and the addresses of threads and products in those that all programs share."""
+        lowerings = ((lowering_of(one), one.dtype.name) for one in self.fused.program.tensors)
+        types = {dtype for lowering, dtype in lowerings if isinstance(lowering, Product | Windows)}
+        made = [products(scalar) if name in types else None for name, scalar in _PRODUCTS.items()]
+        own, parallel = library(self.code.source), dp_parallel()
+        return own, [parallel, *(0 if one is None else one.result() for one in made)]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         """Let inputs read other arrays from now on.

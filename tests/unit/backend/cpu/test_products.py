@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.backend.cpu.compile import compiler, threads_and_products
+from dptrain.backend.cpu.compile import compiler, dp_parallel, products
 from dptrain.backend.cpu.denormals import flush_to_zero
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -25,13 +25,13 @@ def product(a, b, *, threads=1, out=None, epilogue=None, step=1, function=None):
     """Return a times b, each as it lies in memory or transposed; or add it to `out`.
 
     An epilogue is called as epilogue(the product so far, low, high); None is returned if it was left to the caller. The
-    function is the one that programs call unless another library's is given.
+    function is the one that programs call unless another's address is given.
     """
     (m, k), n = a.shape, b.shape[1]
     found = np.full((m, n), np.nan, a.dtype) if out is None else out
     if function is None:
-        function = threads_and_products()[1 if a.dtype == np.float32 else 2]
-    kinds = [ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
+        function = products("float" if a.dtype == np.float32 else "double").result()
+    kinds = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool, ctypes.c_bool, *[ctypes.c_int64] * 3]
     kinds += [ctypes.c_void_p, ctypes.c_int64] * 2 + [ctypes.c_void_p, ctypes.c_bool]
     kinds += [RANGE, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     then = RANGE() if epilogue is None else RANGE(lambda _, low, high: epilogue(found, low, high))
@@ -39,9 +39,8 @@ def product(a, b, *, threads=1, out=None, epilogue=None, step=1, function=None):
         (not one.flags.c_contiguous, one.T if not one.flags.c_contiguous else one) for one in (a, b)
     )
     where = (of_a.ctypes.data, of_a.shape[1], of_b.ctypes.data, of_b.shape[1], found.ctypes.data)
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(address)
-    executed = call(threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
+    call = ctypes.CFUNCTYPE(ctypes.c_bool, *kinds)(function)
+    executed = call(dp_parallel(), threads, at, bt, m, n, k, *where, out is not None, then, None, step, 0)
     return found if epilogue is None or executed else None
 
 
