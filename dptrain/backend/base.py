@@ -111,6 +111,10 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def planned_bytes(self, program: Program, rows: int) -> int:
+        """Return the bytes of a program's intermediate results on a rank with so many rows; prepares nothing."""
+
+    @abstractmethod
     def launch_waiting(self) -> None:
         """Let the device begin with what waits to be executed together with other backends'."""
 

@@ -1,11 +1,13 @@
 """What a model's step computes, as text, without data and without a device."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dptrain.backend.cpu.codegen import generate
+from dptrain.backend.cpu.compiled import planned
 from dptrain.errors import ConfigError
 from dptrain.program import tree
 from dptrain.program.dims import Dim
@@ -13,7 +15,7 @@ from dptrain.program.explain import COLUMNS, names_of, shown, wrapped, wrapped_c
 from dptrain.program.explain import explain as tables
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Kernel, Loop
-from dptrain.program.memory import plan
+from dptrain.program.memory import Plan
 from dptrain.program.mesh import PlacedProgram
 from dptrain.program.passes import first_of_equals, rewritten, without_all_reduce
 from dptrain.program.placement import place
@@ -37,62 +39,91 @@ def explain(
     code: bool = False,
     dtype: str | None = None,
 ) -> str:
-    """Return the program of a step as text, and sums over it.
+    """Return the program of a step as text, sums over it, and the memory and kernels of a rank that is alone.
+
+    These are a GPU's if the model is compiled for "cuda", which takes none, else a CPU's.
 
     Args:
         model: that knows the shapes of its inputs; compiled, unless the step is "predict".
         batch_size: samples of a global batch.
         step: "train", "test" or "predict".
-        kernels: show which ops each kernel computes: on a GPU if the model is compiled for "cuda", else on a CPU.
-        code: show the C++, or CUDA C++, that is generated of them; takes no GPU.
+        kernels: show which ops each kernel computes.
+        code: show the C++, or CUDA C++, that is generated of them.
         dtype: of the samples, such as "uint8" for pixels; by default what the model's inputs are of.
 
     Raises:
         ConfigError: a word is unknown, the model is not compiled, or the shapes of its inputs are not known.
     """
     program = program_of(model, batch_size, step, dtype=dtype)
-    memory = plan(program)
     count = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.weights)
     trained = sum(int(np.prod(one.shape, dtype=np.int64)) for one in model.trainable_weights)
     state = sum(int(np.prod(one.shape, dtype=np.int64)) * one.dtype.itemsize for one in program.state)
-    plans, text = _kernels(model, program)
+    made = _on_device(model, program)
     lines = [
         f"{step} step of {model.name!r}, batches of {batch_size}",
         tables(program),
         f"{count:,} parameters, {trained:,} of them trained; {state:,} bytes of state",
-        f"{memory.size:,} bytes of intermediate results at most, {memory.alone:,} if none shared memory",
-        f"{len(plans)} kernels after fusion",
+        f"{made.memory.size:,} bytes of intermediate results at most, {made.memory.alone:,} if none shared memory",
+        f"{made.in_place} of {len(program.updates)} new values are written over the old ones",
+        f"{len(made.kernels)} kernels after fusion, on a {made.device}",
     ]
     if kernels:
-        widest = max(len(kind) for kind, _ in plans)
+        widest = max(len(kind) for kind, _ in made.kernels)
         lines += ["", "kernels:"]
-        for number, (kind, about) in enumerate(plans, 1):
+        for number, (kind, about) in enumerate(made.kernels, 1):
             margin = f"{number:>4}  {kind.ljust(widest)}  "
             first, *more = wrapped(about, COLUMNS - len(margin))
             lines += [margin + first, *(" " * len(margin) + part for part in more)]
-    return "\n".join([*lines, *(["", wrapped_code(text.rstrip())] if code else [])])
+    return "\n".join([*lines, *(["", wrapped_code(made.code.rstrip())] if code else [])])
 
 
-def _kernels(model: "Model", program: PlacedProgram) -> tuple[list[tuple[str, str]], str]:
-    """Return what each kernel of a rank that is alone is, and of which ops; and the code of all."""
+@dataclass(frozen=True)
+class _OnDevice:
+    """A program on a rank that is alone, as the device that a model is compiled for executes it.
+
+    Attributes:
+        device: "CPU" or "GPU".
+        kernels: what each is, and of which ops.
+        code: of all.
+        memory: of intermediate results.
+        in_place: how many new values are written over the old ones.
+    """
+
+    device: str
+    kernels: list[tuple[str, str]]
+    code: str
+    memory: Plan
+    in_place: int
+
+
+def _on_device(model: "Model", program: PlacedProgram) -> _OnDevice:
     options = model.device_options
     if options.get("device") == "cuda":
         from dptrain.backend.cuda.compose import Composition  # which takes no GPU
 
-        made = Composition(program, alone=True, precision=options.get("precision", "float32"))
-        launches = [launch for stage in made.stages for launch in stage]
-        return [("launch", ", ".join(one.name for one in launch.functions)) for launch in launches], made.source()
+        precision, library = options.get("precision", "float32"), options.get("gemm", "dptrain") != "dptrain"
+        made = Composition(program, precision=precision, library=library)
+        launches = [
+            ("launch" if one.threads else "call", ", ".join(function.name for function in one.functions))
+            for stage in made.stages
+            for one in stage
+        ]
+        return _OnDevice("GPU", launches, made.source(), made.plan, len(made.in_place))
     names = names_of(program)
     for change in (without_all_reduce, first_of_equals()):
         program, names = _renamed(program, names, change)
     fused = fuse(program)
+    code = generate(fused)
+    in_place, memory = planned(fused, code, program.rows)
 
     def about(kernel: Kernel) -> str:
         space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
         ops = (f"{names.get(id(one), '')} {one.op.name}".strip() for one in kernel.tensors if one.op is not None)
         return space + ", ".join(ops)
 
-    return [(type(one).__name__.lower(), about(one)) for one in fused.kernels], generate(fused).source
+    return _OnDevice(
+        "CPU", [(type(one).__name__.lower(), about(one)) for one in fused.kernels], code.source, memory, len(in_place)
+    )
 
 
 def _renamed(

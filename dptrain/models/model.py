@@ -689,11 +689,13 @@ class Model(Fitting, Files, Structure):
     def explain(self, batch_size: int = 32, step: str = "train", *, kernels: bool = False, code: bool = False) -> str:
         """Return the program of a step as text: ops, shapes, placements, operations, bytes and messages.
 
+        Memory and kernels are a GPU's if the model is compiled for "cuda", which takes none, else a CPU's.
+
         Args:
             batch_size: samples of a global batch.
             step: "train", "test" or "predict".
-            kernels: show which ops each kernel computes: on a GPU if the model is compiled for "cuda", else on a CPU.
-            code: show the C++, or CUDA C++, that is generated; takes no GPU.
+            kernels: show which ops each kernel computes.
+            code: show the C++, or CUDA C++, that is generated.
 
         Raises:
             ConfigError: the model's inputs or targets are not known.

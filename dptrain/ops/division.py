@@ -15,7 +15,6 @@ from dptrain.program.tensor import Array, Tensor
     dtype=floating_dtype,
     linear="each",
     linear_in=(0,),
-    in_place=True,
     lowering=Element("{1} == 0 ? 0 : {0} / {1}"),
     expensive=True,
     quotient=True,

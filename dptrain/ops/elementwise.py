@@ -37,9 +37,7 @@ def _exact(x: Array) -> Array:
 # Two operands
 
 
-@op(
-    **_ARITHMETIC, linear="joint", in_place=True, lowering=Element("{0} + {1}"), onnx="Add", operator="+", keras="numpy"
-)
+@op(**_ARITHMETIC, linear="joint", lowering=Element("{0} + {1}"), onnx="Add", operator="+", keras="numpy")
 def add(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 + x2."""
     np.add(x1, x2, out=out)
@@ -50,9 +48,7 @@ def _add(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
     return unbroadcast(dy, x1), unbroadcast(dy, x2)
 
 
-@op(
-    **_ARITHMETIC, linear="joint", in_place=True, lowering=Element("{0} - {1}"), onnx="Sub", operator="-", keras="numpy"
-)
+@op(**_ARITHMETIC, linear="joint", lowering=Element("{0} - {1}"), onnx="Sub", operator="-", keras="numpy")
 def subtract(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 - x2."""
     np.subtract(x1, x2, out=out)
@@ -63,7 +59,7 @@ def _subtract(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     return unbroadcast(dy, x1), unbroadcast(-dy, x2)
 
 
-@op(**_ARITHMETIC, linear="each", in_place=True, lowering=Element("{0} * {1}"), onnx="Mul", operator="*", keras="numpy")
+@op(**_ARITHMETIC, linear="each", lowering=Element("{0} * {1}"), onnx="Mul", operator="*", keras="numpy")
 def multiply(x1: Array, x2: Array, *, out: Array) -> None:
     """x1 x2, element by element."""
     np.multiply(x1, x2, out=out)
@@ -78,7 +74,6 @@ def _multiply(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Te
     **_FUNCTION,
     linear="each",
     linear_in=(0,),
-    in_place=True,
     lowering=Element("{0} / {1}"),
     onnx="Div",
     expensive=True,
@@ -146,7 +141,7 @@ def _power(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tenso
     return unbroadcast(dy * x2 * power(x1, x2 - 1), x1), unbroadcast(dy * y * log_x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True, lowering=Element("dp_maximum({0}, {1})"), onnx="Max", keras="numpy")
+@op(**_ARITHMETIC, lowering=Element("dp_maximum({0}, {1})"), onnx="Max", keras="numpy")
 def maximum(x1: Array, x2: Array, *, out: Array) -> None:
     """The greater of x1 and x2; NaN where one is."""
     np.maximum(x1, x2, out=out)
@@ -157,7 +152,7 @@ def _maximum(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Ten
     return _to_the_chosen(dy, x1 > x2, x1, x2)
 
 
-@op(**_ARITHMETIC, in_place=True, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
+@op(**_ARITHMETIC, lowering=Element("dp_minimum({0}, {1})"), onnx="Min", keras="numpy")
 def minimum(x1: Array, x2: Array, *, out: Array) -> None:
     """The lesser of x1 and x2; NaN where one is."""
     np.minimum(x1, x2, out=out)

@@ -11,7 +11,7 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError
 from dptrain.program.context import WATCH
-from dptrain.program.memory import aligned
+from dptrain.program.memory import aligned, nbytes
 from dptrain.program.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
 from dptrain.program.messages import all_reduced, stages
 from dptrain.program.program import ROWS, Program
@@ -54,6 +54,16 @@ def evaluate(
     return outputs, updates
 
 
+def _written(program: Program) -> list[Tensor]:
+    """Return the tensors that have arrays of their own."""
+    return [one for one in program.tensors if one.op is not None and not one.op.is_view and one.op is not ALL_REDUCE]
+
+
+def bytes_of(program: Program, rows: int | None = None) -> int:
+    """Return the bytes of the arrays that ops write, for so many rows of a rank; None for all."""
+    return sum(nbytes(one, program.rows if rows is None else rows) for one in _written(program))
+
+
 class _Step:
     """A program's ops, in order.
 
@@ -67,7 +77,6 @@ class _Step:
 
     Attributes:
         values: of its tensors, after `execute`.
-        nbytes: of the arrays that ops write.
 
     Raises:
         ConfigError: an input is missing or has another shape.
@@ -93,16 +102,13 @@ class _Step:
             self.values[one] = array
         self._stages = stages(program)
         self._attributes: dict[Tensor, dict[str, Any]] = {}
-        self.nbytes = 0
         for one in program.tensors:
-            if one.op is None:
-                if one not in self.values:
-                    self.values[one] = constant_of(one, self._rows, program.rows)
-                continue
-            self._attributes[one] = one.op.local_attributes(one, self._rows, first_row)
-            if not one.op.is_view and one.op is not ALL_REDUCE:
-                self.values[one] = aligned(local(one.shape, self._rows), one.dtype)
-                self.nbytes += self.values[one].nbytes
+            if one.op is not None:
+                self._attributes[one] = one.op.local_attributes(one, self._rows, first_row)
+            elif one not in self.values:
+                self.values[one] = constant_of(one, self._rows, program.rows)
+        for one in _written(program):
+            self.values[one] = aligned(local(one.shape, self._rows), one.dtype)
 
     @np.errstate(all="ignore")  # infinities and NaNs are results, as on a GPU
     def execute(self) -> None:
@@ -199,7 +205,7 @@ class Executable:
         memory.adopt(program.state)
         self._state = {variable: memory.array(variable) for variable in program.state}
         self._step = _Step(program, arrays, self._state, rows, first_row, comm)
-        self.nbytes = self._step.nbytes
+        self.nbytes = bytes_of(program, rows)
         self.outputs: Mapping[str, Array] = {}
 
     def run(self, starts: Sequence[int] = (0,)) -> None:

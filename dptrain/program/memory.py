@@ -1,17 +1,18 @@
-"""Where the tensors of a program lie in memory: in one arena, those that are never alive together in the same place."""
+"""Where tensors lie in memory: over the state that they replace, or in an arena, where they share places over time.
 
-import math
+What is planned are the kernels of a device. Its backend says what each of them reads and writes (`Access`); the rules
+are the same for all backends.
+"""
+
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.program.lowering import ViewMap, lowering_of
-from dptrain.program.mesh import ALL_REDUCE
-from dptrain.program.messages import stages
-from dptrain.program.program import Program
 from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor
 
@@ -19,105 +20,129 @@ from dptrain.program.tensor import Array, Tensor
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True, eq=False)
+def _reads_elsewhere(new: Tensor, old: Tensor) -> bool:
+    return False
+
+
+@dataclass(eq=False)
+class Access:
+    """What a kernel does with memory.
+
+    Attributes:
+        reads: tensors that it reads in memory.
+        writes: tensors that it leaves there; also what it needs for itself.
+        stage: kernels of later stages run later.
+        after: those of its stage that run before it.
+        replaces: whether a new value that it writes may lie over an old one that it reads: whether each element is read
+            before any thread writes there.
+    """
+
+    reads: Set[Tensor] = frozenset()
+    writes: Collection[Any] = ()
+    stage: int = 0
+    after: set["Access"] = field(default_factory=set)
+    replaces: Callable[[Tensor, Tensor], bool] = _reads_elsewhere
+
+    def waits_for(self, other: "Access") -> bool:
+        """Whether another kernel has to run before it."""
+        seen, rest = set[Access](), [self]
+        while rest:
+            one = rest.pop()
+            if one is other:
+                return True
+            if one not in seen:
+                seen.add(one)
+                rest += one.after
+        return other.stage < self.stage
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The memory of an executable.
+    """The memory of intermediate results.
 
     Attributes:
         size: of the arena in bytes.
-        offsets: where in it tensors begin, by their `id`; those without a place there share memory with others.
-        in_place: the state that a tensor is written over, by the tensor's `id`.
-        alone: bytes that the same tensors would take if each had memory of its own.
+        offsets: where in it things begin.
+        alone: bytes that they would take if each had memory of its own.
     """
 
     size: int
-    offsets: Mapping[int, int]
-    in_place: Mapping[int, Tensor]
+    offsets: Mapping[Any, int]
     alone: int
+
+
+def in_place(updates: Iterable[tuple[Tensor, Tensor]], kernels: Iterable[Access]) -> dict[Tensor, Tensor]:
+    """Return the state that new values are written over, by the new value.
+
+    A new value can be written over the old one if nothing reads that later: all other kernels that read it run before
+    the one that makes the new value, or can be made to; and that one, if it reads it too, does so element by element.
+
+    Args:
+        updates: pairs of a variable's new value and its old one.
+        kernels: of the program; one that writes over a value now runs `after` those that read it.
+    """
+    kernels = list(kernels)
+    makers = {one: kernel for kernel in kernels for one in kernel.writes}
+    found: dict[Tensor, Tensor] = {}
+    for new, old in updates:
+        maker = makers.get(new)
+        if maker is None or new in found or new.dtype != old.dtype:
+            continue
+        readers = {one for one in kernels if old in one.reads} - {maker}
+        if any(one.waits_for(maker) for one in readers) or (old in maker.reads and not maker.replaces(new, old)):
+            continue
+        maker.after |= {one for one in readers if one.stage == maker.stage}
+        found[new] = old
+    return found
+
+
+def plan(kernels: Sequence[Access], sizes: Mapping[Any, int], alignment: int = ALIGNMENT) -> Plan:
+    """Return where things lie in an arena.
+
+    Each is alive from the first kernel that names it to the last one. The largest first, each takes the lowest place
+    that is free all its life.
+
+    Args:
+        kernels: in the order in which they are executed.
+        sizes: bytes of what is to lie there; all else that kernels name lies elsewhere.
+        alignment: of which each place is a multiple.
+    """
+    births: dict[Any, int] = {}
+    deaths: dict[Any, int] = {}
+    for number, kernel in enumerate(kernels):
+        for one in (*kernel.reads, *kernel.writes):
+            if one in sizes:
+                births.setdefault(one, number)
+                deaths[one] = number
+    offsets: dict[Any, int] = {}
+    placed: list[tuple[int, int, int, int]] = []  # begin and end in memory, birth and death
+    for one in sorted(births, key=lambda one: (-sizes[one], births[one])):
+        start, length = 0, -(-sizes[one] // alignment) * alignment
+        for begin, end, born, died in sorted(placed):
+            if born <= deaths[one] and births[one] <= died and begin < start + length and start < end:
+                start = end
+        offsets[one] = start
+        placed.append((start, start + length, births[one], deaths[one]))
+    alone = in_a_row([sizes[one] for one in births], alignment)[-1]
+    return Plan(max((end for _, end, _, _ in placed), default=0), offsets, alone)
+
+
+def in_a_row(sizes: Iterable[int], alignment: int = 1) -> list[int]:
+    """Return where things of these sizes begin, one behind the other at multiples of `alignment`, and the end."""
+    return list(accumulate((-(-one // alignment) * alignment for one in sizes), initial=0))
+
+
+def nbytes(tensor: Tensor, rows: int) -> int:
+    """Return the bytes of a tensor on a rank with so many rows."""
+    return size(local(tensor.shape, rows)) * tensor.dtype.itemsize
 
 
 def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     """Return an uninitialised array that begins on a cache line, without which AVX-512 passes are a tenth slower."""
     kind = np.dtype(dtype)
-    size = math.prod(map(int, shape)) * kind.itemsize
-    if size > sys.maxsize - ALIGNMENT:  # NumPy would call it a ValueError
-        raise MemoryError(f"unable to allocate {size} bytes for an array with shape {tuple(shape)}")
-    memory = np.empty(size + ALIGNMENT, np.uint8)
+    length = size(shape) * kind.itemsize
+    if length > sys.maxsize - ALIGNMENT:  # NumPy would call it a ValueError
+        raise MemoryError(f"unable to allocate {length} bytes for an array with shape {tuple(shape)}")
+    memory = np.empty(length + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(kind).reshape(shape)
-
-
-def plan(program: Program, rows: int | None = None) -> Plan:
-    """Return where tensors go.
-
-    A tensor is alive from the op that makes it to the last one that reads it or a view of it; what comes out is alive
-    to the end. Tensors take, the largest first, the lowest place that is free all their life.
-
-    An update of the state is written over the state itself where nothing reads the old value any more, by an op that
-    may (`Op.in_place`) and has the state for an input.
-
-    Args:
-        program: as it is executed, see `messages.stages`.
-        rows: of a rank; None for all.
-    """
-    rows = program.rows if rows is None else rows
-    order = [one for stage in stages(program) for one in stage.order]
-    at = {id(one): number for number, one in enumerate(order)}
-    roots = _roots(order)
-    last: dict[int, int] = {}
-    for one in order:
-        for read in one.inputs:
-            last[roots[id(read)]] = max(last.get(roots[id(read)], 0), at[id(one)])
-    for one in program.results:
-        last[roots[id(one)]] = len(order)
-    in_place = _in_place(program, at, last)
-    wanted = [one for one in order if roots[id(one)] == id(one) and one.op is not None and id(one) not in in_place]
-    # A view that NumPy must copy (a reshape across strides) needs a place as well; it is not known here which do.
-    wanted += [one for one in order if lowering_of(one) == ViewMap()]
-    sizes = {id(one): _bytes(one, rows) for one in wanted}
-    offsets, arena = arrange([(sizes[id(one)], at[id(one)], last.get(roots[id(one)], at[id(one)])) for one in wanted])
-    places = {id(one): start for one, start in zip(wanted, offsets, strict=True)}
-    return Plan(arena, places, in_place, sum(sizes.values()))
-
-
-def arrange(lives: Sequence[tuple[int, int, int]], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
-    """Return where in an arena things begin that need (bytes, from one step, to another with it), and its size.
-
-    The largest first, each takes the lowest place that is free all its life; each begins at a multiple of `alignment`.
-    """
-    placed: list[tuple[int, int, int, int]] = []  # begin and end in memory, birth and death
-    offsets = [0] * len(lives)
-    for number in sorted(range(len(lives)), key=lambda n: (-lives[n][0], lives[n][1])):
-        size, birth, death = lives[number]
-        start, length = 0, -(-size // alignment) * alignment
-        for begin, end, born, died in sorted(placed):
-            if born <= death and birth <= died and begin < start + length and start < end:
-                start = end
-        offsets[number] = start
-        placed.append((start, start + length, birth, death))
-    return offsets, max((end for _, end, _, _ in placed), default=0)
-
-
-def _bytes(tensor: Tensor, rows: int) -> int:
-    return -(-size(local(tensor.shape, rows)) * tensor.dtype.itemsize // ALIGNMENT) * ALIGNMENT
-
-
-def _roots(order: list[Tensor]) -> dict[int, int]:
-    """Return whose memory each tensor has: its own, or that of what it is a view of."""
-    roots: dict[int, int] = {}
-    for one in order:
-        shares = one.op is not None and (one.op.is_view or one.op is ALL_REDUCE)
-        roots[id(one)] = roots[id(one.inputs[0])] if shares else id(one)
-    return roots
-
-
-def _in_place(program: Program, at: Mapping[int, int], last: Mapping[int, int]) -> dict[int, Tensor]:
-    """Return the updates that can be written over the state."""
-    found: dict[int, Tensor] = {}
-    for variable, new in program.updates.items():
-        old = program.state[variable]
-        reads_it = new.op is not None and new.op.in_place and any(one is old for one in new.inputs)
-        alike = new.shape == old.shape and new.dtype == old.dtype
-        if reads_it and alike and last[id(old)] == at[id(new)]:
-            found[id(new)] = old
-    return found
+    return memory[start : start + length].view(kind).reshape(shape)

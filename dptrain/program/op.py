@@ -65,7 +65,6 @@ class Op:
         linear: see `Linear`; None for an op that is not.
         linear_in: the inputs in which it is linear; by default all.
         joins: what makes the output of the ranks' parts where these are of a letter that the output has not.
-        in_place: the NumPy function may write over an input that has the output's shape and type.
         ends_gradients: it has no gradient in any input, by intent.
         by_row: the NumPy function takes `first_row` by keyword, the global number of the first row that it computes.
         lowering: what generated code makes of it, see `program/lowering.py`; an op of a `ViewMap` is a view.
@@ -89,7 +88,6 @@ class Op:
         linear: Linear | None = None,
         linear_in: tuple[int, ...] | None = None,
         joins: Literal["sum", "max"] = "sum",
-        in_place: bool = False,
         by_row: bool = False,
         ends_gradients: bool = False,
         lowering: Lowering | None = None,
@@ -103,7 +101,7 @@ class Op:
         self.compute, self.shape, self.dtype = compute, shape, dtype
         self.linear, self.linear_in, self.joins = linear, linear_in, joins
         self.lowering, self.is_view = lowering, isinstance(lowering, ViewMap)
-        self.in_place, self.by_row, self.ends_gradients = in_place, by_row, ends_gradients
+        self.by_row, self.ends_gradients = by_row, ends_gradients
         self.expensive, self.quotient, self.operations = expensive, quotient, operations
         self.onnx, self.keras = onnx, keras
         self.gradient_rule: Callable[..., Any] | None = None

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,6 @@ from dptrain.program import messages, shapes
 from dptrain.program.additive import sums_over_samples
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
-from dptrain.program.memory import plan
 from dptrain.program.mesh import OWN_PART, PlacedProgram
 from dptrain.program.placement import place
 from dptrain.program.program import ROWS, Program, trace
@@ -271,7 +271,8 @@ class Programs:
             return 0
         placed, rows = self.placed(step, batch, shards[0].batch_rows), max(one.rows for one in shards)
         if (id(placed), rows) not in self._arenas:
-            self._arenas[id(placed), rows] = int(1.25 * plan(placed, rows).size)  # devices cut memory in their own ways
+            # Beside them are results, constants, and messages to other ranks.
+            self._arenas[id(placed), rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
         return self._arenas[id(placed), rows]
 
     @property
@@ -330,7 +331,7 @@ class Programs:
                         self._drop_prepared()  # those of other batches, which are made again when they are needed
                         made = self.backend.executable(program, arrays, **place)
             except (DeviceMemoryError, MemoryError) as error:
-                raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error)}") from error
+                raise DeviceError(f"{error}; {_what_fits(program, shard.rows, error, self.backend)}") from error
             self._prepared[key] = made, (program, rows)  # kept, so that no other can have their ids
             if len(self._prepared) > _KEPT:
                 self._prepared.popitem(last=False)[1][0].close()
@@ -469,14 +470,16 @@ def _computes_rows(placed: PlacedProgram) -> bool:
     return all(isinstance(n, Dim) and n.scale == 1 for n in leading)
 
 
-def _what_fits(program: Program, rows: int, error: BaseException) -> str:
+def _what_fits(program: Program, rows: int, error: BaseException, backend: Backend) -> str:
     """Say how many rows a batch may have where a program did not fit, or that only a smaller model helps."""
     state = sum(shapes.size(one.shape) * one.dtype.itemsize for one in program.state)
     beside = f"the model alone takes {amount(state)}"
     if not isinstance(error, DeviceMemoryError):
-        return f"{beside}, and {rows} rows of a batch {amount(plan(program, rows).size)}: use a smaller batch_size"
+        results = amount(backend.planned_bytes(program, rows))
+        return f"{beside}, and {rows} rows of a batch {results}: use a smaller batch_size"
     usable = 0.95 * error.free  # drivers round allocations up
-    fitting = bisect.bisect_right(range(rows), usable, lo=1, key=lambda count: plan(program, count).size) - 1
+    planned = partial(backend.planned_bytes, program)
+    fitting = bisect.bisect_right(range(rows), usable, lo=1, key=planned) - 1
     if fitting >= 1:
         return f"a batch of about {fitting} rows a rank would fit instead of {rows}"
     return f"{beside}: make it smaller, or use less data"

@@ -1,9 +1,8 @@
 """Executing a program by compiled code: many steps in one call, without Python in between."""
 
 import ctypes
-import itertools
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -16,12 +15,12 @@ from dptrain.program.execute import HostMemory
 from dptrain.program.fuse import fuse
 from dptrain.program.kernels import Call, Fused, Kernel, Loop, Member
 from dptrain.program.lowering import Product, Windows, lowering_of
-from dptrain.program.memory import aligned, arrange
+from dptrain.program.memory import Access, Plan, aligned, in_a_row, in_place, nbytes, plan
 from dptrain.program.mesh import constant_of
 from dptrain.program.messages import all_reduce
 from dptrain.program.passes import without_ranks
 from dptrain.program.program import ROWS, Program
-from dptrain.program.shapes import local
+from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor
 from dptrain.program.views import Extent, View, whole
 from dptrain.runtime.python_lock import released
@@ -93,7 +92,7 @@ class CompiledExecutable:
         self._library, shared = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         memory.adopt(program.state)
-        self._arrays = {id(one): memory.array(variable) for variable, one in program.state.items()}
+        self._arrays = {one: memory.array(variable) for variable, one in program.state.items()}
         self._place()
         self._pointers = np.zeros(max(len(self.code.roots), 1), np.uint64)
         self._lengths = np.zeros(max(len(self.code.tables), 1), np.int64)
@@ -125,11 +124,11 @@ class CompiledExecutable:
             given, shape = np.asarray(arrays[name], one.dtype, order="C"), tuple(local(one.shape, self._rows))
             if name == ROWS:
                 self._order, self._window = given, np.empty(shape, one.dtype)
-                self._arrays[id(one)] = self._window
+                self._arrays[one] = self._window
             elif given.shape != shape:
                 raise ConfigError(f"input {name!r} has shape {given.shape}: expected {shape}")
             else:
-                self._arrays[id(one)] = given
+                self._arrays[one] = given
         for number, root in enumerate(self.code.roots):
             is_order = root is self.fused.program.inputs.get(ROWS) and self._is_one_call
             self._pointers[number] = (self._order if is_order else self._array(root)).ctypes.data
@@ -191,7 +190,7 @@ class CompiledExecutable:
         if isinstance(part, Call):
             return self._call(part)
         reduced, comm = part[0][1], self._comm
-        flat = self._messages[id(reduced)]
+        flat = self._messages[reduced]
         assert comm is not None
         return lambda last: all_reduce(flat, reduced.attributes["over"], comm)
 
@@ -211,9 +210,9 @@ class CompiledExecutable:
     def _array(self, root: Tensor) -> Array:
         """Return a root's memory."""
         beneath = self.fused.memory_of(root)
-        if id(beneath) not in self._arrays:  # of a constant
-            self._arrays[id(beneath)] = np.asarray(constant_of(beneath, self._rows, self._batch_rows), order="C")
-        return self._arrays[id(beneath)].reshape(local(root.shape, self._rows))
+        if beneath not in self._arrays:  # of a constant
+            self._arrays[beneath] = np.asarray(constant_of(beneath, self._rows, self._batch_rows), order="C")
+        return self._arrays[beneath].reshape(local(root.shape, self._rows))
 
     def _strided(self, view: View, tensor: Tensor) -> Array:
         """Return the elements of a tensor."""
@@ -235,86 +234,69 @@ class CompiledExecutable:
 
     def _place(self) -> None:
         """Give every root that is computed its memory: in a message, in the state it replaces, or in the arena."""
-        self._messages: dict[int, Array] = {}
+        self._messages: dict[Tensor, Array] = {}
         for stage in self.fused.stages:
             for message in stage.messages:
-                sizes = [int(np.prod(local(part.shape, self._rows))) for part, _ in message]
-                flat = aligned((sum(sizes),), message[0][0].dtype)
-                for (part, reduced), place in zip(message, np.split(flat, np.cumsum(sizes)[:-1]), strict=True):
-                    self._messages[id(reduced)] = flat
-                    self._arrays[id(part)] = self._arrays[id(reduced)] = place.reshape(local(part.shape, self._rows))
-        kernels = numbered(self.fused, self.code.epilogues)
-        replaced = in_place(self.fused, kernels)
-        made = [(number, one) for number, kernel in kernels for one in kernel.tensors]
-        wanted = [(number, one) for number, one in made if id(one) in self.code.stored]
-        wanted = [(number, one) for number, one in wanted if id(one) not in self._arrays]
-        for _, one in wanted:
-            if id(one) in replaced:
-                self._arrays[id(one)] = self._arrays[id(replaced[id(one)])].reshape(local(one.shape, self._rows))
-        wanted = [(number, one) for number, one in wanted if id(one) not in replaced]
-        last = last_reads(self.fused, kernels)
-        shapes = [local(one.shape, self._rows) for _, one in wanted]
-        sizes = [int(np.prod(shape)) * one.dtype.itemsize for shape, (_, one) in zip(shapes, wanted, strict=True)]
-        lives = [(size, number, last.get(id(one), number)) for size, (number, one) in zip(sizes, wanted, strict=True)]
-        offsets, size = arrange(lives)
-        arena = aligned((size,), np.uint8)
-        for (_, one), start, length, shape in zip(wanted, offsets, sizes, shapes, strict=True):
-            self._arrays[id(one)] = arena[start : start + length].view(one.dtype).reshape(shape)
-        self.nbytes = size
+                ends = in_a_row(size(local(part.shape, self._rows)) for part, _ in message)
+                flat = aligned((ends[-1],), message[0][0].dtype)
+                for (part, reduced), place in zip(message, np.split(flat, ends[1:-1]), strict=True):
+                    self._messages[reduced] = flat
+                    self._arrays[part] = self._arrays[reduced] = place.reshape(local(part.shape, self._rows))
+        replaced, found = planned(self.fused, self.code, self._rows)
+        for one, old in replaced.items():
+            self._arrays[one] = self._arrays[old].reshape(local(one.shape, self._rows))
+        arena = aligned((found.size,), np.uint8)
+        for one, start in found.offsets.items():
+            place = arena[start : start + nbytes(one, self._rows)]
+            self._arrays[one] = place.view(one.dtype).reshape(local(one.shape, self._rows))
+        self.nbytes = found.size
 
 
-def numbered(fused: Fused, epilogues: Set[int]) -> list[tuple[int, Kernel]]:
-    """Return the kernels with the numbers of their steps: an epilogue's is that of the product it is executed with."""
-    numbers = itertools.accumulate(int(id(kernel) not in epilogues) for kernel in fused.kernels)
-    return list(zip(numbers, fused.kernels, strict=True))
+def planned(fused: Fused, code: Code, rows: int) -> tuple[dict[Tensor, Tensor], Plan]:
+    """Return the state that new values are written over, by the new value, and where all else that is computed lies.
 
-
-def last_reads(fused: Fused, kernels: Sequence[tuple[int, Kernel]]) -> dict[int, int]:
-    """Return the last step that reads each root's memory; what is handed out is read after all of them."""
-    found: dict[int, int] = {}
-    for number, kernel in kernels:
-        for view in kernel.reads:
-            found[id(fused.memory_of(view.root))] = number
-    for root in itertools.chain((one.root for one in fused.outputs.values()), fused.updates.values()):
-        found[id(fused.memory_of(root))] = len(kernels) + 1
-    return found
-
-
-def in_place(fused: Fused, kernels: Sequence[tuple[int, Kernel]]) -> dict[int, Tensor]:
-    """Return the state that new values can be written over, by the `id` of what computes them.
-
-    It can where nothing reads the old value any more, but a loop that reads each element before it writes it.
+    An epilogue and its product are one kernel. What is read after all of them is what comes out, and new values that
+    are copied over the old ones.
     """
-    readers: dict[int, list[tuple[int, Any]]] = {}
-    for number, kernel in kernels:
-        for one in kernel.members if isinstance(kernel, Loop) else [kernel]:
-            for view in one.reads:
-                readers.setdefault(id(fused.memory_of(view.root)), []).append((number, (one, view)))
-    handed_out = {id(fused.memory_of(one.root)) for one in fused.outputs.values()}
-    found: dict[int, Tensor] = {}
-    taken = {id(part) for stage in fused.stages for message in stage.messages for part, _ in message}
-    for variable, update in fused.updates.items():
-        old, new = fused.program.state[variable], fused.memory_of(update)
-        maker = next(((n, k) for n, k in kernels if any(one is new for one in k.tensors)), (-1, None))
-        number, loop = maker
-        if not isinstance(loop, Loop) or id(new) in taken or id(new) in found or id(old) in handed_out:
-            continue
-        member = loop.member(new)
-        assert member is not None
-        if new.dtype == old.dtype and all(
-            at < number or (at == number and _reads_itself(loop, member, *reader))
-            for at, reader in readers.get(id(old), [])
-        ):
-            found[id(new)] = old
-    return found
+    steps: list[list[Kernel]] = []
+    for kernel in fused.kernels:
+        steps += [] if id(kernel) in code.epilogues else [[]]
+        steps[-1].append(kernel)
+    kernels = [
+        Access(
+            {fused.memory_of(view.root) for kernel in step for view in kernel.reads},
+            [one for kernel in step for one in kernel.tensors if id(one) in code.stored],
+            number,
+            replaces=partial(_replaces, fused, step),
+        )
+        for number, step in enumerate(steps)
+    ]
+    results = [*(one.root for one in fused.outputs.values()), *fused.updates.values()]
+    kernels.append(Access(set(map(fused.memory_of, results)), stage=len(steps)))
+    sent = {part for stage in fused.stages for message in stage.messages for part, _ in message}
+    pairs = [(fused.memory_of(new), fused.program.state[variable]) for variable, new in fused.updates.items()]
+    replaced = in_place([(new, old) for new, old in pairs if new not in sent], kernels)
+    made = [one for kernel in kernels for one in kernel.writes if one not in sent and one not in replaced]
+    sizes = {one: nbytes(one, rows) for one in made}
+    return replaced, plan(kernels, sizes)
 
 
-def _reads_itself(loop: Loop, writer: Member, reader: Member | Kernel, view: View) -> bool:
-    """Whether a loop that writes a member over what a view reads has read each element before."""
-    if not isinstance(reader, Member) or writer.kind != "map" or reader.kind not in ("map", "gather"):
+def _replaces(fused: Fused, step: Sequence[Kernel], new: Tensor, old: Tensor) -> bool:
+    """See `Access.replaces`: a loop does that goes along its rows once and reads each element where it replaces it."""
+    loop = next(one for one in step if any(made is new for made in one.tensors))
+    writer = loop.member(new) if isinstance(loop, Loop) else None
+    if not isinstance(loop, Loop) or writer is None or writer.kind != "map" or not writer.inner:
         return False
-    if any(loop.passes().values()):
-        return False
-    rank = len(loop.space)
-    same = view.strides(rank) == whole(writer.tensor).along(writer.axes).strides(rank) and not view.start()
-    return same and reader.inner and writer.inner
+    own = whole(new).along(writer.axes).strides(len(loop.space))
+    readers = [one for kernel in step for one in (kernel.members if isinstance(kernel, Loop) else [kernel])]
+    return not any(loop.passes().values()) and all(
+        isinstance(one, Member)
+        and one in loop.members
+        and one.kind in ("map", "gather")
+        and one.inner
+        and view.strides(len(loop.space)) == own
+        and not view.start()
+        for one in readers
+        for view in one.reads
+        if fused.memory_of(view.root) is old
+    )

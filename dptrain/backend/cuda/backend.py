@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dptrain.backend.base import Backend, amount
 from dptrain.backend.cuda.compile import find_nvcc, release, too_new
+from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.device import cuda, driver_version, open_gpu
 from dptrain.backend.cuda.executable import CudaExecutable
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap, PinnedRing, SharedSamples, Streams, count
@@ -143,6 +144,10 @@ class CudaBackend(Backend):
         comm: Communicator | None = None,
     ) -> CudaExecutable:
         return CudaExecutable(program, self, arrays, rows=rows, first_row=first_row, comm=comm)
+
+    def planned_bytes(self, program: Program, rows: int) -> int:
+        made = Composition(program, rows, precision=self.precision, library=self.library is not None)
+        return made.plan.size
 
     def launch(self, kernel: OwnKernel, buffers: Sequence[DeviceArray], numbers: Mapping[str, Any]) -> None:
         """Queue a kernel of a user's own; see `own_launch`."""

@@ -2,20 +2,25 @@
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from dptrain.backend.cuda.generate import Function, Generator, Kernel, Local, kernels, names_of, run_fields, source
 from dptrain.backend.cuda.groups import Group, Grouping
+from dptrain.program.memory import Access, Plan, in_place, nbytes, plan
 from dptrain.program.mesh import ALL_REDUCE
 from dptrain.program.messages import stages
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_precision, without_ranks
 from dptrain.program.program import Program
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.tensor import Tensor
 
 # Kinds of groups that stay where they are.
 _OWN_LAUNCH = ("product", "call")
 # Elements from which on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
+# Where tensors begin: what the widest loads of kernels need, and a cache line.
+ALIGNMENT = 256
 
 
 class Composition:
@@ -38,6 +43,8 @@ class Composition:
         targets: those that become the value of a variable.
         counts_steps: kernels read the number of the step.
         wide_index: there are more elements than an int can count.
+        in_place: updates that are written over the old values by the kernels that compute them.
+        plan: where intermediate results lie, and scratch memory by the names of function and argument.
 
     Raises:
         ConfigError: an op has no kernel.
@@ -69,7 +76,8 @@ class Composition:
         names = names_of(tensors, labels)
         generator = Generator(grouping, self.sizes, self.stored, names, library)
         functions = {group: generator.function(group) for group in grouping.groups}
-        for copied, variable in self._waiting(grouping, functions).items():
+        self.in_place = self._replaced(functions)
+        for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
             moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
             names[moved] = f"moved_{names[copied]}"
             self.stored.add(moved)
@@ -87,6 +95,7 @@ class Composition:
         _order(grouping.groups, sent)
         self.counts_steps = any("step" in one.needs for one in functions.values())
         self.stages = _stages(grouping, functions, self.counts_steps)
+        self.plan = self._plan(sent)
 
     def source(self) -> str:
         """Return the C++ of all kernels."""
@@ -101,18 +110,43 @@ class Composition:
     def _kernels(self) -> list[Kernel]:
         return [kernel for stage in self.stages for kernel in stage]
 
-    def _waiting(self, grouping: Grouping, functions: Mapping[Group, Function]) -> dict[Tensor, Variable]:
-        """Let updates wait for those that read the old value; return those that cannot, and must be copied later."""
-        found: dict[Tensor, Variable] = {}
-        for new, variable in self.targets.items():
-            old, writer = self.program.state[variable], grouping.group_of[new]
-            readers = _readers(functions, old) - {writer}
-            later = any(one.stage > writer.stage or _comes_after(one, writer) for one in readers)
-            if later or not _replaces_in_place(writer, functions[writer], new, old):
-                found[new] = variable
-                continue
-            writer.after |= readers
-        return found
+    def _replaced(self, functions: Mapping[Group, Function]) -> Set[Tensor]:
+        """Return the updates that are written over the old values, and let their groups wait for who reads these."""
+        olds = self.program.state.values()
+        kernels = {
+            group: Access(
+                {old for old in olds if id(old) in one.reads},
+                one.writes,
+                group.stage,
+                replaces=partial(_replaces, group, one),
+            )
+            for group, one in functions.items()
+        }
+        for group, kernel in kernels.items():
+            kernel.after = {kernels[one] for one in group.after}
+        pairs = [(new, self.program.state[variable]) for new, variable in self.targets.items()]
+        found = in_place(pairs, list(kernels.values()))
+        groups = {kernel: group for group, kernel in kernels.items()}
+        for group, kernel in kernels.items():
+            group.after = {groups[one] for one in kernel.after}
+        return found.keys()
+
+    def _plan(self, sent: Set[Tensor]) -> Plan:
+        """Return where intermediate results and scratch lie; results and messages have memory of their own."""
+        elsewhere = {*self.targets, *self.program.outputs.values(), *sent}
+        sizes: dict[Any, int] = {one: nbytes(one, self.sizes.rows) for one in self.stored - elsewhere}
+        found = []
+        for kernel in self._kernels:
+            named = {tensor: None for one in kernel.functions for tensor in one.pointers}
+            scratch = {
+                (function.name, one.name): one.value
+                for function in kernel.functions
+                for one in function.arguments
+                if "*" in one.kind and one.value and one.name != "arrived"
+            }
+            found.append(Access(named.keys(), [*named, *scratch]))
+            sizes |= scratch
+        return plan(found, sizes, ALIGNMENT)
 
 
 def _with_own_results(program: Program) -> Program:
@@ -194,21 +228,7 @@ def _readers(functions: Mapping[Group, Function], tensor: Tensor) -> set[Group]:
     return {group for group, one in functions.items() if id(tensor) in one.reads}
 
 
-def _comes_after(group: Group, other: Group) -> bool:
-    """Whether a group waits for another one."""
-    seen: set[Group] = set()
-    rest = [group]
-    while rest:
-        one = rest.pop()
-        if one is other:
-            return True
-        if one not in seen:
-            seen.add(one)
-            rest += one.after
-    return False
-
-
-def _replaces_in_place(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
+def _replaces(group: Group, function: Function, new: Tensor, old: Tensor) -> bool:
     """Whether no thread of a group reads elements of the old value that another one replaces."""
     texts = function.reads.get(id(old), set())
     role = group.roles[new]

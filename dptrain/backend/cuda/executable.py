@@ -17,20 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.backend.cuda.compile import compiled_text
-from dptrain.backend.cuda.compose import Composition
+from dptrain.backend.cuda.compose import ALIGNMENT, Composition
 from dptrain.backend.cuda.device import cuda
 from dptrain.backend.cuda.generate import Function, Kernel, OwnCall, arguments_of, blocks_of
 from dptrain.backend.cuda.graphs import Graph
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory
 from dptrain.backend.cuda.own import own_launch
 from dptrain.backend.cuda.packs import RunTable, Starts
-from dptrain.backend.cuda.state import ALIGNMENT
 from dptrain.backend.custom import OwnKernel
 from dptrain.backend.transfers import Exchange
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.program.lowering import UserKernel, lowering_of
-from dptrain.program.memory import arrange
+from dptrain.program.memory import in_a_row, nbytes
 from dptrain.program.messages import all_reduce
 from dptrain.program.program import ROWS, Program
 from dptrain.program.shapes import local
@@ -120,51 +119,37 @@ class CudaExecutable:
         }
         self._pointers |= {one: backend.state.array(variable).pointer for one, variable in self._made.targets.items()}
         self._memories: list[DeviceMemory] = []
-        self._results = self._placed([one for one in dict.fromkeys(program.outputs.values())], "outputs")
-        constants = [one for kernel in flat for f in kernel.functions for one in f.pointers if one.value is not None]
+        self._results = self._placed(list(dict.fromkeys(program.outputs.values())), "outputs")
+        functions = [function for kernel in flat for function in kernel.functions]
+        constants = [one for function in functions for one in function.pointers if one.value is not None]
         known = self._placed(list(dict.fromkeys(constants)), "constants")
         for one, buffer in known.items():
             backend.write(buffer, np.asarray(one.value))
         self._messages: list[tuple[str, Exchange]] = []
         for message in (one for messages in self._made.messages for one in messages):
             self._exchange(message)
-        lives: dict[Any, tuple[int, int, int]] = {}  # bytes, first and last kernel
-        counters = 0
-        self._scratch: dict[tuple[str, str], int] = {}
-        for number, kernel in enumerate(flat):
-            for function in kernel.functions:
-                for tensor in function.pointers:
-                    if tensor in self._made.stored and tensor not in self._pointers:
-                        born = lives.get(tensor, (0, number, 0))[1]
-                        lives[tensor] = self._sizes.count(tensor.shape) * tensor.dtype.itemsize, born, number
-                for given in function.arguments:
-                    if given.name == "arrived":
-                        self._scratch[function.name, given.name] = counters
-                        counters += given.value
-                    elif "*" in given.kind and given.value:
-                        lives[function.name, given.name] = given.value, number, number
-        offsets, size = arrange(list(lives.values()), ALIGNMENT)
-        places = dict(zip(lives, offsets, strict=True))
-        arena = self._arena = DeviceMemory(backend.heap, size, "intermediate results")
-        zeros = backend.zeros((max(counters, 1),), np.uint8, "counters")
-        self._memories += [arena]
-        self._counters = zeros
-        for key, start in places.items():
+        waits = [(function.name, one) for function in functions for one in function.arguments if one.name == "arrived"]
+        starts = in_a_row(one.value for _, one in waits)
+        self._counters = backend.zeros((max(starts[-1], 1),), np.uint8, "counters")
+        self._scratch = {
+            (function, one.name): self._counters.pointer + start
+            for (function, one), start in zip(waits, starts, strict=False)
+        }
+        self._arena = DeviceMemory(backend.heap, self._made.plan.size, "intermediate results")
+        self._memories.append(self._arena)
+        for key, start in self._made.plan.offsets.items():
             if isinstance(key, Tensor):
-                self._pointers[key] = arena.pointer + start
+                self._pointers[key] = self._arena.pointer + start
             else:
-                self._scratch[key] = arena.pointer + start
-        for key in self._scratch.keys() - places.keys():
-            self._scratch[key] += zeros.pointer
-        self.nbytes = counters + sum(one.nbytes for one in self._memories)
+                self._scratch[key] = self._arena.pointer + start
+        self.nbytes = starts[-1] + sum(one.nbytes for one in self._memories)
         self._starts = backend.empty((_STEPS,), np.int64, "steps")
         self._number = backend.zeros((1,), np.int64, "steps")
 
     def _placed(self, tensors: Sequence[Tensor], name: str) -> dict[Tensor, DeviceArray]:
         """Return memory of their own for tensors, one behind the other."""
         shapes = [self._shape(one) for one in tensors]
-        sizes = [int(np.prod(shape)) * one.dtype.itemsize for one, shape in zip(tensors, shapes, strict=True)]
-        starts = np.cumsum([0, *(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]).tolist()
+        starts = in_a_row((nbytes(one, self._rows) for one in tensors), ALIGNMENT)
         memory = DeviceMemory(self.backend.heap, starts[-1], name)
         self._memories.append(memory)
         found = {
@@ -177,13 +162,11 @@ class CudaExecutable:
     def _exchange(self, message: list[Tensor]) -> None:
         """Give the tensors of a message places in one buffer that travels."""
         backend = self.backend
-        counts = [self._sizes.count(one.shape) for one in message]
+        starts = in_a_row(self._sizes.count(one.shape) for one in message)
         over = message[0].attributes["over"]
-        buffer = backend.empty((sum(counts),), message[0].dtype, "messages")
-        at = buffer.pointer
-        for one, size in zip(message, counts, strict=True):
-            self._pointers[one] = at
-            at += size * one.dtype.itemsize
+        buffer = backend.empty((starts[-1],), message[0].dtype, "messages")
+        for one, start in zip(message, starts, strict=False):
+            self._pointers[one] = buffer.pointer + start * one.dtype.itemsize
         exchange = backend.exchange(buffer, direct=backend.direct and over == "sum")
         self._messages.append((over, exchange))
 

@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from dptrain.backend.cuda.compose import ALIGNMENT
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Heap
 from dptrain.backend.transfers import HostArray
 from dptrain.program.tensor import Variable
-
-# Where values begin: what the widest loads of kernels need, and a cache line.
-ALIGNMENT = 256
 
 
 class DeviceState:

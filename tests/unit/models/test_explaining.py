@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import dptrain as dp
+from dptrain.backend.cpu.backend import CpuBackend
+from dptrain.backend.cuda.compose import Composition
 from dptrain.cli.main import main
 from dptrain.errors import ConfigError
 from dptrain.models.explaining import program_of
@@ -29,7 +31,9 @@ def test_the_sums_of_a_step():
     found = re.search(r"([\d,]+) bytes of intermediate results at most, ([\d,]+) if", text)
     most, alone = (int(one.replace(",", "")) for one in found.groups())
     assert 8 * 5 * 8 < most < alone
-    assert re.search(r"\n\d+ kernels after fusion$", text)
+    assert re.search(
+        r"\n(\d+) of \1 new values are written over the old ones\n\d+ kernels after fusion, on a CPU$", text
+    )
 
 
 def test_the_program_is_that_of_the_step():
@@ -130,6 +134,27 @@ def test_kernels_compute_what_the_tables_show():
     assert named <= set(re.findall(r"^(%\d+) +(\w+)\(", tables, re.M))
     assert kernels.count("product  %") == 5
     assert re.search(r"(\d+) kernels after fusion", tables)[1] == re.findall(r"^ +(\d+)  \w", kernels, re.M)[-1]
+
+
+@pytest.mark.parametrize("step", ["train", "predict"])
+def test_memory_and_kernels_are_those_of_the_device(step):
+    """What a device takes for intermediate results, and launches, is what is said of it beforehand."""
+    model = dp.Sequential([dp.layers.Dense(70, "tanh", input_shape=(40,)), dp.layers.Dense(3, "softmax")])
+    said = {}
+    for device, letter in (("cpu", "C"), ("cuda", "G")):
+        model.compile("adam", "sparse_categorical_crossentropy", device=device, dtype="float32")
+        text = model.explain(16, step, kernels=True)
+        most = int(re.search(r"([\d,]+) bytes of intermediate results at most", text)[1].replace(",", ""))
+        said[device] = most, int(re.search(rf"(\d+) kernels after fusion, on a {letter}PU\n", text)[1])
+    program = program_of(model, 16, step)
+    launches = [one for stage in Composition(program).stages for one in stage]
+    assert said["cuda"] == (Composition(program).plan.size, len(launches))
+    backend = CpuBackend(jit_compile=True)
+    arrays = {name: np.zeros(tuple(map(int, one.shape)), one.dtype) for name, one in program.inputs.items()}
+    executable = backend.executable(program, arrays)
+    assert said["cpu"] == (executable.nbytes, len(executable.fused.kernels))
+    assert backend.planned_bytes(program, 16) == executable.nbytes
+    assert said["cpu"][1] != said["cuda"][1]
 
 
 @pytest.mark.parametrize(("device", "word"), [("cpu", "dp_"), ("cuda", "__global__")])
